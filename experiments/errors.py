@@ -1,0 +1,32 @@
+"""Errors of the experiments layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecProblem:
+    """One thing that is wrong with a submitted spec."""
+
+    pointer: str
+    """RFC 6901 pointer as a URI fragment, for example "#/variants/psiv-on/gates/psiv_cache"."""
+    detail: str
+    """What was wrong, what was given, what is allowed."""
+    hint: str | None = None
+    """What to do about it."""
+
+
+class ExperimentError(Exception):
+    """An experiment could not be planned, judged or recorded."""
+
+
+class SpecError(ExperimentError, ValueError):
+    """The spec is not acceptable; every problem found is listed."""
+
+    def __init__(self, problems: Sequence[SpecProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{p.pointer}: {p.detail}" for p in self.problems))
+
+
+class ReceiptError(ExperimentError, ValueError):
+    """A receipt is damaged or was altered."""

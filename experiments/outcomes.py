@@ -1,0 +1,83 @@
+"""Closed vocabularies: trial outcomes, failure classes with their one retry rule each, verdicts and decisions."""
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a trial ended; stored in its receipt."""
+
+    MEASURED = "measured"
+    OOM = "oom"
+    REFUSED = "refused"
+    INVALID = "invalid"
+    FAILED = "failed"
+
+
+class FailureClass(StrEnum):
+    """Why a trial or an attempt did not measure."""
+
+    USER_ERROR = "user_error"
+    OOM = "oom"
+    NUMERICS = "numerics"
+    GATE_REFUSED = "gate_refused"
+    INFRA_NODE = "infra_node"
+    INFRA_CONTROL = "infra_control"
+    PREEMPTED = "preempted"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    INVALID_MEASUREMENT = "invalid_measurement"
+    NO_RECEIPT = "no_receipt"
+
+
+MAX_ATTEMPTS: dict[FailureClass, int] = {
+    FailureClass.USER_ERROR: 1,
+    FailureClass.OOM: 1,
+    FailureClass.NUMERICS: 1,
+    FailureClass.GATE_REFUSED: 1,
+    FailureClass.INFRA_NODE: 5,
+    FailureClass.INFRA_CONTROL: 5,
+    FailureClass.PREEMPTED: 10,
+    FailureClass.TIMEOUT: 2,
+    FailureClass.CANCELLED: 1,
+    FailureClass.INVALID_MEASUREMENT: 3,
+    FailureClass.NO_RECEIPT: 3,
+}
+"""Attempts at one block, in all, before a failure of this class is final."""
+
+FINAL_WITH_RECEIPT = frozenset(
+    {FailureClass.OOM, FailureClass.NUMERICS, FailureClass.GATE_REFUSED, FailureClass.USER_ERROR}
+)
+"""Classes that are a result of the arm, not of the node: the block counts, with a receipt that says so."""
+
+
+class VerdictWord(StrEnum):
+    """The answer for one variant."""
+
+    BETTER = "better"
+    SAME = "same"
+    WORSE = "worse"
+    INCONCLUSIVE = "inconclusive"
+    INVALID = "invalid"
+    REFUSED = "refused"
+    OOM = "oom"
+    FAILED = "failed"
+
+
+class Decision(StrEnum):
+    """What the pre-registered rule says to do with a variant; the exit codes of `ablate verdict` follow it."""
+
+    ADOPT = "adopt"
+    REJECT = "reject"
+    SAME = "same"
+    INCONCLUSIVE = "inconclusive"
+    INVALID = "invalid"
+
+
+EXIT_CODES: dict[Decision, int] = {
+    Decision.ADOPT: 0,
+    Decision.REJECT: 1,
+    Decision.SAME: 2,
+    Decision.INCONCLUSIVE: 3,
+    Decision.INVALID: 4,
+}
+ERROR_EXIT_CODE = 5

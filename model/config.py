@@ -1,0 +1,253 @@
+"""Typed configuration of model, data, optimiser and run. Torch-free: the service validates with it.
+
+Every class checks itself on construction and raises `ConfigError` with the dotted field path. Symbols: H value
+heads, G B/C groups, N state size per head, P head width, R MIMO rank, C chunk length, S sequence length.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kernels.backends import Lane
+from model.errors import ConfigError
+
+BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
+"""Letters of a pattern string, one residual block each."""
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(name, f"is {value}; allowed: {low} to {high}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanConfig:
+    """How the Mamba-3 scan is executed. Changes speed and memory, never the mathematics."""
+
+    lane: Lane = Lane.REFERENCE
+    """Implementation family."""
+    schedule: Literal["sequential", "chunk_parallel"] = "chunk_parallel"
+    """`sequential` walks time step by step (reference lane) or chunk by chunk (cuda); `chunk_parallel` is two-level."""
+    chunk_size: int = 16
+    """Tokens per chunk C, used by chunk_parallel."""
+    psiv_cache: bool = False
+    """Save PsiV = v * psi for the backward pass instead of recomputing it."""
+    tma: bool = False
+    """Load tiles with the tensor memory accelerator (cuda lane)."""
+    warp_specialize: bool = False
+    """Split producer and consumer warps (cuda lane)."""
+    aggressive_smem_merge: bool = False
+    """Let the compiler overlap shared-memory buffers (cuda lane)."""
+    layout_2d: bool = False
+    """Two-dimensional shared-memory tiles (cuda lane)."""
+
+    def __post_init__(self) -> None:
+        _between("model.scan.chunk_size", self.chunk_size, 8, 256)
+        if self.chunk_size & (self.chunk_size - 1):
+            raise ConfigError("model.scan.chunk_size", f"is {self.chunk_size}; allowed: a power of two from 8 to 256")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig:
+    """Geometry and initialisation of one Mamba-3 MIMO mixer."""
+
+    d_state: int = 64
+    """N, state size per head."""
+    expand: int = 2
+    """d_inner = expand * d_model."""
+    headdim: int = 64
+    """P, value width per head."""
+    ngroups: int = 1
+    """G, groups sharing B and C."""
+    mimo_rank: int = 4
+    """R."""
+    rope_fraction: float = 0.5
+    """Share of N that is rotated: 0.5 or 1.0."""
+    a_activation: Literal["heavy_tail", "softplus"] = "heavy_tail"
+    """How dd_A becomes a decay rate; upstream changed softplus to heavy_tail in 2026-06."""
+    dt_min: float = 1e-3
+    dt_max: float = 0.1
+    dt_init_floor: float = 1e-4
+    a_floor: float = 1e-4
+
+    def __post_init__(self) -> None:
+        where = "model.mamba."
+        _between(where + "d_state", self.d_state, 8, 256)
+        _between(where + "expand", self.expand, 1, 8)
+        _between(where + "headdim", self.headdim, 8, 256)
+        _between(where + "ngroups", self.ngroups, 1, 256)
+        if self.mimo_rank not in (1, 2, 4, 8):
+            raise ConfigError(where + "mimo_rank", f"is {self.mimo_rank}; allowed: 1, 2, 4, 8")
+        if self.rope_fraction not in (0.5, 1.0):
+            raise ConfigError(where + "rope_fraction", f"is {self.rope_fraction}; allowed: 0.5, 1.0")
+        if self.d_state % 4:
+            raise ConfigError(where + "d_state", f"is {self.d_state}; allowed: a multiple of 4 (rotary pairs)")
+        if not 0 < self.dt_min < self.dt_max:
+            raise ConfigError(where + "dt_min", f"is {self.dt_min}; allowed: 0 < dt_min < dt_max = {self.dt_max}")
+
+    @property
+    def num_angles(self) -> int:
+        """nA, rotary angles per head: half of the rotated width, floor(N * rope_fraction) made even."""
+        return int(self.d_state * self.rope_fraction) // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Causal self-attention with rotary positions, masked at document boundaries."""
+
+    num_heads: int = 4
+    backend: Literal["sdpa", "flash", "cudnn", "flex"] = "sdpa"
+    """`sdpa` lets torch choose with an explicit document mask."""
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        _between("model.attention.num_heads", self.num_heads, 1, 256)
+        _between("model.attention.rope_theta", self.rope_theta, 100.0, 1e8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig:
+    """A stack of residual blocks laid out by a pattern string, for example "MFAF"."""
+
+    vocab_size: int = 4096
+    d_model: int = 128
+    pattern: str = "MFMFAF"
+    """One letter per block: M, A or F (see BLOCK_KINDS)."""
+    mlp_ratio: float = 2.0
+    """Hidden width of the gated MLP as a multiple of d_model."""
+    mamba: MambaConfig = field(default_factory=MambaConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    scan: ScanConfig = field(default_factory=ScanConfig)
+
+    def __post_init__(self) -> None:
+        _between("model.vocab_size", self.vocab_size, 256, 262_144)
+        _between("model.d_model", self.d_model, 16, 16_384)
+        _between("model.mlp_ratio", self.mlp_ratio, 0.5, 8.0)
+        _between("model.pattern", len(self.pattern), 1, 256)
+        unknown = sorted(set(self.pattern) - set(BLOCK_KINDS))
+        if unknown:
+            known = ", ".join(f"{letter} ({kind})" for letter, kind in BLOCK_KINDS.items())
+            raise ConfigError("model.pattern", f"has unknown block {unknown[0]!r}; allowed: {known}")
+        self._check_heads()
+
+    def _check_heads(self) -> None:
+        if self.d_inner % self.mamba.headdim:
+            raise ConfigError(
+                "model.mamba.headdim",
+                f"is {self.mamba.headdim}; d_model * expand = {self.d_inner} must be a multiple of it",
+            )
+        if self.num_value_heads % self.mamba.ngroups:
+            raise ConfigError(
+                "model.mamba.ngroups",
+                f"is {self.mamba.ngroups}; the {self.num_value_heads} heads "
+                f"(d_model * expand / headdim) must be divisible by it",
+            )
+        if self.d_model % (2 * self.attention.num_heads):
+            raise ConfigError(
+                "model.attention.num_heads",
+                f"is {self.attention.num_heads}; d_model = {self.d_model} must be a multiple of twice that",
+            )
+
+    @property
+    def d_inner(self) -> int:
+        """Width of the mixer's value path, expand * d_model."""
+        return self.d_model * self.mamba.expand
+
+    @property
+    def num_value_heads(self) -> int:
+        """H = d_model * expand / headdim."""
+        return self.d_inner // self.mamba.headdim
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Real source text, tokenised by a BPE trained on it and packed into rows with document ids."""
+
+    corpus: str = "torch-headers"
+    """`torch-headers` (the C++ headers shipped with torch) or an absolute folder path."""
+    seq_len: int = 256
+    """S, tokens per packed row."""
+    val_fraction: float = 0.05
+    """Share of files held out for validation."""
+    max_corpus_mib: float = 16.0
+    """Read at most this much text, whole files in a fixed order."""
+
+    def __post_init__(self) -> None:
+        _between("data.seq_len", self.seq_len, 8, 1_048_576)
+        _between("data.val_fraction", self.val_fraction, 0.001, 0.5)
+        _between("data.max_corpus_mib", self.max_corpus_mib, 0.1, 65_536)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW with linear warm-up to a constant rate, and gradient clipping."""
+
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float = 1.0
+    warmup_steps: int = 5
+
+    def __post_init__(self) -> None:
+        _between("optim.learning_rate", self.learning_rate, 1e-8, 1.0)
+        _between("optim.weight_decay", self.weight_decay, 0.0, 10.0)
+        _between("optim.beta1", self.beta1, 0.0, 0.9999)
+        _between("optim.beta2", self.beta2, 0.0, 0.99999)
+        _between("optim.grad_clip", self.grad_clip, 1e-4, 1e6)
+        _between("optim.warmup_steps", self.warmup_steps, 0, 1_000_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsConfig:
+    """Which optimiser steps a trial runs: step 0 (compilation), then warm-up, then timed steps."""
+
+    warmup: int = 3
+    """Steps after step 0 that are recorded and marked, not timed."""
+    timed: int = 10
+    """Steps of the measured window."""
+    val_rows: int = 8
+    """Validation rows evaluated once after the last step."""
+
+    def __post_init__(self) -> None:
+        _between("steps.warmup", self.warmup, 0, 100_000)
+        _between("steps.timed", self.timed, 1, 1_000_000)
+        _between("steps.val_rows", self.val_rows, 0, 65_536)
+
+    @property
+    def total(self) -> int:
+        """Optimiser steps in all: step 0, warm-up, timed."""
+        return 1 + self.warmup + self.timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything one trial needs: the resolved configuration of an arm plus the block's seed."""
+
+    model: HybridConfig = field(default_factory=HybridConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    steps: StepsConfig = field(default_factory=StepsConfig)
+    micro_batch: int = 4
+    """B, rows per step."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the matrix multiplications; master weights, states and norms stay float32."""
+    loss: Literal["dense", "chunked"] = "dense"
+    """Cross entropy over all logits at once, or over chunks of tokens without keeping the logits."""
+    loss_chunk_tokens: int = 256
+    """Tokens per chunk when loss is chunked."""
+    compile: bool = False
+    """torch.compile the model."""
+    threads: int = 0
+    """Intra-op CPU threads; 0 takes every core the process may use."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _between("micro_batch", self.micro_batch, 1, 4096)
+        _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
+        _between("threads", self.threads, 0, 1024)
+        _between("seed", self.seed, 0, 2**63 - 1)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """B * S."""
+        return self.micro_batch * self.data.seq_len
