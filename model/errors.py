@@ -24,3 +24,7 @@ class DataError(ModelError):
 
 class NonFiniteLoss(ModelError):
     """The loss became NaN or infinite."""
+
+
+class MeasurementError(ModelError):
+    """A number that a receipt must carry cannot be measured on this machine."""

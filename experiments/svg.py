@@ -1,0 +1,157 @@
+"""Turn matplotlib figures into inline SVG whose colours are the page's CSS variables.
+
+Figures are drawn with sentinel colours, one for each role; every sentinel becomes `var(--role)`, so one picture follows
+light, dark and print. The values of all roles, and the style sheet that sets them, come from one table here.
+"""
+
+import io
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+
+class Shade(NamedTuple):
+    """One colour role in both themes."""
+
+    light: str
+    dark: str
+
+
+SHADES: dict[str, Shade] = {
+    "ink": Shade("#1b1f24", "#e8eaed"),
+    "soft": Shade("#59626d", "#a7b0bb"),
+    "grid": Shade("#e3e6ea", "#30363e"),
+    "paper": Shade("#ffffff", "#15181c"),
+    "band": Shade("#e4e8ed", "#2b323a"),
+    "limit": Shade("#a83f00", "#ff9d5c"),
+    "arm-0": Shade("#4d5661", "#b4bdc8"),
+    "arm-1": Shade("#0072b2", "#56b4e9"),
+    "arm-2": Shade("#c14f00", "#f08a3c"),
+    "arm-3": Shade("#00805c", "#2cc79a"),
+    "arm-4": Shade("#a8528a", "#e39ac4"),
+    "arm-5": Shade("#9a6a00", "#e6b93d"),
+    "arm-6": Shade("#2e7fb0", "#8fd0f5"),
+    "arm-7": Shade("#6b6100", "#f0e442"),
+}
+"""Okabe-Ito hues, darkened or lightened until each has a contrast of 3:1 or more with its paper."""
+
+SENTINELS: dict[str, str] = {role: f"#0102{i:02x}" for i, role in enumerate(SHADES, start=1)}
+"""Colours to draw with: they occur in no picture for any other reason."""
+
+SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", "DejaVu Sans", sans-serif'
+
+_STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": SENTINELS["soft"],
+    "axes.labelcolor": SENTINELS["soft"],
+    "axes.titlecolor": SENTINELS["ink"],
+    "axes.titlesize": 9.0,
+    "axes.titlelocation": "left",
+    "axes.linewidth": 0.6,
+    "axes.formatter.useoffset": False,
+    "axes.unicode_minus": True,
+    "grid.color": SENTINELS["grid"],
+    "grid.linewidth": 0.6,
+    "xtick.color": SENTINELS["soft"],
+    "ytick.color": SENTINELS["soft"],
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "text.color": SENTINELS["ink"],
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.labelcolor": SENTINELS["ink"],
+    "hatch.color": SENTINELS["paper"],
+    "hatch.linewidth": 1.2,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+_MATPLOTLIB = threading.Lock()
+"""rcParams and the warning filter belong to the whole process: one picture at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One finished figure."""
+
+    name: str
+    """Slug; the prefix of every id inside."""
+    title: str
+    caption: str
+    """What is drawn, how to read it, and what was left out."""
+    svg: str
+    """Inline SVG that takes its colours from the page."""
+
+    def standalone(self) -> str:
+        """Return the picture as an SVG file that carries its own colours and paper."""
+        style = f"<style>{theme_css()} svg {{ background: var(--paper); }}</style>"
+        head, _, body = self.svg.partition(">")
+        return f'<?xml version="1.0" encoding="utf-8"?>\n{head} xmlns="http://www.w3.org/2000/svg">{style}{body}\n'
+
+
+def theme_css() -> str:
+    """Return the style sheet that gives every role its colour in light, dark and print."""
+    light = " ".join(f"--{role}: {shade.light};" for role, shade in SHADES.items())
+    dark = " ".join(f"--{role}: {shade.dark};" for role, shade in SHADES.items())
+    return (
+        f":root {{ color-scheme: light dark; --sans: {SANS}; {light} }} "
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    )
+
+
+def draw(name: str, title: str, caption: str, paint: Callable[[Figure], None]) -> Picture:
+    """Let `paint` fill a figure and return it as a picture; equal input gives equal bytes.
+
+    Args:
+        name: slug, unique in the page; prefixes every id.
+        title: heading of the figure and accessible name of the SVG.
+        caption: text below the figure and accessible description of the SVG.
+        paint: draws into the figure, with `SENTINELS` as its only colours, and sets its size.
+    """
+    with _MATPLOTLIB, matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # names may be in any script
+        figure = Figure(layout="constrained")
+        paint(figure)
+        out = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return Picture(name=name, title=title, caption=caption, svg=_inline(out.getvalue(), name, title, caption))
+
+
+def _inline(document: str, name: str, title: str, caption: str) -> str:
+    """Strip what only a file needs, make ids unique, and put roles in the place of sentinels."""
+    body = document[document.index("<svg") :].strip()
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    body = _own_ids(body, name).replace("xlink:href", "href")
+    for role, sentinel in SENTINELS.items():
+        body = body.replace(sentinel, f"var(--{role})")
+    body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 var(--sans)", body)
+    box = re.search(r'viewBox="([^"]*)"', body)
+    if box is None:
+        raise AssertionError("matplotlib wrote an SVG without a viewBox")
+    opening = (
+        f'<svg viewBox="{box[1]}" role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(caption)}</desc>'
+    )
+    return opening + body[body.index(">") + 1 :]
+
+
+def _own_ids(body: str, name: str) -> str:
+    """Prefix every id that is referred to with the picture's name, and drop the others."""
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', body))
+    body = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
+    return re.sub(r'(href="|url\()#', rf"\1#{name}-", body)

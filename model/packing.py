@@ -1,0 +1,134 @@
+"""Packed rows: documents laid end to end and cut into rows of S + 1 tokens, with a document id per token. Torch-free.
+
+A row gives S inputs and S targets, shifted by one. Every document ends with the end-of-text token, which belongs to
+the document it ends: predicting it is learnt, predicting the next document's first token from it is not (its target
+is masked). Tokens left after the last whole row are dropped.
+
+Shapes: B rows of a batch, S sequence length.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from model.errors import DataError
+
+
+class Batch(NamedTuple):
+    """One batch on the host; every array is B by S."""
+
+    tokens: NDArray[np.int64]
+    """Inputs."""
+    targets: NDArray[np.int64]
+    """The token after each input, valid or not."""
+    segment_ids: NDArray[np.int64]
+    """0 at the row's first input, one more wherever the document changes."""
+    valid: NDArray[np.bool_]
+    """Whether the target belongs to the input's document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRows:
+    """Rows of one side of the split, memory-mapped, read-only."""
+
+    tokens: NDArray[np.unsignedinteger]
+    """Rows by S + 1; uint16 where the vocabulary fits, else uint32."""
+    doc_ids: NDArray[np.int32]
+    """Same shape: index of the document that each token belongs to."""
+
+    @classmethod
+    def open(cls, folder: Path, side: str) -> "PackedRows":
+        """Map the rows that `write_rows` wrote for `side`."""
+        tokens_path, doc_ids_path = row_paths(folder, side)
+        return cls(tokens=np.load(tokens_path, mmap_mode="r"), doc_ids=np.load(doc_ids_path, mmap_mode="r"))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batch(self, indices: NDArray[np.intp]) -> Batch:
+        """Read the rows at `indices` as one batch."""
+        tokens = self.tokens[indices].astype(np.int64)
+        doc_ids = self.doc_ids[indices]
+        return Batch(
+            tokens=tokens[:, :-1],
+            targets=tokens[:, 1:],
+            segment_ids=segment_ids(doc_ids[:, :-1]),
+            valid=doc_ids[:, :-1] == doc_ids[:, 1:],
+        )
+
+
+def segment_ids(doc_ids_BS: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Count the document changes along each row, from 0; an id that comes back starts a new segment."""
+    segments_BS = np.zeros(doc_ids_BS.shape, dtype=np.int64)
+    np.cumsum(doc_ids_BS[:, 1:] != doc_ids_BS[:, :-1], axis=1, out=segments_BS[:, 1:])
+    return segments_BS
+
+
+@lru_cache(maxsize=4)
+def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.intp]:
+    """Return the order of rows in one epoch: a permutation fixed by seed and epoch on every machine."""
+    # Raw generator output keeps its stream across numpy versions; Generator.permutation does not promise to.
+    keys = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(num_rows)
+    order = np.argsort(keys, kind="stable")
+    order.flags.writeable = False
+    return order
+
+
+def rows_at(step: int, *, micro_batch: int, num_rows: int, seed: int) -> NDArray[np.intp]:
+    """Return the rows of a step's batch; every row is used once per epoch, and a batch may span two epochs."""
+    epochs, places = np.divmod(np.arange(step * micro_batch, (step + 1) * micro_batch), num_rows)
+    picks = [epoch_order(num_rows, seed, int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)]
+    return np.array(picks, dtype=np.intp)
+
+
+def row_paths(folder: Path, side: str) -> tuple[Path, Path]:
+    """Return where the tokens and the document ids of a side lie in a dataset folder."""
+    return folder / f"{side}_tokens.npy", folder / f"{side}_doc_ids.npy"
+
+
+def write_rows(
+    documents: Iterable[NDArray[np.uint32]], folder: Path, side: str, *, seq_len: int, vocab_size: int
+) -> int:
+    """Pack encoded documents into the files of `side` and return the number of rows; raises DataError below one."""
+    dtype: np.dtype[np.unsignedinteger] = np.dtype(np.uint16) if vocab_size <= 2**16 else np.dtype(np.uint32)
+    stream = folder / f"{side}.stream"
+    lengths = list(_write_stream(documents, stream, dtype))
+    num_rows = sum(lengths) // (seq_len + 1)
+    if num_rows == 0:
+        raise DataError(
+            f"the {side} files hold {sum(lengths)} tokens and a row takes seq_len + 1 = {seq_len + 1}; "
+            f"give a larger corpus, more max_corpus_mib, another val_fraction or a shorter seq_len"
+        )
+    shape = (num_rows, seq_len + 1)
+    tokens_path, doc_ids_path = row_paths(folder, side)
+    tokens = open_memmap(tokens_path, mode="w+", dtype=dtype, shape=shape)
+    tokens.reshape(-1)[:] = np.memmap(stream, dtype=dtype, mode="r", shape=(tokens.size,))
+    tokens.flush()
+    doc_ids = open_memmap(doc_ids_path, mode="w+", dtype=np.int32, shape=shape)
+    _fill_doc_ids(doc_ids.reshape(-1), lengths)
+    doc_ids.flush()
+    stream.unlink()
+    return num_rows
+
+
+def _write_stream(
+    documents: Iterable[NDArray[np.uint32]], path: Path, dtype: np.dtype[np.unsignedinteger]
+) -> Iterator[int]:
+    """Append documents to a flat file, so that a corpus need not fit into memory; yield each one's length."""
+    with path.open("wb") as stream:
+        for document in documents:
+            stream.write(document.astype(dtype).tobytes())
+            yield len(document)
+
+
+def _fill_doc_ids(flat: NDArray[np.int32], lengths: list[int]) -> None:
+    start = 0
+    for doc_id, length in enumerate(lengths):
+        flat[start : start + length] = doc_id
+        start += length

@@ -1,0 +1,88 @@
+"""Byte-level BPE trained on the training split: any text encodes, nothing is unknown. Torch-free.
+
+Training looks at no more than TRAIN_TEXT_CHARS of text: merges learnt from a sample of that size compress the rest as
+well, and preparation stays a matter of seconds. The same text gives the same tokenizer, on any number of threads.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from model.errors import DataError
+
+VERSION = 1
+"""Raise when the same text would be tokenised differently; it enters the cache key."""
+
+END_OF_TEXT = "<|endoftext|>"
+"""Token that ends every document. Written in a source file, it is plain text."""
+
+TRAIN_TEXT_CHARS = 8 * 2**20
+"""Most characters that the merges are learnt from."""
+
+MIN_VOCAB_SIZE = 257
+"""256 bytes and the end of text."""
+
+
+class BpeTokenizer:
+    """Encodes documents to token ids."""
+
+    def __init__(self, engine: Tokenizer) -> None:
+        self._engine = engine
+        self._engine.encode_special_tokens = True
+        end_of_text = engine.token_to_id(END_OF_TEXT)
+        if end_of_text is None:
+            raise DataError(f"the tokenizer has no token {END_OF_TEXT}; it was not trained here")
+        self._end_of_text = end_of_text
+
+    @classmethod
+    def train(cls, documents: Iterable[str], *, vocab_size: int) -> "BpeTokenizer":
+        """Learn at most `vocab_size` tokens from a sample of `documents`; raises DataError when it is too small."""
+        if vocab_size < MIN_VOCAB_SIZE:
+            raise DataError(f"vocab_size is {vocab_size}; allowed: at least {MIN_VOCAB_SIZE} (bytes and end of text)")
+        engine = Tokenizer(models.BPE())
+        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        engine.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        engine.train_from_iterator(_sample(documents), trainer)
+        return cls(engine)
+
+    @classmethod
+    def load(cls, path: Path) -> "BpeTokenizer":
+        """Read a tokenizer written by `save`."""
+        return cls(Tokenizer.from_str(path.read_text(encoding="utf-8")))
+
+    def save(self, path: Path) -> None:
+        """Write the tokenizer as JSON."""
+        path.write_text(self._engine.to_str(), encoding="utf-8")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens learnt; below the requested size when the text has no more pairs to merge."""
+        return int(self._engine.get_vocab_size())
+
+    def encode(self, documents: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """Encode documents in parallel; each result ends with the end-of-text token."""
+        encodings = self._engine.encode_batch_fast(list(documents), add_special_tokens=False)
+        return [np.array([*encoding.ids, self._end_of_text], dtype=np.uint32) for encoding in encodings]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of `tokens`, the end-of-text token left out."""
+        return str(self._engine.decode([int(token) for token in tokens], skip_special_tokens=True))
+
+
+def _sample(documents: Iterable[str]) -> Iterator[str]:
+    """Yield documents until TRAIN_TEXT_CHARS are spent; the last one may be cut."""
+    left = TRAIN_TEXT_CHARS
+    for document in documents:
+        yield document[:left]
+        left -= len(document)
+        if left <= 0:
+            return

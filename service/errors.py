@@ -1,0 +1,137 @@
+"""Errors of the service, and the one table that turns them into HTTP answers.
+
+A class's docstring is its default message. Routes and the store raise these; only `service.problems` knows HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import ClassVar
+
+from experiments.errors import SpecProblem
+
+
+class ServiceError(Exception):
+    """The service could not do what was asked."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+    slug: ClassVar[str] = "internal"
+    """Last part of the problem's type URI."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        problems: Sequence[SpecProblem] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message or type(self).__doc__)
+        self.problems = tuple(problems)
+        self.headers = dict(headers or {})
+
+
+class ConfigurationError(ServiceError):
+    """The settings do not allow a start."""
+
+
+class NotFound(ServiceError):
+    """There is nothing with this id."""
+
+    status = HTTPStatus.NOT_FOUND
+    slug = "not-found"
+
+
+class Unauthorized(ServiceError):
+    """A valid bearer token is needed."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    slug = "unauthorized"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Forbidden(ServiceError):
+    """The token's scope does not allow this."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "forbidden"
+
+
+class MissingIdempotencyKey(ServiceError):
+    """Header Idempotency-Key is missing; send a fresh random value with every new submission."""
+
+    status = HTTPStatus.BAD_REQUEST
+    slug = "missing-idempotency-key"
+
+
+class IdempotencyMismatch(ServiceError):
+    """This Idempotency-Key was used with another body; send a fresh key for a new submission."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    slug = "idempotency-mismatch"
+
+
+class IdempotencyInFlight(ServiceError):
+    """A request with this Idempotency-Key is still being answered; repeat it in a moment."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "idempotency-in-flight"
+
+    def __init__(self) -> None:
+        super().__init__(headers={"Retry-After": "1"})
+
+
+class Invalid(ServiceError):
+    """The request is not acceptable; every problem found is listed."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    slug = "invalid-request"
+
+
+class UnsupportedMediaType(ServiceError):
+    """The body's content type is not supported."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    slug = "unsupported-media-type"
+
+
+class TooManyRequests(ServiceError):
+    """This token sends more requests than it may; wait as long as Retry-After says."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    slug = "rate-limited"
+
+
+class StaleToken(ServiceError):
+    """This attempt no longer holds its block; nothing was changed."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "stale-token"
+
+
+class AblationOver(ServiceError):
+    """The ablation is over and cannot be cancelled."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "ablation-over"
+
+
+class NotYet(ServiceError):
+    """This does not exist yet."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "not-yet"
+
+
+class IllegalMove(ServiceError):
+    """A state machine was asked for a move that its table does not allow."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "illegal-move"
+
+
+class Unavailable(ServiceError):
+    """Something that this answer needs cannot be reached."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    slug = "unavailable"

@@ -1,0 +1,141 @@
+"""Everything the service and its clients read from the environment; the only module here that does.
+
+Names carry the prefix ABLATE_. Without any of them the embedded stack runs on loopback below ./.ablate.
+"""
+
+import json
+from functools import lru_cache
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.errors import ConfigurationError
+
+PLACEHOLDERS = frozenset({"", "changeme", "change-me", "secret", "password", "admin", "worker", "token", "test", "todo"})
+"""Values that people leave in a template; the service refuses to start with one."""
+
+MIN_SECRET_CHARS = 16
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+HomePath = Annotated[Path, AfterValidator(_absolute)]
+
+
+class Settings(BaseSettings):
+    """Settings of the API and of the background process."""
+
+    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore")
+
+    home: HomePath = Path(".ablate")
+    """Folder of everything that an embedded stack keeps."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8321, ge=1, le=65535)
+    database_url: str = ""
+    """SQLAlchemy URL; empty means SQLite at $ABLATE_HOME/ablate.db."""
+    broker_url: str = ""
+    """Celery URL; empty means the Valkey socket at $ABLATE_HOME/run/valkey.sock."""
+    mlflow_url: str = "http://127.0.0.1:8322"
+    mlflow_experiment: str = "ablate"
+    lease_s: float = Field(default=30.0, gt=0)
+    """A block goes back to the queue when its worker was silent for this long."""
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    claim_poll_s: float = Field(default=5.0, gt=0)
+    max_body_bytes: int = Field(default=1_048_576, ge=1024)
+    """Largest request body, block reports excepted."""
+    max_report_bytes: int = Field(default=67_108_864, ge=1024)
+    """Largest body of a block report: it carries the raw steps of every trial."""
+    rate_limit_per_s: float = Field(default=2000.0, gt=0)
+    """Requests per second that one token may sustain."""
+    rate_limit_burst: int = Field(default=4000, ge=1)
+    admin_token: SecretStr | None = None
+    worker_token: SecretStr | None = None
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        """The database URL with the default filled in."""
+        return self.database_url or f"sqlite:///{self.home / 'ablate.db'}"
+
+    @property
+    def celery_url(self) -> str:
+        """The broker URL with the default filled in."""
+        return self.broker_url or f"redis+socket://{self.home / 'run' / 'valkey.sock'}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the API."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def checked_secret(self, name: str) -> str | None:
+        """Return the secret of ABLATE_<NAME>_TOKEN, None when it is not set.
+
+        Raises ConfigurationError for a placeholder, a short value, or an absent one on an open address.
+        """
+        variable = f"ABLATE_{name.upper()}_TOKEN"
+        secret: SecretStr | None = getattr(self, f"{name}_token")
+        if secret is None:
+            if not self.is_loopback:
+                raise ConfigurationError(
+                    f"{variable} is not set and ABLATE_HOST is {self.host!r}; an API that other machines can reach "
+                    f"needs a secret of at least {MIN_SECRET_CHARS} characters there"
+                )
+            return None
+        value = secret.get_secret_value()
+        if value.strip().lower() in PLACEHOLDERS or len(value) < MIN_SECRET_CHARS:
+            raise ConfigurationError(
+                f"{variable} is a placeholder or too short ({len(value)} characters); "
+                f"set at least {MIN_SECRET_CHARS} random characters, for example from `openssl rand -hex 24`"
+            )
+        return value
+
+
+class ClientSettings(BaseSettings):
+    """Settings of the CLI and the Python client."""
+
+    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore")
+
+    home: HomePath = Path(".ablate")
+    url: str = ""
+    """Base URL of the API; empty means the embedded stack's."""
+    token: SecretStr | None = None
+    """Bearer token; absent means the embedded stack's admin token."""
+
+    @property
+    def api_url(self) -> str:
+        """Base URL without a trailing slash: ABLATE_URL, else the one in stack.json, else the default port."""
+        if self.url:
+            return self.url.rstrip("/")
+        state = self.home / "stack.json"
+        if state.is_file():
+            return str(json.loads(state.read_text())["api_url"]).rstrip("/")
+        return "http://127.0.0.1:8321"
+
+    @property
+    def bearer_token(self) -> str | None:
+        """ABLATE_TOKEN, else the embedded stack's admin token, else None."""
+        if self.token is not None:
+            return self.token.get_secret_value()
+        generated = self.home / "tokens" / "admin"
+        return generated.read_text().strip() if generated.is_file() else None
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """Read the service's settings once."""
+    return Settings()
+
+
+@lru_cache(maxsize=1)
+def get_client_settings() -> ClientSettings:
+    """Read the client's settings once."""
+    return ClientSettings()

@@ -1,0 +1,88 @@
+"""Sort what went wrong in a trial into the closed list of failure classes.
+
+An unexpected Python exception of the training code counts as `user_error`: the same arm on the same seed would raise
+it again, so rerunning the block would only burn device time. What speaks of the machine (file system, device driver)
+is `infra_node`, and the block is rerun.
+"""
+
+import errno
+import signal
+from pathlib import Path
+
+from experiments.outcomes import FailureClass, Outcome
+from kernels.errors import KernelUnsupported
+from model.errors import ConfigError, DataError, NonFiniteLoss
+
+_OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
+_DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml")
+
+_OUTCOMES = {
+    FailureClass.OOM: Outcome.OOM,
+    FailureClass.GATE_REFUSED: Outcome.REFUSED,
+    FailureClass.INVALID_MEASUREMENT: Outcome.INVALID,
+}
+
+FORKSERVER_LOST = 255
+"""Exit code that multiprocessing reports when the fork server died with the trial."""
+
+
+def classify(error: BaseException) -> FailureClass:
+    """Return the failure class of an exception raised by a trial."""
+    text = str(error).lower()
+    if _is_oom(error, text):
+        return FailureClass.OOM
+    if isinstance(error, NonFiniteLoss):
+        return FailureClass.NUMERICS
+    if isinstance(error, KernelUnsupported):
+        return FailureClass.GATE_REFUSED
+    if isinstance(error, ConfigError | DataError):
+        return FailureClass.USER_ERROR
+    if isinstance(error, OSError) or _class_names(error) & {"AcceleratorError"}:
+        return FailureClass.INFRA_NODE
+    if any(phrase in text for phrase in _DEVICE_PHRASES):
+        return FailureClass.INFRA_NODE
+    return FailureClass.USER_ERROR
+
+
+def outcome_of(failure: FailureClass) -> Outcome:
+    """Return the outcome that a receipt shows for a failure class."""
+    return _OUTCOMES.get(failure, Outcome.FAILED)
+
+
+def classify_exit(exit_code: int, *, oom_kills: int) -> tuple[FailureClass, str]:
+    """Classify a trial that ended without a result and that we did not stop.
+
+    Args:
+        exit_code: of the process; -N for signal N.
+        oom_kills: how many processes the kernel's OOM killer ended while the trial ran.
+    """
+    if exit_code == -signal.SIGKILL and oom_kills:
+        return FailureClass.OOM, "the kernel's out-of-memory killer ended the trial"
+    if exit_code == FORKSERVER_LOST:
+        return FailureClass.INFRA_NODE, "the trial was lost together with the fork server"
+    if exit_code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
+        return FailureClass.INFRA_NODE, f"the trial was killed from outside ({signal.Signals(-exit_code).name})"
+    if exit_code < 0:
+        return FailureClass.NO_RECEIPT, f"the trial died of {signal.Signals(-exit_code).name} without a result"
+    return FailureClass.NO_RECEIPT, f"the trial ended with exit code {exit_code} and left no result"
+
+
+def kernel_oom_kills() -> int:
+    """Return the kernel's count of out-of-memory kills since boot; 0 where it is not published."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _is_oom(error: BaseException, text: str) -> bool:
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in _class_names(error):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _OOM_PHRASES)
+
+
+def _class_names(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}

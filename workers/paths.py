@@ -1,0 +1,83 @@
+"""The only place that knows a trial's file names."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPaths:
+    """Files of one trial of one attempt."""
+
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of the trial."""
+        return self.folder / "log.txt"
+
+    @property
+    def steps(self) -> Path:
+        """One JSON object per optimiser step, appended as it ends."""
+        return self.folder / "steps.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """What the trial says about itself; appears whole or not at all."""
+        return self.folder / "result.json"
+
+    @property
+    def prepared(self) -> Path:
+        """Result of the dataset's preparation, where this trial was the first to need it."""
+        return self.folder / "prepared.json"
+
+    @property
+    def receipt(self) -> Path:
+        """The sealed receipt."""
+        return self.folder / "receipt.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPaths:
+    """Everything that trials leave below the state folder."""
+
+    home: Path
+
+    @property
+    def root(self) -> Path:
+        """Folder of all attempts."""
+        return self.home / "work"
+
+    def trial(self, attempt_id: str, trial_id: str) -> TrialPaths:
+        """Create and return the folder of a trial.
+
+        Raises:
+            ValueError: an id is not a plain file name.
+        """
+        folder = self.root / _plain(attempt_id) / _plain(trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        return TrialPaths(folder=folder)
+
+    def clean(self, *, keep: int) -> int:
+        """Remove all but the `keep` youngest attempts; return how many went."""
+        if not self.root.is_dir():
+            return 0
+        attempts = sorted(
+            (path for path in self.root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns, reverse=True
+        )
+        for path in attempts[keep:]:
+            shutil.rmtree(path, ignore_errors=True)
+        return len(attempts[keep:])
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` so that a reader sees all of it or nothing."""
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _plain(name: str) -> str:
+    if not name or name in {".", ".."} or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} cannot be a folder name; expected an id such as 'att_01H...'")
+    return name

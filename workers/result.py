@@ -1,0 +1,94 @@
+"""What a trial's process tells its worker: an order on the way in, a result file on the way out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from experiments.outcomes import FailureClass
+from experiments.receipts import Step
+from model.config import TrainConfig
+from model.errors import ConfigError
+from workers.paths import TrialPaths
+
+_CONFIG = TypeAdapter(TrainConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOrder:
+    """What one trainer process has to do."""
+
+    trial_id: str
+    config: Mapping[str, Any]
+    """TrainConfig as JSON."""
+    paths: TrialPaths
+    data_dir: Path
+    prepare_only: bool = False
+    """Build the dataset and stop, so that no trial pays for it."""
+
+
+class TrialResult(BaseModel):
+    """What the trial says about itself. Its steps are in their own file, written as they came."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    failure_class: FailureClass | None = None
+    message: str | None = None
+    data_digest: str | None = None
+    loss_val: float | None = None
+    compile_s: float = 0.0
+    compile_cache_hit: bool | None = None
+    facts: Mapping[str, Any] = {}
+    parameters: int = 0
+    flops_per_step: int = 0
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    training_s: float = 0.0
+
+
+def read_config(config: Mapping[str, Any]) -> TrainConfig:
+    """Build the typed configuration from its JSON.
+
+    Raises:
+        ConfigError: a value is illegal, or the JSON has other fields than TrainConfig.
+    """
+    try:
+        typed = _CONFIG.validate_python(dict(config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(".".join(str(part) for part in first["loc"]) or "config", first["msg"]) from error
+    strange = sorted(_difference(_CONFIG.dump_python(typed, mode="json"), config))
+    if strange:
+        raise ConfigError(strange[0], "is missing, unknown to this worker's code, or changed its value when read")
+    return typed
+
+
+def read_steps(path: Path) -> tuple[Step, ...]:
+    """Return the steps that a trial wrote before it ended; a torn last line does not count."""
+    if not path.is_file():
+        return ()
+    whole, _newline, _torn = path.read_bytes().rpartition(b"\n")
+    return tuple(Step.model_validate_json(line) for line in whole.splitlines())
+
+
+def read_result(path: Path) -> TrialResult | None:
+    """Return the trial's result, or None when it left none."""
+    if not path.is_file():
+        return None
+    return TrialResult.model_validate_json(path.read_bytes())
+
+
+def _difference(one: Any, other: Any, where: str = "") -> set[str]:
+    """Return the dotted paths at which two JSON values differ."""
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return set() if one == other else {where or "config"}
+    found: set[str] = set()
+    for key in {*one, *other}:
+        path = f"{where}.{key}" if where else str(key)
+        if key not in one or key not in other:
+            found.add(path)
+        else:
+            found |= _difference(one[key], other[key], path)
+    return found

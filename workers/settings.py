@@ -1,0 +1,95 @@
+"""Settings of a worker, from the environment (prefix ABLATE_). The only module here that touches it."""
+
+import os
+import socket
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kernels.backends import NodeClass
+from workers.errors import SettingsError
+
+PLACEHOLDERS = frozenset({"changeme", "change-me", "change_me", "secret", "token", "password", "placeholder", "todo", "xxx"})
+"""Values that people leave in example files; none of them is accepted as a token."""
+
+TRIAL_MARK = "ABLATE_TRIAL_ID"
+"""Environment variable that every process below a trial inherits, so that strays can be found."""
+
+
+class Settings(BaseSettings):
+    """Everything a worker can be told from outside."""
+
+    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore")
+
+    home: Path = Path(".ablate")
+    """State folder; trials write below its `work`."""
+    url: str = "http://127.0.0.1:8321"
+    """Base address of the service."""
+    worker_token: SecretStr | None = None
+    """Worker key; without it the file `tokens/worker` in the state folder is read."""
+    broker_url: str | None = None
+    """Celery broker; default: the embedded broker's socket in the state folder."""
+    node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=120)
+    node_class: NodeClass | None = None
+    """Default: what the probe finds."""
+    data_dir: Path | None = None
+    """Prepared datasets; default `data` in the state folder."""
+    poll_s: float = Field(default=5.0, gt=0, le=3600)
+    """Ask for work at least this often, wake-up or not."""
+    grace_s: float = Field(default=5.0, ge=0, le=600)
+    """Between SIGTERM and SIGKILL when a trial is stopped."""
+    keep_attempts: int = Field(default=20, ge=1)
+    """Attempt folders to keep on disk."""
+
+    @field_validator("worker_token")
+    @classmethod
+    def _no_placeholder(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            _check_token(value.get_secret_value(), "ABLATE_WORKER_TOKEN")
+        return value
+
+    @property
+    def home_dir(self) -> Path:
+        """Absolute state folder."""
+        return self.home.resolve()
+
+    @property
+    def data_path(self) -> Path:
+        """Absolute folder of prepared datasets."""
+        return (self.data_dir or self.home_dir / "data").resolve()
+
+    @property
+    def broker(self) -> str:
+        """Celery broker address."""
+        return self.broker_url or f"redis+socket://{self.home_dir}/run/valkey.sock"
+
+    def read_token(self) -> str | None:
+        """Return the worker key, or None while the file that holds it does not exist yet."""
+        if self.worker_token is not None:
+            return self.worker_token.get_secret_value()
+        path = self.home_dir / "tokens" / "worker"
+        if not path.is_file():
+            return None
+        token = path.read_text().strip()
+        _check_token(token, str(path))
+        return token
+
+
+def _check_token(token: str, where: str) -> None:
+    if not token:
+        raise SettingsError(f"{where} is empty; give the worker key that the service was started with")
+    if token.lower() in PLACEHOLDERS:
+        raise SettingsError(f"{where} is still the placeholder {token!r}; give a real worker key")
+
+
+@lru_cache
+def get_settings() -> Settings:
+    """Read the settings once."""
+    return Settings()
+
+
+def mark_process(trial_id: str) -> None:
+    """Mark this process and all it will start as belonging to `trial_id`."""
+    os.environ[TRIAL_MARK] = trial_id

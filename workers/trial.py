@@ -1,0 +1,108 @@
+"""The trainer's side of a trial: a fresh process, forked from a server that has torch imported.
+
+Imports torch only inside functions: the worker itself imports this module to name its target, and needs no torch.
+"""
+
+import json
+import os
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.failures import classify
+from workers.paths import write_whole
+from workers.processes import die_with_parent
+from workers.result import TrialOrder, TrialResult, read_config
+from workers.settings import mark_process
+
+if TYPE_CHECKING:
+    from model.train import StepRecord
+
+_MESSAGE_LIMIT = 2000  # characters
+
+
+def main(order: TrialOrder) -> None:
+    """Run one trial and leave its result file. Every exception ends here, classified and written down."""
+    _detach(order)
+    target = order.paths.prepared if order.prepare_only else order.paths.result
+    try:
+        result = _prepare(order) if order.prepare_only else _train(order)
+    except Exception as error:  # the task boundary: the result file records it
+        traceback.print_exc()
+        result = TrialResult(failure_class=classify(error), message=_describe(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    write_whole(target, result.model_dump_json())
+
+
+def _detach(order: TrialOrder) -> None:
+    """Own session and group, death with the parent, output into the trial's log, no input."""
+    os.setsid()
+    die_with_parent()
+    mark_process(order.trial_id)
+    log = os.open(order.paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(nothing)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _prepare(order: TrialOrder) -> TrialResult:
+    from model import data
+
+    config = read_config(order.config)
+    dataset = data.prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_say)
+    return TrialResult(data_digest=dataset.digest)
+
+
+def _train(order: TrialOrder) -> TrialResult:
+    from model import data, train
+
+    config = read_config(order.config)
+    dataset = data.prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_say)
+    with _StepFile(order.paths.steps) as steps:
+        result = train.train(config, dataset=dataset, on_step=steps.append)
+    return TrialResult(
+        data_digest=dataset.digest,
+        loss_val=result.loss_val,
+        compile_s=result.compile_s,
+        compile_cache_hit=result.compile_cache_hit,
+        facts=result.facts,
+        parameters=result.parameters,
+        flops_per_step=result.flops_per_step,
+        peak_allocated_bytes=result.peak_allocated_bytes,
+        peak_reserved_bytes=result.peak_reserved_bytes,
+        training_s=result.training_s,
+    )
+
+
+class _StepFile:
+    """Appends every step to a file as it ends, and says it in the log."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", buffering=1)
+
+    def __enter__(self) -> "_StepFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def append(self, step: "StepRecord") -> None:
+        """Write one step; a non-finite number is written as it is and judged by the worker."""
+        self._file.write(json.dumps(asdict(step)) + "\n")
+        rate = step.tokens / step.seconds if step.seconds else 0.0
+        _say(f"step {step.index:4d} {step.phase:<8} loss {step.loss:.4f}  {step.seconds:.3f} s  {rate:,.0f} tokens/s")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MESSAGE_LIMIT]
