@@ -63,6 +63,7 @@ def publish_wake(app: Any, node_class: str) -> None:
         WAKE_TASK,
         kwargs=Wake(node_class=node_class).model_dump(),
         exchange=wake_exchange(node_class),
+        exchange_type="fanout",
         routing_key="",
         ignore_result=True,
         retry=True,

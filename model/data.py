@@ -9,13 +9,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from model.config import DataConfig
@@ -92,14 +93,19 @@ def _key(split: Split, seq_len: int, vocab_size: int) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
-def _locked(folder: Path, report: Report) -> AcquireReturnProxy:
-    """Acquire the lock of a cache folder, released on leaving the `with`; says so when another process holds it."""
+@contextmanager
+def _locked(folder: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of a cache folder; says so when another process has it."""
     lock = FileLock(folder.with_suffix(".lock"))
     try:
-        return lock.acquire(timeout=0)
+        lock.acquire(timeout=0)
     except Timeout:
         report(f"waiting for another process that builds {folder.name}")
-        return lock.acquire()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _open(folder: Path) -> Dataset:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported
-from model.errors import ConfigError, DataError, NonFiniteLoss
+from model.errors import ConfigError, DataError, MeasurementError, NonFiniteLoss
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml")
@@ -37,7 +37,7 @@ def classify(error: BaseException) -> FailureClass:
         return FailureClass.GATE_REFUSED
     if isinstance(error, ConfigError | DataError):
         return FailureClass.USER_ERROR
-    if isinstance(error, OSError) or _class_names(error) & {"AcceleratorError"}:
+    if isinstance(error, OSError | MeasurementError) or "AcceleratorError" in _class_names(error):
         return FailureClass.INFRA_NODE
     if any(phrase in text for phrase in _DEVICE_PHRASES):
         return FailureClass.INFRA_NODE

@@ -1,0 +1,272 @@
+"""Pictures of the trials themselves: every step's time, loss curves over the baseline's envelope, peak memory."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from experiments import series, svg, wording
+from experiments.outcomes import Outcome
+from experiments.receipts import Receipt
+from experiments.series import ArmStyle
+from experiments.view import AblationView
+
+WIDTH_IN = 8.2
+MOST_TRIALS = 120
+MOST_STEPS = 3000
+MOST_CURVES = 8
+MOST_CURVE_POINTS = 400
+MOST_BARS = 30
+INK, SOFT, GRID, BAND, LIMIT = (svg.SENTINELS[role] for role in ("ink", "soft", "grid", "band", "limit"))
+
+
+def step_times(view: AblationView) -> svg.Picture | None:
+    """Draw every step of every trial in time order, step 0 and warm-up marked; None without steps."""
+    everything = [r for r in series.receipts_in_time(view) if r.steps]
+    if not everything:
+        return None
+    receipts = list(series.thin(everything, MOST_TRIALS))
+    per_trial = max(4, MOST_STEPS // len(receipts))
+    thinned = any(len(r.steps) > per_trial for r in receipts)
+    caption = (
+        "One strip for each trial, in the order in which they ran; blocks are separated by lines. "
+        "Filled: timed steps, the measured window; open: warm-up; cross: step 0 with compilation. "
+        "Warm-up and step 0 are kept and never enter the statistics. Logarithmic scale."
+        + (f" {len(receipts)} of {len(everything):,} trials are drawn, evenly spread." * (len(receipts) < len(everything)))
+        + (f" At most {per_trial} steps of each trial are drawn, evenly spread." if thinned else "")
+    )
+
+    def paint(figure: Figure) -> None:
+        figure.set_size_inches(WIDTH_IN, 2.9)
+        axes = figure.add_subplot()
+        styles = series.arm_styles(view)
+        for i, receipt in enumerate(receipts):
+            _strip(axes, i, series.by_phase(receipt, per_trial), styles[receipt.arm], crowded=len(receipts) > 40)
+        _block_frame(axes, receipts)
+        _milliseconds(axes)
+        _arm_legend(axes, [styles[arm.name] for arm in view.plan.arms if any(r.arm == arm.name for r in receipts)])
+
+    return svg.draw("steps", "Every step of every trial", caption, paint)
+
+
+def _strip(
+    axes: Axes, place: int, phases: dict[str, list[tuple[float, float]]], style: ArmStyle, *, crowded: bool
+) -> None:
+    colour, size = svg.SENTINELS[style.role], 1.8 if crowded else 3.0
+    looks = {
+        "compile": {"marker": "x", "markersize": size + 2, "markeredgewidth": 1.1},
+        "warmup": {"marker": style.marker, "markersize": size + 0.8, "markerfacecolor": "none", "markeredgewidth": 0.7},
+        "timed": {"marker": style.marker, "markersize": size, "markeredgewidth": 0},
+    }
+    for phase, points in phases.items():
+        finite = [(place + 0.1 + 0.8 * x, y) for x, y in points if math.isfinite(y) and y > 0]
+        if finite:
+            xs, ys = zip(*finite, strict=True)
+            axes.plot(xs, ys, linestyle="none", color=colour, **looks[phase])  # type: ignore[arg-type]  # plain keywords
+
+
+def _block_frame(axes: Axes, receipts: Sequence[Receipt]) -> None:
+    """Separate blocks by lines and name them below."""
+    edges = [i for i, (a, b) in enumerate(pairwise(receipts), 1) if a.ids.block_index != b.ids.block_index]
+    for edge in edges if len(edges) <= 40 else []:
+        axes.axvline(edge, color=GRID, linewidth=0.8, zorder=0)
+    bounds = [0, *edges, len(receipts)]
+    groups = list(series.thin(list(pairwise(bounds)), 20))
+    axes.set_xticks(
+        [(low + high) / 2 for low, high in groups], [str(receipts[low].ids.block_index) for low, _ in groups]
+    )
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(0, len(receipts))
+    axes.set_xlabel("block, in the order in which they ran")
+
+
+def _milliseconds(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_ylabel("step time, ms")
+    axes.yaxis.set_minor_formatter(lambda *_: "")
+    low, high = axes.get_ylim()
+    ticks = [m * 10.0**e for e in range(-3, 9) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    axes.set_yticks(ticks, [wording.number(tick) for tick in ticks])
+    axes.set_yticks([], minor=True)
+
+
+def _arm_legend(axes: Axes, styles: Sequence[ArmStyle]) -> None:
+    handles = [
+        Line2D([], [], color=svg.SENTINELS[s.role], marker=s.marker, linestyle="none", markersize=5, label=s.shown)
+        for s in styles[:12]
+    ]
+    columns = 5 if max((len(s.shown) for s in styles), default=0) <= 14 else 3
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncol=columns, handletextpad=0.2)
+
+
+def losses(view: AblationView) -> svg.Picture | None:
+    """Draw mean loss curves over the baseline's envelope, and each variant's distance from it; None without steps."""
+    receipts = [r for r in series.receipts_in_time(view) if r.steps]
+    arms = [arm.name for arm in view.plan.arms if any(r.arm == arm.name for r in receipts)]
+    baseline = view.plan.baseline.name
+    if baseline not in arms:
+        return None
+    shown = arms[: MOST_CURVES + 1]
+    curves = {arm: [_curve(r) for r in receipts if r.arm == arm] for arm in shown}
+    seeds = [r.seed for r in receipts if r.arm == baseline]
+    repeats = len(seeds) - len(set(seeds))
+    caption = (
+        f"Left: mean training loss of each arm; grey: smallest to largest of the {len(seeds)} runs of {baseline}. "
+        f"Right: mean distance of each arm from the mean of {baseline}"
+        + (
+            "; grey: how far repeats of the baseline with the same seed lie apart. "
+            if repeats
+            else ". No seed was repeated, so there is no envelope of repeats. "
+        )
+        + "A loss inside the envelope is no evidence of a change; a lower loss after so few steps is not a benefit."
+        + (f" {len(arms) - len(shown)} more arms are not drawn." if len(arms) > len(shown) else "")
+    )
+
+    def paint(figure: Figure) -> None:
+        figure.set_size_inches(WIDTH_IN, 2.9)
+        left, right = figure.subplots(1, 2)
+        styles = series.arm_styles(view)
+        _envelope(left, _extremes(curves[baseline]))
+        _envelope(right, _repeat_spread(curves[baseline], seeds))
+        base = _mean(curves[baseline])
+        for arm in shown:
+            mean = _mean(curves[arm])
+            _line(left, mean, styles[arm])
+            if arm != baseline:
+                _line(right, {step: mean[step] - base[step] for step in mean if step in base}, styles[arm])
+        _loss_frame(left, "loss, nats")
+        _loss_frame(right, "distance from the baseline, nats")
+        right.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
+        left.legend(loc="upper right", handlelength=2.6)
+
+    return svg.draw("losses", "Loss curves", caption, paint)
+
+
+Curve = dict[int, float]
+
+
+def _curve(receipt: Receipt) -> Curve:
+    steps = series.thin(receipt.steps, MOST_CURVE_POINTS)
+    return {step.index: step.loss for step in steps if math.isfinite(step.loss)}
+
+
+def _gather(curves: Sequence[Curve]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for curve in curves:
+        for step, loss in curve.items():
+            found.setdefault(step, []).append(loss)
+    return dict(sorted(found.items()))
+
+
+def _mean(curves: Sequence[Curve]) -> Curve:
+    return {step: sum(values) / len(values) for step, values in _gather(curves).items()}
+
+
+def _extremes(curves: Sequence[Curve]) -> dict[int, tuple[float, float]]:
+    return {step: (min(values), max(values)) for step, values in _gather(curves).items()}
+
+
+def _repeat_spread(curves: Sequence[Curve], seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """Return how far baseline runs lie from the mean of the runs with the same seed, smallest and largest, by step."""
+    distances: list[Curve] = []
+    for seed in set(seeds):
+        same = [curve for curve, its in zip(curves, seeds, strict=True) if its == seed]
+        mean = _mean(same)
+        distances += [{step: loss - mean[step] for step, loss in curve.items()} for curve in same if len(same) > 1]
+    return _extremes(distances)
+
+
+def _envelope(axes: Axes, extremes: dict[int, tuple[float, float]]) -> None:
+    if extremes:
+        lows, highs = zip(*extremes.values(), strict=True)
+        axes.fill_between(list(extremes), lows, highs, color=BAND, linewidth=0.8, zorder=0)
+
+
+def _line(axes: Axes, curve: Curve, style: ArmStyle) -> None:
+    axes.plot(
+        list(curve),
+        list(curve.values()),
+        color=svg.SENTINELS[style.role],
+        linestyle=style.line,
+        marker=style.marker,
+        markevery=max(1, len(curve) // 6),
+        markersize=4,
+        linewidth=1.3,
+        label=style.shown,
+    )
+
+
+def _loss_frame(axes: Axes, title: str) -> None:
+    axes.set_title(title)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def memory(view: AblationView) -> svg.Picture | None:
+    """Draw peak memory of every arm against the device's limit; None where none was recorded."""
+    receipts = [r for r in series.receipts_in_time(view) if r.memory is not None]
+    peaks = {arm.name: _peak([r for r in receipts if r.arm == arm.name]) for arm in view.plan.arms}
+    shown = [(arm, peak) for arm, peak in peaks.items() if peak is not None][:MOST_BARS]
+    if not shown:
+        return None
+    limits = [r.memory.limit_bytes for r in receipts if r.memory and r.memory.limit_bytes]
+    limit_gib = min(limits) / 2**30 if limits else None
+    top = max(peak[1] for _, peak in shown)
+    near = limit_gib is not None and limit_gib < 3 * top
+    on_cpu = view.plan.node_class == "cpu"
+    caption = (
+        "Largest peak over all trials of each arm. "
+        + ("Dark: growth of the resident set; light: peak resident set. " if on_cpu else "Dark: allocated; light: reserved. ")
+        + ("Hatched: out of memory, the peak that was reached. " if any(peak[2] for _, peak in shown) else "")
+        + ("" if limit_gib is None else f"The device has {limit_gib:.1f} GiB" + (", the line. " if near else ", far beyond this scale. "))
+        + (f"{len(peaks) - len(shown)} arms without a reading or beyond the first {MOST_BARS} are not drawn." * (len(shown) < len(peaks)))
+    ).strip()
+
+    def paint(figure: Figure) -> None:
+        figure.set_size_inches(WIDTH_IN, 0.85 + 0.36 * len(shown))
+        axes = figure.add_subplot()
+        styles = series.arm_styles(view)
+        for row, (arm, peak) in enumerate(shown):
+            _bar(axes, row, peak, svg.SENTINELS[styles[arm].role])
+        axes.set_xlim(0, max(top, limit_gib if near and limit_gib else 0) * 1.22)
+        if near and limit_gib is not None:
+            axes.axvline(limit_gib, color=LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
+            axes.annotate("device limit", (limit_gib, -0.62), (4, 0), textcoords="offset points", color=LIMIT, va="top")
+        axes.set_ylim(len(shown) - 0.4, -0.75)
+        axes.set_yticks(range(len(shown)), [styles[arm].shown for arm, _ in shown])
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        axes.grid(axis="x")
+        axes.set_axisbelow(True)
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("peak memory, GiB")
+
+    return svg.draw("memory", "Peak memory", caption, paint)
+
+
+def _peak(receipts: Sequence[Receipt]) -> tuple[float, float, bool] | None:
+    """Return (allocated GiB, reserved GiB, out of memory) over the receipts; None without a reading."""
+    found = [r.memory for r in receipts if r.memory is not None]
+    if not found:
+        return None
+    allocated = max(m.peak_allocated_bytes for m in found) / 2**30
+    reserved = max(m.peak_reserved_bytes for m in found) / 2**30
+    return allocated, reserved, any(r.outcome is Outcome.OOM for r in receipts)
+
+
+def _bar(axes: Axes, row: int, peak: tuple[float, float, bool], colour: str) -> None:
+    allocated, reserved, out_of_memory = peak
+    hatch = "////" if out_of_memory else None
+    axes.barh(row, reserved, height=0.56, color=colour, alpha=0.35, linewidth=0)
+    axes.barh(row, allocated, height=0.56, color=colour, linewidth=0, hatch=hatch)
+    digits = 1 if reserved >= 10 else 2 if reserved >= 1 else 3
+    text = f"{allocated:.{digits}f} / {reserved:.{digits}f}" + ("  out of memory" if out_of_memory else "")
+    axes.annotate(text, (reserved, row), (5, 0), textcoords="offset points", va="center")

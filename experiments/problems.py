@@ -1,0 +1,107 @@
+"""Turn whatever is wrong with a spec into SpecProblems: a pointer to the user's line, a sentence and a hint."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from experiments.errors import SpecProblem
+
+MAX_SHOWN = 60
+"""Characters of a given value that a message repeats."""
+
+
+def pointer(*path: str | int) -> str:
+    """Return the RFC 6901 pointer of `path` as a URI fragment, for example "#/variants/psiv-on"."""
+    parts = (quote(str(part).replace("~", "~0").replace("/", "~1"), safe="!$&'()*+,;=:@~") for part in path)
+    return "#" + "".join(f"/{part}" for part in parts)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return "did you mean 'x'?" for the nearest known name, or None."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else None
+
+
+def shown(value: object) -> str:
+    """Write a given value as JSON would, shortened and with unprintable characters escaped."""
+    words = {True: "true", False: "false", None: "null"}
+    if value is None or isinstance(value, bool):
+        return words[value]
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = ascii(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def listed(names: Iterable[object]) -> str:
+    """Write the allowed names, or "none"."""
+    return ", ".join(str(name) for name in names) or "none"
+
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
+
+_BOUNDS = {
+    "greater_than": ("gt", "greater than {}"),
+    "greater_than_equal": ("ge", "at least {}"),
+    "less_than": ("lt", "less than {}"),
+    "less_than_equal": ("le", "at most {}"),
+}
+
+_LENGTHS = {
+    "too_long": ("max_length", "has {actual_length} entries; allowed: at most {}"),
+    "too_short": ("min_length", "has {actual_length} entries; allowed: at least {}"),
+    "string_too_long": ("max_length", "is longer than the {} characters allowed"),
+    "string_too_short": ("min_length", "is empty; allowed: at least {} characters"),
+}
+
+
+def from_validation(error: ValidationError, known_keys: Any) -> list[SpecProblem]:
+    """Translate pydantic's findings; `known_keys(path)` lists the keys that the mapping at `path` may have."""
+    return [_translate(found, known_keys) for found in error.errors(include_url=False)]
+
+
+def _translate(found: Any, known_keys: Any) -> SpecProblem:
+    path = tuple(part for part in found["loc"] if part != "[key]")
+    where = pointer(*path)
+    name = str(path[-1]) if path else "spec"
+    kind, given, context = found["type"], found["input"], found.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = known_keys(path[:-1])
+        detail = f"unknown key {shown(name)}; known: {listed(known)}"
+        return SpecProblem(pointer=where, detail=detail, hint=nearest(name, known))
+    if kind == "missing":
+        return SpecProblem(pointer=where, detail=f"'{name}' is missing", hint=f"add the key '{name}'")
+    return SpecProblem(pointer=where, detail=_sentence(kind, name, given, context, found["msg"]), hint=context.get("hint"))
+
+
+def _sentence(kind: str, name: str, given: object, context: dict[str, Any], message: str) -> str:
+    if kind in _EXPECTED:
+        return f"'{name}' must be {_EXPECTED[kind]}, got {shown(given)}"
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return f"'{name}' is {shown(given)}; allowed: {words.format(context[key])}"
+    if kind in _LENGTHS:
+        key, words = _LENGTHS[kind]
+        return f"'{name}' {words.format(context[key], **context)}"
+    if kind == "string_pattern_mismatch":
+        return f"'{name}' is {shown(given)}; allowed: text matching {context['pattern']}"
+    return f"'{name}': {message[0].lower()}{message[1:]}" if kind != "spec" else message
+
+
+def join(groups: Iterable[Sequence[SpecProblem]]) -> list[SpecProblem]:
+    """Return all problems once, in the order in which they were found."""
+    return list(dict.fromkeys(problem for group in groups for problem in group))

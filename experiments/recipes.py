@@ -1,0 +1,120 @@
+"""Named, versioned model + data + optimiser configurations, and the keys that a spec may override in them."""
+
+from dataclasses import dataclass
+
+from kernels.backends import Lane, NodeClass
+from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, OptimConfig, ScanConfig, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A complete configuration under a name; changing any number in it needs a new version."""
+
+    name: str
+    version: int
+    summary: str
+    config: TrainConfig
+    node_classes: tuple[NodeClass, ...]
+    """Node classes that the recipe is meant for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """One key under `workload.overrides`."""
+
+    path: str
+    """Dotted TrainConfig field."""
+    kind: type[int] | type[float] | type[str]
+    description: str
+    minimum: float | None = None
+    maximum: float | None = None
+    pattern: str | None = None
+
+
+HYBRID_TINY = Recipe(
+    name="hybrid-tiny",
+    version=1,
+    summary="A four-block hybrid that trains a step in well under a second on two CPU cores.",
+    node_classes=(NodeClass.CPU, NodeClass.H200),
+    config=TrainConfig(
+        model=HybridConfig(
+            vocab_size=4096,
+            d_model=128,
+            pattern="MFAF",
+            mlp_ratio=2.0,
+            mamba=MambaConfig(d_state=32, expand=2, headdim=32, ngroups=1, mimo_rank=4),
+            attention=AttentionConfig(num_heads=4),
+        ),
+        data=DataConfig(seq_len=256, max_corpus_mib=8.0),
+        micro_batch=4,
+        dtype="float32",
+    ),
+)
+
+HYBRID_REF_H200 = Recipe(
+    name="hybrid-ref-h200",
+    version=1,
+    summary="The reference hybrid of one H200: H16 G1 N64 P64 R4, 8192 tokens per row, eight mixer layers.",
+    node_classes=(NodeClass.H200,),
+    config=TrainConfig(
+        model=HybridConfig(
+            vocab_size=32_768,
+            d_model=512,
+            pattern="MFMFMFAFMFMFMFAF",
+            mlp_ratio=2.0,
+            mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=1, mimo_rank=4),
+            attention=AttentionConfig(num_heads=8),
+            scan=ScanConfig(lane=Lane.CUDA),
+        ),
+        data=DataConfig(seq_len=8192, max_corpus_mib=64.0),
+        optim=OptimConfig(learning_rate=1e-3),
+        micro_batch=8,
+        dtype="bfloat16",
+    ),
+)
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (HYBRID_TINY, HYBRID_REF_H200)}
+"""Every recipe by name."""
+
+
+def _int(path: str, description: str, minimum: int, maximum: int) -> Override:
+    return Override(path=path, kind=int, description=description, minimum=minimum, maximum=maximum)
+
+
+def _float(path: str, description: str, minimum: float, maximum: float) -> Override:
+    return Override(path=path, kind=float, description=description, minimum=minimum, maximum=maximum)
+
+
+OVERRIDES: dict[str, Override] = {
+    "seq_len": _int("data.seq_len", "S, tokens per packed row", 8, 1_048_576),
+    "micro_batch": _int("micro_batch", "B, rows per step", 1, 4096),
+    "pattern": Override(
+        path="model.pattern",
+        kind=str,
+        description="one letter per block: M mixer, A attention, F gated MLP",
+        pattern="^[MAF]{1,256}$",
+    ),
+    "d_model": _int("model.d_model", "residual width", 16, 16_384),
+    "expand": _int("model.mamba.expand", "mixer width as a multiple of d_model", 1, 8),
+    "headdim": _int("model.mamba.headdim", "P, value width per head", 8, 256),
+    "d_state": _int("model.mamba.d_state", "N, state size per head", 8, 256),
+    "ngroups": _int("model.mamba.ngroups", "G, groups sharing B and C", 1, 256),
+    "mimo_rank": _int("model.mamba.mimo_rank", "R, MIMO rank", 1, 8),
+    "rope_fraction": _float("model.mamba.rope_fraction", "share of N that is rotated: 0.5 or 1.0", 0.5, 1.0),
+    "num_heads": _int("model.attention.num_heads", "attention heads", 1, 256),
+    "mlp_ratio": _float("model.mlp_ratio", "hidden width of the MLP as a multiple of d_model", 0.5, 8.0),
+    "vocab_size": _int("model.vocab_size", "tokens in the vocabulary", 256, 262_144),
+    "learning_rate": _float("optim.learning_rate", "AdamW step size after its warm-up", 1e-8, 1.0),
+    "weight_decay": _float("optim.weight_decay", "AdamW weight decay", 0.0, 10.0),
+    "grad_clip": _float("optim.grad_clip", "global gradient norm at which gradients are clipped", 1e-4, 1e6),
+    "loss_chunk_tokens": _int("loss_chunk_tokens", "tokens per chunk when loss is chunked", 16, 1_048_576),
+    "max_corpus_mib": _float("data.max_corpus_mib", "text read at most, in MiB", 0.1, 65_536.0),
+    "threads": _int("threads", "intra-op CPU threads; 0 takes every core", 0, 1024),
+    "corpus": Override(
+        path="data.corpus",
+        kind=str,
+        description="torch-headers, or an absolute folder on the node",
+        pattern="^(torch-headers|/[A-Za-z0-9._/-]{1,400})$",
+    ),
+}
+"""What a spec may change in a recipe. Everything else is a gate or needs another recipe."""

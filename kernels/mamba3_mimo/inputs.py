@@ -1,0 +1,121 @@
+"""The tensors of one scan, checked on construction.
+
+Shape suffixes used in this folder: B batch, S sequence, H value heads, G groups sharing q and k (head h reads group
+h // (H / G)), N state size, P head width, R MIMO rank, A rotary angles (half of the rotated width), C tokens per
+chunk, K chunks, M = C * R rows of one chunk in (time, rank) order.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.errors import ShapeError
+
+DIFFERENTIABLE = ("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "trap", "angles")
+"""The fourteen tensors that receive a gradient, in the order of `ScanInputs.tensors()`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanInputs:
+    """Arguments of the Mamba-3 MIMO scan. q, k, v and z share one dtype, the dtype of the operation."""
+
+    q: Tensor
+    """[B,S,R,G,N] reading directions, without bias and rotation."""
+    k: Tensor
+    """[B,S,R,G,N] writing directions, without bias and rotation."""
+    v: Tensor
+    """[B,S,H,P] values."""
+    z: Tensor
+    """[B,S,H,P] gate, before silu."""
+    q_bias: Tensor
+    """[H,R,N]."""
+    k_bias: Tensor
+    """[H,R,N]."""
+    psi: Tensor
+    """[H,R,P] expands one value per head to R."""
+    zeta: Tensor
+    """[H,R,P] expands the gate to R."""
+    phi: Tensor
+    """[H,R,P] contracts R outputs to one."""
+    D: Tensor
+    """[H] skip weight."""
+    adt: Tensor
+    """[B,H,S] log decay of each step, <= 0."""
+    dt: Tensor
+    """[B,H,S] step size, > 0."""
+    trap: Tensor
+    """[B,H,S] trapezoid mix before the sigmoid."""
+    angles: Tensor
+    """[B,S,H,A] raw angles, or cumulated ones in radians when `angles_cumulated`."""
+    segment_ids: Tensor | None = None
+    """[B,S] integers; the scan restarts wherever the id changes. None: every row is one document."""
+    angles_cumulated: bool = False
+    """Whether `angles` already holds the running sum over time."""
+
+    def __post_init__(self) -> None:
+        for name, shape in self._expected_shapes().items():
+            given = tuple(getattr(self, name).shape)
+            if given != shape:
+                raise ShapeError(f"{name} has shape {list(given)}; expected {list(shape)}")
+        if self.num_heads % self.num_groups:
+            raise ShapeError(f"v has {self.num_heads} heads; allowed: a multiple of the {self.num_groups} groups of q")
+        if self.angles.shape[-1] not in (self.state_size // 4, self.state_size // 2):
+            raise ShapeError(f"angles has {self.angles.shape[-1]} angles; allowed: N/4 or N/2 with N={self.state_size}")
+        self._check_dtypes()
+
+    def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
+        if self.q.dim() != 5 or self.v.dim() != 4 or self.angles.dim() != 4:
+            raise ShapeError(
+                f"q, v and angles have {self.q.dim()}, {self.v.dim()} and {self.angles.dim()} axes; "
+                "expected 5 [B,S,R,G,N], 4 [B,S,H,P] and 4 [B,S,H,A]"
+            )
+        b, s, r, g, n = self.q.shape
+        h, p = self.v.shape[2:]
+        shapes: dict[str, tuple[int, ...]] = {"k": (b, s, r, g, n), "v": (b, s, h, p), "z": (b, s, h, p), "D": (h,)}
+        shapes |= dict.fromkeys(("q_bias", "k_bias"), (h, r, n))
+        shapes |= dict.fromkeys(("psi", "zeta", "phi"), (h, r, p))
+        shapes |= dict.fromkeys(("adt", "dt", "trap"), (b, h, s))
+        shapes["angles"] = (b, s, h, self.angles.shape[-1])
+        if self.segment_ids is not None:
+            shapes["segment_ids"] = (b, s)
+        if s == 0 or n % 4:
+            raise ShapeError(f"q has S={s}, N={n}; allowed: S >= 1 and N a multiple of 4")
+        return shapes
+
+    def _check_dtypes(self) -> None:
+        dtypes = {name: getattr(self, name).dtype for name in ("q", "k", "v", "z")}
+        if len(set(dtypes.values())) > 1:
+            raise ShapeError(f"q, k, v and z have dtypes {[str(d) for d in dtypes.values()]}; expected one dtype")
+        if self.segment_ids is not None and self.segment_ids.is_floating_point():
+            raise ShapeError(f"segment_ids has dtype {self.segment_ids.dtype}; expected an integer dtype")
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.v.shape[2]
+
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        return self.q.shape[3]
+
+    @property
+    def state_size(self) -> int:
+        """N."""
+        return self.q.shape[4]
+
+    @property
+    def accumulate_dtype(self) -> torch.dtype:
+        """Dtype of states and sums: float32, or float64 when the operation runs in float64."""
+        return torch.promote_types(self.v.dtype, torch.float32)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the differentiable tensors in the order of `DIFFERENTIABLE`."""
+        return tuple(getattr(self, name) for name in DIFFERENTIABLE)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> "ScanInputs":
+        """Return a copy whose differentiable tensors are `tensors`."""
+        changes: dict[str, Any] = dict(zip(DIFFERENTIABLE, tensors, strict=True))
+        return replace(self, **changes)

@@ -1,0 +1,101 @@
+"""The scan as one autograd node that saves its inputs only, and PsiV too when asked.
+
+Everything else of the forward pass is computed again in the backward pass, so between the two passes PsiV
+(R times the size of v) is the one thing that `psiv_cache` decides about. Both settings run the same arithmetic on
+the same numbers: outputs and gradients are bit-identical.
+"""
+
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels import facts
+from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
+from kernels.mamba3_mimo.operands import psiv
+
+Form: TypeAlias = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]
+"""Step or chunk-parallel form: (inputs, PsiV) -> (o, final state)."""
+
+_V, _PSI = DIFFERENTIABLE.index("v"), DIFFERENTIABLE.index("psi")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """What is needed to run the forward pass again."""
+
+    form: Form
+    inputs: ScanInputs
+    """Read for `segment_ids` and `angles_cumulated`; its tensors are replaced by the saved ones."""
+    psiv_cache: bool
+
+
+def scan(inputs: ScanInputs, form: Form, *, psiv_cache: bool) -> tuple[Tensor, Tensor]:
+    """Return (o [B,S,H,P], final state [B,H,N,P]); the state receives no gradient."""
+    tensors = inputs.tensors()
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        detached = inputs.with_tensors(tuple(tensor.detach() for tensor in tensors))
+        call = _Call(form=form, inputs=detached, psiv_cache=psiv_cache)
+        out, state = _Scan.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        return out, state
+    return form(inputs, psiv(inputs.v, inputs.psi))
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = call.inputs.with_tensors(tensors)
+        x_BHSRP = psiv(inputs.v, inputs.psi)
+        out, state = call.form(inputs, x_BHSRP)
+        ctx.call = call
+        # The backward pass of a GPU runs on another thread; the facts must still reach this collector.
+        ctx.facts_context = contextvars.copy_context()
+        ctx.save_for_backward(*tensors, *([x_BHSRP] if call.psiv_cache else []))
+        if call.psiv_cache:
+            facts.add("mamba3_mimo.psiv_saved_bytes", x_BHSRP.nbytes)
+        ctx.mark_non_differentiable(state)
+        return out, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, _grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        tensors = saved[: len(DIFFERENTIABLE)]
+        if ctx.call.psiv_cache:
+            x_BHSRP = saved[-1]
+        else:
+            x_BHSRP = psiv(tensors[_V], tensors[_PSI])
+            ctx.facts_context.run(facts.add, "mamba3_mimo.psiv_recomputes", 1)
+        needed = ctx.needs_input_grad[1:]
+        return None, *_gradients(ctx.call, tensors, x_BHSRP, grad_out, needed)
+
+
+def _gradients(
+    call: _Call, tensors: tuple[Tensor, ...], x_BHSRP: Tensor, grad_out: Tensor, needed: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """Run the form again with PsiV as a leaf and return one gradient per tensor, None where not needed."""
+    leaves = tuple(t.detach().requires_grad_(need) for t, need in zip(tensors, needed, strict=True))
+    x_BHSRP = x_BHSRP.detach().requires_grad_()
+    with torch.enable_grad():
+        out, _ = call.form(call.inputs.with_tensors(leaves), x_BHSRP)
+    through = [i for i, need in enumerate(needed) if need and i not in (_V, _PSI)]
+    *grads, grad_x_BHSRP = torch.autograd.grad(out, [*(leaves[i] for i in through), x_BHSRP], grad_out)
+    result: list[Tensor | None] = [None] * len(tensors)
+    for i, grad in zip(through, grads, strict=True):
+        result[i] = grad
+    if needed[_V] or needed[_PSI]:
+        result[_V], result[_PSI] = _psiv_gradients(tensors[_V], tensors[_PSI], grad_x_BHSRP)
+    return result
+
+
+def _psiv_gradients(v_BSHP: Tensor, psi_HRP: Tensor, grad_x_BHSRP: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of v and psi from that of PsiV."""
+    acc = torch.promote_types(v_BSHP.dtype, torch.float32)
+    grad_x_BHSRP = grad_x_BHSRP.to(acc)
+    grad_v = torch.einsum("bhsrp,hrp->bshp", grad_x_BHSRP, psi_HRP.to(acc)).to(v_BSHP.dtype)
+    grad_psi = torch.einsum("bhsrp,bshp->hrp", grad_x_BHSRP, v_BSHP.to(acc)).to(psi_HRP.dtype)
+    return grad_v, grad_psi

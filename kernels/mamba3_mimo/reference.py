@@ -1,0 +1,122 @@
+"""Chunk-parallel form of the scan: dense matmuls over all chunks at once, then one pass over chunk states.
+
+Two regroupings of the recurrence make it work. A token's write is counted once, with weight gamma_u + sigma_u, where
+sigma_u = (1 - mix_{u+1}) dt_{u+1} is the share that the next step adds; so the last row of a chunk looks one token
+ahead, and the state between chunks already holds that share. The same step sees gamma alone, which is the diagonal
+of the score weights. Shape suffixes: see inputs.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import facts
+from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import Operands, gated_output, operands
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decays:
+    """Scalar weights of every chunk, [B,H,K,...]."""
+
+    scores_BHKCC: Tensor
+    """Row t reads the write of row u: strictly lower gamma + sigma with decay, gamma alone on the diagonal."""
+    read_BHKC: Tensor
+    """Row t reads the state that enters the chunk."""
+    write_BHKC: Tensor
+    """The write of row u reaches the state that leaves the chunk."""
+    carry_BHK: Tensor
+    """The entering state reaches the leaving state."""
+
+
+def chunk_parallel(inputs: ScanInputs, x_BHSRP: Tensor, *, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """Return (o [B,S,H,P], final state [B,H,N,P]) from PsiV `x_BHSRP`; S need not be a multiple of `chunk_size`."""
+    facts.record("mamba3_mimo.lane", "reference")
+    facts.record("mamba3_mimo.schedule", "chunk_parallel")
+    facts.record("mamba3_mimo.chunk_size", chunk_size)
+    parts = operands(inputs, x_BHSRP)
+    decays = _decays(parts, chunk_size)
+    q_BHKMN, k_BHKMN, x_BHKMP = (_chunked(t, chunk_size).flatten(3, 4) for t in _matrices(parts))
+    ranks = x_BHSRP.shape[3]
+    local_BHKNP = k_BHKMN.transpose(-1, -2) @ (x_BHKMP * _rows(decays.write_BHKC, ranks))
+    entering_BHKNP, final_BHNP = _pass_states(local_BHKNP, decays.carry_BHK)
+    scores_BHKMM = _weigh(q_BHKMN @ k_BHKMN.transpose(-1, -2), decays.scores_BHKCC)
+    y_BHKMP = torch.baddbmm(
+        (scores_BHKMM @ x_BHKMP).flatten(0, 2),
+        (q_BHKMN * _rows(decays.read_BHKC, ranks)).flatten(0, 2),
+        entering_BHKNP.flatten(0, 2),
+    ).view_as(x_BHKMP)
+    y_BHSRP = y_BHKMP.reshape(*x_BHSRP.shape[:2], -1, *x_BHSRP.shape[3:])[:, :, : x_BHSRP.shape[2]]
+    return gated_output(inputs, y_BHSRP, parts.x_BHSRP), final_BHNP
+
+
+def _matrices(parts: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    return parts.q_BHSRN, parts.k_BHSRN, parts.x_BHSRP
+
+
+def _chunked(t_BHS: Tensor, chunk_size: int) -> Tensor:
+    """Split axis 2 (time) into [K, C], padding the tail with zeros: no decay, no write."""
+    missing = -t_BHS.shape[2] % chunk_size
+    if missing:
+        t_BHS = functional.pad(t_BHS, (0, 0) * (t_BHS.dim() - 3) + (0, missing))
+    return t_BHS.reshape(*t_BHS.shape[:2], -1, chunk_size, *t_BHS.shape[3:])
+
+
+def _rows(weight_BHKC: Tensor, ranks: int) -> Tensor:
+    """Repeat one weight per token for its R rows: [B,H,K,M,1]."""
+    return weight_BHKC.repeat_interleave(ranks, dim=-1).unsqueeze(-1)
+
+
+def _weigh(scores_BHKMM: Tensor, weight_BHKCC: Tensor) -> Tensor:
+    """Multiply each R x R block of scores by the weight of its pair of tokens."""
+    chunk_size = weight_BHKCC.shape[-1]
+    ranks = scores_BHKMM.shape[-1] // chunk_size
+    blocks = scores_BHKMM.reshape(*scores_BHKMM.shape[:3], chunk_size, ranks, chunk_size, ranks)
+    return (blocks * weight_BHKCC[..., :, None, :, None]).reshape(scores_BHKMM.shape)
+
+
+def _decays(parts: Operands, chunk_size: int) -> _Decays:
+    log_BHKC = _chunked(parts.adt_BHS, chunk_size).cumsum(-1)
+    gamma_BHKC = _chunked(parts.gamma_BHS, chunk_size)
+    scale_BHKC = gamma_BHKC + _chunked(_sigma(parts), chunk_size)
+    visible = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=log_BHKC.device).tril(-1)
+    read_BHKC, carry_BHK = log_BHKC.exp(), log_BHKC[..., -1].exp()
+    write_BHKC = (log_BHKC[..., -1:] - log_BHKC).exp() * scale_BHKC
+    if parts.starts_BS is not None:
+        run_B1KC = _document_index(parts.starts_BS, chunk_size)
+        last_B1K1 = run_B1KC[..., -1:]
+        before_B1K1 = torch.cat((torch.zeros_like(last_B1K1[:, :, :1]), last_B1K1[:, :, :-1]), dim=2)
+        visible = visible & (run_B1KC.unsqueeze(-1) == run_B1KC.unsqueeze(-2))
+        read_BHKC = read_BHKC * (run_B1KC == before_B1K1)
+        write_BHKC = write_BHKC * (run_B1KC == last_B1K1)
+        carry_BHK = carry_BHK * (last_B1K1 == before_B1K1).squeeze(-1)
+    # Masked before exp, not after: above the diagonal the difference is positive and may overflow.
+    span_BHKCC = (log_BHKC.unsqueeze(-1) - log_BHKC.unsqueeze(-2)).masked_fill(~visible, -torch.inf)
+    scores_BHKCC = span_BHKCC.exp() * scale_BHKC.unsqueeze(-2) + torch.diag_embed(gamma_BHKC)
+    return _Decays(scores_BHKCC=scores_BHKCC, read_BHKC=read_BHKC, write_BHKC=write_BHKC, carry_BHK=carry_BHK)
+
+
+def _sigma(parts: Operands) -> Tensor:
+    """Return the look-ahead weight [B,H,S]: zero at the end of the row and of every document."""
+    look_BHS = parts.look_BHS
+    if parts.starts_BS is not None:
+        look_BHS = look_BHS.masked_fill(parts.starts_BS.unsqueeze(1), 0)
+    return functional.pad(look_BHS[..., 1:], (0, 1))
+
+
+def _document_index(starts_BS: Tensor, chunk_size: int) -> Tensor:
+    """Return each token's document number within its row, [B,1,K,C]; padding belongs to the last document."""
+    missing = -starts_BS.shape[1] % chunk_size
+    return functional.pad(starts_BS, (0, missing)).cumsum(1).view(starts_BS.shape[0], 1, -1, chunk_size)
+
+
+def _pass_states(local_BHKNP: Tensor, carry_BHK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (state entering each chunk [B,H,K,N,P], state after the last chunk [B,H,N,P])."""
+    state_BHNP = torch.zeros_like(local_BHKNP[:, :, 0])
+    entering = []
+    for local, carry in zip(local_BHKNP.unbind(2), carry_BHK[..., None, None].unbind(2), strict=True):
+        entering.append(state_BHNP)
+        state_BHNP = torch.addcmul(local, carry, state_BHNP)
+    return torch.stack(entering, dim=2), state_BHNP

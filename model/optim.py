@@ -1,0 +1,45 @@
+"""AdamW over two groups of parameters, and the learning rate of a step."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from model.config import OptimConfig
+
+_SCALES = ("D",)
+"""Last names of parameters that are scales or offsets though they may have more than one axis."""
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Whether weight decay applies: to matrices, not to vectors (norm weights, dt_bias, D) or biases of any shape."""
+    last = name.rpartition(".")[2]
+    return parameter.ndim >= 2 and "bias" not in last.lower() and last not in _SCALES
+
+
+def adamw(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
+    """Build the optimiser with weight decay only where `decays` says so."""
+    trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+    groups = [
+        {"params": [p for name, p in trained if decays(name, p)], "weight_decay": config.weight_decay},
+        {"params": [p for name, p in trained if not decays(name, p)], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=True,
+    )
+
+
+def learning_rate(step: int, config: OptimConfig) -> float:
+    """Return the rate of optimiser step `step`: a linear ramp over `warmup_steps`, then constant."""
+    if step >= config.warmup_steps:
+        return config.learning_rate
+    return config.learning_rate * (step + 1) / config.warmup_steps
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Use `rate` in every group from the next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,130 @@
+"""Follow a trial's log and steps while it runs, and cut them into messages for the service."""
+
+import codecs
+import json
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from experiments.messages import LogChunk, TrialProgress
+from workers.paths import TrialPaths
+
+CHUNK_BYTES = 65_536
+"""Most log text of one trial in one message."""
+
+LOG_LIMIT_BYTES = 8 * 2**20
+"""Most log text of one trial in all; the rest stays in the node's file."""
+
+_TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
+
+
+class LogTail:
+    """New text of a log file at absolute offsets, never splitting a character.
+
+    Offsets count the bytes of the text that was sent, encoded as UTF-8. They equal the file's own as long as the file
+    is clean UTF-8; damaged bytes and NUL, which a database cannot hold, become U+FFFD.
+    """
+
+    def __init__(self, trial_id: str, path: Path) -> None:
+        self._trial_id = trial_id
+        self._path = path
+        self._read_bytes = 0
+        self._sent_bytes = 0
+        self._pending = ""
+        self._cut = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next_chunk(self) -> LogChunk | None:
+        """Return the next piece that was not accepted yet; the same piece until `accepted` is called."""
+        if not self._pending and not self._cut:
+            self._pending = self._read()
+        if not self._pending:
+            return None
+        return LogChunk(trial_id=self._trial_id, offset=self._sent_bytes, text=self._pending)
+
+    def accepted(self, chunk: LogChunk) -> None:
+        """Go on after `chunk`."""
+        if self._pending and chunk.offset == self._sent_bytes:
+            self._sent_bytes += len(self._pending.encode())
+            self._pending = ""
+
+    def _read(self) -> str:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read_bytes)
+                data = file.read(CHUNK_BYTES)
+        except FileNotFoundError:
+            return ""
+        self._read_bytes += len(data)
+        text = self._decoder.decode(data).replace("\0", "\ufffd")
+        if self._read_bytes >= LOG_LIMIT_BYTES:
+            self._cut = True
+            text += _TRUNCATED
+        return text
+
+
+class TrialFeed:
+    """What people may know about one trial while it runs."""
+
+    def __init__(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
+        self.log = LogTail(trial_id, paths.log)
+        self._trial_id = trial_id
+        self._steps = paths.steps
+        self._steps_total = steps_total
+        self._read_bytes = 0
+        self._progress = TrialProgress(trial_id=trial_id, steps_done=0, steps_total=steps_total)
+
+    def progress(self) -> TrialProgress:
+        """Return how far the trial is, from the last whole line of its step file."""
+        try:
+            with self._steps.open("rb") as file:
+                file.seek(self._read_bytes)
+                whole, newline, _torn = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return self._progress
+        self._read_bytes += len(whole) + len(newline)
+        if whole:
+            self._progress = self._from_step(whole.splitlines()[-1])
+        return self._progress
+
+    def _from_step(self, line: bytes) -> TrialProgress:
+        step = json.loads(line, parse_constant=lambda _name: None)  # NaN and Infinity are no JSON
+        rate = step["tokens"] / step["seconds"] if step["seconds"] else None
+        return TrialProgress(
+            trial_id=self._trial_id,
+            steps_done=step["index"] + 1,
+            steps_total=self._steps_total,
+            tokens_per_s=rate,
+            loss=step["loss"],
+        )
+
+
+class BlockFeed:
+    """The feeds of a block's trials; written by the worker, read by the heartbeat."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._trials: dict[str, TrialFeed] = {}
+
+    def add(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
+        """Follow one more trial; the last one added is the one whose progress is told."""
+        with self._lock:
+            self._trials[trial_id] = TrialFeed(trial_id, paths, steps_total=steps_total)
+
+    def progress(self) -> tuple[TrialProgress, ...]:
+        """Return the progress of the running trial, if one was started."""
+        with self._lock:
+            last = list(self._trials.values())[-1:]
+            return tuple(feed.progress() for feed in last)
+
+    def chunks(self) -> tuple[LogChunk, ...]:
+        """Return the next log chunk of every trial that has one."""
+        with self._lock:
+            found = (feed.log.next_chunk() for feed in self._trials.values())
+            return tuple(chunk for chunk in found if chunk is not None)
+
+    def accepted(self, chunks: Iterable[LogChunk]) -> None:
+        """Do not send these chunks again."""
+        with self._lock:
+            for chunk in chunks:
+                self._trials[chunk.trial_id].log.accepted(chunk)

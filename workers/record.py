@@ -1,0 +1,178 @@
+"""Turn what a trial left behind into its sealed receipt, or say that the block is broken."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from experiments.messages import ClaimedBlock, ClaimedTrial
+from experiments.outcomes import FINAL_WITH_RECEIPT, FailureClass, Outcome
+from experiments.receipts import (
+    Digests,
+    Environment,
+    GateReading,
+    Ids,
+    Memory,
+    Receipt,
+    Step,
+    read_gates,
+    seal,
+    summarise,
+)
+from workers import failures
+from workers.node import Node
+from workers.paths import TrialPaths
+from workers.result import TrialResult, read_result, read_steps
+from workers.runner import Ending
+
+_PEAK_FLOPS = {("h200", "bfloat16"): 989.5e12}
+"""Dense peak by node class and dtype, for MFU; absent means that no MFU is stated."""
+
+
+class BlockBroken(Exception):
+    """The trial tells nothing about its arm: the block is discarded and rerun whole."""
+
+    def __init__(self, failure_class: FailureClass, message: str) -> None:
+        super().__init__(message)
+        self.failure_class = failure_class
+        self.message = message
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """A finished trial with all that its receipt is made of."""
+
+    block: ClaimedBlock
+    trial: ClaimedTrial
+    node: Node
+    node_id: str
+    paths: TrialPaths
+    ending: Ending
+    started_at: datetime
+    load_average: float
+
+    def receipt(self) -> Receipt:
+        """Build and seal the receipt.
+
+        Raises:
+            BlockBroken: there is no result, and the cause lies outside the arm.
+        """
+        result = self._result()
+        steps = read_steps(self.paths.steps)
+        gates = read_gates(self.trial.gates, result.facts)
+        failure, message = _judge(result, steps, gates)
+        steps = _finite(steps)
+        outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
+        return seal(
+            {
+                "ids": self._ids(),
+                "arm": self.trial.arm,
+                "role": self.trial.role,
+                "seed": self.block.seed,
+                "outcome": outcome,
+                "failure_class": failure,
+                "message": message,
+                "digests": self._digests(result),
+                "config": dict(self.trial.config),
+                "environment": self._environment(),
+                "gates": gates,
+                "facts": dict(result.facts),
+                "steps": steps,
+                "summary": self._summary(steps, result) if outcome in (Outcome.MEASURED, Outcome.REFUSED) else None,
+                "memory": self._memory(result),
+                "compile_s": result.compile_s,
+                "compile_cache_hit": result.compile_cache_hit,
+                "parameters": result.parameters,
+                "flops_per_step": result.flops_per_step,
+                "started_at": self.started_at.isoformat(),
+                "training_s": result.training_s,
+                "wall_s": self.ending.wall_s,
+            }
+        )
+
+    def _result(self) -> TrialResult:
+        """Return the trial's result, or the one that its exit code stands for."""
+        result = read_result(self.paths.result)
+        if result is None:
+            failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=self.ending.oom_kills)
+            result = TrialResult(failure_class=failure, message=message)
+        if result.failure_class is not None and result.failure_class not in FINAL_WITH_RECEIPT:
+            raise BlockBroken(result.failure_class, f"arm '{self.trial.arm}': {result.message}")
+        return result
+
+    def _ids(self) -> Ids:
+        return Ids(
+            ablation=self.block.ablation_id,
+            block=self.block.block_id,
+            block_index=self.block.block_index,
+            position=self.trial.position,
+            trial=self.trial.trial_id,
+            attempt=self.block.attempt_id,
+            node=self.node_id,
+            device=f"{self.node.name}/{self.node.devices.first.index}",
+        )
+
+    def _digests(self, result: TrialResult) -> Digests:
+        return Digests(
+            spec=self.block.spec_digest,
+            rule=self.block.rule_digest,
+            arm=self.trial.arm_digest,
+            code=self.node.code.digest,
+            data=result.data_digest or "",
+        )
+
+    def _environment(self) -> Environment:
+        device = self.node.devices.first
+        return Environment(
+            node_name=self.node.name,
+            node_class=self.node.node_class,
+            device_name=device.name,
+            device_serial=device.serial,
+            git_commit=self.node.code.git_commit,
+            git_dirty_digest=self.node.code.git_dirty_digest,
+            versions=self.node.versions,
+            cpu_threads=int(self.trial.config.get("threads") or self.node.cores),
+            load_average_before=self.load_average,
+        )
+
+    def _memory(self, result: TrialResult) -> Memory | None:
+        limit = self.node.trial_memory_limit_bytes
+        if result.peak_allocated_bytes is not None and result.peak_reserved_bytes is not None:
+            return Memory(
+                peak_allocated_bytes=result.peak_allocated_bytes,
+                peak_reserved_bytes=result.peak_reserved_bytes,
+                limit_bytes=limit,
+            )
+        seen = self.ending.peak_rss_bytes
+        if seen is None or self.node.node_class != "cpu":
+            return None
+        return Memory(peak_allocated_bytes=seen, peak_reserved_bytes=seen, limit_bytes=limit)
+
+    def _summary(self, steps: tuple[Step, ...], result: TrialResult) -> Any:
+        peak = _PEAK_FLOPS.get((self.node.node_class, str(self.trial.config.get("dtype"))))
+        return summarise(steps, flops_per_step=result.flops_per_step, loss_val=result.loss_val, peak_flops=peak)
+
+
+def _judge(
+    result: TrialResult, steps: tuple[Step, ...], gates: Mapping[str, GateReading]
+) -> tuple[FailureClass | None, str | None]:
+    """Return the failure class and its sentence; (None, None) for a trial that measured what was asked for."""
+    if result.failure_class is not None:
+        return result.failure_class, result.message
+    dead = sorted(name for name, reading in gates.items() if not reading.live)
+    if dead:
+        reading = gates[dead[0]]
+        what = f"gate '{dead[0]}' was requested as {reading.requested!r}, observed {reading.observed!r} ({reading.how})"
+        return FailureClass.GATE_REFUSED, what
+    if len(_finite(steps)) < len(steps):
+        return FailureClass.NUMERICS, f"step {len(_finite(steps))} has a loss or gradient norm that is not finite"
+    return None, None
+
+
+def _finite(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps before the first one with a non-finite number: JSON cannot carry it."""
+    for index, step in enumerate(steps):
+        if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
+            return steps[:index]
+    return steps

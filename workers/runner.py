@@ -1,0 +1,118 @@
+"""Run one trainer process to its end, whatever end that is, and prove that nothing of it is left."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers import processes
+from workers.bell import Bell
+from workers.failures import kernel_oom_kills
+from workers.forkserver import ForkServer
+from workers.lease import Lease, StopReason
+from workers.reaper import Reaper
+from workers.result import TrialOrder
+
+_log = logging.getLogger(__name__)
+
+_SAMPLE_S = 0.5
+"""Between looks at the trial's peak resident set, in case the kernel kills it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a trainer process ended."""
+
+    stopped: StopReason | None
+    """Set when we stopped it."""
+    exit_code: int
+    wall_s: float
+    """From the order to the end of the process."""
+    oom_kills: int
+    """Kernel out-of-memory kills meanwhile, of any process."""
+    peak_rss_bytes: int | None
+    """Highest resident set that was seen, sampled."""
+    survivors: tuple[int, ...]
+    """Processes that even SIGKILL did not end."""
+
+
+class Runner:
+    """Starts trials on this node's fork server and ends them."""
+
+    def __init__(
+        self, server: ForkServer, reaper: Reaper, bell: Bell, *, grace_s: float, preempted: Callable[[], bool]
+    ) -> None:
+        self._server = server
+        self._reaper = reaper
+        self._bell = bell
+        self._grace_s = grace_s
+        self._preempted = preempted
+
+    def run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
+        """Run `order` until it ends, its time is up, or the lease, the service or our own end stops it."""
+        oom_before, start = kernel_oom_kills(), time.monotonic()
+        process = self._server.start(order)
+        pid = process.pid
+        assert pid is not None
+        self._reaper.watch(pid)
+        try:
+            stopped, peak = self._wait(process.sentinel, pid, lease, deadline=start + timeout_s)
+            survivors = self._end(pid, order.trial_id, stopped)
+            process.join(0 if survivors else None)
+            wall_s = time.monotonic() - start
+        finally:
+            self._reaper.forget(pid)
+        return Ending(
+            stopped=stopped,
+            exit_code=process.exitcode if process.exitcode is not None else -9,
+            wall_s=wall_s,
+            oom_kills=kernel_oom_kills() - oom_before,
+            peak_rss_bytes=peak,
+            survivors=tuple(survivors),
+        )
+
+    def _wait(
+        self, sentinel: int, pid: int, lease: Lease, *, deadline: float
+    ) -> tuple[StopReason | None, int | None]:
+        """Return why the trial has to stop, or None when it ended by itself, and its peak resident set."""
+        peak: int | None = None
+        while True:
+            reason = self._reason(lease, deadline)
+            if reason is not None:
+                return reason, peak
+            patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
+            self._bell.wait(patience, also=[sentinel])
+            if _is_readable(sentinel):
+                return None, peak
+            peak = _peak_rss(pid) or peak
+
+    def _reason(self, lease: Lease, deadline: float) -> StopReason | None:
+        reason = lease.reason()
+        if reason is not None:
+            return reason
+        if self._preempted():
+            return StopReason.PREEMPTED
+        return StopReason.TIMEOUT if time.monotonic() >= deadline else None
+
+    def _end(self, pid: int, trial_id: str, stopped: StopReason | None) -> list[int]:
+        """Stop what is left of a trial: all of it, or only children that outlived a trial that ended by itself."""
+        grace_s = 0.0 if stopped in (None, StopReason.FENCED) else self._grace_s
+        survivors = processes.stop(pid, trial_id=trial_id, grace_s=grace_s)
+        if survivors:
+            _log.error("trial %s: processes %s survived SIGKILL", trial_id, survivors)
+        return survivors
+
+
+def _is_readable(descriptor: int) -> bool:
+    from multiprocessing.connection import wait
+
+    return bool(wait([descriptor], 0))
+
+
+def _peak_rss(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,138 @@
+"""A worker's life: probe, register, fork server, wake-ups, supervisor, clean end."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.messages import NodeRegistered
+from workers import node as nodes
+from workers.bell import Bell
+from workers.errors import ApiRefused, ApiUnreachable, WorkerError
+from workers.forkserver import ForkServer
+from workers.node import Node
+from workers.reaper import Reaper
+from workers.reporting import ServiceApi
+from workers.runner import Runner
+from workers.settings import Settings, get_settings
+from workers.supervisor import Bench, Supervisor
+from workers.tasks import WakeListener
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+
+
+class Stopped(Exception):
+    """The worker was asked to end before it had registered."""
+
+
+class StopFlag:
+    """Set by SIGTERM and SIGINT."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._set = False
+
+    def install(self) -> None:
+        """Catch the two signals; the main thread must call this."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def __call__(self) -> bool:
+        return self._set
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._set = True
+        self._bell.ring()
+
+
+def serve() -> int:
+    """Run a worker with the settings of the environment; return the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    console = Console(stderr=True)
+    try:
+        _serve(get_settings(), console)
+    except Stopped:
+        return 0
+    except (WorkerError, ValueError) as error:
+        console.print(f"[red]worker cannot run:[/red] {error}")
+        return 1
+    return 0
+
+
+def _serve(settings: Settings, console: Console) -> None:
+    bell = Bell()
+    stopping = StopFlag(bell)
+    stopping.install()
+    node = nodes.probe(settings)
+    console.print(describe(node))
+    server = ForkServer()
+    with Reaper() as reaper:
+        server.warm_up()
+        api, registered = _register(settings, node, bell, stopping)
+        server.check()
+        runner = Runner(server, reaper, bell, grace_s=settings.grace_s, preempted=stopping)
+        bench = Bench(settings=settings, node=node, runner=runner, api=api, bell=bell)
+        poll_s = min(settings.poll_s, registered.claim_poll_s)
+        listener = WakeListener(settings.broker, node.node_class, bell)
+        listener.start()
+        _log.info("node %s is %s and asks for work of class %s", node.name, registered.node_id, node.node_class)
+        try:
+            Supervisor(bench, registered.node_id, poll_s=poll_s, stopping=stopping).run()
+        finally:
+            listener.stop()
+            api.close()
+            server.stop()
+
+
+def describe(node: Node) -> Table:
+    """Return what the probe found and what it lacks, for people."""
+    table = Table(title=f"node {node.name}", show_header=False, title_justify="left")
+    table.add_row("class", node.node_class.value)
+    for device in node.devices.devices:
+        table.add_row(f"device {device.index}", f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB")
+    table.add_row("cores", str(node.cores))
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in node.versions.items()))
+    dirty = " with uncommitted changes" if node.code.git_dirty_digest else ""
+    table.add_row("code", f"{node.code.digest[:19]}, commit {(node.code.git_commit or 'unknown')[:12]}{dirty}")
+    for sentence in node.lacks:
+        table.add_row("[yellow]lacks[/yellow]", sentence)
+    return table
+
+
+def _register(
+    settings: Settings, node: Node, bell: Bell, stopping: Callable[[], bool]
+) -> tuple[ServiceApi, NodeRegistered]:
+    """Register, asking again while the service or its key file is not there yet.
+
+    Raises:
+        ApiRefused: the key is not accepted, or the registration is wrong.
+        Stopped: the worker was asked to end meanwhile.
+    """
+    pause_s, said = _FIRST_PAUSE_S, ""
+    while not stopping():
+        try:
+            api = ServiceApi(settings.url, _token(settings))
+            return api, api.register(node.name, node.registration())
+        except ApiUnreachable as error:
+            if str(error) != said:
+                said = str(error)
+                _log.info("waiting for the service at %s: %s", settings.url, error)
+        bell.wait(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise Stopped
+
+
+def _token(settings: Settings) -> str:
+    token = settings.read_token()
+    if token is None:
+        path: Path = settings.home_dir / "tokens" / "worker"
+        raise ApiUnreachable(f"no worker key yet: ABLATE_WORKER_TOKEN is not set and {path} does not exist")
+    return token

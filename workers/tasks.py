@@ -1,0 +1,63 @@
+"""The only Celery task: a wake-up rings the bell. It carries no work; the claim over HTTP does."""
+
+import logging
+import threading
+from typing import Any
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from experiments.messages import WAKE_TASK
+from experiments.wake import celery_app, wake_subscription
+from kernels.backends import NodeClass
+from workers.bell import Bell
+
+_log = logging.getLogger(__name__)
+
+_RESTART_S = 2.0
+_JOIN_S = 2.0
+
+
+class WakeListener:
+    """A Celery worker (solo pool) in a thread of its own; without a broker the supervisor's polling goes on."""
+
+    def __init__(self, broker_url: str, node_class: NodeClass, bell: Bell) -> None:
+        self._app = wake_app(broker_url, node_class, bell)
+        self._worker: Any = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="wake", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the Celery worker; one that hangs on a dead broker ends with the process."""
+        from celery.worker import state
+
+        self._over.set()
+        state.should_stop = 0
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._worker = self._app.WorkController(pool="solo", concurrency=1, without_gossip=True)
+                self._worker.start()
+            except (OperationalError, OSError) as error:
+                _log.warning("broker: %s; polling goes on", error)
+            except SystemExit:
+                return
+            self._over.wait(_RESTART_S)
+
+
+def wake_app(broker_url: str, node_class: NodeClass, bell: Bell) -> Celery:
+    """Build the Celery application that serves wake-ups of a node class."""
+    app = celery_app(broker_url, name="ablate.worker")
+    app.conf.task_queues = (wake_subscription(node_class),)
+
+    @app.task(name=WAKE_TASK)  # type: ignore[untyped-decorator]
+    def wake(node_class: str) -> None:
+        bell.ring()
+
+    return app
