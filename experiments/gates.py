@@ -197,7 +197,9 @@ _ENTRIES = (
         attested_by="fact loss.implementation",
     ),
     _cuda_flag(
-        "tma", "Does loading tiles with the tensor memory accelerator hide memory latency?", requires={"layout_2d": True}
+        "tma",
+        "Does loading tiles with the tensor memory accelerator hide memory latency?",
+        requires={"layout_2d": True},
     ),
     _cuda_flag(
         "warp_specialize", "Do separate producer and consumer warps overlap loads with math?", requires={"tma": True}

@@ -16,6 +16,7 @@ from experiments.series import ArmStyle
 from experiments.view import AblationView
 
 WIDTH_IN = 8.2
+NARROW_IN = 5.6
 MOST_TRIALS = 120
 MOST_STEPS = 3000
 MOST_CURVES = 8
@@ -34,21 +35,28 @@ def step_times(view: AblationView) -> svg.Picture | None:
     thinned = any(len(r.steps) > per_trial for r in receipts)
     caption = (
         "One strip for each trial, in the order in which they ran; blocks are separated by lines. "
-        "Filled: timed steps, the measured window; open: warm-up; cross: step 0 with compilation. "
-        "Warm-up and step 0 are kept and never enter the statistics. Logarithmic scale."
-        + (f" {len(receipts)} of {len(everything):,} trials are drawn, evenly spread." * (len(receipts) < len(everything)))
+        "Filled: timed steps, the measured window; open: warm-up; cross: step 0 with compilation, all on a logarithmic "
+        "scale. Warm-up and step 0 are kept and never enter the statistics. Below: the timed steps alone, magnified to "
+        "where 98\N{NO-BREAK SPACE}% of them lie."
+        + (
+            f" {len(receipts)} of {len(everything):,} trials are drawn, evenly spread."
+            * (len(receipts) < len(everything))
+        )
         + (f" At most {per_trial} steps of each trial are drawn, evenly spread." if thinned else "")
     )
 
     def paint(figure: Figure) -> None:
-        figure.set_size_inches(WIDTH_IN, 2.9)
-        axes = figure.add_subplot()
+        figure.set_size_inches(WIDTH_IN, 4.4)
+        full, zoomed = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.25))
         styles = series.arm_styles(view)
         for i, receipt in enumerate(receipts):
-            _strip(axes, i, series.by_phase(receipt, per_trial), styles[receipt.arm], crowded=len(receipts) > 40)
-        _block_frame(axes, receipts)
-        _milliseconds(axes)
-        _arm_legend(axes, [styles[arm.name] for arm in view.plan.arms if any(r.arm == arm.name for r in receipts)])
+            phases, crowded = series.by_phase(receipt, per_trial), len(receipts) > 40
+            _strip(full, i, phases, styles[receipt.arm], crowded=crowded)
+            _strip(zoomed, i, {"timed": phases.get("timed", [])}, styles[receipt.arm], crowded=crowded)
+        _block_frame((full, zoomed), receipts)
+        _milliseconds(full)
+        _magnify(zoomed, receipts)
+        _arm_legend(full, [styles[arm.name] for arm in view.plan.arms if any(r.arm == arm.name for r in receipts)])
 
     return svg.draw("steps", "Every step of every trial", caption, paint)
 
@@ -69,19 +77,33 @@ def _strip(
             axes.plot(xs, ys, linestyle="none", color=colour, **looks[phase])  # type: ignore[arg-type]  # plain keywords
 
 
-def _block_frame(axes: Axes, receipts: Sequence[Receipt]) -> None:
-    """Separate blocks by lines and name them below."""
+def _block_frame(panels: Sequence[Axes], receipts: Sequence[Receipt]) -> None:
+    """Separate blocks by lines and name them below the last panel."""
     edges = [i for i, (a, b) in enumerate(pairwise(receipts), 1) if a.ids.block_index != b.ids.block_index]
-    for edge in edges if len(edges) <= 40 else []:
-        axes.axvline(edge, color=GRID, linewidth=0.8, zorder=0)
-    bounds = [0, *edges, len(receipts)]
-    groups = list(series.thin(list(pairwise(bounds)), 20))
-    axes.set_xticks(
-        [(low + high) / 2 for low, high in groups], [str(receipts[low].ids.block_index) for low, _ in groups]
+    for axes in panels:
+        for edge in edges if len(edges) <= 40 else []:
+            axes.axvline(edge, color=GRID, linewidth=0.8, zorder=0)
+        axes.tick_params(axis="x", length=0)
+        axes.set_xlim(0, len(receipts))
+    groups = list(series.thin(list(pairwise([0, *edges, len(receipts)])), 20))
+    names = [str(receipts[low].ids.block_index) for low, _ in groups]
+    panels[-1].set_xticks([(low + high) / 2 for low, high in groups], names)
+    panels[-1].set_xlabel("block, in the order in which they ran")
+
+
+def _magnify(axes: Axes, receipts: Sequence[Receipt]) -> None:
+    """Scale the axis to where 98 % of the timed steps lie."""
+    timed = sorted(
+        1000 * s.seconds for r in receipts for s in r.steps if s.phase == "timed" and math.isfinite(s.seconds)
     )
-    axes.tick_params(axis="x", length=0)
-    axes.set_xlim(0, len(receipts))
-    axes.set_xlabel("block, in the order in which they ran")
+    if timed:
+        low, high = timed[len(timed) // 100], timed[-1 - len(timed) // 100]
+        room = 0.08 * (high - low) or 0.01 * high
+        axes.set_ylim(low - room, high + room)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_ylabel("timed steps, ms")
+    axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
 def _milliseconds(axes: Axes) -> None:
@@ -225,29 +247,53 @@ def memory(view: AblationView) -> svg.Picture | None:
     on_cpu = view.plan.node_class == "cpu"
     caption = (
         "Largest peak over all trials of each arm. "
-        + ("Dark: growth of the resident set; light: peak resident set. " if on_cpu else "Dark: allocated; light: reserved. ")
+        + (
+            "Dark: growth of the resident set; light: peak resident set. "
+            if on_cpu
+            else "Dark: allocated; light: reserved. "
+        )
         + ("Hatched: out of memory, the peak that was reached. " if any(peak[2] for _, peak in shown) else "")
-        + ("" if limit_gib is None else f"The device has {limit_gib:.1f} GiB" + (", the line. " if near else ", far beyond this scale. "))
-        + (f"{len(peaks) - len(shown)} arms without a reading or beyond the first {MOST_BARS} are not drawn." * (len(shown) < len(peaks)))
+        + (
+            ""
+            if limit_gib is None
+            else f"The device has {limit_gib:.1f} GiB" + (", the line. " if near else ", far beyond this scale. ")
+        )
+        + (
+            f"{len(peaks) - len(shown)} arms without a reading or beyond the first {MOST_BARS} are not drawn."
+            * (len(shown) < len(peaks))
+        )
     ).strip()
 
     def paint(figure: Figure) -> None:
-        figure.set_size_inches(WIDTH_IN, 0.85 + 0.36 * len(shown))
+        figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
         axes = figure.add_subplot()
         styles = series.arm_styles(view)
         for row, (arm, peak) in enumerate(shown):
             _bar(axes, row, peak, svg.SENTINELS[styles[arm].role])
-        axes.set_xlim(0, max(top, limit_gib if near and limit_gib else 0) * 1.22)
+        axes.set_xlim(0, max(top, limit_gib if near and limit_gib else 0) * 1.04)
         if near and limit_gib is not None:
             axes.axvline(limit_gib, color=LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
-            axes.annotate("device limit", (limit_gib, -0.62), (4, 0), textcoords="offset points", color=LIMIT, va="top")
-        axes.set_ylim(len(shown) - 0.4, -0.75)
+            axes.annotate(
+                "device limit",
+                (limit_gib, -0.72),
+                (-4, 0),
+                textcoords="offset points",
+                color=LIMIT,
+                ha="right",
+                va="top",
+            )
+        axes.set_ylim(len(shown) - 0.4, -0.85)
         axes.set_yticks(range(len(shown)), [styles[arm].shown for arm, _ in shown])
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("peak memory, GiB")
+        right = axes.twinx()
+        right.set_ylim(axes.get_ylim())
+        right.set_yticks(range(len(shown)), [_bar_numbers(peak) for _, peak in shown])
+        right.tick_params(axis="y", length=0, labelcolor=INK)
+        right.spines["left"].set_visible(False)
 
     return svg.draw("memory", "Peak memory", caption, paint)
 
@@ -267,6 +313,9 @@ def _bar(axes: Axes, row: int, peak: tuple[float, float, bool], colour: str) -> 
     hatch = "////" if out_of_memory else None
     axes.barh(row, reserved, height=0.56, color=colour, alpha=0.35, linewidth=0)
     axes.barh(row, allocated, height=0.56, color=colour, linewidth=0, hatch=hatch)
+
+
+def _bar_numbers(peak: tuple[float, float, bool]) -> str:
+    allocated, reserved, out_of_memory = peak
     digits = 1 if reserved >= 10 else 2 if reserved >= 1 else 3
-    text = f"{allocated:.{digits}f} / {reserved:.{digits}f}" + ("  out of memory" if out_of_memory else "")
-    axes.annotate(text, (reserved, row), (5, 0), textcoords="offset points", va="center")
+    return f"{allocated:.{digits}f} / {reserved:.{digits}f} GiB" + (", out of memory" if out_of_memory else "")

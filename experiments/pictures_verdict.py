@@ -9,10 +9,12 @@ from matplotlib.ticker import MaxNLocator
 from experiments import series, svg, wording
 from experiments.receipts import Receipt
 from experiments.series import ArmStyle, Pair
-from experiments.verdicts import Comparison, VariantVerdict, Verdict
+from experiments.verdicts import VariantVerdict, Verdict
 from experiments.view import AblationView
 
 WIDTH_IN = 8.2
+NARROW_IN = 5.6
+"""Narrow enough to be read on a phone without scrolling."""
 MOST_VARIANTS = 30
 MOST_PANELS = 8
 MOST_BLOCKS = 200
@@ -28,14 +30,17 @@ def forest(view: AblationView) -> svg.Picture | None:
     left_out = len(verdict.variants) - len(shown)
     caption = (
         f"Change of {wording.metric(rule.metric)} against {verdict.baseline}, in percent. "
-        "Marker: mean over blocks; thick line: 90 % interval; thin line: 95 % interval. "
-        + (f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way. " * bool(rule.margin_pct))
+        f"Marker: mean over blocks; thick line: 90{wording.SPACE}% interval; thin line: 95{wording.SPACE}% interval. "
+        + (
+            f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way. "
+            * bool(rule.margin_pct)
+        )
         + (f"Dashed: adopt from {wording.percent(rule.adopt_if_pct)}. " if rule.adopt_if_pct else "")
         + (f"{left_out} more variants are in the table only. " if left_out else "")
     ).strip()
 
     def paint(figure: Figure) -> None:
-        figure.set_size_inches(WIDTH_IN, 1.05 + 0.36 * len(shown))
+        figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
         axes = figure.add_subplot()
         _rule_lines(axes, rule, vertical=True)
         styles = series.arm_styles(view)
@@ -58,13 +63,11 @@ def _rule_lines(axes: Axes, rule: wording.PrimaryRule, *, vertical: bool) -> Non
 def _forest_row(axes: Axes, row: int, variant: VariantVerdict, style: ArmStyle) -> None:
     colour, found = svg.SENTINELS[style.role], variant.primary
     if found is None:
-        text = f"{variant.verdict.value}: no statistics"
-        axes.annotate(text, (0, row), (6, 0), textcoords="offset points", va="center", color=SOFT, style="italic")
         return
     axes.plot([found.ci_low_pct, found.ci_high_pct], [row, row], color=colour, linewidth=1.3, zorder=2)
     axes.plot([found.ci90_low_pct, found.ci90_high_pct], [row, row], color=colour, linewidth=4.0, zorder=2)
     axes.plot(
-        found.delta_pct, row, style.marker, color=colour, markersize=8.5, markeredgecolor=PAPER, markeredgewidth=1
+        found.delta_pct, row, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1
     )
 
 
@@ -81,17 +84,16 @@ def _forest_frame(axes: Axes, shown: Sequence[VariantVerdict], styles: dict[str,
     axes.xaxis.set_major_formatter(lambda value, _: wording.signed(value))
     right = axes.twinx()
     right.set_ylim(axes.get_ylim())
-    right.set_yticks(rows, [_numbers(v.primary) for v in shown])
+    right.set_yticks(rows, [_numbers(v) for v in shown])
     right.tick_params(axis="y", length=0, labelcolor=INK)
     right.spines["left"].set_visible(False)
 
 
-def _numbers(found: Comparison | None) -> str:
+def _numbers(variant: VariantVerdict) -> str:
+    found = variant.primary
     if found is None:
-        return ""
-    return (
-        f"{wording.percent(found.delta_pct)}  [{wording.signed(found.ci_low_pct)}, {wording.signed(found.ci_high_pct)}]"
-    )
+        return f"{variant.verdict.value}: no statistics"
+    return f"{wording.percent(found.delta_pct)} ({wording.interval(found.ci_low_pct, found.ci_high_pct)})"
 
 
 def differences(view: AblationView) -> svg.Picture | None:
@@ -118,6 +120,7 @@ def differences(view: AblationView) -> svg.Picture | None:
             _condition_panel(panels[-1], below, blocks, styles)
         panels[-1].set_xticks(*_block_ticks(blocks))
         panels[-1].set_xlabel("block, in the order in which they ran")
+        figure.align_ylabels(panels)
 
     return svg.draw(
         "differences", "Paired differences, block by block", _caption(view, metric, pairs, blocks, below), paint
@@ -135,8 +138,8 @@ def _caption(
     left_out_blocks, left_out_panels = len(found - set(blocks)), max(0, len(pairs) - MOST_PANELS)
     return (
         f"Each marker is one block: {wording.metric(metric)} of the variant against {view.plan.baseline.name} in the "
-        "same block, 100 ln(variant / baseline)."
-        + (" Line and tint: mean and 95 % interval; grey band: the margin." if view.verdict else "")
+        f"same block, 100{wording.SPACE}ln(variant{wording.SPACE}/{wording.SPACE}baseline)."
+        + (f" Line and tint: mean and 95{wording.SPACE}% interval; grey band: the margin." if view.verdict else "")
         + (f" Bottom: {below[0]}, for every arm." if below else "")
         + (f" {left_out_blocks} blocks between those shown are not drawn." if left_out_blocks else "")
         + (f" {left_out_panels} more variants are in the table only." if left_out_panels else "")
@@ -173,6 +176,7 @@ def _same_scale(panels: Sequence[Axes]) -> None:
     """Give all panels one scale, so that their effects can be compared by eye, with zero in view."""
     bounds = [bound for axes in panels for bound in axes.get_ylim()]
     low, high = min(0.0, *bounds), max(0.0, *bounds)
+    low, high = low - 0.08 * (high - low), high + 0.08 * (high - low)
     for axes in panels:
         axes.set_ylim(low, high)
 

@@ -1,13 +1,16 @@
 """Turn whatever is wrong with a spec into SpecProblems: a pointer to the user's line, a sentence and a hint."""
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from experiments.errors import SpecProblem
+
+KnownKeys: TypeAlias = Callable[[Sequence[str | int]], Sequence[str]]
+"""Lists the keys that the mapping at a path of the spec may have."""
 
 MAX_SHOWN = 60
 """Characters of a given value that a message repeats."""
@@ -69,12 +72,17 @@ _LENGTHS = {
 }
 
 
-def from_validation(error: ValidationError, known_keys: Any) -> list[SpecProblem]:
+def from_validation(error: ValidationError, known_keys: KnownKeys) -> list[SpecProblem]:
     """Translate pydantic's findings; `known_keys(path)` lists the keys that the mapping at `path` may have."""
-    return [_translate(found, known_keys) for found in error.errors(include_url=False)]
+    return [_translate(found, known_keys) for found in error.errors(include_url=False) if not _is_echo(found)]
 
 
-def _translate(found: Any, known_keys: Any) -> SpecProblem:
+def _is_echo(found: Any) -> bool:
+    """Tell whether pydantic counts a list as short only because its entries are bad, which is reported anyway."""
+    return found["type"] == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]
+
+
+def _translate(found: Any, known_keys: KnownKeys) -> SpecProblem:
     path = tuple(part for part in found["loc"] if part != "[key]")
     where = pointer(*path)
     name = str(path[-1]) if path else "spec"
@@ -85,7 +93,9 @@ def _translate(found: Any, known_keys: Any) -> SpecProblem:
         return SpecProblem(pointer=where, detail=detail, hint=nearest(name, known))
     if kind == "missing":
         return SpecProblem(pointer=where, detail=f"'{name}' is missing", hint=f"add the key '{name}'")
-    return SpecProblem(pointer=where, detail=_sentence(kind, name, given, context, found["msg"]), hint=context.get("hint"))
+    return SpecProblem(
+        pointer=where, detail=_sentence(kind, name, given, context, found["msg"]), hint=context.get("hint")
+    )
 
 
 def _sentence(kind: str, name: str, given: object, context: dict[str, Any], message: str) -> str:

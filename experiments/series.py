@@ -7,6 +7,7 @@ from itertools import groupby
 from statistics import median
 from typing import TypeVar
 
+from experiments.metrics import METRICS
 from experiments.outcomes import Outcome
 from experiments.receipts import Receipt
 from experiments.view import AblationView
@@ -75,13 +76,10 @@ def measured(receipts: Iterable[Receipt], arm: str | None = None) -> list[Receip
 
 
 def shown_metric(view: AblationView) -> str:
-    """Name the metric of the paired differences: the rule's primary one where receipts carry it."""
+    """Name the metric of the paired differences: the rule's primary one."""
     variants = view.verdict.variants if view.verdict else ()
     names = [v.primary.metric for v in variants if v.primary is not None]
-    return names[0] if names and names[0] in _SUMMARY_METRICS else DEFAULT_METRIC
-
-
-_SUMMARY_METRICS = frozenset({"tokens_per_s", "model_tflops_per_s", "step_s_mean", "step_s_median"})
+    return names[0] if names and names[0] in METRICS else DEFAULT_METRIC
 
 
 def paired(view: AblationView, metric: str) -> dict[str, list[Pair]]:
@@ -91,7 +89,7 @@ def paired(view: AblationView, metric: str) -> dict[str, list[Pair]]:
     pairs: dict[str, list[Pair]] = {arm.name: [] for arm in view.plan.arms[1:]}
     for receipt in receipts:
         base = baselines.get(receipt.ids.block_index)
-        ratio = _value(receipt, metric) / _value(base, metric) if base and _value(base, metric) else 0.0
+        ratio = _ratio(receipt, base, metric)
         if receipt.arm in pairs and base is not None and ratio > 0:
             pair = Pair(
                 block_index=receipt.ids.block_index,
@@ -103,9 +101,10 @@ def paired(view: AblationView, metric: str) -> dict[str, list[Pair]]:
     return {arm: found for arm, found in pairs.items() if found}
 
 
-def _value(receipt: Receipt, metric: str) -> float:
-    value = float(getattr(receipt.summary, metric))
-    return value if math.isfinite(value) else 0.0
+def _ratio(receipt: Receipt, base: Receipt | None, metric: str) -> float:
+    """Return variant / baseline; 0 where one of the two has no positive, finite value."""
+    values = [METRICS[metric].read(r) or 0.0 for r in (receipt, base) if r is not None]
+    return values[0] / values[1] if len(values) == 2 and all(0 < v < math.inf for v in values) else 0.0
 
 
 def blocks_in_time(receipts: Sequence[Receipt]) -> list[int]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -48,7 +48,7 @@ SENTINELS: dict[str, str] = {role: f"#0102{i:02x}" for i, role in enumerate(SHAD
 
 SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", "DejaVu Sans", sans-serif'
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
@@ -121,13 +121,15 @@ def draw(name: str, title: str, caption: str, paint: Callable[[Figure], None]) -
         title: heading of the figure and accessible name of the SVG.
         caption: text below the figure and accessible description of the SVG.
         paint: draws into the figure, with `SENTINELS` as its only colours, and sets its size.
+
     """
     with _MATPLOTLIB, matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # names may be in any script
         figure = Figure(layout="constrained")
         paint(figure)
         out = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        canvas: Any = FigureCanvasSVG(figure)  # its writer is untyped
+        canvas.print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return Picture(name=name, title=title, caption=caption, svg=_inline(out.getvalue(), name, title, caption))
 
 

@@ -51,7 +51,8 @@ def wake_exchange(node_class: str) -> Exchange:
 
 def wake_subscription(node_class: str) -> Broadcast:
     """Return the queue of one worker: its own, deleted with the worker, bound to the node class's exchange."""
-    return Broadcast(name=wake_queue(node_class), unique=True, auto_delete=True, exchange=wake_exchange(node_class))
+    name = wake_queue(node_class)
+    return Broadcast(name=name, unique=True, auto_delete=True, exchange=wake_exchange(node_class), routing_key=name)
 
 
 def publish_wake(app: Any, node_class: str) -> None:
@@ -59,12 +60,15 @@ def publish_wake(app: Any, node_class: str) -> None:
 
     Raises kombu.exceptions.OperationalError when the broker cannot be reached.
     """
+    exchange = wake_exchange(node_class)
+    # Celery fills an empty routing key with its own, and the Redis transport makes it part of the channel's name.
     app.send_task(
         WAKE_TASK,
         kwargs=Wake(node_class=node_class).model_dump(),
-        exchange=wake_exchange(node_class),
+        exchange=exchange,
+        declare=[exchange],  # a channel that has not declared the exchange would take it for a direct one
         exchange_type="fanout",
-        routing_key="",
+        routing_key=wake_queue(node_class),
         ignore_result=True,
         retry=True,
         retry_policy={"max_retries": 1, "interval_start": 0, "interval_max": 0.1},

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from experiments.outcomes import Decision, VerdictWord
@@ -12,11 +13,9 @@ NOTHING = "\N{EN DASH}"
 """Stands where there is no value."""
 
 METRICS: dict[str, str] = {
-    "tokens_per_s": "throughput (tokens/s)",
-    "step_s_mean": "mean step time",
-    "step_s_median": "median step time",
+    "tokens_per_s": "throughput",
+    "step_s": "step time",
     "model_tflops_per_s": "model TFLOP/s",
-    "mfu": "model FLOP utilisation",
     "loss_step1": "loss of step 1",
     "loss_final": "final training loss",
     "loss_val": "validation loss",
@@ -63,18 +62,18 @@ class PrimaryRule(NamedTuple):
 
 
 def primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:
-    """Read metric, margin and adoption bound out of a verdict's rule; what it does not state is left at zero."""
-    primary = rule.get("primary")
-    stated = primary if isinstance(primary, Mapping) else {}
+    """Read metric, margin and adoption bound out of a verdict's rule; without an adoption bound it is the margin."""
+    primary = rule["verdict"]["primary"]
+    margin = _in_percent(primary["margin"])
+    bound = primary.get("adopt_if")
     return PrimaryRule(
-        metric=str(stated.get("metric", "tokens_per_s")),
-        margin_pct=_number(stated.get("margin_pct")),
-        adopt_if_pct=_number(stated.get("adopt_if_pct")),
+        metric=primary["metric"], margin_pct=margin, adopt_if_pct=margin if bound is None else _in_percent(bound)
     )
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+def _in_percent(value: str | float) -> float:
+    """Read "0.5%" (as a rule writes it) or a number as percent."""
+    return float(value.removesuffix("%")) if isinstance(value, str) else float(value)
 
 
 def metric(name: str) -> str:
@@ -89,6 +88,11 @@ def signed(value: float, digits: int = 2) -> str:
     text = f"{abs(value):.{digits}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return text if float(text) == 0 else f"{'+' if value > 0 else MINUS}{text}"
+
+
+def interval(low_pct: float, high_pct: float) -> str:
+    """Format an interval in percent."""
+    return f"{percent(low_pct).split(SPACE)[0]} to {percent(high_pct)}"
 
 
 def percent(value: float) -> str:
@@ -132,6 +136,15 @@ def number(value: float | None, digits: int = 4) -> str:
 def fixed(value: float | None, digits: int = 4) -> str:
     """Format with exactly `digits` decimals."""
     return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def moment(rfc3339: str) -> str:
+    """Format an RFC 3339 time in UTC to the second; anything else is shown as it is."""
+    try:
+        time = datetime.fromisoformat(rfc3339)
+    except ValueError:
+        return rfc3339
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def counted(count: int, noun: str) -> str:

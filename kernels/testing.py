@@ -14,9 +14,6 @@ from kernels.mamba3_mimo.inputs import ScanInputs
 TIME_AXIS = {"q": 1, "k": 1, "v": 1, "z": 1, "adt": 2, "dt": 2, "trap": 2, "angles": 1, "out": 1}
 """Axis of time of every tensor that has one."""
 
-ROW_FLOOR = 1e-2
-"""Rows smaller than this share of the largest row are measured against that share, not against themselves."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScanShape:
@@ -72,10 +69,13 @@ def global_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-12))
 
 
-def worst_row_error(actual: Tensor, expected: Tensor, *, time_axis: int) -> float:
-    """Return the largest relative Euclidean error of a time row, batch rows apart; see `ROW_FLOOR`."""
+def worst_row_error(actual: Tensor, expected: Tensor, *, time_axis: int, floor: float = 1e-2) -> float:
+    """Return the largest relative Euclidean error of a time row, batch rows apart.
+
+    Rows smaller than `floor` times the largest row are measured against that size, not against their own.
+    """
     difference, scale = (
-        torch.movedim(t.double(), time_axis, 1).flatten(2).norm(dim=2)
-        for t in (actual.double() - expected.double(), expected)
+        torch.movedim(t, time_axis, 1).flatten(2).norm(dim=2)
+        for t in (actual.double() - expected.double(), expected.double())
     )
-    return float((difference / scale.clamp_min(float(scale.max()) * ROW_FLOOR).clamp_min(1e-12)).max())
+    return float((difference / scale.clamp_min(float(scale.max()) * floor).clamp_min(1e-12)).max())

@@ -157,6 +157,18 @@ class HybridConfig:
         """H = d_model * expand / headdim."""
         return self.d_inner // self.mamba.headdim
 
+    @property
+    def mixer_widths(self) -> tuple[int, ...]:
+        """Widths of the mixer's input projection, in order: z, x, B, C, dd_dt, dd_A, trap, angles."""
+        directions = self.mamba.d_state * self.mamba.ngroups * self.mamba.mimo_rank
+        heads = self.num_value_heads
+        return (self.d_inner, self.d_inner, directions, directions, heads, heads, heads, self.mamba.num_angles)
+
+    @property
+    def mlp_width(self) -> int:
+        """Hidden width of the gated MLP, floor(d_model * mlp_ratio)."""
+        return int(self.d_model * self.mlp_ratio)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:

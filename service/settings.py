@@ -4,6 +4,8 @@ Names carry the prefix ABLATE_. Without any of them the embedded stack runs on l
 """
 
 import json
+import os
+from collections.abc import Mapping
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,7 +16,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import ConfigurationError
 
-PLACEHOLDERS = frozenset({"", "changeme", "change-me", "secret", "password", "admin", "worker", "token", "test", "todo"})
+PLACEHOLDERS = frozenset(
+    {"", "changeme", "change-me", "secret", "password", "admin", "worker", "token", "test", "todo"}
+)
 """Values that people leave in a template; the service refuses to start with one."""
 
 MIN_SECRET_CHARS = 16
@@ -139,3 +143,15 @@ def get_settings() -> Settings:
 def get_client_settings() -> ClientSettings:
     """Read the client's settings once."""
     return ClientSettings()
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with `changes`, for processes of the embedded stack.
+
+    Secrets and addresses of another installation are left out: the stack makes its own.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    return {**kept, **changes}
+
+
+_NOT_INHERITED = frozenset({"ABLATE_URL", "ABLATE_TOKEN", "ABLATE_ADMIN_TOKEN", "ABLATE_WORKER_TOKEN"})

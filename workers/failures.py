@@ -22,26 +22,25 @@ _OUTCOMES = {
     FailureClass.INVALID_MEASUREMENT: Outcome.INVALID,
 }
 
+_BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
+    ((NonFiniteLoss,), FailureClass.NUMERICS),
+    ((KernelUnsupported,), FailureClass.GATE_REFUSED),
+    ((ConfigError, DataError), FailureClass.USER_ERROR),
+    ((OSError, MeasurementError), FailureClass.INFRA_NODE),
+)
+
 FORKSERVER_LOST = 255
 """Exit code that multiprocessing reports when the fork server died with the trial."""
 
 
 def classify(error: BaseException) -> FailureClass:
     """Return the failure class of an exception raised by a trial."""
-    text = str(error).lower()
-    if _is_oom(error, text):
+    if _is_oom(error):
         return FailureClass.OOM
-    if isinstance(error, NonFiniteLoss):
-        return FailureClass.NUMERICS
-    if isinstance(error, KernelUnsupported):
-        return FailureClass.GATE_REFUSED
-    if isinstance(error, ConfigError | DataError):
-        return FailureClass.USER_ERROR
-    if isinstance(error, OSError | MeasurementError) or "AcceleratorError" in _class_names(error):
-        return FailureClass.INFRA_NODE
-    if any(phrase in text for phrase in _DEVICE_PHRASES):
-        return FailureClass.INFRA_NODE
-    return FailureClass.USER_ERROR
+    for kinds, failure in _BY_TYPE:
+        if isinstance(error, kinds):
+            return failure
+    return FailureClass.INFRA_NODE if _is_device_error(error) else FailureClass.USER_ERROR
 
 
 def outcome_of(failure: FailureClass) -> Outcome:
@@ -55,6 +54,7 @@ def classify_exit(exit_code: int, *, oom_kills: int) -> tuple[FailureClass, str]
     Args:
         exit_code: of the process; -N for signal N.
         oom_kills: how many processes the kernel's OOM killer ended while the trial ran.
+
     """
     if exit_code == -signal.SIGKILL and oom_kills:
         return FailureClass.OOM, "the kernel's out-of-memory killer ended the trial"
@@ -76,12 +76,17 @@ def kernel_oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _is_oom(error: BaseException, text: str) -> bool:
+def _is_oom(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or "OutOfMemoryError" in _class_names(error):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _OOM_PHRASES)
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _OOM_PHRASES)
+
+
+def _is_device_error(error: BaseException) -> bool:
+    text = str(error).lower()
+    return "AcceleratorError" in _class_names(error) or any(phrase in text for phrase in _DEVICE_PHRASES)
 
 
 def _class_names(error: BaseException) -> set[str]:

@@ -32,6 +32,7 @@ class ForkServer:
 
         Raises:
             PreloadError: the import failed, or the server did not come up.
+
         """
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_report_preload, args=(self._preload, theirs))

@@ -30,11 +30,11 @@ class Lease:
         self._until = max(self._until, asked_at + lease_s)
 
     def revoke(self) -> None:
-        """The service refused the token."""
+        """Note that the service refused the token."""
         self._revoked = True
 
     def cancel(self) -> None:
-        """The service asked to stop."""
+        """Note that the service asked to stop."""
         self._cancelled = True
 
     def left_s(self) -> float:

@@ -53,6 +53,7 @@ class JobPaths:
 
         Raises:
             ValueError: an id is not a plain file name.
+
         """
         folder = self.root / _plain(attempt_id) / _plain(trial_id)
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,9 +63,8 @@ class JobPaths:
         """Remove all but the `keep` youngest attempts; return how many went."""
         if not self.root.is_dir():
             return 0
-        attempts = sorted(
-            (path for path in self.root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns, reverse=True
-        )
+        attempts = [path for path in self.root.iterdir() if path.is_dir()]
+        attempts.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in attempts[keep:]:
             shutil.rmtree(path, ignore_errors=True)
         return len(attempts[keep:])

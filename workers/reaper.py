@@ -20,9 +20,9 @@ class Reaper:
     """The worker's end of the pipe."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, start_new_session=True, text=True, bufsize=1
-        )
+        theirs, self._pipe = os.pipe()
+        self._process = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=theirs, start_new_session=True)
+        os.close(theirs)
 
     def __enter__(self) -> "Reaper":
         return self
@@ -30,9 +30,7 @@ class Reaper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        os.close(self._pipe)
         self._process.wait()
 
     def watch(self, pgid: int) -> None:
@@ -40,13 +38,12 @@ class Reaper:
         self._tell(f"+{pgid}")
 
     def forget(self, pgid: int) -> None:
-        """The group has ended; its number may be used again."""
+        """Stop watching a group that has ended: its number may be used again."""
         self._tell(f"-{pgid}")
 
     def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the guardian was killed: the kernel's death signal remains
-            self._process.stdin.write(line + "\n")
+            os.write(self._pipe, f"{line}\n".encode())
 
 
 def left_behind(lines: Iterable[str]) -> set[int]:

@@ -57,6 +57,7 @@ class TrialRecord:
 
         Raises:
             BlockBroken: there is no result, and the cause lies outside the arm.
+
         """
         result = self._result()
         steps = read_steps(self.paths.steps)

@@ -26,6 +26,8 @@ CALL_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 3.0
 _TRY_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
 
+_NO_NODE = "nod_doctor"
+
 _T = TypeVar("_T")
 
 
@@ -39,10 +41,18 @@ class ServiceApi:
         """Close the connections."""
         self._http.close()
 
-    def is_ready(self) -> dict[str, Any]:
+    def version(self) -> dict[str, Any]:
         """Return the service's version document; needs no key."""
         answer: dict[str, Any] = self._send("GET", "/version").json()
         return answer
+
+    def check_key(self) -> None:
+        """Ask whether the worker key is accepted, by a claim for a node that cannot exist. Raises ApiRefused if not."""
+        try:
+            self._send("POST", "/v1/blocks:claim", ClaimRequest(node_id=_NO_NODE))
+        except ApiRefused as error:
+            if error.status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+                raise
 
     def register(self, name: str, node: NodeRegistration) -> NodeRegistered:
         """Tell the service what this node is."""
@@ -51,10 +61,12 @@ class ServiceApi:
     def claim(self, node_id: str) -> ClaimedBlock | None:
         """Take the next block that waits for this node's class."""
         answer = self._send("POST", "/v1/blocks:claim", ClaimRequest(node_id=node_id))
-        return None if answer.status_code == httpx.codes.NO_CONTENT else ClaimedBlock.model_validate_json(answer.content)
+        if answer.status_code == httpx.codes.NO_CONTENT:
+            return None
+        return ClaimedBlock.model_validate_json(answer.content)
 
     def heartbeat(self, attempt_id: str, beat: Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S) -> HeartbeatReply:
-        """Renew the lease; a hanging call is given up after `timeout_s`, so that the next one may still come in time."""
+        """Renew the lease; a hanging call is given up after `timeout_s`, so the next may still come in time."""
         answer = self._send("POST", f"/v1/attempts/{attempt_id}:heartbeat", beat, timeout_s=timeout_s)
         return HeartbeatReply.model_validate_json(answer.content)
 

@@ -53,6 +53,7 @@ def read_config(config: Mapping[str, Any]) -> TrainConfig:
 
     Raises:
         ConfigError: a value is illegal, or the JSON has other fields than TrainConfig.
+
     """
     try:
         typed = _CONFIG.validate_python(dict(config))

@@ -4,10 +4,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from workers import processes
 from workers.bell import Bell
+from workers.errors import WorkerError
 from workers.failures import kernel_oom_kills
 from workers.forkserver import ForkServer
 from workers.lease import Lease, StopReason
@@ -53,8 +56,7 @@ class Runner:
         """Run `order` until it ends, its time is up, or the lease, the service or our own end stops it."""
         oom_before, start = kernel_oom_kills(), time.monotonic()
         process = self._server.start(order)
-        pid = process.pid
-        assert pid is not None
+        pid = _pid(process)
         self._reaper.watch(pid)
         try:
             stopped, peak = self._wait(process.sentinel, pid, lease, deadline=start + timeout_s)
@@ -72,9 +74,7 @@ class Runner:
             survivors=tuple(survivors),
         )
 
-    def _wait(
-        self, sentinel: int, pid: int, lease: Lease, *, deadline: float
-    ) -> tuple[StopReason | None, int | None]:
+    def _wait(self, sentinel: int, pid: int, lease: Lease, *, deadline: float) -> tuple[StopReason | None, int | None]:
         """Return why the trial has to stop, or None when it ended by itself, and its peak resident set."""
         peak: int | None = None
         while True:
@@ -105,8 +105,6 @@ class Runner:
 
 
 def _is_readable(descriptor: int) -> bool:
-    from multiprocessing.connection import wait
-
     return bool(wait([descriptor], 0))
 
 
@@ -116,3 +114,9 @@ def _peak_rss(pid: int) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+
+
+def _pid(process: ForkServerProcess) -> int:
+    if process.pid is None:
+        raise WorkerError("the fork server gave a trial no process id")
+    return process.pid

@@ -2,17 +2,15 @@
 
 import logging
 import signal
-import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from experiments.messages import NodeRegistered
 from workers import node as nodes
 from workers.bell import Bell
-from workers.errors import ApiRefused, ApiUnreachable, WorkerError
+from workers.errors import ApiUnreachable, WorkerError
 from workers.forkserver import ForkServer
 from workers.node import Node
 from workers.reaper import Reaper
@@ -23,6 +21,8 @@ from workers.supervisor import Bench, Supervisor
 from workers.tasks import WakeListener
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -45,6 +45,7 @@ class StopFlag:
             signal.signal(number, self._on_signal)
 
     def __call__(self) -> bool:
+        """Return whether this worker has to end."""
         return self._set
 
     def _on_signal(self, _number: int, _frame: object) -> None:
@@ -75,9 +76,9 @@ def _serve(settings: Settings, console: Console) -> None:
     console.print(describe(node))
     server = ForkServer()
     with Reaper() as reaper:
-        server.warm_up()
-        api, registered = _register(settings, node, bell, stopping)
         server.check()
+        api = ServiceApi(settings.url, _until(lambda: _token(settings), bell, stopping))
+        registered = _until(lambda: api.register(node.name, node.registration()), bell, stopping)
         runner = Runner(server, reaper, bell, grace_s=settings.grace_s, preempted=stopping)
         bench = Bench(settings=settings, node=node, runner=runner, api=api, bell=bell)
         poll_s = min(settings.poll_s, registered.claim_poll_s)
@@ -89,7 +90,6 @@ def _serve(settings: Settings, console: Console) -> None:
         finally:
             listener.stop()
             api.close()
-            server.stop()
 
 
 def describe(node: Node) -> Table:
@@ -107,24 +107,22 @@ def describe(node: Node) -> Table:
     return table
 
 
-def _register(
-    settings: Settings, node: Node, bell: Bell, stopping: Callable[[], bool]
-) -> tuple[ServiceApi, NodeRegistered]:
-    """Register, asking again while the service or its key file is not there yet.
+def _until(ask: Callable[[], _T], bell: Bell, stopping: Callable[[], bool]) -> _T:
+    """Ask until there is an answer; the service, or the file with its key, may come up after this worker.
 
     Raises:
         ApiRefused: the key is not accepted, or the registration is wrong.
         Stopped: the worker was asked to end meanwhile.
+
     """
     pause_s, said = _FIRST_PAUSE_S, ""
     while not stopping():
         try:
-            api = ServiceApi(settings.url, _token(settings))
-            return api, api.register(node.name, node.registration())
+            return ask()
         except ApiUnreachable as error:
             if str(error) != said:
                 said = str(error)
-                _log.info("waiting for the service at %s: %s", settings.url, error)
+                _log.info("waiting for the service: %s", error)
         bell.wait(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     raise Stopped
@@ -133,6 +131,6 @@ def _register(
 def _token(settings: Settings) -> str:
     token = settings.read_token()
     if token is None:
-        path: Path = settings.home_dir / "tokens" / "worker"
+        path = settings.home_dir / "tokens" / "worker"
         raise ApiUnreachable(f"no worker key yet: ABLATE_WORKER_TOKEN is not set and {path} does not exist")
     return token

@@ -11,7 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from kernels.backends import NodeClass
 from workers.errors import SettingsError
 
-PLACEHOLDERS = frozenset({"changeme", "change-me", "change_me", "secret", "token", "password", "placeholder", "todo", "xxx"})
+PLACEHOLDERS = frozenset(
+    {"changeme", "change-me", "change_me", "secret", "token", "password", "placeholder", "todo", "xxx"}
+)
 """Values that people leave in example files; none of them is accepted as a token."""
 
 TRIAL_MARK = "ABLATE_TRIAL_ID"

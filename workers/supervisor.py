@@ -15,7 +15,7 @@ from workers.feed import BlockFeed
 from workers.heartbeat import Pulse
 from workers.lease import Lease, StopReason
 from workers.node import Node
-from workers.paths import JobPaths, TrialPaths, write_whole
+from workers.paths import JobPaths, write_whole
 from workers.record import BlockBroken, TrialRecord
 from workers.reporting import ServiceApi, persistently
 from workers.result import TrialOrder, read_config, read_result
@@ -29,6 +29,7 @@ _REPORT_PATIENCE_LEASES = 10
 
 _RELEASE_PATIENCE_S = 3.0
 _LOG_DRAIN_BEATS = 200
+_REPORT_LOG_CHARS = 32_768
 
 
 class BlockStopped(Exception):
@@ -86,9 +87,7 @@ class Supervisor:
                 _drain(feed, pulse)
         self._hand_in(block, report, release, feed)
 
-    def _measure(
-        self, block: ClaimedBlock, lease: Lease, feed: BlockFeed
-    ) -> tuple[BlockReport | None, Release | None]:
+    def _measure(self, block: ClaimedBlock, lease: Lease, feed: BlockFeed) -> tuple[BlockReport | None, Release | None]:
         """Return the block's report, or its release, or neither when the lease is lost."""
         try:
             receipts = tuple(self._trial(block, trial, lease, feed=feed) for trial in block.trials)
@@ -101,9 +100,7 @@ class Supervisor:
             return None, _release(block, stopped.reason)
         return BlockReport(token=block.token, receipts=receipts), None
 
-    def _trial(
-        self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed
-    ) -> dict[str, object]:
+    def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> dict[str, object]:
         """Run one trial; return its receipt as JSON and leave it on disk."""
         paths = self._paths.trial(block.attempt_id, trial.trial_id)
         feed.add(trial.trial_id, paths, steps_total=_steps_total(trial))
@@ -162,7 +159,9 @@ class Supervisor:
 
     def _claim(self) -> ClaimedBlock | None:
         if self._quarantine is not None:
-            _log.error("this node claims nothing any more: %s; restart the worker when it is repaired", self._quarantine)
+            _log.error(
+                "this node claims nothing any more: %s; restart the worker when it is repaired", self._quarantine
+            )
             return None
         try:
             return self._bench.api.claim(self._node_id)
@@ -212,9 +211,6 @@ def _drain(feed: BlockFeed, pulse: Pulse) -> None:
     for _ in range(_LOG_DRAIN_BEATS):
         if sum(len(chunk.text) for chunk in feed.chunks()) < _REPORT_LOG_CHARS or not pulse.beat():
             return
-
-
-_REPORT_LOG_CHARS = 32_768
 
 
 def _steps_total(trial: ClaimedTrial) -> int:

@@ -1,0 +1,45 @@
+"""Model FLOPs of one training step: what the mathematics needs, not what an implementation spends. Torch-free.
+
+Rules: a multiply-add is two FLOPs; the backward pass is twice the forward one; nothing recomputed is counted.
+Attention counts the full S x S score matrix, as is customary, although the causal half would do. The scan counts the
+least that any schedule can do, one state write and one state read per rank, R * 4NP per token and head; the
+chunk-parallel form spends R * [4NP + 2M(N + P)] with M = C * R, which would reward larger chunks with a higher rate.
+Elementwise work, norms and the embedding lookup are not counted.
+"""
+
+from model.config import HybridConfig, TrainConfig
+
+BACKWARD_FACTOR = 3
+"""Forward plus backward, in units of the forward pass."""
+
+
+def step_flops(config: TrainConfig) -> int:
+    """Return the model FLOPs of one optimiser step, forward and backward over B * S tokens."""
+    return BACKWARD_FACTOR * forward_flops_per_token(config.model, config.data.seq_len) * config.tokens_per_step
+
+
+def forward_flops_per_token(model: HybridConfig, seq_len: int) -> int:
+    """Return the FLOPs of a forward pass divided by its tokens, rows having `seq_len` tokens; the head included."""
+    per_block = {"M": mixer_flops(model), "A": attention_flops(model, seq_len), "F": mlp_flops(model)}
+    return sum(per_block[letter] for letter in model.pattern) + 2 * model.d_model * model.vocab_size
+
+
+def mixer_flops(model: HybridConfig) -> int:
+    """Return the forward FLOPs per token of one Mamba-3 mixer."""
+    return 2 * model.d_model * (sum(model.mixer_widths) + model.d_inner) + scan_flops(model)
+
+
+def scan_flops(model: HybridConfig) -> int:
+    """Return the least forward FLOPs per token of one scan: H * R * 4NP."""
+    mamba = model.mamba
+    return model.num_value_heads * mamba.mimo_rank * 4 * mamba.d_state * mamba.headdim
+
+
+def attention_flops(model: HybridConfig, seq_len: int) -> int:
+    """Return the forward FLOPs per token of one attention block."""
+    return 2 * model.d_model * 4 * model.d_model + 4 * seq_len * model.d_model
+
+
+def mlp_flops(model: HybridConfig) -> int:
+    """Return the forward FLOPs per token of one gated MLP."""
+    return 2 * model.d_model * 3 * model.mlp_width

@@ -1,0 +1,85 @@
+"""Mamba-3 MIMO mixer: one input projection, the scan, one output projection. There is no short convolution.
+
+Legend: B batch, S sequence, D d_model, I d_inner = H * P, H value heads, P head width, N state size, G groups,
+R MIMO rank, A rotary angles. The mixer expects a normalised input; the residual block provides it.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels.mamba3_mimo import CUDA_FEATURES, ScanInputs, mamba3_mimo
+from model.config import HybridConfig
+from model.layers import Linear, RMSNorm
+
+
+class Mamba3(nn.Module):
+    """Token mixer with a rank-R state space recurrence. All parameters are float32, whatever the compute dtype."""
+
+    def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        mamba, heads = config.mamba, config.num_value_heads
+        per_state = (heads, mamba.mimo_rank, mamba.d_state)
+        per_value = (heads, mamba.mimo_rank, mamba.headdim)
+        self.in_proj = Linear(config.d_model, sum(config.mixer_widths), compute_dtype=compute_dtype)
+        self.out_proj = Linear(config.d_inner, config.d_model, compute_dtype=compute_dtype)
+        self.k_norm, self.q_norm = RMSNorm(mamba.d_state), RMSNorm(mamba.d_state)
+        self.k_bias, self.q_bias = _parameter(*per_state), _parameter(*per_state)
+        self.psi, self.zeta, self.phi = (_parameter(*per_value) for _ in range(3))
+        self.dt_bias, self.D = _parameter(heads), _parameter(heads)
+
+    def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
+        """Return the mixed tokens [B,S,D]; nothing passes from one document of a row to the next."""
+        scan = self.config.scan
+        result = mamba3_mimo(
+            self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS),
+            lane=scan.lane,
+            schedule=scan.schedule,
+            chunk_size=scan.chunk_size,
+            psiv_cache=scan.psiv_cache,
+            features=tuple(name for name in CUDA_FEATURES if getattr(scan, name)),
+        )
+        mixed: Tensor = self.out_proj(result.out.flatten(2))
+        return mixed
+
+    def _scan_inputs(self, projected_BSX: Tensor, segment_ids_BS: Tensor) -> ScanInputs:
+        mamba, heads = self.config.mamba, self.config.num_value_heads
+        z, v, b, c, dd_dt, dd_a, trap, angles = torch.split(projected_BSX, list(self.config.mixer_widths), dim=-1)
+        directions = (*z.shape[:2], mamba.mimo_rank, mamba.ngroups, mamba.d_state)
+        values = (*z.shape[:2], heads, mamba.headdim)
+        dt_BSH = functional.softplus(dd_dt.float() + self.dt_bias)
+        adt_BSH = decay_rate(dd_a.float(), mamba.a_activation, floor=mamba.a_floor) * dt_BSH
+        return ScanInputs(
+            q=self.q_norm(c.reshape(directions)).to(v.dtype),
+            k=self.k_norm(b.reshape(directions)).to(v.dtype),
+            v=v.reshape(values),
+            z=z.reshape(values),
+            q_bias=self.q_bias,
+            k_bias=self.k_bias,
+            psi=self.psi,
+            zeta=self.zeta,
+            phi=self.phi,
+            D=self.D,
+            adt=adt_BSH.transpose(1, 2),
+            dt=dt_BSH.transpose(1, 2),
+            trap=trap.transpose(1, 2),
+            angles=angles.float().unsqueeze(2).expand(-1, -1, heads, -1),
+            segment_ids=segment_ids_BS,
+        )
+
+
+def decay_rate(dd_a: Tensor, activation: str, *, floor: float) -> Tensor:
+    """Return A = -f(dd_a), at most -floor.
+
+    f is softplus or the heavy tail 1 + x for x >= 0 and 1 / (1 - x) below, which falls slower than an exponential.
+    """
+    if activation == "softplus":
+        rate = functional.softplus(dd_a)
+    else:
+        rate = torch.where(dd_a >= 0, 1 + dd_a, 1 / (1 - dd_a.clamp(max=0)))
+    return -rate.clamp_min(floor)
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, dtype=torch.float32))

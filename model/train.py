@@ -1,0 +1,254 @@
+"""The training loop of one trial: step 0, warm-up, timed steps, then the validation loss.
+
+What would surprise: with `compile`, one forward and backward pass runs before step 0, so that compilation is a number
+of its own; the facts for gate attestation are what the code recorded during that pass and step 0. During timed steps
+Python's automatic garbage collection is off (collected just before), because its pauses land in single steps.
+Validation runs the uncompiled module on the same weights, so it compiles nothing.
+"""
+
+import gc
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kernels import facts
+from model import flops, init, loss, optim
+from model.compilation import Compilation, Forward, record_compilation, start_compiled
+from model.config import TrainConfig
+from model.data import Dataset
+from model.errors import DataError, NonFiniteLoss
+from model.memory import PeakMeter
+from model.packing import Batch
+
+Phase: TypeAlias = Literal["compile", "warmup", "timed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One optimiser step as it was measured."""
+
+    index: int
+    phase: Phase
+    """Step 0 is `compile`; only `timed` steps enter the measured window."""
+    seconds: float
+    """Wall time of the whole step: reading the batch, forward, backward, update, until the device is done."""
+    tokens: int
+    """B * S, masked targets included."""
+    loss: float
+    """Mean cross entropy in nats over valid tokens, before the update."""
+    grad_norm: float
+    """Global L2 norm before clipping."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What one trial measured."""
+
+    steps: tuple[StepRecord, ...]
+    loss_val: float | None
+    """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
+    compile_s: float
+    """Seconds of the pass that compiles, its one execution included; 0 when eager."""
+    compile_cache_hit: bool | None
+    """Whether every compiled graph came from the compiler's cache; None when eager."""
+    facts: Mapping[str, facts.Fact]
+    """What the code that ran said about itself in step 0."""
+    parameters: int
+    """Trainable parameters."""
+    flops_per_step: int
+    """Model FLOPs of one step, forward and backward."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    training_s: float
+    """Wall seconds of everything here: build, steps, validation."""
+
+
+OnStep: TypeAlias = Callable[[StepRecord], None]
+
+
+def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep) -> TrainResult:
+    """Train `config` from its seed on `dataset` and measure it; `on_step` is called between steps.
+
+    Uses the CUDA device where there is one, else the CPU. Config, data and machine being equal, losses are
+    bit-identical.
+
+    Raises
+    ------
+    DataError
+        When the dataset does not fit the config.
+    NonFiniteLoss
+        When a loss or gradient norm is NaN or infinite.
+    torch.OutOfMemoryError, MemoryError
+        As they come.
+    """
+    started = time.perf_counter()
+    _check_fit(config, dataset)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with _reproducible(config, device):
+        meter = PeakMeter(device)
+        trainer = _Trainer(config, dataset, device)
+        steps, observed = _run_steps(trainer, on_step)
+        loss_val = trainer.validate()
+        peak = meter.read()
+    return TrainResult(
+        steps=steps,
+        loss_val=loss_val,
+        compile_s=trainer.compilation.seconds,
+        compile_cache_hit=trainer.compilation.cache_hit,
+        facts=observed,
+        parameters=sum(parameter.numel() for parameter in trainer.parameters),
+        flops_per_step=flops.step_flops(config),
+        peak_allocated_bytes=peak.allocated_bytes,
+        peak_reserved_bytes=peak.reserved_bytes,
+        training_s=time.perf_counter() - started,
+    )
+
+
+def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], dict[str, facts.Fact]]:
+    """Run every step in its phase; return the records and the facts of step 0."""
+    records: list[StepRecord] = []
+
+    def run(phase: Phase, indices: range) -> None:
+        for index in indices:
+            records.append(trainer.step(index, phase))
+            on_step(records[-1])
+
+    first_timed = 1 + trainer.config.steps.warmup
+    with facts.collect() as observed:
+        facts.record("train.device", trainer.device.type)
+        trainer.compile()
+        run("compile", range(1))
+    run("warmup", range(1, first_timed))
+    with _no_automatic_gc():
+        run("timed", range(first_timed, trainer.config.steps.total))
+    return tuple(records), dict(observed)
+
+
+class _Trainer:
+    """Model, optimiser and data of one trial."""
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.compilation = Compilation()
+        self._dataset = dataset
+        self._model = init.build(config).to(device)
+        self._forward: Forward = self._model
+        self._optimizer = optim.adamw(self._model.named_parameters(), config.optim)
+        self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+    def compile(self) -> None:
+        """Compile when the config says so, by one forward and backward pass on the first batch."""
+        if not self.config.compile:
+            return
+        start = time.perf_counter()
+        self._forward = start_compiled(self._model)
+        # The facts of this pass are thrown away: counters must count step 0 once.
+        with facts.collect():
+            self._loss(self._forward, self._batch(0)).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.zero_grad(set_to_none=True)
+        self._wait()
+        self.compilation = record_compilation(time.perf_counter() - start)
+
+    def step(self, index: int, phase: Phase) -> StepRecord:
+        """Run one optimiser step and wait for the device once, at its end."""
+        start = time.perf_counter()
+        optim.set_learning_rate(self._optimizer, optim.learning_rate(index, self.config.optim))
+        loss_now = self._loss(self._forward, self._batch(index))
+        loss_now.backward()  # type: ignore[no-untyped-call]
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.grad_clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss_value, norm_value = torch.stack((loss_now.detach(), grad_norm)).tolist()
+        record = StepRecord(
+            index=index,
+            phase=phase,
+            seconds=time.perf_counter() - start,
+            tokens=self.config.tokens_per_step,
+            loss=loss_value,
+            grad_norm=norm_value,
+        )
+        _check_finite(record)
+        return record
+
+    def validate(self) -> float | None:
+        """Return the mean loss over the valid tokens of the validation rows; None when there are none to evaluate."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        num_valid = 0
+        with torch.no_grad():
+            for batch in self._dataset.val_batches(self.config.steps.val_rows, self.config.micro_batch):
+                count = int(batch.valid.sum())
+                total += self._loss(self._model, batch).double() * count
+                num_valid += count
+        return float(total) / num_valid if num_valid else None
+
+    def _batch(self, step: int) -> Batch:
+        return self._dataset.batch(step, self.config.micro_batch, self.config.seed)
+
+    def _loss(self, forward: Forward, batch: Batch) -> Tensor:
+        tokens_BS, targets_BS, segment_ids_BS, valid_BS = (torch.from_numpy(part).to(self.device) for part in batch)
+        return loss.cross_entropy(
+            forward(tokens_BS, segment_ids_BS),
+            self._model.lm_head.weight,
+            targets_BS,
+            valid_BS,
+            self.config.loss,
+            self.config.loss_chunk_tokens,
+        )
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _check_fit(config: TrainConfig, dataset: Dataset) -> None:
+    """Raise DataError before anything is built when the dataset cannot serve the config."""
+    if dataset.seq_len != config.data.seq_len:
+        raise DataError(f"data.seq_len is {config.data.seq_len}; the dataset was packed for {dataset.seq_len}")
+    if dataset.vocab_size > config.model.vocab_size:
+        raise DataError(
+            f"model.vocab_size is {config.model.vocab_size}; the dataset's tokenizer needs {dataset.vocab_size}"
+        )
+    if config.steps.val_rows > len(dataset.val):
+        raise DataError(
+            f"steps.val_rows is {config.steps.val_rows}; allowed: 0 to {len(dataset.val)}, the rows held out"
+        )
+
+
+def _check_finite(record: StepRecord) -> None:
+    for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
+        if not math.isfinite(value):
+            raise NonFiniteLoss(f"the {name} of step {record.index} ({record.phase}) is {value}")
+
+
+@contextmanager
+def _reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Seed torch, choose deterministic kernels and the thread count; put the settings back afterwards."""
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _no_automatic_gc() -> Iterator[None]:
+    """Collect garbage now and not again until the end of the block."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

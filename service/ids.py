@@ -1,0 +1,37 @@
+"""Ids that sort by time and say what they name: a prefix and a ULID, growing within one process."""
+
+import os
+import threading
+import time
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+ULID_PATTERN = "[0-9A-HJKMNP-TV-Z]{26}"
+
+_PAIRS = tuple(a + b for a in ALPHABET for b in ALPHABET)
+_RANDOM_BITS = 80
+_lock = threading.Lock()
+_last = 0
+
+
+def _encode(value: int) -> str:
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+def new_ids(prefix: str, count: int) -> list[str]:
+    """Return `count` growing ids such as "blk_01KAH...", all later than every id given out before."""
+    global _last  # noqa: PLW0603  # the last id given out is a property of the process
+    fresh = (time.time_ns() // 1_000_000) << _RANDOM_BITS | int.from_bytes(os.urandom(10)) >> 1
+    with _lock:
+        first = max(fresh, _last + 1)
+        _last = first + count - 1
+    return [f"{prefix}_{_encode(value)}" for value in range(first, first + count)]
+
+
+def new_id(prefix: str) -> str:
+    """Return one id; see `new_ids`."""
+    return new_ids(prefix, 1)[0]
+
+
+def id_pattern(prefix: str) -> str:
+    """Return the regular expression that every id with `prefix` matches."""
+    return f"^{prefix}_{ULID_PATTERN}$"

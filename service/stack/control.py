@@ -1,0 +1,127 @@
+"""Start, stop and look at the embedded stack of a home, from outside its supervisor."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from service.settings import child_environment
+from service.stack import processes
+from service.stack.errors import StackError
+from service.stack.layout import StackFiles
+from service.stack.parts import check_installed
+from service.stack.state import StackState, is_locked, read_state
+from service.stack.supervisor import Report
+
+_STOP_PATIENCE_S = 45.0
+_START_PATIENCE_S = 300.0
+_STRAY_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """What `stop` found and did."""
+
+    was_running: bool
+    killed: int
+    """Processes that did not end on SIGTERM, strays of a dead supervisor included."""
+    seconds: float
+
+
+def running(files: StackFiles) -> StackState | None:
+    """Return the state of the stack that runs in this home, None when none does."""
+    return read_state(files) if is_locked(files) else None
+
+
+def start(files: StackFiles, report: Report) -> StackState:
+    """Start the stack in the background, or join one that is there or starting; return when it is ready.
+
+    Raises StackError when it did not come up; nothing is left running then.
+    """
+    check_installed()
+    clean_stale(files, report)
+    if not is_locked(files):
+        _spawn(files, report)
+    return _wait_ready(files)
+
+
+def clean_stale(files: StackFiles, report: Report) -> int:
+    """End what a killed supervisor left and remove its files; return how many processes that were."""
+    if is_locked(files):
+        return 0
+    state = read_state(files)
+    if state is None:
+        return 0
+    left = len(processes.members(state.stack_id))
+    killed = processes.kill_members(state.stack_id, grace_s=_STRAY_GRACE_S)
+    files.remove_runtime()
+    report("note", f"cleaned up after a stack of {state.started_at} whose supervisor had died ({left} processes left)")
+    return killed
+
+
+def stop(files: StackFiles, report: Report) -> Stopping:
+    """End the stack of this home and prove that none of its processes is left."""
+    began = time.monotonic()
+    state = running(files)
+    if state is None:
+        killed = clean_stale(files, report)
+        return Stopping(was_running=False, killed=killed, seconds=time.monotonic() - began)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(state.supervisor_pid, signal.SIGTERM)
+    if not processes.wait_until(lambda: not is_locked(files), patience_s=_STOP_PATIENCE_S):
+        report("note", f"the supervisor did not end within {_STOP_PATIENCE_S:.0f} s; killing it")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(state.supervisor_pid, signal.SIGKILL)
+        processes.wait_until(lambda: not is_locked(files), patience_s=_STRAY_GRACE_S)
+    killed = processes.kill_members(state.stack_id)
+    files.remove_runtime()
+    return Stopping(was_running=True, killed=killed, seconds=time.monotonic() - began)
+
+
+def _spawn(files: StackFiles, report: Report) -> None:
+    files.make_folders()
+    with files.log("supervisor").open("ab") as log:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "service.stack.daemon"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            env=child_environment({"ABLATE_HOME": str(files.home)}),
+        )
+    try:
+        _follow(daemon, files, report)
+    except BaseException:  # Ctrl-C while starting: nothing may stay behind
+        daemon.terminate()
+        daemon.wait()
+        raise
+
+
+def _follow(daemon: subprocess.Popen[bytes], files: StackFiles, report: Report) -> None:
+    assert daemon.stdout is not None
+    with daemon.stdout as lines:
+        for line in lines:
+            message = json.loads(line)
+            if message["kind"] == "failed":
+                daemon.wait()
+                raise StackError(message["text"])
+            report(message["kind"], message["text"])
+            if message["kind"] in ("ready", "busy"):
+                return
+    raise StackError(f"the supervisor ended with exit code {daemon.wait()}; see {files.log('supervisor')}")
+
+
+def _wait_ready(files: StackFiles) -> StackState:
+    deadline = time.monotonic() + _START_PATIENCE_S
+    while time.monotonic() < deadline:
+        state = running(files)
+        if state is not None and state.phase == "ready":
+            return state
+        if state is None and not is_locked(files):
+            raise StackError(f"the stack that was starting here ended; see {files.log('supervisor')}")
+        time.sleep(0.1)
+    raise StackError(f"the stack did not get ready within {_START_PATIENCE_S:.0f} s; see {files.log('supervisor')}")

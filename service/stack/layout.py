@@ -1,0 +1,90 @@
+"""Where an embedded stack keeps what: the only place that knows a home's file names."""
+
+import hashlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.stack.errors import StackError
+
+MAX_SOCKET_BYTES = 100
+"""The kernel allows 107 bytes for the path of a Unix socket; a few are left for temporary names."""
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+-]+")
+_NOT_IN_A_URL = frozenset("?#%")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackFiles:
+    """File names below one home."""
+
+    home: Path
+
+    def __post_init__(self) -> None:
+        bad = sorted(_NOT_IN_A_URL.intersection(str(self.home)))
+        if bad:
+            raise StackError(
+                f"ABLATE_HOME is {str(self.home)!r}; a folder with {bad[0]!r} in its path cannot be named in a database URL"
+            )
+
+    @property
+    def state(self) -> Path:
+        """Addresses and process ids while the stack runs."""
+        return self.home / "stack.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the supervisor from its first to its last moment."""
+        return self.home / "run" / "stack.lock"
+
+    @property
+    def broker_socket(self) -> Path:
+        """Socket of the broker; in a short folder below the system's temporary one when the home's path is too long."""
+        natural = self.home / "run" / "valkey.sock"
+        text = str(natural)
+        if len(os.fsencode(text)) <= MAX_SOCKET_BYTES and _PLAIN_PATH.fullmatch(text):
+            return natural
+        name = hashlib.sha256(os.fsencode(str(self.home))).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"ablate-{os.getuid()}-{name}" / "valkey.sock"
+
+    @property
+    def broker_url(self) -> str:
+        """The broker's address as Celery spells it."""
+        return f"redis+socket://{self.broker_socket}"
+
+    @property
+    def broker_data(self) -> Path:
+        """Append-only file of the broker."""
+        return self.home / "valkey"
+
+    @property
+    def mlflow(self) -> Path:
+        """Database and artefacts of the MLflow server."""
+        return self.home / "mlflow"
+
+    @property
+    def reports(self) -> Path:
+        """HTML reports that the CLI saved."""
+        return self.home / "reports"
+
+    def log(self, part: str) -> Path:
+        """Return the log file of one part."""
+        return self.home / "logs" / f"{part}.log"
+
+    def make_folders(self) -> None:
+        """Create every folder that the stack writes to; the socket's is private to this user."""
+        for folder in (self.lock.parent, self.broker_data, self.mlflow / "artifacts", self.home / "logs"):
+            folder.mkdir(parents=True, exist_ok=True)
+        private = self.broker_socket.parent
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if private.stat().st_uid != os.getuid():
+            raise StackError(f"{private} belongs to another user; remove it or choose a shorter ABLATE_HOME")
+
+    def remove_runtime(self) -> None:
+        """Remove what must not outlive the processes: the state file and the socket."""
+        self.state.unlink(missing_ok=True)
+        self.broker_socket.unlink(missing_ok=True)
+        if self.broker_socket.parent != self.lock.parent and self.broker_socket.parent.is_dir():
+            self.broker_socket.parent.rmdir()

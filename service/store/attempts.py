@@ -1,0 +1,148 @@
+"""An attempt's life under its lease: heartbeats, and the four ways it ends (done, broken, released, expired).
+
+Every call carries the fencing token. A lease that ran out but was not reassigned still counts: until the reconciler
+has requeued the block (and grown its token), a late worker may go on or hand in its result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
+
+from experiments.messages import TrialProgress
+from experiments.outcomes import MAX_ATTEMPTS, FailureClass
+from service.errors import Invalid, NotFound, StaleToken
+from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
+from service.store import outbox
+from service.store.clock import db_now
+from service.store.journal import Journal, lock_ablation
+from service.store.settle import settle
+from service.store.tables import attempts, blocks, trials
+
+RETRY_CAP_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A block and the attempt that holds it, locked."""
+
+    attempt: Row[Any]
+    block: Row[Any]
+    trials: Sequence[Row[Any]]
+
+
+def hold(connection: Connection, attempt_id: str, token: int) -> Held:
+    """Lock the block of an attempt that still holds it. Raises NotFound or StaleToken."""
+    attempt = find_attempt(connection, attempt_id)
+    block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id).with_for_update()).one()
+    if block.state != BlockState.RUNNING or block.attempt_id != attempt_id or block.token != token:
+        raise StaleToken(
+            f"attempt {attempt_id} with token {token} does not hold block {block.id} "
+            f"(block {block.state}, token {block.token}); nothing was changed"
+        )
+    rows = connection.execute(select(trials).where(trials.c.block_id == block.id).order_by(trials.c.position)).all()
+    return Held(attempt=attempt, block=block, trials=rows)
+
+
+def find_attempt(connection: Connection, attempt_id: str) -> Row[Any]:
+    """Return the attempt's row. Raises NotFound."""
+    attempt = connection.execute(select(attempts).where(attempts.c.id == attempt_id)).first()
+    if attempt is None:
+        raise NotFound(f"there is no attempt {attempt_id!r}")
+    return attempt
+
+
+def renew(connection: Connection, held: Held, *, lease_s: float) -> bool:
+    """Extend the lease; return whether the worker is asked to stop."""
+    connection.execute(update(blocks).where(blocks.c.id == held.block.id).values(lease_until=db_now() + lease_s))
+    return lock_ablation(connection, held.block.ablation_id) == AblationState.CANCELLING
+
+
+def store_progress(connection: Connection, held: Held, progress: Sequence[TrialProgress]) -> None:
+    """Store where the running trials are, with an event for each that moved on."""
+    known = {row.id: row for row in held.trials}
+    journal = Journal(connection, held.block.ablation_id, actor=held.attempt.node_id)
+    for item in progress:
+        row = known.get(item.trial_id)
+        if row is None:
+            raise Invalid(f"trial {item.trial_id!r} is not part of block {held.block.id}")
+        values = item.model_dump(exclude={"trial_id"})
+        if row.state == TrialState.QUEUED:
+            journal.move("trial", [row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **values)
+        elif row.steps_done != item.steps_done:
+            connection.execute(update(trials).where(trials.c.id == row.id).values(**values))
+            journal.note("trial.progress", row.id, reason="heartbeat", data=values)
+    journal.flush()
+
+
+def break_off(
+    connection: Connection, held: Held, state: AttemptState, *, failure: FailureClass, message: str, actor: str
+) -> None:
+    """End an attempt without a result: requeue its block whole, or fail or cancel it.
+
+    A block fails when it had as many attempts as its failure class allows, and is cancelled with its ablation.
+    """
+    block = held.block
+    message = message[:2000].replace("\0", "\\0")
+    journal = Journal(connection, block.ablation_id, actor=actor)
+    ending = {"ended_at": db_now(), "failure_class": failure, "message": message}
+    reason = f"{failure}: {message}"
+    journal.move("attempt", [held.attempt.id], AttemptState.RUNNING, state, reason=reason, **ending)
+    if lock_ablation(connection, block.ablation_id) == AblationState.CANCELLING:
+        _end(journal, held, BlockState.CANCELLED, TrialState.CANCELLED, "the ablation is being cancelled")
+    elif block.attempt_no >= MAX_ATTEMPTS[failure]:
+        reason = f"{reason} (attempt {block.attempt_no} of {MAX_ATTEMPTS[failure]})"
+        _end(journal, held, BlockState.FAILED, TrialState.FAILED, reason)
+    else:
+        _requeue(connection, journal, held, reason)
+    journal.flush()
+    settle(connection, block.ablation_id)
+
+
+def _requeue(connection: Connection, journal: Journal, held: Held, reason: str) -> None:
+    block = held.block
+    wait_s = 0.0 if block.attempt_no == 1 else min(RETRY_CAP_S, 2.0 ** (block.attempt_no - 1))
+    cleared = {"attempt_id": None, "steps_done": None, "tokens_per_s": None, "loss": None}
+    started = [row.id for row in held.trials if row.state == TrialState.RUNNING]
+    journal.move("trial", started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **cleared)
+    journal.move(
+        "block",
+        [block.id],
+        BlockState.RUNNING,
+        BlockState.QUEUED,
+        reason=reason,
+        token=block.token + 1,
+        attempt_id=None,
+        node_id=None,
+        lease_until=None,
+        not_before=db_now() + wait_s,
+        message=reason,
+    )
+    outbox.add(connection, outbox.WAKE, block.node_class)
+
+
+def _end(journal: Journal, held: Held, block_state: BlockState, trial_state: TrialState, reason: str) -> None:
+    for state in (TrialState.QUEUED, TrialState.RUNNING):
+        journal.move("trial", [r.id for r in held.trials if r.state == state], state, trial_state, reason=reason)
+    ending = {"lease_until": None, "finished_at": db_now(), "message": reason}
+    journal.move("block", [held.block.id], BlockState.RUNNING, block_state, reason=reason, **ending)
+
+
+def expire_leases(connection: Connection, *, limit: int = 50) -> int:
+    """Take blocks back from workers that were silent for longer than their lease; return how many."""
+    silent = select(blocks.c.id, blocks.c.attempt_id, blocks.c.token).where(
+        blocks.c.state == BlockState.RUNNING, blocks.c.lease_until < db_now()
+    )
+    rows = connection.execute(silent.order_by(blocks.c.id).limit(limit).with_for_update(skip_locked=True)).all()
+    for row in rows:
+        held = hold(connection, row.attempt_id, row.token)
+        break_off(
+            connection,
+            held,
+            AttemptState.EXPIRED,
+            failure=FailureClass.INFRA_NODE,
+            message=f"node {held.attempt.node_id} was silent for longer than its lease",
+            actor="reconciler",
+        )
+    return len(rows)

@@ -1,0 +1,104 @@
+"""Claiming a block: one compare-and-set under a lease, oldest of the highest priority first."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from service.ids import new_id
+from service.lifecycle import AblationState, AttemptState, BlockState
+from service.store.clock import db_now
+from service.store.journal import Journal, lock_ablation
+from service.store.tables import ablations, attempts, blocks, trials
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A block that was just claimed, with the stored rows that describe it."""
+
+    attempt_id: str
+    token: int
+    attempt_no: int
+    block: Row[Any]
+    ablation: Row[Any]
+    trial_ids: Mapping[str, str]
+    """Trial id by arm."""
+
+
+_NEXT = (
+    select(blocks)
+    .where(blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
+    .order_by(blocks.c.priority.desc(), blocks.c.ablation_id, blocks.c["index"])
+    .limit(1)
+    .with_for_update(skip_locked=True)
+)
+_OWNER = select(
+    ablations.c.id,
+    ablations.c.name,
+    ablations.c.spec_digest,
+    ablations.c.rule_digest,
+    ablations.c.trial_timeout_s,
+    ablations.c.state,
+)
+
+
+def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_s: float) -> Claim | None:
+    """Give the next block that waits for `node_class` to `node_id`, or return None."""
+    block = connection.execute(_NEXT.where(blocks.c.node_class == node_class)).first()
+    if block is None:
+        return None
+    attempt_id = new_id("att")
+    token, attempt_no = block.token + 1, block.attempt_no + 1
+    journal = Journal(connection, block.ablation_id, actor=node_id)
+    journal.move(
+        "block",
+        [block.id],
+        BlockState.QUEUED,
+        BlockState.RUNNING,
+        reason=f"claimed, attempt {attempt_no}",
+        token=token,
+        attempt_no=attempt_no,
+        attempt_id=attempt_id,
+        node_id=node_id,
+        lease_until=db_now() + lease_s,
+        started_at=func.coalesce(blocks.c.started_at, db_now()),
+        message=None,
+    )
+    connection.execute(
+        insert(attempts).values(
+            id=attempt_id,
+            block_id=block.id,
+            token=token,
+            number=attempt_no,
+            node_id=node_id,
+            state=AttemptState.RUNNING,
+            started_at=db_now(),
+        )
+    )
+    connection.execute(update(trials).where(trials.c.block_id == block.id).values(attempt_id=attempt_id))
+    if lock_ablation(connection, block.ablation_id) == AblationState.QUEUED:
+        journal.move(
+            "ablation",
+            [block.ablation_id],
+            AblationState.QUEUED,
+            AblationState.RUNNING,
+            reason="first block claimed",
+            started_at=db_now(),
+        )
+    journal.flush()
+    ids = connection.execute(select(trials.c.arm, trials.c.id).where(trials.c.block_id == block.id))
+    return Claim(
+        attempt_id=attempt_id,
+        token=token,
+        attempt_no=attempt_no,
+        block=block,
+        ablation=connection.execute(_OWNER.where(ablations.c.id == block.ablation_id)).one(),
+        trial_ids={arm: trial_id for arm, trial_id in ids},
+    )
+
+
+def waiting_node_classes(connection: Connection) -> list[str]:
+    """Return the node classes for which a block waits to be claimed now."""
+    query = select(blocks.c.node_class).where(blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
+    return list(connection.execute(query.distinct()).scalars())

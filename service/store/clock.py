@@ -1,0 +1,35 @@
+"""Time is the database's clock, everywhere: `db_now()` in SQL, epoch seconds in columns, RFC 3339 outside."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Double
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+
+class db_now(FunctionElement[float]):  # noqa: N801  # reads as the SQL function it is
+    """The database's time in seconds since 1970, at the moment of evaluation."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(db_now, "sqlite")
+def _sqlite_now(element: Any, compiler: Any, **options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(db_now, "postgresql")
+def _postgresql_now(element: Any, compiler: Any, **options: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+def rfc3339(epoch_s: float) -> str:
+    """Write epoch seconds as RFC 3339 UTC with milliseconds."""
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def rfc3339_or_none(epoch_s: float | None) -> str | None:
+    """Write epoch seconds as RFC 3339 UTC, None as None."""
+    return None if epoch_s is None else rfc3339(epoch_s)

@@ -1,0 +1,73 @@
+"""Trial logs: bytes at absolute offsets, kept per attempt; readers see the newest attempt's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, insert, select
+
+from experiments.messages import LogChunk
+from experiments.errors import SpecProblem
+from service.errors import Invalid, NotFound
+from service.lifecycle import TrialState
+from service.store.attempts import Held
+from service.store.tables import log_chunks, trials
+
+PAGE_BYTES = 4 * 2**20
+"""Most bytes in one answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPage:
+    """A piece of a log."""
+
+    data: bytes
+    end_offset: int
+    """Absolute offset just after `data`."""
+    complete: bool
+    """Whether the trial is over and nothing follows."""
+
+
+def append(connection: Connection, held: Held, chunks: Sequence[LogChunk]) -> None:
+    """Store chunks; what is already stored is ignored. Raises Invalid when bytes between would be missing."""
+    known = {row.id for row in held.trials}
+    for number, chunk in enumerate(chunks):
+        if chunk.trial_id not in known:
+            raise Invalid(f"trial {chunk.trial_id!r} is not part of block {held.block.id}")
+        _append_one(connection, held.attempt.id, chunk, number)
+
+
+def _append_one(connection: Connection, attempt_id: str, chunk: LogChunk, number: int) -> None:
+    key = (log_chunks.c.trial_id == chunk.trial_id, log_chunks.c.attempt_id == attempt_id)
+    stored = connection.execute(select(func.coalesce(func.max(log_chunks.c.end_offset), 0)).where(*key)).scalar_one()
+    data = chunk.text.encode()
+    if chunk.offset > stored:
+        detail = f"begins at byte {chunk.offset}, but the stored log ends at byte {stored}"
+        problem = SpecProblem(pointer=f"#/logs/{number}/offset", detail=detail, hint=f"send the log from byte {stored}")
+        raise Invalid(problems=[problem])
+    fresh = data[stored - chunk.offset :]
+    if fresh:
+        connection.execute(
+            insert(log_chunks).values(
+                trial_id=chunk.trial_id,
+                attempt_id=attempt_id,
+                offset=stored,
+                end_offset=stored + len(fresh),
+                data=fresh,
+            )
+        )
+
+
+def read_log(connection: Connection, trial_id: str, *, offset: int) -> LogPage:
+    """Return the log of the trial's newest attempt from `offset`. Raises NotFound."""
+    trial = connection.execute(select(trials.c.state, trials.c.attempt_id).where(trials.c.id == trial_id)).first()
+    if trial is None:
+        raise NotFound(f"there is no trial {trial_id!r}")
+    key = (log_chunks.c.trial_id == trial_id, log_chunks.c.attempt_id == trial.attempt_id)
+    query = select(log_chunks.c.offset, log_chunks.c.data).where(*key, log_chunks.c.end_offset > offset)
+    data = b""
+    for start, piece in connection.execute(query.order_by(log_chunks.c.offset)):
+        data += piece[max(0, offset - start) :]
+        if len(data) >= PAGE_BYTES:
+            return LogPage(data=data[:PAGE_BYTES], end_offset=offset + PAGE_BYTES, complete=False)
+    over = trial.state in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)
+    return LogPage(data=data, end_offset=offset + len(data), complete=over)

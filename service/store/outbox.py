@@ -1,0 +1,68 @@
+"""What must happen after a commit: rows written in the same transaction, done later, retried until they are."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from service.store.clock import db_now
+from service.store.tables import outbox
+
+WAKE, JUDGE, REPORT, PROJECT = "wake", "judge", "report", "project"
+
+_ADD = insert(outbox).values(created_at=db_now(), due_at=db_now(), tries=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errand:
+    """One outbox row that was taken."""
+
+    id: int
+    kind: str
+    key: str
+    tries: int
+    """Tries before this one."""
+
+
+def add(connection: Connection, kind: str, key: str) -> None:
+    """Ask for `kind` to be done about `key` (an ablation id, or a node class for a wake-up)."""
+    connection.execute(_ADD, {"kind": kind, "key": key})
+
+
+def take(connection: Connection, kind: str, *, hold_s: float, limit: int = 1) -> list[Errand]:
+    """Take due rows and hide them for `hold_s`, so that a taker that dies only delays them."""
+    due = (
+        select(outbox)
+        .where(outbox.c.kind == kind, outbox.c.due_at <= db_now())
+        .order_by(outbox.c.due_at, outbox.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = connection.execute(due).all()
+    if rows:
+        taken = update(outbox).where(outbox.c.id.in_([row.id for row in rows]))
+        connection.execute(taken.values(due_at=db_now() + hold_s, tries=outbox.c.tries + 1))
+    return [Errand(id=row.id, kind=row.kind, key=row.key, tries=row.tries) for row in rows]
+
+
+def done(connection: Connection, ids: list[int]) -> None:
+    """Forget rows whose work is done."""
+    connection.execute(delete(outbox).where(outbox.c.id.in_(ids)))
+
+
+def retry(connection: Connection, ids: list[int], *, delay_s: float, error: str) -> None:
+    """Make rows due again after `delay_s`, with the reason."""
+    values = {"due_at": db_now() + delay_s, "last_error": error[:2000].replace("\0", "\\0")}
+    connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(**values))
+
+
+def drop_older(connection: Connection, kind: str, *, age_s: float) -> int:
+    """Forget rows of `kind` created more than `age_s` ago; return how many."""
+    return connection.execute(
+        delete(outbox).where(outbox.c.kind == kind, outbox.c.created_at < db_now() - age_s)
+    ).rowcount
+
+
+def backlog(connection: Connection) -> list[tuple[str, int, float]]:
+    """Return (kind, rows, age of the oldest in seconds) for every kind that has rows."""
+    query = select(outbox.c.kind, func.count(), db_now() - func.min(outbox.c.created_at)).group_by(outbox.c.kind)
+    return [(kind, count, age) for kind, count, age in connection.execute(query)]

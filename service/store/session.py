@@ -1,0 +1,77 @@
+"""Connections: one writer and several readers for SQLite, one pool for PostgreSQL. Only the URL chooses."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+
+from service.errors import ConfigurationError
+
+BUSY_TIMEOUT_MS = 15_000
+POOL_TIMEOUT_S = 20.0
+
+
+class Store:
+    """The database behind two verbs: `write` is one transaction, `read` sees committed data."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        backend = make_url(url).get_backend_name()
+        if backend == "sqlite":
+            self.writer, self.reader = _sqlite(url)
+        elif backend == "postgresql":
+            self.writer = create_engine(url, pool_size=10, max_overflow=10, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT_S)
+            self.reader = self.writer.execution_options(isolation_level="AUTOCOMMIT")
+        else:
+            raise ConfigurationError(
+                f"ABLATE_DATABASE_URL names {backend!r}; allowed: sqlite:///..., postgresql+psycopg://..."
+            )
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Open a transaction; leaving commits it, an exception rolls it back. On SQLite writers queue here."""
+        with self.writer.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Open a connection that only reads; every statement sees what is committed by then."""
+        with self.reader.connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.reader.dispose()
+        self.writer.dispose()
+
+
+def _sqlite(url: str) -> tuple[Engine, Engine]:
+    path = make_url(url).database
+    if not path or path == ":memory:":
+        raise ConfigurationError("ABLATE_DATABASE_URL needs a file for SQLite: API and background process share it")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    writer = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=POOL_TIMEOUT_S)
+    reader = create_engine(url, pool_size=8, max_overflow=8, pool_timeout=POOL_TIMEOUT_S)
+    event.listen(writer, "connect", _prepare_writer)
+    event.listen(writer, "begin", _begin_immediate)
+    event.listen(reader, "connect", _prepare_reader)
+    return writer, reader
+
+
+def _prepare_writer(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_TIMEOUT_MS}", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _prepare_reader(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", f"busy_timeout={BUSY_TIMEOUT_MS}", "query_only=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

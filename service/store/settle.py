@@ -1,0 +1,50 @@
+"""End an ablation when its last block ended, and ask for what follows from that."""
+
+from sqlalchemy import Connection, func, select, update
+
+from service.lifecycle import OVER, AblationState, BlockState, TrialState
+from service.store import outbox
+from service.store.clock import db_now
+from service.store.journal import Journal, lock_ablation
+from service.store.tables import ablations, blocks, trials
+
+
+def settle(connection: Connection, ablation_id: str) -> None:
+    """Count the ablation's blocks again and move it on when none is left to run."""
+    state = lock_ablation(connection, ablation_id)
+    if state in OVER:
+        return
+    counts = _count(connection, ablation_id)
+    planned = sum(counts.values())
+    done, failed, cancelled = (counts.get(s, 0) for s in (BlockState.DONE, BlockState.FAILED, BlockState.CANCELLED))
+    finished_trials = select(func.count()).where(trials.c.ablation_id == ablation_id, trials.c.state == TrialState.DONE)
+    connection.execute(
+        update(ablations)
+        .where(ablations.c.id == ablation_id)
+        .values(
+            blocks_done=done,
+            blocks_failed=failed,
+            blocks_cancelled=cancelled,
+            trials_done=finished_trials.scalar_subquery(),
+        )
+    )
+    if done + failed + cancelled == planned:
+        _end(connection, ablation_id, AblationState(state), done=done, failed=failed)
+
+
+def _count(connection: Connection, ablation_id: str) -> dict[str, int]:
+    query = select(blocks.c.state, func.count()).where(blocks.c.ablation_id == ablation_id).group_by(blocks.c.state)
+    return {state: count for state, count in connection.execute(query)}
+
+
+def _end(connection: Connection, ablation_id: str, old: AblationState, *, done: int, failed: int) -> None:
+    if old == AblationState.CANCELLING:
+        new, reason, errand = AblationState.CANCELLED, "no block is running any more", outbox.REPORT
+    elif done:
+        new, reason, errand = AblationState.COMPLETED, f"{done} blocks done, {failed} failed", outbox.JUDGE
+    else:
+        new, reason, errand = AblationState.FAILED, f"all {failed} blocks failed", outbox.JUDGE
+    journal = Journal(connection, ablation_id, actor="service")
+    journal.move("ablation", [ablation_id], old, new, reason=reason, finished_at=db_now())
+    journal.flush()
+    outbox.add(connection, errand, ablation_id)

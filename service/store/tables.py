@@ -1,0 +1,242 @@
+"""The tables. Times are epoch seconds of the database's clock; JSON is stored as text, written once, never queried.
+
+Lock order, for databases with row locks: blocks (by id), then the ablation, then everything else. Events get their
+sequence number under the ablation's lock, so within one ablation a reader never sees a later event before an earlier.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Sequence = BigInteger().with_variant(Integer, "sqlite")
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("scope", String(16), nullable=False),
+    Column("digest", String(71), nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("name", String(120), nullable=False, unique=True),
+    Column("node_class", String(32), nullable=False, index=True),
+    Column("registration", Text, nullable=False),
+    Column("registered_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+)
+
+ablations = Table(
+    "ablations",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("question", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("node_class", String(32), nullable=False),
+    Column("spec_text", Text, nullable=False),
+    Column("content_type", String(64), nullable=False),
+    Column("spec_digest", String(71), nullable=False, index=True),
+    Column("rule_digest", String(71), nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("trial_timeout_s", Double, nullable=False),
+    Column("submitted_by", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("blocks_planned", Integer, nullable=False),
+    Column("blocks_done", Integer, nullable=False, default=0),
+    Column("blocks_failed", Integer, nullable=False, default=0),
+    Column("blocks_cancelled", Integer, nullable=False, default=0),
+    Column("trials_planned", Integer, nullable=False),
+    Column("trials_done", Integer, nullable=False, default=0),
+    Column("verdict", Text),
+    Column("report_html", Text),
+    Column("mlflow_experiment_id", String(64)),
+    Column("mlflow_run_id", String(64)),
+    Index("ix_ablations_state_id", "state", "id"),
+)
+
+labels = Table(
+    "labels",
+    metadata,
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("value", String(256), nullable=False),
+    PrimaryKeyConstraint("ablation_id", "key"),
+    Index("ix_labels_key_value", "key", "value", "ablation_id"),
+)
+
+blocks = Table(
+    "blocks",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("index", Integer, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("order", Text, nullable=False),
+    Column("node_class", String(32), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("token", BigInteger, nullable=False, default=0),
+    Column("attempt_no", Integer, nullable=False, default=0),
+    Column("attempt_id", String(30)),
+    Column("node_id", String(30)),
+    Column("not_before", Double, nullable=False, default=0.0),
+    Column("lease_until", Double),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("message", Text),
+    UniqueConstraint("ablation_id", "index"),
+)
+_QUEUED = blocks.c.state == "queued"
+_RUNNING = blocks.c.state == "running"
+Index(
+    "ix_blocks_queue",
+    blocks.c.node_class,
+    blocks.c.priority.desc(),
+    blocks.c.ablation_id,
+    blocks.c["index"],
+    sqlite_where=_QUEUED,
+    postgresql_where=_QUEUED,
+)
+Index("ix_blocks_leases", blocks.c.lease_until, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("block_id", String(30), ForeignKey("blocks.id"), nullable=False, index=True),
+    Column("block_index", Integer, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("arm", String(120), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("outcome", String(16)),
+    Column("attempt_id", String(30)),
+    Column("steps_done", Integer),
+    Column("steps_total", Integer),
+    Column("tokens_per_s", Double),
+    Column("loss", Double),
+    Column("receipt_digest", String(71)),
+    UniqueConstraint("ablation_id", "block_index", "position"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("block_id", String(30), ForeignKey("blocks.id"), nullable=False, index=True),
+    Column("token", BigInteger, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("node_id", String(30), ForeignKey("nodes.id"), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("failure_class", String(32)),
+    Column("message", Text),
+    Column("report_digest", String(71)),
+)
+
+receipts = Table(
+    "receipts",
+    metadata,
+    Column("trial_id", String(30), ForeignKey("trials.id"), primary_key=True),
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False, index=True),
+    Column("attempt_id", String(30), ForeignKey("attempts.id"), nullable=False),
+    Column("arm_digest", String(71), nullable=False, index=True),
+    Column("wall_s", Double, nullable=False),
+    Column("digest", String(71), nullable=False),
+    Column("payload", Text, nullable=False),
+)
+
+log_chunks = Table(
+    "log_chunks",
+    metadata,
+    Column("trial_id", String(30), ForeignKey("trials.id"), nullable=False),
+    Column("attempt_id", String(30), ForeignKey("attempts.id"), nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("end_offset", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("trial_id", "attempt_id", "offset"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("at", Double, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("subject", String(30), nullable=False),
+    Column("old", String(16)),
+    Column("new", String(16)),
+    Column("actor", String(64), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("data", Text, nullable=False),
+    Index("ix_events_ablation_id_seq", "ablation_id", "seq"),
+    sqlite_autoincrement=True,
+)
+_PROGRESS = events.c.kind == "trial.progress"
+Index("ix_events_progress", events.c.subject, sqlite_where=_PROGRESS, postgresql_where=_PROGRESS)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", Sequence, primary_key=True, autoincrement=True),
+    Column("kind", String(16), nullable=False),
+    Column("key", String(32), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("due_at", Double, nullable=False),
+    Column("tries", Integer, nullable=False, default=0),
+    Column("last_error", Text),
+    Index("ix_outbox_kind_due_at", "kind", "due_at"),
+    sqlite_autoincrement=True,
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("token_id", String(30), nullable=False),
+    Column("key", String(255), nullable=False),
+    Column("body_digest", String(71), nullable=False),
+    Column("ablation_id", String(30), nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    PrimaryKeyConstraint("token_id", "key"),
+)
+
+leaders = Table(
+    "leaders",
+    metadata,
+    Column("duty", String(32), primary_key=True),
+    Column("holder", String(64), nullable=False),
+    Column("until", Double, nullable=False),
+)

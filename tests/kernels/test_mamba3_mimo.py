@@ -1,0 +1,142 @@
+"""Both forms of the scan against the float64 oracle: output, final state and all gradients, every time row.
+
+Tolerances. float64: 1e-11. float32: 1e-4, every time row by itself. bfloat16: operands carry 8 bits, so the error of a
+row is taken relative to the largest row of the tensor, 5e-2, and over the whole tensor, 3e-2.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo
+from kernels.testing import TIME_AXIS, ScanShape, global_error, random_inputs, worst_row_error
+from tests.kernels.oracle import Oracle
+
+FORMS = {
+    "sequential": {"schedule": "sequential"},
+    "C8": {"chunk_size": 8},
+    "C16": {"chunk_size": 16},
+    "C32": {"chunk_size": 32},
+}
+BASE = ScanShape(batch=2, length=37, heads=4, groups=2, state=16, width=8, ranks=4)
+SHAPES = {
+    "base_odd_length_G2": BASE,
+    "length_multiple_of_C": replace(BASE, length=64),
+    "length_1": replace(BASE, length=1),
+    "length_2C_plus_1": replace(BASE, length=33),
+    "G1": replace(BASE, groups=1),
+    "G4": replace(BASE, groups=4),
+    "full_rotary": replace(BASE, rope_fraction=1.0),
+    "R1": replace(BASE, ranks=1),
+    "R2": replace(BASE, ranks=2),
+    "R8": replace(BASE, ranks=8),
+    "N32_P16_S100": replace(BASE, batch=1, length=100, state=32, width=16),
+}
+
+
+def document_ids(shape, kind):
+    """Documents per row: none, several that end inside chunks, one token each around a chunk border, one per token."""
+    if kind == "one_document":
+        return None
+    if kind == "every_token":
+        return torch.arange(shape.length).repeat(shape.batch, 1)
+    starts = torch.zeros(shape.batch, shape.length, dtype=torch.long)
+    places = {"several": ([5, 16, 17, 30], [1, 8, 36]), "returning_id": ([9, 20], [9, 20])}[kind]
+    for row in range(shape.batch):
+        for at in places[row]:
+            starts[row, at] = 1
+    ids = starts.cumsum(1)
+    return ids % 2 if kind == "returning_id" else ids
+
+
+def compare(shape, form, *, dtype, ids=None, cumulated=False, cache=False):
+    """Return (actual, expected) by name: output, final state and the fourteen gradients."""
+    inputs = random_inputs(shape, seed=1, dtype=dtype)
+    if dtype == torch.float64:
+        inputs = inputs.with_tensors(tuple(t.double() for t in inputs.tensors()))
+    inputs = replace(inputs, segment_ids=ids, angles_cumulated=cumulated)
+    leaves = tuple(t.requires_grad_() for t in inputs.tensors())
+    result = mamba3_mimo(inputs, psiv_cache=cache, **form)
+    grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    actual = dict(zip(DIFFERENTIABLE, torch.autograd.grad(result.out, leaves, grad_out), strict=True))
+    actual |= {"out": result.out.detach(), "final_state": result.final_state}
+    values = {name: t.detach().double().numpy() for name, t in zip(DIFFERENTIABLE, leaves, strict=True)}
+    oracle = Oracle(values, None if ids is None else ids.numpy(), cumulated)
+    expected = {"out": oracle.out, "final_state": oracle.final_state} | oracle.gradients(grad_out.double().numpy())
+    return actual, {name: torch.from_numpy(value) for name, value in expected.items()}
+
+
+def assert_rows_close(actual, expected, tolerance):
+    assert set(actual) == set(expected)
+    for name, value in actual.items():
+        assert value.isfinite().all(), name
+        assert value.shape == expected[name].shape, name
+        if float(expected[name].abs().max()) < 1e-12:  # decay and angle of a token that nothing precedes
+            assert float(value.abs().max()) < tolerance, name
+            continue
+        assert global_error(value, expected[name]) < tolerance, name
+        if name in TIME_AXIS:
+            assert worst_row_error(value, expected[name], time_axis=TIME_AXIS[name]) < tolerance, name
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_float32_matches_oracle(shape, form):
+    assert_rows_close(*compare(shape, form, dtype=torch.float32), 1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("kind", ["several", "returning_id", "every_token"])
+def test_documents_float32_match_oracle(kind, form):
+    assert_rows_close(*compare(BASE, form, dtype=torch.float32, ids=document_ids(BASE, kind)), 1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("cumulated", [False, True], ids=["raw_angles", "cumulated_angles"])
+def test_float64_matches_oracle_to_rounding(form, cumulated):
+    ids = document_ids(BASE, "several")
+    assert_rows_close(*compare(BASE, form, dtype=torch.float64, ids=ids, cumulated=cumulated), 1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("rope_fraction", [0.5, 1.0])
+@pytest.mark.parametrize("kind", ["one_document", "several"])
+def test_bfloat16_matches_oracle(form, rope_fraction, kind):
+    shape = replace(BASE, rope_fraction=rope_fraction)
+    actual, expected = compare(shape, form, dtype=torch.bfloat16, ids=document_ids(shape, kind))
+    assert actual["out"].dtype == torch.bfloat16
+    assert actual["final_state"].dtype == torch.float32
+    for name, value in actual.items():
+        assert global_error(value, expected[name]) < 3e-2, name
+        if name in TIME_AXIS:
+            assert worst_row_error(value, expected[name], time_axis=TIME_AXIS[name], floor=1.0) < 5e-2, name
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_long_decay_does_not_overflow(form):
+    inputs = random_inputs(BASE)
+    inputs = replace(inputs, adt=inputs.adt * 200)
+    leaves = tuple(t.requires_grad_() for t in inputs.tensors())
+    out = mamba3_mimo(inputs, **form).out
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert out.isfinite().all()
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_wrong_last_row_of_chunk_is_seen_by_the_row_error_alone():
+    expected = torch.randn(2, 1024, 4, 8, generator=torch.Generator().manual_seed(0))
+    actual = expected.clone()
+    actual[0, 15] *= 1.02
+    assert global_error(actual, expected) < 1e-3
+    assert worst_row_error(actual, expected, time_axis=1) > 1e-2
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_no_gradient_is_returned_for_frozen_inputs(form):
+    inputs = random_inputs(BASE)
+    inputs.v.requires_grad_()
+    mamba3_mimo(inputs, **form).out.sum().backward()
+    assert inputs.v.grad is not None
+    assert inputs.psi.grad is None
+    assert inputs.q.grad is None

@@ -1,0 +1,92 @@
+"""Refusals, shape errors and facts of the public operation."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import facts
+from kernels.backends import Lane
+from kernels.errors import KernelUnsupported, ShapeError
+from kernels.mamba3_mimo import CUDA_FEATURES, ScanOptions, mamba3_mimo, supports
+from kernels.testing import ScanShape, random_inputs
+
+SHAPE = ScanShape(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=2)
+
+
+@pytest.mark.parametrize("lane", [Lane.CUDA, Lane.XLA, Lane.PEER])
+def test_supports_other_lane_is_refused_with_reason(lane):
+    assert supports(ScanOptions(lane=lane), "cpu") == (
+        f"lane '{lane}' has no implementation on node class 'cpu'; implemented there: reference"
+    )
+
+
+@pytest.mark.parametrize("feature", CUDA_FEATURES)
+def test_mamba3_mimo_cuda_feature_on_reference_is_refused(feature):
+    with pytest.raises(KernelUnsupported, match=f"feature '{feature}' belongs to generated GPU kernels"):
+        mamba3_mimo(random_inputs(SHAPE), features=(feature,))
+
+
+def test_mamba3_mimo_other_lane_raises():
+    with pytest.raises(KernelUnsupported, match="lane 'cuda' has no implementation on node class 'cpu'"):
+        mamba3_mimo(random_inputs(SHAPE), lane=Lane.CUDA)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("schedule", ["sequential", "chunk_parallel"])
+def test_supports_reference_runs_on_cpu_and_cuda(device, schedule):
+    assert supports(ScanOptions(schedule=schedule), device) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "part"),
+    [
+        (ScanOptions(schedule="two_level"), "cpu", "schedule 'two_level' is unknown; known: sequential"),
+        (ScanOptions(chunk_size=0), "cpu", "chunk_size is 0; allowed: at least 1"),
+        (ScanOptions(), "mps", "device type 'mps' is unknown"),
+        (ScanOptions(), "xla", "implemented there: none yet"),
+    ],
+)
+def test_supports_names_what_is_wrong(options, device, part):
+    assert part in str(supports(options, device))
+
+
+def test_mamba3_mimo_records_what_ran():
+    with facts.collect() as chunked:
+        mamba3_mimo(random_inputs(SHAPE), chunk_size=8)
+    with facts.collect() as stepped:
+        mamba3_mimo(random_inputs(SHAPE), schedule="sequential")
+    assert chunked == {
+        "mamba3_mimo.lane": "reference",
+        "mamba3_mimo.schedule": "chunk_parallel",
+        "mamba3_mimo.chunk_size": 8,
+    }
+    assert stepped == {"mamba3_mimo.lane": "reference", "mamba3_mimo.schedule": "sequential"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("z", torch.zeros(1, 9, 2, 5), r"z has shape \[1, 9, 2, 5\]; expected \[1, 9, 2, 4\]"),
+        ("k", torch.zeros(1, 9, 2, 1, 12), r"k has shape .* expected \[1, 9, 2, 1, 8\]"),
+        ("dt", torch.zeros(1, 9, 2), r"dt has shape \[1, 9, 2\]; expected \[1, 2, 9\]"),
+        ("angles", torch.zeros(1, 9, 2, 3), "angles has 3 angles; allowed: N/4 or N/2 with N=8"),
+        ("segment_ids", torch.zeros(1, 8, dtype=torch.long), r"segment_ids has shape \[1, 8\]; expected \[1, 9\]"),
+        ("segment_ids", torch.zeros(1, 9), "segment_ids has dtype torch.float32; expected an integer dtype"),
+        ("v", torch.zeros(1, 9, 2, 4, dtype=torch.bfloat16), "q, k, v and z have dtypes"),
+        ("q", torch.zeros(9, 2, 1, 8), "q, v and angles have 4, 4 and 4 axes"),
+    ],
+)
+def test_scan_inputs_wrong_tensor_is_named(name, value, message):
+    with pytest.raises(ShapeError, match=message):
+        replace(random_inputs(SHAPE), **{name: value})
+
+
+def test_scan_inputs_heads_not_divisible_by_groups():
+    with pytest.raises(ShapeError, match="v has 3 heads; allowed: a multiple of the 2 groups of q"):
+        random_inputs(replace(SHAPE, heads=3, groups=2))
+
+
+def test_scan_inputs_empty_sequence():
+    with pytest.raises(ShapeError, match="S=0"):
+        random_inputs(replace(SHAPE, length=0))

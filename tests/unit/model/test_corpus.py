@@ -1,0 +1,135 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model.config import DataConfig
+from model.corpus import TORCH_HEADERS, corpus_root, read_documents, split_corpus
+from model.errors import DataError
+from tests.corpora import copy_headers, small_config
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / f"{name}.h"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def names(files: tuple) -> list[str]:
+    return [file.relative for file in files]
+
+
+def test_torch_headers_are_found_without_importing_torch() -> None:
+    script = (
+        "import sys; from model.config import DataConfig; from model.corpus import split_corpus;"
+        "split = split_corpus(DataConfig(max_corpus_mib=64)); assert 'torch' not in sys.modules;"
+        "print(len(split.train) + len(split.val))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert int(found.stdout) > 1000
+
+
+@pytest.mark.parametrize("corpus", ["torch-header", "relative/folder", ""])
+def test_corpus_root_refuses_a_name_it_does_not_know(corpus: str) -> None:
+    with pytest.raises(DataError, match="allowed: 'torch-headers' or an absolute folder path") as caught:
+        corpus_root(corpus)
+    assert repr(corpus) in str(caught.value)
+
+
+def test_corpus_root_refuses_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a folder"):
+        corpus_root(str(tmp_path / "nowhere"))
+
+
+def test_corpus_root_refuses_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="is not a folder"):
+        corpus_root(str(tmp_path / "file"))
+
+
+def test_split_corpus_refuses_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has 0 usable files .* at least 2"):
+        split_corpus(small_config(tmp_path))
+
+
+def test_split_corpus_leaves_out_hidden_linked_and_empty_files(tmp_path: Path) -> None:
+    write(tmp_path, one="1", two="2", empty="")
+    write(tmp_path / ".git", object="3")
+    (tmp_path / ".hidden").write_text("4")
+    (tmp_path / "link.h").symlink_to(tmp_path / "one.h")
+    split = split_corpus(small_config(tmp_path))
+    assert sorted(names(split.train + split.val)) == ["one.h", "two.h"]
+
+
+def test_split_corpus_gives_the_same_order_whatever_the_order_of_creation(tmp_path: Path) -> None:
+    texts = {f"file{number:02}": "x" for number in range(30)}
+    forward = split_corpus(small_config(write(tmp_path / "a", **texts)))
+    backward = split_corpus(small_config(write(tmp_path / "b", **dict(reversed(texts.items())))))
+    assert names(forward.train) == names(backward.train)
+    assert names(forward.val) == names(backward.val)
+    assert names(forward.train) != sorted(names(forward.train))
+
+
+def test_split_corpus_takes_whole_files_within_the_cap_from_the_whole_tree() -> None:
+    split = split_corpus(DataConfig(max_corpus_mib=1))
+    taken = split.train + split.val
+    assert 0.95 * 2**20 < sum(file.size_bytes for file in taken) <= 2**20
+    assert {"ATen", "c10", "torch"} <= {file.relative.split("/")[0] for file in taken}
+
+
+def test_split_corpus_refuses_a_cap_below_the_files(tmp_path: Path) -> None:
+    write(tmp_path, big="x" * 200_000, bigger="y" * 300_000)
+    with pytest.raises(DataError, match=r"has 0 usable files within 0\.1 MiB"):
+        split_corpus(small_config(tmp_path, max_corpus_mib=0.1))
+
+
+def test_split_corpus_holds_out_the_asked_share_and_no_file_twice() -> None:
+    split = split_corpus(DataConfig(max_corpus_mib=16, val_fraction=0.05))
+    train, val = set(names(split.train)), set(names(split.val))
+    assert not train & val
+    assert 0.035 < len(val) / len(train | val) < 0.065
+
+
+def test_split_corpus_keeps_a_file_on_its_side_when_others_come(tmp_path: Path) -> None:
+    write(tmp_path, **{f"file{number:03}": "x" for number in range(100)})
+    before = split_corpus(small_config(tmp_path))
+    write(tmp_path, **{f"new{number:03}": "x" for number in range(100)})
+    after = split_corpus(small_config(tmp_path))
+    assert set(names(before.val)) <= set(names(after.val))
+    assert set(names(before.train)) <= set(names(after.train))
+
+
+@pytest.mark.parametrize("val_fraction", [0.001, 0.5])
+def test_split_corpus_never_leaves_a_side_empty(tmp_path: Path, val_fraction: float) -> None:
+    for number in range(8):
+        folder = write(tmp_path / str(number), **{f"a{number}": "1", f"b{number}": "2"})
+        split = split_corpus(small_config(folder, val_fraction=val_fraction))
+        assert len(split.train) == len(split.val) == 1
+
+
+def test_listing_digest_changes_with_content_only(tmp_path: Path) -> None:
+    folder = copy_headers(tmp_path)
+    config = small_config(folder)
+    before = split_corpus(config).listing_digest
+    assert split_corpus(config).listing_digest == before
+    edited = sorted(folder.iterdir())[0]
+    edited.write_text(edited.read_text() + "\n")
+    assert split_corpus(config).listing_digest != before
+
+
+def test_read_documents_yields_none_for_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    write(tmp_path, good="naïve")
+    (tmp_path / "latin1.h").write_bytes("naïve".encode("latin-1"))
+    split = split_corpus(small_config(tmp_path))
+    assert sorted(read_documents(split.train + split.val), key=str) == [None, "naïve"]
+
+
+def test_read_documents_names_the_file_that_disappeared(tmp_path: Path) -> None:
+    write(tmp_path, one="1", two="2")
+    split = split_corpus(small_config(tmp_path))
+    split.train[0].path.unlink()
+    with pytest.raises(DataError, match=f"{split.train[0].relative} cannot be read: No such file"):
+        list(read_documents(split.train))

@@ -1,0 +1,52 @@
+"""`ablate worker up` and `ablate worker doctor`."""
+
+import dataclasses
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from workers.doctor import Check, examine
+from workers.settings import get_settings
+
+app = typer.Typer(help="Run and examine a worker on this machine.", no_args_is_help=True)
+
+
+@app.command()
+def up() -> None:
+    """Run a worker in the foreground until Ctrl-C or SIGTERM."""
+    command = [sys.executable, "-m", "workers.app"]
+    os.execv(sys.executable, command)  # noqa: S606 - the fork server needs a main module that costs nothing to import
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Check what a worker needs; exit 1 when something needed is missing."""
+    checks = examine(get_settings())
+    if as_json:
+        sys.stdout.write(json.dumps([dataclasses.asdict(check) for check in checks], indent=2) + "\n")
+    else:
+        Console().print(_table(checks))
+    if any(check.needed and not check.passed for check in checks):
+        raise typer.Exit(1)
+
+
+def _table(checks: list[Check]) -> Table:
+    table = Table(title="worker doctor", title_justify="left")
+    for column in ("check", "state", "detail"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        table.add_row(check.name, _state(check), check.detail)
+    return table
+
+
+def _state(check: Check) -> str:
+    if check.passed:
+        return "[green]ok[/green]"
+    return "[red]missing[/red]" if check.needed else "[yellow]poorer[/yellow]"
