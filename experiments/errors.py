@@ -30,3 +30,7 @@ class SpecError(ExperimentError, ValueError):
 
 class ReceiptError(ExperimentError, ValueError):
     """A receipt is damaged or was altered."""
+
+
+class ProjectionError(ExperimentError):
+    """MLflow could not be reached or refused a call; nothing is lost, and the projection can be repeated."""

@@ -248,8 +248,8 @@ _ENTRIES = (
         default="float32",
         path="dtype",
         claim=Claim.CHANGES_MODEL,
-        attest=_fact("train.dtype"),
-        attested_by="fact train.dtype",
+        attest=_fact("hidden.dtype"),
+        attested_by="fact hidden.dtype",
     ),
 )
 

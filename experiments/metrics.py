@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from experiments.receipts import Receipt, Summary
+from experiments.receipts import Memory, Receipt, Summary
 
 GIB = 2**30
 
@@ -25,6 +25,10 @@ def _summary(read: Callable[[Summary], float | None]) -> Callable[[Receipt], flo
     return lambda receipt: None if receipt.summary is None else read(receipt.summary)
 
 
+def _memory(read: Callable[[Memory], int]) -> Callable[[Receipt], float | None]:
+    return lambda receipt: None if receipt.memory is None else read(receipt.memory) / GIB
+
+
 METRICS: dict[str, Metric] = {
     "tokens_per_s": Metric(unit="tokens/s", better="higher", kind="ratio", read=_summary(lambda s: s.tokens_per_s)),
     "step_s": Metric(unit="s", better="lower", kind="ratio", read=_summary(lambda s: s.step_s_mean)),
@@ -35,13 +39,13 @@ METRICS: dict[str, Metric] = {
         unit="GiB",
         better="lower",
         kind="absolute",
-        read=lambda receipt: receipt.memory and receipt.memory.peak_reserved_bytes / GIB,
+        read=_memory(lambda m: m.peak_reserved_bytes),
     ),
     "peak_allocated_gib": Metric(
         unit="GiB",
         better="lower",
         kind="absolute",
-        read=lambda receipt: receipt.memory and receipt.memory.peak_allocated_bytes / GIB,
+        read=_memory(lambda m: m.peak_allocated_bytes),
     ),
     "compile_s": Metric(unit="s", better="lower", kind="absolute", read=lambda receipt: receipt.compile_s),
     "loss_step1": Metric(unit="nats", better=None, kind="loss", read=_summary(lambda s: s.loss_step1)),

@@ -79,7 +79,7 @@ def from_validation(error: ValidationError, known_keys: KnownKeys) -> list[SpecP
 
 def _is_echo(found: Any) -> bool:
     """Tell whether pydantic counts a list as short only because its entries are bad, which is reported anyway."""
-    return found["type"] == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]
+    return bool(found["type"] == "too_short" and len(found["input"]) >= found["ctx"]["min_length"])
 
 
 def _translate(found: Any, known_keys: KnownKeys) -> SpecProblem:

@@ -1,23 +1,21 @@
 """Resolve a spec's arms: recipe, overrides and gates become complete configurations, or problems with pointers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from experiments.arms import Arm
 from experiments.digest import digest
 from experiments.errors import SpecProblem
 from experiments.fields import config_to_json, replace_fields
-from experiments.gates import GATES, Gate, GateValue, show
-from experiments.arms import Arm
+from experiments.gates import GATES, Gate, GateValue, runs_on, show
 from experiments.problems import join, listed, pointer
 from experiments.recipes import OVERRIDES, RECIPES, Recipe
 from experiments.spec import AblationSpec
 from kernels.backends import LANES_ON, Lane, NodeClass
 from model.config import BLOCK_KINDS, StepsConfig, TrainConfig
 from model.errors import ConfigError
-
-Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +30,16 @@ def resolve(spec: AblationSpec) -> Resolution:
     """Resolve every arm of `spec`; arms are empty when there are problems."""
     recipe = RECIPES[spec.workload.recipe]
     node_class = NodeClass(spec.placement.node_class)
-    problems = list(_recipe_problems(recipe, node_class))
     base, found = _workload(recipe.name, tuple(sorted(spec.workload.overrides.items())), _steps(spec))
-    problems += found
+    problems = [*_recipe_problems(recipe, node_class), *found]
     if problems or base is None:
         return Resolution(arms=(), problems=tuple(problems))
-    named = [("baseline", spec.baseline.gates, {})] + [
-        (name, variant.gates, spec.baseline.gates) for name, variant in spec.variants.items()
-    ]
-    arms = [_arm(base, name, _items(own), _items(inherited), node_class) for name, own, inherited in named]
-    found = join([arm.problems for arm in arms] + [_twins([arm.arms[0] for arm in arms])])
-    return Resolution(arms=() if found else tuple(arm.arms[0] for arm in arms), problems=tuple(found))
+    inherited = _items(spec.baseline.gates)
+    arms = [_arm(base, "baseline", inherited, (), node_class)]
+    arms += [_arm(base, name, _items(own.gates), inherited, node_class) for name, own in spec.variants.items()]
+    resolved = tuple(arm for part in arms for arm in part.arms)
+    problems = join([*(part.problems for part in arms), _twins(resolved)])
+    return Resolution(arms=() if problems else resolved, problems=tuple(problems))
 
 
 def _items(gates: Mapping[str, GateValue]) -> tuple[tuple[str, GateValue], ...]:
@@ -87,9 +84,7 @@ def _workload(
 
 def _override_problem(key: str | None, error: ConfigError) -> SpecProblem:
     if key is not None:
-        return SpecProblem(
-            pointer=pointer("workload", "overrides", key), detail=f"override '{key}' {error.message}"
-        )
+        return SpecProblem(pointer=pointer("workload", "overrides", key), detail=f"override '{key}' {error.message}")
     detail = f"the overrides do not fit together: {error.field} {error.message}"
     named = next((name for name, override in OVERRIDES.items() if override.path == error.field), None)
     hint = f"override '{named}' as well" if named else None
@@ -145,7 +140,8 @@ def _gate_problems(
     for other, needed in gate.requires.items():
         if value != gate.default and gates[other] != needed:
             detail = f"gate '{gate.name}' = {show(value)} requires {other} = {show(needed)}; it is {show(gates[other])}"
-            found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=f"add {other}: {show(needed)}"))
+            hint = f"add {other}: {show(needed)}"
+            found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=hint))
     if asked and (setting := gate.unused_because(gates)):
         detail = f"gate '{gate.name}' has no effect with {setting}"
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=f"remove {gate.name}"))
@@ -157,11 +153,11 @@ def _gate_problems(
 
 
 def _support_hint(gate: Gate, node_class: NodeClass) -> str | None:
-    able = [show(value) for value in gate.values if not set(LANES_ON[node_class]).isdisjoint(gate.lanes.get(value, Lane))]
+    able = [show(value) for value in gate.values if node_class in runs_on(gate, value)]
     return f"values of '{gate.name}' that run on {node_class}: {listed(able)}"
 
 
-def _twins(arms: list[Arm]) -> list[SpecProblem]:
+def _twins(arms: Sequence[Arm]) -> list[SpecProblem]:
     seen: dict[str, str] = {}
     found = []
     for arm in arms:

@@ -32,8 +32,14 @@ COMPARISON: dict[str, Any] = {
 
 def rule_of(spec: AblationSpec) -> dict[str, Any]:
     """Return the whole rule of `spec` as plain JSON."""
+    primary = spec.verdict.primary
     return {
-        "verdict": spec.verdict.model_dump(mode="json"),
+        "primary": {
+            "metric": primary.metric,
+            "margin_pct": primary.margin,
+            "adopt_if_pct": primary.threshold_pct,
+        },
+        "require": [requirement.model_dump(mode="json", exclude_none=True) for requirement in spec.verdict.require],
         "blocks": spec.design.blocks.number,
         "seeds": list(spec.design.seeds),
         "estimator": ESTIMATOR,

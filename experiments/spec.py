@@ -102,7 +102,7 @@ def _requirement_schema(schema: dict[str, Any]) -> None:
 
 
 class Blocks(_Part):
-    """How many blocks: a fixed count. (A schedule of looks is reserved.)"""
+    """How many blocks: a fixed count; a schedule of looks is reserved."""
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
 

@@ -33,7 +33,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 def refuse(detail: str, hint: str | None = None) -> PydanticCustomError:
     """Return the error that a validator raises for `detail`."""
     escaped = detail.replace("{", "{{").replace("}", "}}")
-    return PydanticCustomError("spec", escaped, {"hint": hint})  # type: ignore[arg-type]  # text is ours, not literal
+    return PydanticCustomError("spec", escaped, {"hint": hint})
 
 
 def raise_all(found: list[tuple[str, PydanticCustomError, object]]) -> None:
@@ -157,7 +157,7 @@ def _override_problem(key: Override, given: Any) -> str | None:
         return None if fits else f"{key.description} (text matching {key.pattern})"
     number = "an integer" if key.kind is int else "a number"
     types = (int,) if key.kind is int else (int, float)
-    if type(given) not in types or not math.isfinite(given) or not key.minimum <= given <= key.maximum:  # type: ignore[operator]
+    if type(given) not in types or not math.isfinite(given) or not key.minimum <= given <= key.maximum:
         return f"{number} from {key.minimum:g} to {key.maximum:g}"
     return None
 

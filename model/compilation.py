@@ -20,7 +20,7 @@ class Compilation:
     seconds: float = 0.0
     """Wall seconds of the pass that compiled, its one execution included; 0 when nothing was compiled."""
     cache_hit: bool | None = None
-    """Whether every graph came from the compiler's cache on disk; None when nothing was compiled."""
+    """Whether the code of every graph came from the compiler's cache on disk; None when nothing was compiled."""
 
 
 def start_compiled(model: nn.Module) -> Forward:
@@ -34,6 +34,5 @@ def start_compiled(model: nn.Module) -> Forward:
 def record_compilation(seconds: float) -> Compilation:
     """Read the compiler's counters after the first pass and record the fact compile.graphs."""
     facts.add("compile.graphs", counters["stats"]["unique_graphs"])
-    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    misses = counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
+    hits, misses = counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
     return Compilation(seconds=seconds, cache_hit=misses == 0 and hits > 0)

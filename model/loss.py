@@ -22,8 +22,10 @@ def cross_entropy(
 
     `hidden` [...,D], `weight` [V,D] float32, `targets` [...] int64 (anything where invalid), `valid_mask` [...] bool.
     `kind` "dense" keeps all logits for the backward pass; "chunked" holds those of `chunk_tokens` tokens at a time
-    and keeps the finished gradients [T,D] and [V,D] instead. Records the fact loss.implementation.
+    and keeps the finished gradients [T,D] and [V,D] instead. Records the facts loss.implementation
+    and hidden.dtype.
     """
+    facts.record("hidden.dtype", str(hidden.dtype).removeprefix("torch."))
     hidden_TD, valid_T = hidden.flatten(0, -2), valid_mask.flatten()
     targets_T = targets.flatten().where(valid_T, 0)
     if kind == "dense":

@@ -7,14 +7,10 @@ from torch import nn
 
 from model.config import OptimConfig
 
-_SCALES = ("D",)
-"""Last names of parameters that are scales or offsets though they may have more than one axis."""
-
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
     """Whether weight decay applies: to matrices, not to vectors (norm weights, dt_bias, D) or biases of any shape."""
-    last = name.rpartition(".")[2]
-    return parameter.ndim >= 2 and "bias" not in last.lower() and last not in _SCALES
+    return parameter.ndim >= 2 and not name.endswith("bias")
 
 
 def adamw(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:

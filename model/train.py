@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils import deterministic
 
 from kernels import facts
 from model import flops, init, loss, optim
@@ -87,6 +88,7 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep) -> TrainRes
         When a loss or gradient norm is NaN or infinite.
     torch.OutOfMemoryError, MemoryError
         As they come.
+
     """
     started = time.perf_counter()
     _check_fit(config, dataset)
@@ -231,15 +233,21 @@ def _check_finite(record: StepRecord) -> None:
 @contextmanager
 def _reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Seed torch, choose deterministic kernels and the thread count; put the settings back afterwards."""
-    threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    threads, fill = torch.get_num_threads(), deterministic.fill_uninitialized_memory
+    enabled = torch.are_deterministic_algorithms_enabled()
+    if device.type == "cuda":
+        # cuBLAS reads it when its handle is made; torch refuses deterministic mode without it.
+        os.putenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(True)
+    # Filling every new tensor with NaN finds bugs, and would be measured here as the model's time.
+    deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(enabled)
+        deterministic.fill_uninitialized_memory = fill
         torch.set_num_threads(threads)
 
 

@@ -406,3 +406,44 @@ def unfinished(state: str, *, done_blocks: int = 0) -> AblationView:
         for trial in full.trials
     )
     return dataclasses.replace(full, state=state, verdict=None, trials=trials)
+
+
+HOSTILE = (
+    "</title><script>alert(1)</script><img src=https://example.org/x onerror=alert(2)> & \"quoted\" 'too' $x^2$ {{ 7 }}"
+)
+
+
+def hostile() -> AblationView:
+    """Build a view in which every free text tries to be markup."""
+    whole = cpu_view()
+    arms = tuple(arm.model_copy(update={"name": f"{arm.name}{HOSTILE}"}) for arm in whole.plan.arms)
+    renamed = {arm.name: f"{arm.name}{HOSTILE}" for arm in whole.plan.arms}
+    blocks = tuple(
+        block.model_copy(update={"order": tuple(renamed[name] for name in block.order)}) for block in whole.plan.blocks
+    )
+    trials = tuple(
+        dataclasses.replace(
+            trial,
+            arm=renamed[trial.arm],
+            receipt=trial.receipt
+            and trial.receipt.model_copy(update={"arm": renamed[trial.arm], "message": HOSTILE, "outcome": outcome}),
+        )
+        for trial, outcome in zip(
+            whole.trials, [Outcome.INVALID, *[Outcome.MEASURED] * len(whole.trials)], strict=False
+        )
+    )
+    verdict = whole.verdict
+    if verdict is None:
+        raise AssertionError("the CPU view has a verdict")
+    variants = tuple(
+        v.model_copy(update={"arm": renamed[v.arm], "reason": HOSTILE, "notes": (HOSTILE,)}) for v in verdict.variants
+    )
+    return dataclasses.replace(
+        whole,
+        name=HOSTILE,
+        question=HOSTILE,
+        spec_text=HOSTILE,
+        plan=whole.plan.model_copy(update={"arms": arms, "blocks": blocks}),
+        verdict=verdict.model_copy(update={"baseline": renamed["base"], "variants": variants}),
+        trials=trials,
+    )

@@ -13,7 +13,7 @@ from rich.table import Table
 from workers.doctor import Check, examine
 from workers.settings import get_settings
 
-app = typer.Typer(help="Run and examine a worker on this machine.", no_args_is_help=True)
+app = typer.Typer(name="worker", help="Run and examine a worker on this machine.", no_args_is_help=True)
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """A guardian process: kills what trials left behind when the worker itself dies without a word.
 
 The kernel already kills a trainer when its parent dies, but not the trainer's own children. The worker tells the
-guardian which process groups are in use ("+pgid" and "-pgid" lines on its standard input); the end of that pipe is
-the worker's death.
+guardian which trials run ("+pgid trial" and "-pgid trial" lines on its standard input); the end of that pipe is the
+worker's death.
 """
 
 import contextlib
@@ -12,6 +12,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from types import TracebackType
+
+from workers import processes
 
 _MODULE = "workers.reaper"
 
@@ -33,35 +35,35 @@ class Reaper:
         os.close(self._pipe)
         self._process.wait()
 
-    def watch(self, pgid: int) -> None:
-        """Kill this group if the worker dies."""
-        self._tell(f"+{pgid}")
+    def watch(self, pgid: int, trial_id: str) -> None:
+        """Kill this trial's processes if the worker dies."""
+        self._tell(f"+{pgid} {trial_id}")
 
-    def forget(self, pgid: int) -> None:
-        """Stop watching a group that has ended: its number may be used again."""
-        self._tell(f"-{pgid}")
+    def forget(self, pgid: int, trial_id: str) -> None:
+        """Stop watching a trial that has ended: its group's number may be used again."""
+        self._tell(f"-{pgid} {trial_id}")
 
     def _tell(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the guardian was killed: the kernel's death signal remains
             os.write(self._pipe, f"{line}\n".encode())
 
 
-def left_behind(lines: Iterable[str]) -> set[int]:
-    """Read "+pgid" and "-pgid" lines to the end; return the groups still in use then."""
-    groups: set[int] = set()
+def left_behind(lines: Iterable[str]) -> set[tuple[int, str]]:
+    """Read "+pgid trial" and "-pgid trial" lines to the end; return groups and trials still running then."""
+    running: set[tuple[int, str]] = set()
     for line in lines:
-        change = groups.add if line.startswith("+") else groups.discard
-        change(int(line[1:]))
-    return groups
+        group, _space, trial_id = line[1:].strip().partition(" ")
+        change = running.add if line.startswith("+") else running.discard
+        change((int(group), trial_id))
+    return running
 
 
 def main() -> None:
-    """Wait for the worker's death, then kill the groups it left."""
+    """Wait for the worker's death, then kill what its trials left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for group in left_behind(sys.stdin):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+    for group, trial_id in left_behind(sys.stdin):
+        processes.stop(group, trial_id=trial_id, grace_s=0)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class TrialRecord:
                 "gates": gates,
                 "facts": dict(result.facts),
                 "steps": steps,
-                "summary": self._summary(steps, result) if outcome in (Outcome.MEASURED, Outcome.REFUSED) else None,
+                "summary": self._summary(steps, result) if _has_window(result, failure) else None,
                 "memory": self._memory(result),
                 "compile_s": result.compile_s,
                 "compile_cache_hit": result.compile_cache_hit,
@@ -168,7 +168,14 @@ def _judge(
         return FailureClass.GATE_REFUSED, what
     if len(_finite(steps)) < len(steps):
         return FailureClass.NUMERICS, f"step {len(_finite(steps))} has a loss or gradient norm that is not finite"
+    if result.loss_val is not None and not math.isfinite(result.loss_val):
+        return FailureClass.NUMERICS, "the validation loss is not finite"
     return None, None
+
+
+def _has_window(result: TrialResult, failure: FailureClass | None) -> bool:
+    """Say whether the trial ran its whole window: also when a gate turned out not to be live."""
+    return result.failure_class is None and failure in (None, FailureClass.GATE_REFUSED)
 
 
 def _finite(steps: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -57,14 +57,14 @@ class Runner:
         oom_before, start = kernel_oom_kills(), time.monotonic()
         process = self._server.start(order)
         pid = _pid(process)
-        self._reaper.watch(pid)
+        self._reaper.watch(pid, order.trial_id)
         try:
             stopped, peak = self._wait(process.sentinel, pid, lease, deadline=start + timeout_s)
             survivors = self._end(pid, order.trial_id, stopped)
             process.join(0 if survivors else None)
             wall_s = time.monotonic() - start
         finally:
-            self._reaper.forget(pid)
+            self._reaper.forget(pid, order.trial_id)
         return Ending(
             stopped=stopped,
             exit_code=process.exitcode if process.exitcode is not None else -9,

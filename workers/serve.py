@@ -56,7 +56,8 @@ class StopFlag:
 def serve() -> int:
     """Run a worker with the settings of the environment; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "celery.worker.strategy", "celery.app.trace"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     console = Console(stderr=True)
     try:
         _serve(get_settings(), console)

@@ -29,7 +29,7 @@ _REPORT_PATIENCE_LEASES = 10
 
 _RELEASE_PATIENCE_S = 3.0
 _LOG_DRAIN_BEATS = 200
-_REPORT_LOG_CHARS = 32_768
+_MESSAGE_LIMIT = 2000  # characters
 
 
 class BlockStopped(Exception):
@@ -83,7 +83,7 @@ class Supervisor:
         with Pulse(self._bench.api, block, lease, feed=feed, bell=self._bench.bell) as pulse:
             report, release = self._measure(block, lease, feed)
             self._check_devices(used_before)
-            if report is not None:
+            if report is not None or release is not None:
                 _drain(feed, pulse)
         self._hand_in(block, report, release, feed)
 
@@ -98,6 +98,10 @@ class Supervisor:
         except BlockStopped as stopped:
             _log.warning("block %s was stopped: %s", block.block_id, stopped.reason)
             return None, _release(block, stopped.reason)
+        except Exception as error:  # the task boundary: the report records it
+            _log.exception("block %s: this worker failed", block.block_id)
+            message = f"the worker failed: {type(error).__name__}: {error}"[:_MESSAGE_LIMIT]
+            return BlockReport(token=block.token, failure_class=FailureClass.INFRA_NODE, message=message), None
         return BlockReport(token=block.token, receipts=receipts), None
 
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> dict[str, object]:
@@ -207,9 +211,9 @@ def _release(block: ClaimedBlock, reason: StopReason) -> Release | None:
 
 
 def _drain(feed: BlockFeed, pulse: Pulse) -> None:
-    """Send log text by heartbeats until what is left fits into the report."""
+    """Send what is left of the logs by heartbeats: it may be more than fits into one message."""
     for _ in range(_LOG_DRAIN_BEATS):
-        if sum(len(chunk.text) for chunk in feed.chunks()) < _REPORT_LOG_CHARS or not pulse.beat():
+        if not feed.chunks() or not pulse.beat():
             return
 
 

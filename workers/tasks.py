@@ -2,9 +2,9 @@
 
 import logging
 import threading
-from typing import Any
 
 from celery import Celery
+from celery.worker import state
 from kombu.exceptions import OperationalError
 
 from experiments.messages import WAKE_TASK
@@ -13,6 +13,9 @@ from kernels.backends import NodeClass
 from workers.bell import Bell
 
 _log = logging.getLogger(__name__)
+
+_QUIET = {"without_gossip": True, "without_mingle": True, "without_heartbeat": True}
+"""Workers need to know nothing about each other."""
 
 _RESTART_S = 2.0
 _JOIN_S = 2.0
@@ -23,7 +26,6 @@ class WakeListener:
 
     def __init__(self, broker_url: str, node_class: NodeClass, bell: Bell) -> None:
         self._app = wake_app(broker_url, node_class, bell)
-        self._worker: Any = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wake", daemon=True)
 
@@ -33,17 +35,15 @@ class WakeListener:
 
     def stop(self) -> None:
         """End the Celery worker; one that hangs on a dead broker ends with the process."""
-        from celery.worker import state
-
         self._over.set()
         state.should_stop = 0
         self._thread.join(_JOIN_S)
+        state.should_stop = None
 
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                self._worker = self._app.WorkController(pool="solo", concurrency=1, without_gossip=True)
-                self._worker.start()
+                self._app.WorkController(pool="solo", concurrency=1, **_QUIET).start()
             except (OperationalError, OSError) as error:
                 _log.warning("broker: %s; polling goes on", error)
             except SystemExit:

@@ -39,7 +39,8 @@ def operands(inputs: ScanInputs, x_BHSRP: Tensor) -> Operands:
     acc = inputs.accumulate_dtype
     dt_BHS = inputs.dt.to(acc)
     mix_BHS = torch.sigmoid(inputs.trap.to(acc))
-    angle_BHSA = _cumulated_angles(inputs)
+    starts_BS = None if inputs.segment_ids is None else document_starts(inputs.segment_ids)
+    angle_BHSA = _cumulated_angles(inputs, starts_BS)
     return Operands(
         q_BHSRN=_rotated(inputs.q, inputs.q_bias, angle_BHSA),
         k_BHSRN=_rotated(inputs.k, inputs.k_bias, angle_BHSA),
@@ -47,7 +48,7 @@ def operands(inputs: ScanInputs, x_BHSRP: Tensor) -> Operands:
         adt_BHS=inputs.adt.to(acc),
         gamma_BHS=mix_BHS * dt_BHS,
         look_BHS=(1 - mix_BHS) * dt_BHS,
-        starts_BS=None if inputs.segment_ids is None else document_starts(inputs.segment_ids),
+        starts_BS=starts_BS,
     )
 
 
@@ -74,13 +75,26 @@ def gated_output(inputs: ScanInputs, y_BHSRP: Tensor, x_BHSRP: Tensor) -> Tensor
     return gated_BHSRP.sum(3).transpose(1, 2).to(inputs.v.dtype)
 
 
-def _cumulated_angles(inputs: ScanInputs) -> Tensor:
-    """Return theta [B,H,S,A] in [0, 2 pi), summed in float64 because it grows with the sequence."""
+def _cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None) -> Tensor:
+    """Return theta [B,H,S,A] in [0, 2 pi), summed in float64 because it grows with the sequence.
+
+    Only differences within a document matter. The sum restarts with the document all the same, or the gradients of
+    its angles would carry the rounding noise of every later document.
+    """
     angle_BHSA = inputs.angles.transpose(1, 2).double()
     if not inputs.angles_cumulated:
         step_BHSA = math.pi * torch.tanh(angle_BHSA) * inputs.dt.double().unsqueeze(-1)
         angle_BHSA = torch.cumsum(step_BHSA, dim=2)
+        if starts_BS is not None:
+            first_BHSA = _first_token(starts_BS)[:, None, :, None].expand_as(angle_BHSA)
+            angle_BHSA = angle_BHSA - (angle_BHSA - step_BHSA).gather(2, first_BHSA)
     return torch.remainder(angle_BHSA, 2 * math.pi).to(inputs.accumulate_dtype)
+
+
+def _first_token(starts_BS: Tensor) -> Tensor:
+    """Return, for every token, the index of the first token of its document [B,S]."""
+    index_S = torch.arange(starts_BS.shape[1], device=starts_BS.device)
+    return torch.where(starts_BS, index_S, 0).cummax(1).values
 
 
 def _rotated(direction_BSRGN: Tensor, bias_HRN: Tensor, angle_BHSA: Tensor) -> Tensor:

@@ -78,12 +78,15 @@ def _weigh(scores_BHKMM: Tensor, weight_BHKCC: Tensor) -> Tensor:
 
 
 def _decays(parts: Operands, chunk_size: int) -> _Decays:
-    log_BHKC = _chunked(parts.adt_BHS, chunk_size).cumsum(-1)
+    # float64: gradients of decays are differences of sums, and must cancel between the documents of a chunk.
+    sum_BHKC = _chunked(parts.adt_BHS, chunk_size).double().cumsum(-1)
+    acc = parts.adt_BHS.dtype
+    log_BHKC, rest_BHKC = sum_BHKC.to(acc), (sum_BHKC[..., -1:] - sum_BHKC).to(acc)
     gamma_BHKC = _chunked(parts.gamma_BHS, chunk_size)
     scale_BHKC = gamma_BHKC + _chunked(_sigma(parts), chunk_size)
     visible = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=log_BHKC.device).tril(-1)
     read_BHKC, carry_BHK = log_BHKC.exp(), log_BHKC[..., -1].exp()
-    write_BHKC = (log_BHKC[..., -1:] - log_BHKC).exp() * scale_BHKC
+    write_BHKC = rest_BHKC.exp() * scale_BHKC
     if parts.starts_BS is not None:
         run_B1KC = _document_index(parts.starts_BS, chunk_size)
         last_B1K1 = run_B1KC[..., -1:]
@@ -93,8 +96,8 @@ def _decays(parts: Operands, chunk_size: int) -> _Decays:
         write_BHKC = write_BHKC * (run_B1KC == last_B1K1)
         carry_BHK = carry_BHK * (last_B1K1 == before_B1K1).squeeze(-1)
     # Masked before exp, not after: above the diagonal the difference is positive and may overflow.
-    span_BHKCC = (log_BHKC.unsqueeze(-1) - log_BHKC.unsqueeze(-2)).masked_fill(~visible, -torch.inf)
-    scores_BHKCC = span_BHKCC.exp() * scale_BHKC.unsqueeze(-2) + torch.diag_embed(gamma_BHKC)
+    span_BHKCC = (sum_BHKC.unsqueeze(-1) - sum_BHKC.unsqueeze(-2)).masked_fill(~visible, -torch.inf)
+    scores_BHKCC = span_BHKCC.to(acc).exp() * scale_BHKC.unsqueeze(-2) + torch.diag_embed(gamma_BHKC)
     return _Decays(scores_BHKCC=scores_BHKCC, read_BHKC=read_BHKC, write_BHKC=write_BHKC, carry_BHK=carry_BHK)
 
 

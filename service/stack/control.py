@@ -102,16 +102,14 @@ def _spawn(files: StackFiles, report: Report) -> None:
 
 
 def _follow(daemon: subprocess.Popen[bytes], files: StackFiles, report: Report) -> None:
-    assert daemon.stdout is not None
-    with daemon.stdout as lines:
-        for line in lines:
-            message = json.loads(line)
-            if message["kind"] == "failed":
-                daemon.wait()
-                raise StackError(message["text"])
-            report(message["kind"], message["text"])
-            if message["kind"] in ("ready", "busy"):
-                return
+    for line in daemon.stdout or ():
+        message = json.loads(line)
+        if message["kind"] == "failed":
+            daemon.wait()
+            raise StackError(message["text"])
+        report(message["kind"], message["text"])
+        if message["kind"] in ("ready", "busy"):
+            return
     raise StackError(f"the supervisor ended with exit code {daemon.wait()}; see {files.log('supervisor')}")
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,15 +50,15 @@ def write_state(files: StackFiles, state: StackState) -> None:
 
 
 @contextmanager
-def exclusive(files: StackFiles) -> Iterator[None]:
-    """Hold the home's lock; raises StackBusy at once when another process holds it.
+def exclusive(files: StackFiles, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold the home's lock; raises StackBusy when another process holds it for longer than `patience_s`.
 
-    The kernel drops the lock when its holder dies, however it dies.
+    The kernel drops the lock when its holder dies, however it dies. `is_locked` holds it for an instant.
     """
     files.lock.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        _take(descriptor, files.lock)
+        _take(descriptor, files.lock, patience_s)
         yield
     finally:
         os.close(descriptor)
@@ -74,8 +75,14 @@ def is_locked(files: StackFiles) -> bool:
         return True
 
 
-def _take(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise StackBusy(f"another stack holds {path}") from error
+def _take(descriptor: int, path: Path, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise StackBusy(f"another stack holds {path}") from error
+            time.sleep(0.02)
+        else:
+            return

@@ -43,7 +43,7 @@ def supervise(files: StackFiles, report: Report) -> None:
 
     Raises StackBusy when another supervisor holds the home, PartFailed when a part did not start.
     """
-    with exclusive(files):
+    with exclusive(files, patience_s=1.0):
         files.make_folders()
         supervisor = _Supervisor(files, report)
         _end_on_signals()
@@ -63,7 +63,7 @@ class _Supervisor:
         self._files = files
         self._report = report
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._started = time.monotonic()
+        self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._where = _choose_ports(files, report)
         self._state = StackState(
             stack_id=uuid.uuid4().hex,
@@ -72,7 +72,7 @@ class _Supervisor:
             mlflow_url=self._where.mlflow_url,
             broker_url=files.broker_url,
             supervisor_pid=os.getpid(),
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            started_at=self._started_at.isoformat(timespec="seconds"),
         )
         self._record()
 
@@ -130,7 +130,7 @@ class _Supervisor:
         token = (self._files.home / "tokens" / "admin").read_text().strip()
         with Client(self._where.api_url, token) as client:
             try:
-                return any(node.seen_at >= self._state.started_at for node in client.nodes())
+                return any(datetime.fromisoformat(node.seen_at) >= self._started_at for node in client.nodes())
             except ClientError:
                 return False
 

@@ -129,20 +129,17 @@ def _end(journal: Journal, held: Held, block_state: BlockState, trial_state: Tri
     journal.move("block", [held.block.id], BlockState.RUNNING, block_state, reason=reason, **ending)
 
 
-def expire_leases(connection: Connection, *, limit: int = 50) -> int:
-    """Take blocks back from workers that were silent for longer than their lease; return how many."""
+def expire_lease(connection: Connection) -> str | None:
+    """Take one block back from a worker that was silent for longer than its lease; return its id, None when none is."""
     silent = select(blocks.c.id, blocks.c.attempt_id, blocks.c.token).where(
         blocks.c.state == BlockState.RUNNING, blocks.c.lease_until < db_now()
     )
-    rows = connection.execute(silent.order_by(blocks.c.id).limit(limit).with_for_update(skip_locked=True)).all()
-    for row in rows:
-        held = hold(connection, row.attempt_id, row.token)
-        break_off(
-            connection,
-            held,
-            AttemptState.EXPIRED,
-            failure=FailureClass.INFRA_NODE,
-            message=f"node {held.attempt.node_id} was silent for longer than its lease",
-            actor="reconciler",
-        )
-    return len(rows)
+    row = connection.execute(silent.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True)).first()
+    if row is None:
+        return None
+    held = hold(connection, row.attempt_id, row.token)
+    message = f"node {held.attempt.node_id} was silent for longer than its lease"
+    break_off(
+        connection, held, AttemptState.EXPIRED, failure=FailureClass.INFRA_NODE, message=message, actor="reconciler"
+    )
+    return str(row.id)

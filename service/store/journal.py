@@ -13,6 +13,8 @@ from service.store.tables import ablations, attempts, blocks, events, trials
 
 TABLES: dict[str, Table] = {"ablation": ablations, "block": blocks, "trial": trials, "attempt": attempts}
 
+_IDS_PER_STATEMENT = 5000
+
 _INSERT_EVENTS = insert(events).values(
     ablation_id=bindparam("ablation_id"),
     at=db_now(),
@@ -68,11 +70,13 @@ class Journal:
             return
         check_move(machine, old, new)
         table = TABLES[machine]
-        changed = self._connection.execute(
-            update(table).where(table.c.id.in_(ids), table.c.state == old).values(state=new, **values)
-        )
-        if changed.rowcount != len(ids):
-            raise IllegalMove(f"{len(ids) - changed.rowcount} of {len(ids)} {machine} rows were not {old!r}")
+        for start in range(0, len(ids), _IDS_PER_STATEMENT):
+            part = ids[start : start + _IDS_PER_STATEMENT]
+            changed = self._connection.execute(
+                update(table).where(table.c.id.in_(part), table.c.state == old).values(state=new, **values)
+            )
+            if changed.rowcount != len(part):
+                raise IllegalMove(f"{len(part) - changed.rowcount} of {len(part)} {machine} rows were not {old!r}")
         for subject in ids:
             self.note(f"{machine}.state", subject, reason=reason, old=old, new=new)
 
@@ -80,8 +84,12 @@ class Journal:
         """Write the events, in order, under the ablation's lock."""
         if self._rows:
             lock_ablation(self._connection, self._ablation_id)
-            self._connection.execute(_INSERT_EVENTS, self._rows)
-            self._rows = []
+            self.flush_new()
+
+    def flush_new(self) -> None:
+        """Write the events of an ablation that this transaction created, which nobody else can see yet."""
+        self._connection.execute(_INSERT_EVENTS, self._rows)
+        self._rows = []
 
 
 def lock_ablation(connection: Connection, ablation_id: str) -> str:

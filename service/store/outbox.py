@@ -1,8 +1,9 @@
 """What must happen after a commit: rows written in the same transaction, done later, retried until they are."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
 from service.store.clock import db_now
 from service.store.tables import outbox
@@ -28,20 +29,27 @@ def add(connection: Connection, kind: str, key: str) -> None:
     connection.execute(_ADD, {"kind": kind, "key": key})
 
 
+def due(connection: Connection, kind: str, *, limit: int) -> list[Errand]:
+    """Return due rows without taking them, oldest first."""
+    return [_errand(row) for row in connection.execute(_due(kind, limit))]
+
+
+def _due(kind: str, limit: int) -> Select[Any]:
+    query = select(outbox).where(outbox.c.kind == kind, outbox.c.due_at <= db_now())
+    return query.order_by(outbox.c.due_at, outbox.c.id).limit(limit)
+
+
+def _errand(row: Row[Any]) -> Errand:
+    return Errand(id=row.id, kind=row.kind, key=row.key, tries=row.tries)
+
+
 def take(connection: Connection, kind: str, *, hold_s: float, limit: int = 1) -> list[Errand]:
     """Take due rows and hide them for `hold_s`, so that a taker that dies only delays them."""
-    due = (
-        select(outbox)
-        .where(outbox.c.kind == kind, outbox.c.due_at <= db_now())
-        .order_by(outbox.c.due_at, outbox.c.id)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    rows = connection.execute(due).all()
+    rows = connection.execute(_due(kind, limit).with_for_update(skip_locked=True)).all()
     if rows:
         taken = update(outbox).where(outbox.c.id.in_([row.id for row in rows]))
         connection.execute(taken.values(due_at=db_now() + hold_s, tries=outbox.c.tries + 1))
-    return [Errand(id=row.id, kind=row.kind, key=row.key, tries=row.tries) for row in rows]
+    return [_errand(row) for row in rows]
 
 
 def done(connection: Connection, ids: list[int]) -> None:

@@ -49,7 +49,7 @@ class Oracle:
         time_angles = i["angles"].transpose(0, 2, 1, 3)
         self.theta = time_angles
         if not angles_cumulated:
-            self.theta = np.cumsum(np.pi * np.tanh(time_angles) * i["dt"][..., None], axis=2)
+            self.theta = self._per_document(np.pi * np.tanh(time_angles) * i["dt"][..., None])
         spread = lambda name, bias: i[name][:, :, :, group_of].transpose(0, 3, 1, 2, 4) + i[bias][None, :, None]  # noqa: E731
         self.q, self.k = _turn(spread("q", "q_bias"), self.theta), _turn(spread("k", "k_bias"), self.theta)
         self.x = i["v"].transpose(0, 2, 1, 3)[:, :, :, None] * i["psi"][None, :, None]
@@ -60,6 +60,16 @@ class Oracle:
         self.beta = (1 - self.mix) * i["dt"] * self.alpha
         self.gamma = self.mix * i["dt"]
         self._forward(length)
+
+    def _per_document(self, terms, reverse=False):
+        """Running sum over time of terms [b,h,s,j], forth or back, started anew in every document."""
+        length, out = terms.shape[2], np.zeros_like(terms)
+        for row in range(terms.shape[0]):
+            starts = [*np.flatnonzero(self.fresh[row]), length]
+            for a, b in zip(starts, starts[1:], strict=False):
+                part = terms[row, :, a:b]
+                out[row, :, a:b] = part[:, ::-1].cumsum(1)[:, ::-1] if reverse else part.cumsum(1)
+        return out
 
     def _forward(self, length):
         batch, heads, _, _, n = self.k.shape
@@ -118,7 +128,7 @@ class Oracle:
         count = self.theta.shape[-1]
         dtheta = _moment(self.q, dq, count) + _moment(self.k, dk, count)
         if not self.cumulated:
-            rest = np.flip(np.cumsum(np.flip(dtheta, 2), 2), 2)
+            rest = self._per_document(dtheta, reverse=True)
             slope = np.tanh(self.i["angles"].transpose(0, 2, 1, 3))
             out["dt"] = out["dt"] + np.pi * (rest * slope).sum(-1)
             dtheta = rest * np.pi * (1 - slope**2) * self.i["dt"][..., None]

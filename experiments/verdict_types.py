@@ -1,0 +1,88 @@
+"""What a verdict consists of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from experiments.outcomes import Decision, VerdictWord
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Comparison(_Part):
+    """One metric of one variant against the baseline, paired by block: d = ln(variant / baseline)."""
+
+    metric: str
+    blocks: int
+    delta_pct: float
+    """Mean of d, as percent: 100 * (exp(mean d) - 1)."""
+    median_pct: float
+    ci_low_pct: float
+    ci_high_pct: float
+    """95 % interval: t below 20 blocks, studentised bootstrap from 20."""
+    ci90_low_pct: float
+    ci90_high_pct: float
+    """90 % interval for the two one-sided tests of sameness."""
+    p_sign_flip: float
+    """Exact two-sided sign-flip p value."""
+    p_holm: float
+    """After Holm's correction over the variants."""
+    sd_pct: float
+    mde_pct: float
+    """Minimum detectable effect at this n and this sd."""
+    differences_pct: tuple[float, ...]
+    """d of every block as percent, in block order."""
+
+
+class RequirementResult(_Part):
+    """One `require` entry of the rule, judged."""
+
+    metric: str
+    rule: str
+    """The rule in words, for example "max_delta 6.0 GiB" or "identical"."""
+    passed: bool
+    detail: str
+
+
+class VariantVerdict(_Part):
+    """The answer for one variant, with the numbers and the rule behind it."""
+
+    arm: str
+    verdict: VerdictWord
+    """The published word; capped at `inconclusive` where the node class is not calibrated."""
+    measured: VerdictWord
+    """What the samples alone say."""
+    reason: str
+    """One sentence: why this word."""
+    decision: Decision
+    primary: Comparison | None
+    secondary: tuple[Comparison, ...] = ()
+    """Other metrics on the same footing, for information."""
+    requirements: tuple[RequirementResult, ...] = ()
+    gates_live: str
+    """For example "18/18"."""
+    blocks_needed: int | None = None
+    """Blocks that would resolve the margin, when inconclusive."""
+    device_minutes_needed: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Verdict(_Part):
+    """The answer of an ablation."""
+
+    ablation: str
+    spec_digest: str
+    rule_digest: str
+    rule: Mapping[str, Any]
+    calibrated: bool
+    blocks_planned: int
+    blocks_counted: int
+    node_class: str
+    baseline: str
+    variants: tuple[VariantVerdict, ...]
+    arms: Mapping[str, Mapping[str, Any]]
+    """Per arm: mean of tokens_per_s, step_s, model_tflops_per_s, losses, peak memory in bytes, outcomes counted."""
+    digest: str

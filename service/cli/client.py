@@ -1,0 +1,237 @@
+"""Commands that talk to a service: plan, submit, watch, review."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from experiments.gates import catalogue
+from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, Decision
+from experiments.spec import ablation_json_schema
+from experiments.verdicts import VariantVerdict
+from service.cli import gates_page, receipts, show
+from service.cli.output import JsonOption, err, guarded, out, print_json
+from service.cli.report_file import home_files, save_report
+from service.cli.spec_argument import SpecArgument, read_spec
+from service.cli.watch import follow, follow_as_json
+from service.client import Client
+from service.lifecycle import AblationState
+from service.schemas import AblationAccepted, AblationPublic
+
+app = typer.Typer()
+app.add_typer(receipts.app, name="receipts")
+
+AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
+
+
+@app.command()
+@guarded
+def plan(spec: SpecArgument, as_json: JsonOption = False) -> None:
+    """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
+    with Client() as client:
+        answer = client.ablations.plan(read_spec(spec))
+    print_json(answer) if as_json else out().print(show.plan(answer))
+
+
+@app.command()
+@guarded
+def submit(
+    spec: SpecArgument,
+    idempotency_key: Annotated[str | None, typer.Option(help="Repeat a submission safely; default: a new one.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a spec and return at once."""
+    with Client() as client:
+        answer = client.ablations.submit(read_spec(spec), idempotency_key=idempotency_key)
+    if as_json:
+        print_json(answer)
+    else:
+        announce(out(), answer)
+
+
+@app.command()
+@guarded
+def run(spec: SpecArgument, as_json: JsonOption = False) -> None:
+    """Submit a spec, watch it and show the verdict. Ctrl-C detaches and cancels nothing."""
+    with Client() as client:
+        answer = client.ablations.submit(read_spec(spec))
+        if not as_json:
+            announce(out(), answer)
+        _watch(client, answer.id, as_json)
+
+
+@app.command()
+@guarded
+def watch(ablation: AblationArgument, as_json: JsonOption = False) -> None:
+    """Follow an ablation to its end. Ctrl-C detaches and cancels nothing."""
+    with Client() as client:
+        _watch(client, ablation, as_json)
+
+
+@app.command("list")
+@guarded
+def list_(
+    state: Annotated[AblationState | None, typer.Option(help="Only ablations in this state.")] = None,
+    label: Annotated[str | None, typer.Option(help="Only with this label, written key=value.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many, newest first.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List ablations, newest first."""
+    with Client() as client:
+        found = client.ablations.list(state=state, label=label)
+        rows = [row for row, _ in zip(found, range(limit), strict=False)]
+    print_json(rows) if as_json else out().print(show.ablations(rows))
+
+
+@app.command("show")
+@guarded
+def show_(ablation: AblationArgument, as_json: JsonOption = False) -> None:
+    """Show one ablation and its trials."""
+    with Client() as client:
+        row, trials = client.ablations.get(ablation), list(client.ablations.trials(ablation))
+    if as_json:
+        print_json({"ablation": row, "trials": trials})
+    else:
+        out().print(show.ablation(row, trials))
+
+
+@app.command()
+@guarded
+def cancel(ablation: AblationArgument, as_json: JsonOption = False) -> None:
+    """End an ablation. What it measured until now is kept."""
+    with Client() as client:
+        row = client.ablations.cancel(ablation)
+    print_json(row) if as_json else out().print(f"{row.id} is {show.state(row.state)}")
+
+
+@app.command()
+@guarded
+def verdict(
+    ablation: AblationArgument,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why, with every requirement of the rule.")] = False,
+    require: Annotated[
+        Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the verdict. Exit code: 0 adopt, 1 reject, 2 same, 3 inconclusive, 4 invalid, 5 error.
+
+    With several variants it is 0 when one can be adopted, otherwise the highest of their codes.
+    """
+    with Client() as client:
+        found = client.ablations.verdict(ablation)
+    if as_json:
+        print_json(found)
+    else:
+        console = out()
+        console.print(show.verdict(found))
+        for line in show.explanation(found) if explain else ():
+            console.print(line)
+    raise typer.Exit(exit_code(found.variants, require))
+
+
+def exit_code(variants: tuple[VariantVerdict, ...], require: Decision | None) -> int:
+    """Return the exit code of `verdict`."""
+    decisions = [variant.decision for variant in variants]
+    if require is not None:
+        others = [EXIT_CODES[decision] for decision in decisions if decision is not require]
+        return max(1, *others) if others else 0
+    if Decision.ADOPT in decisions:
+        return 0
+    return max((EXIT_CODES[decision] for decision in decisions), default=ERROR_EXIT_CODE)
+
+
+@app.command()
+@guarded
+def report(
+    ablation: AblationArgument,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="File, or - for standard output.")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Save the report: one HTML page that needs nothing else. Default: $ABLATE_HOME/reports/<id>.html."""
+    with Client() as client:
+        page = client.ablations.report(ablation)
+    if output == "-":
+        typer.echo(page)
+        return
+    path = save_report(home_files(), ablation, page, Path(output) if output else None)
+    print_json({"path": str(path)}) if as_json else out().print(str(path))
+    if open_:
+        webbrowser.open(path.as_uri())
+
+
+@app.command()
+@guarded
+def log(
+    trial: Annotated[str, typer.Argument(metavar="TRIAL", help="The trial's id (trl_...).")],
+    offset: Annotated[int, typer.Option(min=0, help="Start at this byte.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a trial's log as far as it has come."""
+    with Client() as client:
+        text, end = client.trials.log(trial, offset=offset)
+    print_json({"text": text, "end": end}) if as_json else typer.echo(text, nl=False)
+
+
+@app.command()
+@guarded
+def gates(
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print this program's gates as docs/gates.md.")] = False,
+) -> None:
+    """Show what can be switched: values, defaults, claims."""
+    if markdown:
+        typer.echo(gates_page.render(catalogue()), nl=False)
+        return
+    with Client() as client:
+        rows = client.gates()
+    print_json(rows) if as_json else out().print(show.gates(rows))
+
+
+@app.command()
+@guarded
+def nodes(as_json: JsonOption = False) -> None:
+    """Show the machines that run trials."""
+    with Client() as client:
+        rows = client.nodes()
+    print_json(rows) if as_json else out().print(show.nodes(rows))
+
+
+@app.command()
+@guarded
+def schema(as_json: JsonOption = True) -> None:
+    """Print the JSON Schema of a spec, for editors. It is JSON with and without --json."""
+    print_json(ablation_json_schema())
+
+
+def announce(console: Console, answer: AblationAccepted) -> None:
+    """Say what was accepted and print the three commands that a person wants next."""
+    console.print(f"[bold]{escape(answer.name)}[/] accepted as [bold]{answer.id}[/] ({answer.state})")
+    console.print(f"  follow   ablate watch {answer.id}")
+    console.print(f"  answer   ablate verdict {answer.id} --explain")
+    console.print(f"  stop     ablate cancel {answer.id}")
+
+
+def _watch(client: Client, ablation: str, as_json: bool) -> None:
+    """Follow to the end and show the verdict; exit 5 when the ablation ended without one."""
+    try:
+        row = follow_as_json(client, ablation) if as_json else follow(client, ablation, out())
+    except KeyboardInterrupt:
+        err().print(f"detached; {ablation} goes on. Come back: ablate watch {ablation}")
+        raise typer.Exit(0) from None
+    if not as_json:
+        show_end(client, row)
+    if row.state != AblationState.COMPLETED:
+        raise typer.Exit(ERROR_EXIT_CODE)
+
+
+def show_end(client: Client, row: AblationPublic) -> None:
+    """Show how an ablation ended: its verdict where there is one."""
+    if row.state != AblationState.COMPLETED:
+        out().print(f"{row.id} ended as {show.state(row.state)}; see ablate show {row.id}")
+        return
+    out().print(show.verdict(client.ablations.verdict(row.id)))

@@ -1,0 +1,70 @@
+"""`ablate mlflow rebuild`: MLflow is a projection, so it can be written again from the database at any time."""
+
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from experiments import wording
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.settings import get_settings
+from service.stack.errors import StackError
+
+if TYPE_CHECKING:
+    from service.store.session import Store
+
+app = typer.Typer(help="The review pages in MLflow.", no_args_is_help=True)
+
+_LOOK_EVERY_S = 0.5
+_PATIENCE_S = 600.0
+
+
+@app.callback()
+def _group() -> None:
+    """Work on the review pages in MLflow."""
+
+
+@app.command()
+@guarded
+def rebuild(as_json: JsonOption = False) -> None:
+    """Project every ablation again; needs the database (ABLATE_DATABASE_URL) and a running background process."""
+    total = rebuild_all(get_settings().sqlalchemy_url, patience_s=_PATIENCE_S)
+    if as_json:
+        print_json({"projected": total})
+    else:
+        out().print(f"projected {wording.counted(total, 'ablation')} again")
+
+
+def rebuild_all(database_url: str, *, patience_s: float) -> int:
+    """Ask for the projection of every stored ablation and wait until it is done; return how many there are.
+
+    Raises StackError when the background process did not get through in time.
+    """
+    from sqlalchemy import select, update
+
+    from service.store import outbox
+    from service.store.session import Store
+    from service.store.tables import ablations
+
+    store = Store(database_url)
+    try:
+        with store.write() as connection:
+            ids = list(connection.execute(select(ablations.c.id).order_by(ablations.c.id)).scalars())
+            connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
+            for ablation_id in ids:
+                outbox.add(connection, outbox.PROJECT, ablation_id)
+        deadline = time.monotonic() + patience_s
+        while left := _projections_left(store):
+            if time.monotonic() > deadline:
+                raise StackError(f"{left} projections are still waiting after {patience_s:.0f} s; is the stack up?")
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        store.close()
+    return len(ids)
+
+
+def _projections_left(store: "Store") -> int:
+    from service.store import outbox
+
+    with store.read() as connection:
+        return sum(count for kind, count, _ in outbox.backlog(connection) if kind == outbox.PROJECT)

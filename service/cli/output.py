@@ -1,0 +1,98 @@
+"""How commands print: people's text or programs' JSON on standard output, problems on standard error."""
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+
+from experiments.catalog_files import UnknownCatalogFile
+from experiments.errors import ExperimentError, SpecError
+from experiments.outcomes import ERROR_EXIT_CODE
+from service.answers import Problem, ProblemEntry
+from service.client import ClientError
+from service.errors import ServiceError
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def out() -> Console:
+    """Return the console of results: standard output, never wrapped when it goes to a file or a pipe."""
+    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def err() -> Console:
+    """Return the console of problems and remarks: standard error."""
+    return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
+
+
+def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any] | list[Any]) -> None:
+    """Print a model, models, or plain values as one JSON document."""
+    sys.stdout.write(json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return [_plain(item) for item in value]
+
+
+def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Turn what a user can cause into a readable problem and exit code 5; anything else is our bug and stays loud."""
+
+    @functools.wraps(command)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return command(*args, **kwargs)
+        except (ClientError, ExperimentError, ServiceError, UnknownCatalogFile, OSError) as error:
+            show_problem(problem_of(error), as_json=bool(kwargs.get("as_json")))
+            raise typer.Exit(ERROR_EXIT_CODE) from error
+
+    return run
+
+
+def problem_of(error: Exception) -> Problem:
+    """Describe an error as a problem document."""
+    if isinstance(error, ClientError):
+        return error.problem
+    if isinstance(error, SpecError):
+        entries = [ProblemEntry(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
+        return Problem(title="The spec is not acceptable", errors=tuple(entries))
+    return Problem(title="Error", detail=str(error.args[0] if isinstance(error, LookupError) else error))
+
+
+def show_problem(problem: Problem, *, as_json: bool = False) -> None:
+    """Print a problem document to standard error: a list that reads well, or the document itself."""
+    if as_json:
+        sys.stderr.write(problem.model_dump_json(indent=2, exclude_none=True) + "\n")
+        return
+    console = err()
+    for line in problem_lines(problem):
+        console.print(line)
+
+
+def problem_lines(problem: Problem) -> list[str]:
+    """Return a problem document as lines of rich markup: title, every entry with pointer and hint, request id."""
+    status = f" ({problem.status})" if problem.status else ""
+    lines = [f"[bold red]{escape(problem.title)}[/]{status}"]
+    if problem.detail and not problem.errors:
+        lines = [f"[bold red]error:[/] {escape(problem.detail)}"]
+    for entry in problem.errors:
+        lines.append(f"  [bold]{escape(entry.pointer or '#')}[/]  {escape(entry.detail)}")
+        if entry.hint:
+            lines.append(f"      [cyan]hint:[/] {escape(entry.hint)}")
+    if problem.request_id:
+        lines.append(f"  [dim]request {escape(problem.request_id)}[/]")
+    return lines

@@ -1,0 +1,72 @@
+"""`ablate receipts`: fetch receipts, and verify them without a service."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from experiments.errors import ReceiptError
+from experiments.receipts import Receipt, verify
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client
+
+app = typer.Typer(help="Fetch receipts and verify them offline.", no_args_is_help=True)
+
+DAMAGED_EXIT_CODE = 1
+
+
+@app.command("verify")
+@guarded
+def verify_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSON: one receipt, or a list of them.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute digests and statistics from the raw samples. Exit 1 when a receipt is damaged or was altered."""
+    findings = {name: verify(receipt) for path in files for name, receipt in _load(path)}
+    if as_json:
+        print_json({"receipts": [{"receipt": name, "problems": found} for name, found in findings.items()]})
+    else:
+        for name, found in findings.items():
+            out().print(f"{'[red]DAMAGED[/]' if found else '[green]good[/]'}  {escape(name)}")
+            for problem in found:
+                out().print(f"    {escape(problem)}")
+    if any(findings.values()):
+        raise typer.Exit(DAMAGED_EXIT_CODE)
+
+
+@app.command()
+@guarded
+def get(
+    subject: Annotated[str, typer.Argument(metavar="ID", help="A trial (trl_...) or an ablation (abl_...).")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    as_json: JsonOption = True,
+) -> None:
+    """Fetch one trial's receipt, or all receipts of an ablation as a list. Always JSON."""
+    with Client() as client:
+        found = _of_ablation(client, subject) if subject.startswith("abl_") else client.trials.receipt(subject)
+    if output is None:
+        print_json(found)
+        return
+    plain = found.model_dump(mode="json") if isinstance(found, Receipt) else [r.model_dump(mode="json") for r in found]
+    output.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    out().print(str(output))
+
+
+def _of_ablation(client: Client, ablation: str) -> list[Receipt]:
+    return [client.trials.receipt(trial.id) for trial in client.ablations.trials(ablation) if trial.receipt_digest]
+
+
+def _load(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the receipts in a file with names to show."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ReceiptError(f"{path} is not JSON: {error}") from error
+    if isinstance(content, dict):
+        return [(str(path), content)]
+    if isinstance(content, list) and content and all(isinstance(item, dict) for item in content):
+        return [(f"{path}[{index}]", item) for index, item in enumerate(content)]
+    raise ReceiptError(f"{path} holds neither a receipt nor a list of receipts")

@@ -1,0 +1,194 @@
+"""Tables of the CLI: ablations, plans, nodes, gates and verdicts as people read them."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from experiments import wording
+from experiments.answer import answers
+from experiments.gates import GatePublic, show
+from experiments.outcomes import VerdictWord
+from experiments.verdicts import VariantVerdict, Verdict
+from service.schemas import AblationPublic, NodeClassAnswer, NodePublic, PlanPublic, TrialPublic
+
+COLOURS: dict[str, str] = {"good": "green", "bad": "red", "neutral": "cyan", "open": "yellow", "broken": "magenta"}
+STATES: dict[str, str] = {
+    "completed": "green",
+    "done": "green",
+    "running": "cyan",
+    "cancelling": "yellow",
+    "cancelled": "yellow",
+    "failed": "red",
+}
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """Return an empty table in the house look; long cells fold instead of being cut."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def state(name: str) -> str:
+    """Return a state in its colour."""
+    colour = STATES.get(name)
+    return f"[{colour}]{name}[/]" if colour else name
+
+
+def ablations(rows: Iterable[AblationPublic]) -> RenderableType:
+    """Show a list of ablations."""
+    made = table("id", "name", "state", "blocks", "waits for", "created")
+    for row in rows:
+        created = wording.moment(row.created_at)
+        made.add_row(row.id, escape(row.name), state(row.state), blocks(row), escape(row.waiting_for or ""), created)
+    return made if made.rows else Text("No ablation yet. Submit one: ablate submit demo")
+
+
+def blocks(row: AblationPublic) -> str:
+    """Say how many blocks are done and how many failed."""
+    failed = f", {row.blocks.failed} failed" if row.blocks.failed else ""
+    return f"{row.blocks.done}/{row.blocks.planned}{failed}"
+
+
+def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableType:
+    """Show one ablation with its trials."""
+    waits = [("waits for", escape(row.waiting_for))] if row.waiting_for else []
+    facts = _facts(
+        ("ablation", f"{row.id}  [bold]{escape(row.name)}[/]"),
+        ("question", escape(row.question)),
+        ("state", state(row.state)),
+        *waits,
+        ("blocks", blocks(row)),
+        ("node class", row.node_class),
+        ("spec", row.spec_digest),
+        ("rule", row.rule_digest),
+        ("created", wording.moment(row.created_at)),
+        ("mlflow", row.mlflow_url or "not projected yet"),
+    )
+    made = table("trial", "block", "place", "arm", "state", "outcome")
+    for trial in trials:
+        outcome = trial.outcome or ""
+        made.add_row(
+            trial.id, str(trial.block_index), str(trial.position), escape(trial.arm), state(trial.state), outcome
+        )
+    return Group(facts, made)
+
+
+def _facts(*pairs: tuple[str, str]) -> Table:
+    made = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in pairs:
+        made.add_row(f"[dim]{name}[/]", value)
+    return made
+
+
+def plan(answer: PlanPublic) -> RenderableType:
+    """Show what a spec would run, where, and what it could detect."""
+    arms = ", ".join(escape(arm.name) for arm in answer.arms)
+    cost = answer.expected_device_minutes
+    minutes = "unknown, nothing of this kind was measured yet" if cost is None else f"about {cost:.1f}"
+    facts = _facts(
+        ("ablation", f"[bold]{escape(answer.ablation)}[/]"),
+        ("arms", f"{arms} (the first is the baseline)"),
+        ("size", f"{len(answer.blocks)} blocks, {answer.trials} trials"),
+        ("device minutes", minutes),
+        ("detects", f"{answer.mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"),
+        *((f"node class {row.node_class}", _eligible(row)) for row in answer.node_classes),
+        ("spec", answer.spec_digest),
+        ("rule", answer.rule_digest),
+    )
+    made = table("block", "seed", "order")
+    for block in answer.blocks:
+        made.add_row(str(block.index), str(block.seed), escape(" ".join(block.order)))
+    return Group(facts, made)
+
+
+def _eligible(row: NodeClassAnswer) -> str:
+    if row.eligible:
+        return f"[green]can run it[/] ({wording.counted(row.live_nodes, 'live node')})"
+    return f"[yellow]cannot run it now[/]: {escape(row.reason or 'no reason given')}"
+
+
+def nodes(rows: Iterable[NodePublic]) -> RenderableType:
+    """Show the registered nodes."""
+    made = table("node", "class", "health", "seen", "devices", "runs", "lacks")
+    for row in rows:
+        devices = ", ".join(device.name for device in row.devices)
+        seen, lacks = wording.moment(row.seen_at), escape("; ".join(row.lacks))
+        made.add_row(
+            escape(row.name), row.node_class, row.health, seen, escape(devices), row.running_block or "", lacks
+        )
+    return made if made.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
+
+
+def gates(rows: Iterable[GatePublic]) -> RenderableType:
+    """Show the gates."""
+    made = table("gate", "values (default first)", "claim", "question")
+    for row in rows:
+        others = [show(value) for value in row.values if value != row.default]
+        values = ", ".join([f"[bold]{escape(show(row.default))}[/]", *map(escape, others)])
+        made.add_row(row.name, values, row.claim.value, row.question)
+    return made
+
+
+def verdict(found: Verdict) -> RenderableType:
+    """Show the verdict table: one row per variant."""
+    title = f"{found.blocks_counted}/{found.blocks_planned} blocks on {found.node_class}, against {found.baseline}"
+    made = table("variant", "verdict", "effect", "95 % interval", "MDE", "memory", "loss", "decision", title=title)
+    for variant in found.variants:
+        made.add_row(*_verdict_cells(found, variant))
+    return made
+
+
+def explanation(found: Verdict) -> list[str]:
+    """Return the reasoning of every variant as lines of rich markup."""
+    lines: list[str] = []
+    for variant, answer in zip(found.variants, answers(found), strict=True):
+        lines += [f"[bold]{escape(variant.arm)}[/]: {escape(answer.sentence)}", f"  {escape(variant.reason)}"]
+        lines += [f"  {escape(_requirement(r.metric, r.passed, r.rule, r.detail))}" for r in variant.requirements]
+        lines += [f"  gates live {variant.gates_live}"]
+        lines += [f"  {escape(remark)}" for remark in answer.remarks]
+    return [*lines, f"[dim]rule {found.rule_digest}[/]"]
+
+
+def _requirement(metric: str, passed: bool, rule: str, detail: str) -> str:
+    return f"{'passed' if passed else 'FAILED'}  {metric} {rule}: {detail}"
+
+
+def _verdict_cells(found: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
+    colour = COLOURS[wording.BADGES[variant.verdict].tone]
+    word = f"[{colour}]{wording.BADGES[variant.verdict].sign} {variant.verdict.value}[/]{_measured(found, variant)}"
+    effect = interval = mde = wording.NOTHING
+    if variant.primary is not None:
+        effect = wording.percent(variant.primary.delta_pct)
+        interval = wording.interval(variant.primary.ci_low_pct, variant.primary.ci_high_pct)
+        mde = wording.plain_percent(variant.primary.mde_pct)
+    memory, loss = _memory(found, variant.arm), _loss(variant)
+    return (escape(variant.arm), word, effect, interval, mde, memory, loss, variant.decision.value)
+
+
+def _measured(found: Verdict, variant: VariantVerdict) -> str:
+    if variant.measured is variant.verdict:
+        return ""
+    why = "" if found.calibrated or variant.verdict is not VerdictWord.INCONCLUSIVE else "uncalibrated; "
+    return f" ({why}samples say {variant.measured.value})"
+
+
+def _memory(found: Verdict, arm: str) -> str:
+    """Return the change of the arm's peak reserved memory in MiB."""
+    peaks = [found.arms.get(name, {}).get("peak_reserved_bytes") for name in (arm, found.baseline)]
+    if peaks[0] is None or peaks[1] is None:
+        return wording.NOTHING
+    return f"{wording.signed((peaks[0] - peaks[1]) / 2**20, 1)} MiB"
+
+
+def _loss(variant: VariantVerdict) -> str:
+    """Return whether the requirements about the loss hold."""
+    checks = [r for r in variant.requirements if r.metric.startswith("loss")]
+    if not checks:
+        return "not asked"
+    broken = [r.metric for r in checks if not r.passed]
+    return f"[red]FAILED: {', '.join(broken)}[/]" if broken else f"[green]ok[/] ({', '.join(r.rule for r in checks)})"

@@ -1,0 +1,47 @@
+"""The SPEC argument of plan, submit and run: a file, "-" for standard input, or the name of a catalog spec."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.catalog_files import UnknownCatalogFile, catalog_names, read_catalog_file
+from experiments.errors import SpecError, SpecProblem
+from service.client import SpecBody
+
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="SPEC", help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.")
+]
+
+CONTENT_TYPES = {
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+    ".json": "application/json",
+    ".toml": "application/toml",
+}
+
+
+def read_spec(argument: str) -> SpecBody:
+    """Return the spec that the argument names; raises SpecError with the possibilities when there is none."""
+    if argument == "-":
+        return SpecBody(content=sys.stdin.buffer.read())
+    path = Path(argument)
+    if path.is_file():
+        return SpecBody(content=path.read_bytes(), content_type=_content_type(path))
+    try:
+        return SpecBody(content=read_catalog_file(argument))
+    except UnknownCatalogFile as error:
+        known = ", ".join(catalog_names())
+        raise _refused(f"there is no file {argument!r} and no catalog spec of that name; catalog: {known}") from error
+
+
+def _content_type(path: Path) -> str:
+    kind = CONTENT_TYPES.get(path.suffix.lower())
+    if kind is None:
+        raise _refused(f"{path} ends in {path.suffix!r}; a spec file ends in {', '.join(CONTENT_TYPES)}")
+    return kind
+
+
+def _refused(detail: str) -> SpecError:
+    return SpecError([SpecProblem(pointer="SPEC", detail=detail)])

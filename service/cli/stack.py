@@ -1,0 +1,127 @@
+"""Commands of the embedded stack: up, down, status, demo, and the rebuilding of MLflow."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from experiments import wording
+from service.cli import mlflow, show
+from service.cli.demo import run_demo
+from service.cli.output import JsonOption, err, guarded, out, print_json
+from service.cli.report_file import home_files
+from service.stack import control
+from service.stack.layout import StackFiles
+from service.stack.parts import check_installed
+from service.stack.state import StackState
+from service.stack.supervisor import supervise
+
+app = typer.Typer()
+app.add_typer(mlflow.app, name="mlflow")
+
+NOT_RUNNING_EXIT_CODE = 1
+
+
+@app.command()
+@guarded
+def up(
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay attached; Ctrl-C stops everything.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start broker, MLflow, API, background process and one worker on this machine."""
+    files = home_files()
+    if foreground:
+        _up_in_foreground(files)
+        return
+    state = control.start(files, say)
+    if as_json:
+        print_json(state)
+    else:
+        show_addresses(files, state)
+
+
+@app.command()
+@guarded
+def down(as_json: JsonOption = False) -> None:
+    """Stop the stack of this home and make sure that no process of it is left."""
+    files = home_files()
+    done = control.stop(files, say)
+    if as_json:
+        print_json({"was_running": done.was_running, "killed": done.killed, "seconds": round(done.seconds, 2)})
+        return
+    if not done.was_running:
+        out().print(f"nothing runs in {escape(str(files.home))}")
+        return
+    forced = f"; {wording.counted(done.killed, 'process')} had to be killed" if done.killed else ""
+    out().print(f"stopped in {done.seconds:.1f} s, no process is left{forced}")
+
+
+@app.command()
+@guarded
+def status(as_json: JsonOption = False) -> None:
+    """Show what runs in this home. Exit 1 when nothing does or a part has ended."""
+    files = home_files()
+    state = control.running(files)
+    if as_json:
+        print_json({"running": state is not None, "stack": state})
+    elif state is None:
+        out().print(f"nothing runs in {escape(str(files.home))}; start it: ablate up")
+    else:
+        _show_parts(files, state)
+    if state is None or state.exited:
+        raise typer.Exit(NOT_RUNNING_EXIT_CODE)
+
+
+@app.command()
+@guarded
+def demo(as_json: JsonOption = False) -> None:
+    """Run the catalog ablation `demo` from end to end: stack, live progress, verdict, report, MLflow."""
+    summary = run_demo(home_files(), say)
+    if as_json:
+        print_json(summary)
+
+
+def say(kind: str, text: str) -> None:
+    """Print the progress of a start to standard error."""
+    if kind == "part":
+        name, _, seconds = text.partition(" ")
+        err().print(f"  [green]ready[/]  {name:<11} after {seconds} s")
+    elif kind == "note":
+        err().print(f"  [yellow]note[/]   {escape(text)}")
+
+
+def show_addresses(files: StackFiles, state: StackState) -> None:
+    """Say where the stack can be reached and what to do next."""
+    console = out()
+    console.print(f"stack is up in {escape(str(files.home))}")
+    console.print(f"  API     {state.api_url}/docs")
+    console.print(f"  MLflow  {state.mlflow_url}")
+    console.print("  next    ablate run demo    ablate status    ablate down")
+
+
+def _up_in_foreground(files: StackFiles) -> None:
+    check_installed()
+    control.clean_stale(files, say)
+    err().print("starting; Ctrl-C stops everything")
+    supervise(files, lambda kind, text: _say_in_foreground(files, kind, text))
+    err().print("stopped, no process is left")
+
+
+def _say_in_foreground(files: StackFiles, kind: str, text: str) -> None:
+    state = control.running(files) if kind == "ready" else None
+    if state is not None:
+        show_addresses(files, state)
+    else:
+        say(kind, text)
+
+
+def _show_parts(files: StackFiles, state: StackState) -> None:
+    console = out()
+    console.print(f"stack of {wording.moment(state.started_at)}: {state.phase}")
+    console.print(f"  API     {state.api_url}\n  MLflow  {state.mlflow_url}")
+    made = show.table("part", "pid", "state", "log")
+    for name, pid in state.pids.items():
+        ended = state.exited.get(name)
+        condition = "[green]runs[/]" if ended is None else f"[red]ended with exit code {ended}[/]"
+        made.add_row(name, str(pid), condition, escape(str(files.log(name))))
+    console.print(made)

@@ -1,0 +1,187 @@
+"""Follow an ablation: live with rich on a terminal, line by line elsewhere. Leaving never cancels anything."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from experiments import wording
+from service.answers import Event
+from service.cli.output import print_json
+from service.client import Client, ClientError
+from service.lifecycle import OVER
+from service.schemas import AblationPublic, TrialPublic
+
+_LOOK_EVERY_S = 0.5
+_REFRESH_S = 2.0
+"""How often the queue position is asked for while nothing happens."""
+_LINE_EVERY_S = 10.0
+"""How often a running trial gets a line when the output is no terminal."""
+
+
+@dataclass
+class Picture:
+    """What is known about a followed ablation."""
+
+    ablation: AblationPublic
+    trials: dict[str, TrialPublic]
+    current: TrialPublic | None = None
+    steps: str = ""
+    seen: int = 0
+    lines: list[str] = field(default_factory=list)
+    """What happened since the last look, for line output."""
+
+    def apply(self, event: Event) -> None:
+        """Take in one event."""
+        self.seen = max(self.seen, event.seq)
+        trial = self.trials.get(event.subject or "")
+        if event.kind == "trial.progress" and trial is not None:
+            self.current, self.steps = trial, steps_text(event)
+        elif event.kind == "trial.state" and trial is not None and event.went_to == "running":
+            self.current, self.steps = trial, ""
+        elif event.kind in ("block.state", "ablation.state"):
+            self.lines.append(history_line(event))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.ablation.state in OVER
+
+    @property
+    def trial_text(self) -> str:
+        """Say which arm runs and how far it is."""
+        if self.ablation.waiting_for:
+            return f"waits for {self.ablation.waiting_for}"
+        if self.current is None or self.over:
+            return ""
+        return f"block {self.current.block_index}, {self.current.arm}: {self.steps or 'starting'}"
+
+
+def steps_text(event: Event) -> str:
+    """Write a progress event: steps, tokens per second, loss."""
+    values = event.data or {}
+    parts = [f"step {values.get('steps_done', 0)}/{values.get('steps_total', '?')}"]
+    if values.get("tokens_per_s") is not None:
+        parts.append(f"{wording.number(values['tokens_per_s'])} tokens/s")
+    if values.get("loss") is not None:
+        parts.append(f"loss {wording.fixed(values['loss'], 3)}")
+    return ", ".join(parts)
+
+
+def history_line(event: Event) -> str:
+    """Write a change of state as one line."""
+    subject = f" {event.subject}" if event.subject else ""
+    reason = f": {event.reason}" if event.reason else ""
+    return f"{event.kind.partition('.')[0]}{subject} {event.came_from or 'new'} -> {event.went_to}{reason}"
+
+
+def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic:
+    """Show an ablation until it is over; return its last state. KeyboardInterrupt passes through."""
+    picture = _first_look(client, ablation_id)
+    view = _LiveView(picture) if console.is_terminal else None
+    if view is None:
+        _follow_in_lines(client, picture, console)
+    else:
+        with Live(view.bars, console=console, refresh_per_second=4):
+            for _ in _looks(client, picture):
+                view.update(picture)
+    return picture.ablation
+
+
+def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
+    """Print every event as a JSON document; return the last state."""
+    for event in client.ablations.watch(ablation_id):
+        print_json(event)
+    return client.ablations.get(ablation_id)
+
+
+def _first_look(client: Client, ablation_id: str) -> Picture:
+    trials = {trial.id: trial for trial in client.ablations.trials(ablation_id)}
+    return Picture(ablation=client.ablations.get(ablation_id), trials=trials)
+
+
+def _follow_in_lines(client: Client, picture: Picture, console: Console) -> None:
+    said, said_at = "", 0.0
+    for _ in _looks(client, picture):
+        for line in picture.lines:
+            console.print(escape(line))
+        picture.lines.clear()
+        text = picture.trial_text
+        if text and text != said and time.monotonic() - said_at >= _LINE_EVERY_S:
+            done = f"{picture.ablation.blocks.done}/{picture.ablation.blocks.planned} blocks"
+            console.print(escape(f"{done}  {text}"))
+            said, said_at = text, time.monotonic()
+
+
+def _looks(client: Client, picture: Picture) -> Iterator[None]:
+    """Keep the picture up to date; yield after every change and at least every half second."""
+    feed: queue.SimpleQueue[Event | ClientError] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(client, picture.ablation.id, feed), daemon=True).start()
+    asked_at, ended = time.monotonic(), False
+    while not ended:
+        changed = False
+        for item in _waiting(feed):
+            if isinstance(item, ClientError):
+                raise item
+            picture.apply(item)
+            changed = changed or item.kind != "trial.progress"
+            ended = ended or item.kind == "end"
+        if changed or time.monotonic() - asked_at > _REFRESH_S:
+            picture.ablation = client.ablations.get(picture.ablation.id)
+            asked_at = time.monotonic()
+        yield
+
+
+def _waiting(feed: "queue.SimpleQueue[Event | ClientError]") -> Iterator[Event | ClientError]:
+    try:
+        yield feed.get(timeout=_LOOK_EVERY_S)
+        while True:
+            yield feed.get_nowait()
+    except queue.Empty:
+        return
+
+
+def _read(client: Client, ablation_id: str, feed: "queue.SimpleQueue[Event | ClientError]") -> None:
+    try:
+        for event in client.ablations.watch(ablation_id):
+            feed.put(event)
+    except ClientError as error:
+        feed.put(error)
+
+
+class _LiveView:
+    """Two lines: the blocks as a bar, the running trial below it."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("blocks"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[trial]}"),
+        )
+        self._task: TaskID = self._progress.add_task("", total=None, trial="")
+        self.update(picture)
+
+    @property
+    def bars(self) -> RenderableType:
+        """What the terminal shows."""
+        return self._progress
+
+    def update(self, picture: Picture) -> None:
+        """Show the picture as it is now."""
+        row = picture.ablation
+        self._progress.update(
+            self._task,
+            description=f"{escape(row.name)} {row.state}",
+            total=row.blocks.planned,
+            completed=row.blocks.done + row.blocks.failed,
+            trial=escape(picture.trial_text),
+        )

@@ -1,0 +1,268 @@
+"""The Python client: the same verbs as the CLI, typed and synchronous.
+
+`Client()` finds the embedded stack by itself. What the service refuses is raised as `Refused` with its problem
+document; a service that cannot be reached as `Unreachable`.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import httpx
+import httpx_sse
+from pydantic import BaseModel
+
+from experiments.gates import GatePublic
+from experiments.receipts import Receipt
+from experiments.verdicts import Verdict
+from service.answers import Event, Problem
+from service.schemas import AblationAccepted, AblationPublic, BlockPublic, NodePublic, PlanPublic, TrialPublic
+from service.settings import get_client_settings
+
+_TIMEOUT = httpx.Timeout(30.0, connect=3.0)
+_STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
+_TRIES = 3
+_PAUSE_S = 0.5
+_WATCH_PATIENCE_S = 60.0
+"""How long a watcher tries to reach a service that went away."""
+_PAGE = 200
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
+class ClientError(Exception):
+    """The service did not give what was asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail or problem.title)
+        self.problem = problem
+
+
+class Refused(ClientError):
+    """The service answered with a problem document (4xx)."""
+
+
+class ServiceFailed(ClientError):
+    """The service answered that it failed (5xx), or with something that is no answer of ours."""
+
+
+class Unreachable(ClientError):
+    """No answer came from the service's address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecBody:
+    """A spec as bytes with its content type."""
+
+    content: bytes
+    content_type: str = "application/yaml"
+
+    @classmethod
+    def of(cls, spec: "SpecBody | Mapping[str, Any]") -> "SpecBody":
+        """Return `spec` itself, or a mapping as JSON."""
+        if isinstance(spec, SpecBody):
+            return spec
+        return cls(content=json.dumps(spec).encode(), content_type="application/json")
+
+    def headers(self) -> dict[str, str]:
+        """Return the request headers that describe the body."""
+        return {"Content-Type": self.content_type}
+
+
+class Connection:
+    """One HTTP connection pool with the token in it; turns every failure into a ClientError."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send one request; the caller makes sure that repeating it is harmless."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return checked(self.http.request(method, path, **options))
+            except httpx.ConnectError as error:
+                raise self.unreachable(error) from error
+            except httpx.TransportError as error:
+                if not left:
+                    raise self.unreachable(error) from error
+                time.sleep(_PAUSE_S)
+        raise AssertionError("the loop ends by return or raise")
+
+    def get(self, path: str, answer: type[_Answer], **options: Any) -> _Answer:
+        """Return the JSON answer of a GET."""
+        return answer.model_validate(self.call("GET", path, **options).json())
+
+    def pages(self, path: str, answer: type[_Answer], params: Mapping[str, Any]) -> Iterator[_Answer]:
+        """Yield the items of all pages of a list."""
+        cursor: str | None = None
+        while True:
+            given = {"limit": _PAGE, **params, "cursor": cursor}
+            page = self.call("GET", path, params={k: v for k, v in given.items() if v is not None}).json()
+            yield from (answer.model_validate(item) for item in page["items"])
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+    def unreachable(self, error: httpx.TransportError) -> Unreachable:
+        """Return the error for an address that does not answer, with what to do."""
+        refused = isinstance(error, httpx.ConnectError)
+        hint = "start a stack here with `ablate up`, or set ABLATE_URL and ABLATE_TOKEN to reach another one"
+        what = "nothing listens there" if refused else f"the connection failed ({type(error).__name__})"
+        return Unreachable(Problem(title="Service unreachable", detail=f"no answer from {self.url}: {what}; {hint}"))
+
+
+class Ablations:
+    """Calls about ablations."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def plan(self, spec: SpecBody | Mapping[str, Any]) -> PlanPublic:
+        """Say what a spec would run, without running it."""
+        body = SpecBody.of(spec)
+        answer = self._connection.call("POST", "/v1/ablations:plan", content=body.content, headers=body.headers())
+        return PlanPublic.model_validate(answer.json())
+
+    def submit(self, spec: SpecBody | Mapping[str, Any], *, idempotency_key: str | None = None) -> AblationAccepted:
+        """Submit a spec; the same key with the same spec gives the same ablation."""
+        body = SpecBody.of(spec)
+        headers = {**body.headers(), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
+        return AblationAccepted.model_validate(answer.json())
+
+    def get(self, ablation_id: str) -> AblationPublic:
+        """Return one ablation."""
+        return self._connection.get(f"/v1/ablations/{ablation_id}", AblationPublic)
+
+    def list(self, *, state: str | None = None, label: str | None = None) -> Iterator[AblationPublic]:
+        """Yield ablations, newest first."""
+        return self._connection.pages("/v1/ablations", AblationPublic, {"state": state, "label": label})
+
+    def blocks(self, ablation_id: str) -> Iterator[BlockPublic]:
+        """Yield the blocks of one ablation."""
+        return self._connection.pages(f"/v1/ablations/{ablation_id}/blocks", BlockPublic, {})
+
+    def trials(self, ablation_id: str) -> Iterator[TrialPublic]:
+        """Yield the trials of one ablation."""
+        return self._connection.pages(f"/v1/ablations/{ablation_id}/trials", TrialPublic, {})
+
+    def cancel(self, ablation_id: str) -> AblationPublic:
+        """Ask for the end of an ablation; it is `cancelling` until its worker has stopped."""
+        return AblationPublic.model_validate(
+            self._connection.call("POST", f"/v1/ablations/{ablation_id}:cancel").json()
+        )
+
+    def verdict(self, ablation_id: str) -> Verdict:
+        """Return the verdict; raises Refused (409) before there is one."""
+        return self._connection.get(f"/v1/ablations/{ablation_id}/verdict", Verdict)
+
+    def report(self, ablation_id: str) -> str:
+        """Return the report as one HTML page; raises Refused (409) before there is one."""
+        return self._connection.call("GET", f"/v1/ablations/{ablation_id}/report").text
+
+    def watch(self, ablation_id: str, *, after: int = 0) -> Iterator[Event]:
+        """Yield events from the one after sequence number `after` to `end`; reconnects where it was cut off.
+
+        Raises Unreachable when the service stays away.
+        """
+        lost_at: float | None = None
+        while True:
+            try:
+                for event in self._stream(ablation_id, after):
+                    lost_at, after = None, max(after, event.seq)
+                    yield event
+                    if event.kind == "end":
+                        return
+            except httpx.TransportError as error:
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() - lost_at > _WATCH_PATIENCE_S:
+                    raise self._connection.unreachable(error) from error
+            time.sleep(_PAUSE_S)
+
+    def _stream(self, ablation_id: str, after: int) -> Iterator[Event]:
+        path, headers = f"/v1/ablations/{ablation_id}/events", {"Last-Event-ID": str(after)}
+        with httpx_sse.connect_sse(
+            self._connection.http, "GET", path, headers=headers, timeout=_STREAM_TIMEOUT
+        ) as source:
+            if not source.response.is_success:
+                source.response.read()
+                checked(source.response)
+            for message in source.iter_sse():
+                yield Event.of(message.event, message.id, message.json())
+
+
+class Trials:
+    """Calls about trials."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def receipt(self, trial_id: str) -> Receipt:
+        """Return the receipt of a trial; raises Refused before there is one."""
+        return self._connection.get(f"/v1/trials/{trial_id}/receipt", Receipt)
+
+    def log(self, trial_id: str, *, offset: int = 0) -> tuple[str, int]:
+        """Return the log from a byte offset, and the offset where it ends."""
+        answer = self._connection.call("GET", f"/v1/trials/{trial_id}/log", params={"offset": offset})
+        return answer.text, int(answer.headers["X-Log-End-Offset"])
+
+
+class Client:
+    """A connection to the service; use it as a context manager or call `close`."""
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        settings = get_client_settings()
+        self._connection = Connection(url or settings.api_url, token or settings.bearer_token)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connection.http.close()
+
+    @property
+    def url(self) -> str:
+        """Base URL of the service."""
+        return self._connection.url
+
+    @cached_property
+    def ablations(self) -> Ablations:
+        """Calls about ablations."""
+        return Ablations(self._connection)
+
+    @cached_property
+    def trials(self) -> Trials:
+        """Calls about trials."""
+        return Trials(self._connection)
+
+    def gates(self) -> list[GatePublic]:
+        """Return what can be asked for."""
+        return list(self._connection.pages("/v1/gates", GatePublic, {}))
+
+    def nodes(self) -> list[NodePublic]:
+        """Return the nodes that have registered."""
+        return list(self._connection.pages("/v1/nodes", NodePublic, {}))
+
+
+def checked(response: httpx.Response) -> httpx.Response:
+    """Return a good response; raise Refused or ServiceFailed for another."""
+    if response.is_success:
+        return response
+    if response.headers.get("Content-Type", "").startswith("application/problem+json"):
+        problem = Problem.model_validate(response.json())
+    else:
+        detail = f"{response.request.url} answered {response.status_code} without a problem document"
+        problem = Problem(
+            title=response.reason_phrase or "Unexpected answer", status=response.status_code, detail=detail
+        )
+    raise (Refused if response.is_client_error else ServiceFailed)(problem)

@@ -1,0 +1,127 @@
+"""What routes depend on: the store, who asks, the submitted body, ids and pages. Cheap checks stay on the event loop."""
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import Depends, Path, Query, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from experiments.errors import SpecProblem
+from experiments.load import CONTENT_TYPES
+from service.dispatch import Relay
+from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
+from service.ids import id_pattern
+from service.limits import RateLimiter
+from service.settings import Settings
+from service.store.session import Store
+from service.tokens import Authenticator, Principal, Scope
+
+_bearer = HTTPBearer(auto_error=False, description="A token with scope read, submit, operate or admin; or a worker key.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What one process of the API holds."""
+
+    settings: Settings
+    store: Store
+    authenticator: Authenticator
+    limiter: RateLimiter
+    relay: Relay
+    in_flight: set[tuple[str, str]]
+    """Idempotency keys that are being answered, as (token id, key)."""
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def requires(scope: Scope) -> Callable[..., Awaitable[Principal]]:
+    """Return the dependency that lets only tokens with `scope` pass and counts them against their rate."""
+
+    async def check(
+        request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+    ) -> Principal:
+        services = _services(request)
+        if credentials is None:
+            raise Unauthorized
+        secret = credentials.credentials
+        principal = services.authenticator.cached(secret)
+        if principal is None:
+            principal = await to_thread.run_sync(services.authenticator.lookup, secret)
+        if principal is None:
+            raise Unauthorized("this bearer token is not known")
+        if not principal.scope.includes(scope):
+            raise Forbidden(f"this needs a token with scope '{scope}'; this one has '{principal.scope}'")
+        services.limiter.spend(principal.token_id)
+        return principal
+
+    return check
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
+Reader = Annotated[Principal, Depends(requires(Scope.READ))]
+Submitter = Annotated[Principal, Depends(requires(Scope.SUBMIT))]
+Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
+
+AblationId = Annotated[str, Path(pattern=id_pattern("abl"), examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])]
+TrialId = Annotated[str, Path(pattern=id_pattern("trl"), examples=["trl_01KAHZ3V5T8QW2R4Y6M9N0P1S4"])]
+AttemptId = Annotated[str, Path(pattern=id_pattern("att"), examples=["att_01KAHZ3V5T8QW2R4Y6M9N0P1S5"])]
+Limit = Annotated[int, Query(ge=1, le=500, description="Most items on the page.")]
+Cursor = Annotated[str | None, Query(max_length=200, pattern="^[A-Za-z0-9_-]+$", description="From `next_cursor`.")]
+
+
+def media_type(request: Request) -> str:
+    """Return the request's content type without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def json_only(request: Request) -> None:
+    """Refuse a body that is not JSON."""
+    if media_type(request) != "application/json":
+        raise UnsupportedMediaType(f"content type {media_type(request)!r} is not supported; allowed: application/json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecBody:
+    """A submitted spec as it came."""
+
+    data: bytes
+    content_type: str
+
+
+async def _spec_body(request: Request) -> SpecBody:
+    kind = media_type(request)
+    if kind not in CONTENT_TYPES:
+        raise UnsupportedMediaType(f"content type {kind!r} is not supported; allowed: {', '.join(CONTENT_TYPES)}")
+    return SpecBody(data=await request.body(), content_type=kind)
+
+
+SpecBodyDep = Annotated[SpecBody, Depends(_spec_body)]
+
+
+def encode_cursor(*key: Any) -> str:
+    """Pack the key of a page's last item."""
+    return base64.urlsafe_b64encode(":".join(str(part) for part in key).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, *kinds: type) -> tuple[Any, ...]:
+    """Unpack a cursor into values of `kinds`. Raises Invalid for anything that no page handed out."""
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
+        values = tuple(kind(part) for kind, part in zip(kinds, text.split(":"), strict=True))
+    except (ValueError, binascii.Error) as error:
+        raise _bad_cursor(cursor) from error
+    if any(isinstance(v, int) and not -1 <= v < 2**31 for v in values) or not text.isprintable():
+        raise _bad_cursor(cursor)
+    return values
+
+
+def _bad_cursor(cursor: str) -> Invalid:
+    hint = "give back `next_cursor` of the page before, unchanged"
+    return Invalid(problems=[SpecProblem(pointer="query:cursor", detail=f"{cursor!r} is not a cursor", hint=hint)])

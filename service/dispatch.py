@@ -1,0 +1,70 @@
+"""Sending wake-ups after the commit. A thread does it, so a broker that is away slows no request.
+
+A lost wake-up costs latency and no work: workers poll, and the reconciler sends again.
+"""
+
+import logging
+import threading
+
+from kombu.exceptions import OperationalError
+from sqlalchemy.exc import DBAPIError
+
+from experiments.wake import celery_app, publish_wake
+from service.store import outbox
+from service.store.session import Store
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+IDLE_S = 5.0
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 5.0
+
+
+class Relay:
+    """Publishes due wake-ups from the outbox as soon as `ring` tells that there are some."""
+
+    def __init__(self, store: Store, broker_url: str) -> None:
+        self._store = store
+        self._celery = celery_app(broker_url, name="ablate-service")
+        self._bell = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        """Stop the thread after what it is doing."""
+        self._stopped.set()
+        self._bell.set()
+        self._thread.join(timeout_s)
+        self._celery.close()
+
+    def ring(self) -> None:
+        """Tell that a transaction with a wake-up was committed. Never blocks."""
+        self._bell.set()
+
+    def _run(self) -> None:
+        backoff_s = 0.0
+        while not self._stopped.is_set():
+            self._bell.wait(IDLE_S)
+            self._bell.clear()
+            try:
+                self.send_due()
+                backoff_s = 0.0
+            except (OperationalError, DBAPIError) as error:
+                backoff_s = min(MAX_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * backoff_s))
+                log.warning("wake-ups not sent, trying again in %.1f s: %s", backoff_s, error)
+                self._stopped.wait(backoff_s)
+
+    def send_due(self) -> None:
+        """Publish one wake-up per node class that has any due, then forget them."""
+        with self._store.read() as connection:
+            errands = outbox.due(connection, outbox.WAKE, limit=BATCH)
+        for node_class in sorted({errand.key for errand in errands}):
+            publish_wake(self._celery, node_class)
+        if errands:
+            with self._store.write() as connection:
+                outbox.done(connection, [errand.id for errand in errands])

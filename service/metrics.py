@@ -1,0 +1,64 @@
+"""Prometheus metrics: requests as they happen, the queue and the outbox as the database has them when asked."""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from service.store import outbox
+from service.store.ablations import count_by_state
+from service.store.session import Store
+from service.store.tables import ablations, attempts, blocks
+
+REQUESTS = Counter("ablate_requests_total", "Requests answered.", ["method", "route", "status"])
+SECONDS = Histogram("ablate_request_seconds", "Seconds until the answer was sent.", ["route"])
+
+
+@lru_cache(maxsize=2048)
+def _children(method: str, route: str, status: int) -> tuple[Any, Any]:
+    return REQUESTS.labels(method, route, str(status)), SECONDS.labels(route)
+
+
+def observe_request(scope: Mapping[str, Any], status: int, seconds: float) -> None:
+    """Count one answered request under its route's template."""
+    route = getattr(scope.get("route"), "path", "unmatched")
+    counter, histogram = _children(scope["method"], route, status)
+    counter.inc()
+    histogram.observe(seconds)
+
+
+class StoreCollector(Collector):
+    """Gauges read from the database at the moment of the scrape."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges."""
+        with self._store.read() as connection:
+            for name, table in (("ablations", ablations), ("blocks", blocks), ("attempts", attempts)):
+                gauge = GaugeMetricFamily(f"ablate_{name}", f"Rows of {name} by state.", labels=["state"])
+                for state, count in count_by_state(connection, table).items():
+                    gauge.add_metric([state], count)
+                yield gauge
+            rows = GaugeMetricFamily("ablate_outbox_rows", "Errands not done yet.", labels=["kind"])
+            age = GaugeMetricFamily("ablate_outbox_oldest_seconds", "Age of the oldest errand.", labels=["kind"])
+            for kind, count, oldest_s in outbox.backlog(connection):
+                rows.add_metric([kind], count)
+                age.add_metric([kind], oldest_s)
+            yield rows
+            yield age
+
+
+def registry_for(store: Store) -> CollectorRegistry:
+    """Return a registry with this store's gauges, to be scraped together with the process's own metrics."""
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(store))
+    return registry
+
+
+PROCESS_REGISTRY = REGISTRY
+"""Request counters and the process's own metrics."""

@@ -1,0 +1,248 @@
+"""Wire types of the REST interface that people and programs read."""
+
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from experiments.messages import DeviceInfo
+from service.lifecycle import AblationState, BlockState, TrialState
+
+Item = TypeVar("Item")
+
+
+class _Public(BaseModel):
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class ProblemDetail(_Public):
+    """One thing that is wrong with a request."""
+
+    pointer: str = Field(examples=["#/variants/psiv-on/gates/psiv_cach"])
+    detail: str = Field(examples=["unknown gate 'psiv_cach'; known: psiv_cache, schedule"])
+    hint: str | None = Field(default=None, examples=["did you mean 'psiv_cache'?"])
+
+
+class Problem(_Public):
+    """An RFC 9457 problem document."""
+
+    type: str = Field(examples=["urn:ablate:problem:invalid-spec"])
+    title: str = Field(examples=["Unprocessable Content"])
+    status: int = Field(examples=[422])
+    detail: str
+    instance: str = Field(examples=["/v1/ablations"])
+    errors: list[ProblemDetail] = []
+    request_id: str
+
+
+class Links(_Public):
+    """Where to go from an ablation."""
+
+    self: str
+    events: str
+    verdict: str
+    report: str
+    cancel: str
+
+
+class PlanSummary(_Public):
+    """The size of what will run."""
+
+    arms: list[str]
+    blocks: int
+    trials: int
+    node_class: str
+    devices: int
+    mde_pct_per_sd_pct: float
+    expected_device_minutes: float | None
+
+
+class AblationAccepted(_Public):
+    """The answer to a submission."""
+
+    id: str = Field(examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])
+    name: str
+    state: AblationState
+    spec_digest: str
+    rule_digest: str
+    plan: PlanSummary
+    links: Links
+
+
+class BlockCounts(_Public):
+    """Blocks of an ablation."""
+
+    planned: int
+    done: int
+    failed: int
+
+
+class TrialCounts(_Public):
+    """Trials of an ablation."""
+
+    planned: int
+    done: int
+
+
+class AblationPublic(_Public):
+    """An ablation as it stands."""
+
+    id: str
+    name: str
+    question: str
+    state: AblationState
+    spec_digest: str
+    rule_digest: str
+    node_class: str
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    blocks: BlockCounts
+    trials: TrialCounts
+    waiting_for: str | None
+    """What a queued ablation waits for, in words."""
+    labels: dict[str, str]
+    mlflow_url: str | None
+    links: Links
+
+
+class BlockPublic(_Public):
+    """A block as it stands."""
+
+    id: str
+    index: int
+    seed: int
+    order: list[str]
+    state: BlockState
+    attempt_no: int
+    node_id: str | None
+    started_at: str | None
+    finished_at: str | None
+    message: str | None
+
+
+class Progress(_Public):
+    """How far a trial is."""
+
+    steps_done: int
+    steps_total: int | None
+    tokens_per_s: float | None
+    loss: float | None
+
+
+class TrialPublic(_Public):
+    """A trial as it stands."""
+
+    id: str
+    block_id: str
+    block_index: int
+    arm: str
+    role: str
+    position: int
+    state: TrialState
+    outcome: str | None
+    progress: Progress | None
+    receipt_digest: str | None
+
+
+class Page(_Public, Generic[Item]):
+    """One page of a list."""
+
+    items: list[Item]
+    next_cursor: str | None
+    """Give it back as `cursor` for the next page; null on the last."""
+
+
+class ArmPublic(_Public):
+    """One arm of a plan."""
+
+    name: str
+    role: str
+    digest: str
+    gates: dict[str, Any]
+
+
+class BlockOrder(_Public):
+    """One planned block."""
+
+    index: int
+    seed: int
+    order: list[str]
+
+
+class NodeClassAnswer(_Public):
+    """Whether nodes could run the plan now."""
+
+    node_class: str
+    live_nodes: int
+    eligible: bool
+    reason: str | None
+    """Why not, when not."""
+
+
+class PlanPublic(_Public):
+    """What a spec would run, without running it."""
+
+    ablation: str
+    spec_digest: str
+    rule_digest: str
+    node_class: str
+    devices: int
+    arms: list[ArmPublic]
+    blocks: list[BlockOrder]
+    trials: int
+    mde_pct_per_sd_pct: float
+    expected_device_minutes: float | None
+    node_classes: list[NodeClassAnswer]
+
+
+class NodePublic(_Public):
+    """A node as it stands."""
+
+    id: str
+    name: str
+    node_class: str
+    health: str
+    """`live`, or `silent` when it has not been heard for longer than a lease."""
+    devices: list[DeviceInfo]
+    versions: dict[str, str]
+    code_digest: str
+    lacks: list[str]
+    registered_at: str
+    seen_at: str
+    running_block: str | None
+
+
+class NodeList(_Public):
+    """Every node."""
+
+    items: list[NodePublic]
+
+
+class AttemptClosed(_Public):
+    """The answer to a report or a release."""
+
+    attempt_id: str
+    block_id: str
+    block_state: BlockState
+
+
+class Version(_Public):
+    """Which code and schema answer."""
+
+    version: str
+    schema_revision: str
+    receipt_schema: int
+
+
+class Check(_Public):
+    """One thing that the service needs."""
+
+    ok: bool
+    detail: str
+
+
+class Readiness(_Public):
+    """Whether everything that the service needs can be reached."""
+
+    ready: bool
+    checks: dict[str, Check]

@@ -1,0 +1,135 @@
+"""Reading, listing and cancelling ablations, their blocks and trials. Pages go by key, never by number of rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, Table, func, select, tuple_
+
+from service.errors import AblationOver, NotFound
+from service.lifecycle import OVER, AblationState, BlockState, TrialState
+from service.store.clock import db_now
+from service.store.journal import Journal, lock_ablation
+from service.store.settle import settle
+from service.store.tables import ablations, blocks, labels, receipts, trials
+
+_BULKY = {"spec_text", "plan", "verdict", "report_html"}
+_PUBLIC = [column for column in ablations.c if column.name not in _BULKY]
+
+
+def get_ablation(connection: Connection, ablation_id: str) -> Row[Any]:
+    """Return the ablation without its bulky columns. Raises NotFound."""
+    row = connection.execute(select(*_PUBLIC).where(ablations.c.id == ablation_id)).first()
+    if row is None:
+        raise NotFound(f"there is no ablation {ablation_id!r}")
+    return row
+
+
+def get_document(connection: Connection, ablation_id: str, column: str) -> Row[Any]:
+    """Return (state, document) with one bulky column of an ablation. Raises NotFound."""
+    query = select(ablations.c.state, ablations.c[column].label("document")).where(ablations.c.id == ablation_id)
+    row = connection.execute(query).first()
+    if row is None:
+        raise NotFound(f"there is no ablation {ablation_id!r}")
+    return row
+
+
+def list_ablations(
+    connection: Connection,
+    *,
+    before: str | None,
+    limit: int,
+    states: Sequence[str],
+    label: tuple[str, str | None] | None,
+    digest: str | None,
+) -> list[Row[Any]]:
+    """Return up to `limit` ablations older than the id `before`, newest first."""
+    query: Select[Any] = select(*_PUBLIC).order_by(ablations.c.id.desc()).limit(limit)
+    if before is not None:
+        query = query.where(ablations.c.id < before)
+    if states:
+        query = query.where(ablations.c.state.in_(states))
+    if digest is not None:
+        query = query.where((ablations.c.spec_digest == digest) | (ablations.c.rule_digest == digest))
+    if label is not None:
+        key, value = label
+        having = select(labels.c.ablation_id).where(labels.c.key == key)
+        query = query.where(ablations.c.id.in_(having if value is None else having.where(labels.c.value == value)))
+    return list(connection.execute(query))
+
+
+def labels_of(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the labels of several ablations."""
+    found: dict[str, dict[str, str]] = {ablation_id: {} for ablation_id in ids}
+    for row in connection.execute(select(labels).where(labels.c.ablation_id.in_(ids)).order_by(labels.c.key)):
+        found[row.ablation_id][row.key] = row.value
+    return found
+
+
+def list_blocks(connection: Connection, ablation_id: str, *, after: int, limit: int) -> list[Row[Any]]:
+    """Return up to `limit` blocks with an index above `after`, in order."""
+    query = select(blocks).where(blocks.c.ablation_id == ablation_id, blocks.c["index"] > after)
+    return list(connection.execute(query.order_by(blocks.c["index"]).limit(limit)))
+
+
+def list_trials(connection: Connection, ablation_id: str, *, after: tuple[int, int], limit: int) -> list[Row[Any]]:
+    """Return up to `limit` trials after (block index, position), in running order."""
+    place = (trials.c.block_index, trials.c.position)
+    query = select(trials).where(trials.c.ablation_id == ablation_id, tuple_(*place) > after)
+    return list(connection.execute(query.order_by(*place).limit(limit)))
+
+
+def get_receipt(connection: Connection, trial_id: str) -> Row[Any]:
+    """Return (trial state, payload, digest); payload is None before the trial is done. Raises NotFound."""
+    query = select(trials.c.state, receipts.c.payload, receipts.c.digest).outerjoin(
+        receipts, receipts.c.trial_id == trials.c.id
+    )
+    row = connection.execute(query.where(trials.c.id == trial_id)).first()
+    if row is None:
+        raise NotFound(f"there is no trial {trial_id!r}")
+    return row
+
+
+def blocks_ahead(connection: Connection, row: Row[Any]) -> int:
+    """Return how many queued blocks of the same node class will be claimed before this ablation's first."""
+    mine = select(func.max(blocks.c.priority)).where(blocks.c.ablation_id == row.id).scalar_subquery()
+    waiting = select(func.count()).where(blocks.c.state == BlockState.QUEUED, blocks.c.node_class == row.node_class)
+    earlier = (blocks.c.priority > mine) | ((blocks.c.priority == mine) & (blocks.c.ablation_id < row.id))
+    return int(connection.execute(waiting.where(earlier)).scalar_one())
+
+
+def count_by_state(connection: Connection, table: Table) -> dict[str, int]:
+    """Return the number of rows of `table` in each state."""
+    return {state: count for state, count in connection.execute(select(table.c.state, func.count()).group_by(table.c.state))}
+
+
+def mean_trial_s(connection: Connection, arm_digests: Sequence[str]) -> dict[str, float]:
+    """Return the mean wall seconds of earlier trials by arm digest, as far as there are any."""
+    query = select(receipts.c.arm_digest, func.avg(receipts.c.wall_s)).where(receipts.c.arm_digest.in_(arm_digests))
+    return {row[0]: float(row[1]) for row in connection.execute(query.group_by(receipts.c.arm_digest))}
+
+
+def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
+    """Cancel an ablation: queued blocks at once, running ones through their workers. Again changes nothing.
+
+    Raises NotFound, and AblationOver with the final state when there is nothing left to cancel.
+    """
+    queued = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.QUEUED)
+    ids = list(connection.execute(queued.order_by(blocks.c.id).with_for_update()).scalars())
+    row = get_ablation(connection, ablation_id)
+    state = AblationState(lock_ablation(connection, ablation_id))
+    if state == AblationState.CANCELLING:
+        return
+    if state in OVER:
+        raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
+    journal = Journal(connection, ablation_id, actor=actor)
+    journal.move("ablation", [ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
+    ended = {"finished_at": db_now()}
+    journal.move("block", ids, BlockState.QUEUED, BlockState.CANCELLED, reason="the ablation is being cancelled", **ended)
+    cancelled = select(blocks.c.id).where(
+        blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.CANCELLED
+    )
+    waiting = select(trials.c.id).where(trials.c.block_id.in_(cancelled), trials.c.state == TrialState.QUEUED)
+    trial_ids = list(connection.execute(waiting).scalars())
+    journal.move("trial", trial_ids, TrialState.QUEUED, TrialState.CANCELLED, reason="the ablation is being cancelled")
+    journal.flush()
+    settle(connection, ablation_id)

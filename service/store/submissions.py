@@ -1,0 +1,142 @@
+"""Storing a submitted ablation: all of its rows and the answer to its Idempotency-Key, in one transaction."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from experiments.plan import Plan
+from experiments.spec import AblationSpec
+from service.errors import IdempotencyInFlight, IdempotencyMismatch
+from service.ids import new_ids
+from service.lifecycle import AblationState, BlockState, TrialState
+from service.store import outbox
+from service.store.clock import db_now
+from service.store.journal import Journal
+from service.store.tables import ablations, blocks, idempotency, labels, trials
+
+_ABLATION = insert(ablations).values(created_at=db_now())
+_ANSWER = insert(idempotency).values(created_at=db_now())
+_BLOCKS = insert(blocks)
+_TRIALS = insert(trials)
+_KNOWN = select(idempotency.c.body_digest, idempotency.c.answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A validated spec on its way into the store."""
+
+    ablation_id: str
+    spec: AblationSpec
+    plan: Plan
+    spec_text: str
+    content_type: str
+    submitted_by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """An Idempotency-Key: whose, which, and for which body."""
+
+    token_id: str
+    key: str
+    body_digest: str
+
+
+def known_answer(connection: Connection, key: Key) -> str | None:
+    """Return the answer given before to this key, None for a new key. Raises IdempotencyMismatch for another body."""
+    query = _KNOWN.where(idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
+    row = connection.execute(query).first()
+    if row is None:
+        return None
+    if row.body_digest != key.body_digest:
+        raise IdempotencyMismatch
+    return str(row.answer)
+
+
+def store_submission(connection: Connection, submission: Submission, key: Key, answer: str) -> None:
+    """Insert the ablation with its blocks, trials, first event, wake-up and idempotency row."""
+    ablation = _ablation_row(submission)
+    block_rows, trial_rows = _work_rows(submission)
+    connection.execute(_ABLATION, ablation)
+    connection.execute(_BLOCKS, block_rows)
+    connection.execute(_TRIALS, trial_rows)
+    if submission.spec.labels:
+        pairs = submission.spec.labels.items()
+        connection.execute(
+            insert(labels), [{"ablation_id": submission.ablation_id, "key": k, "value": str(v)} for k, v in pairs]
+        )
+    journal = Journal(connection, submission.ablation_id, actor=submission.submitted_by)
+    journal.note("ablation.state", submission.ablation_id, reason="submitted", new=AblationState.QUEUED)
+    journal.flush_new()
+    outbox.add(connection, outbox.WAKE, submission.plan.node_class)
+    row = {"token_id": key.token_id, "key": key.key, "body_digest": key.body_digest}
+    try:
+        connection.execute(_ANSWER, {**row, "ablation_id": submission.ablation_id, "answer": answer})
+    except IntegrityError as error:
+        raise IdempotencyInFlight from error
+
+
+def _ablation_row(submission: Submission) -> dict[str, Any]:
+    spec, plan = submission.spec, submission.plan
+    return {
+        "id": submission.ablation_id,
+        "name": spec.ablation,
+        "question": spec.question,
+        "state": AblationState.QUEUED.value,
+        "node_class": plan.node_class,
+        "spec_text": submission.spec_text,
+        "content_type": submission.content_type,
+        "spec_digest": plan.spec_digest,
+        "rule_digest": plan.rule_digest,
+        "plan": plan.model_dump_json(),
+        "trial_timeout_s": spec.limits.trial,
+        "submitted_by": submission.submitted_by,
+        "blocks_planned": len(plan.blocks),
+        "blocks_done": 0,
+        "blocks_failed": 0,
+        "blocks_cancelled": 0,
+        "trials_planned": len(plan.blocks) * len(plan.arms),
+        "trials_done": 0,
+    }
+
+
+def _work_rows(submission: Submission) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    plan, ablation_id = submission.plan, submission.ablation_id
+    priority = submission.spec.limits.priority
+    roles = {arm.name: arm.role for arm in plan.arms}
+    block_ids = new_ids("blk", len(plan.blocks))
+    trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
+    block_rows = [
+        {
+            "id": block_id,
+            "ablation_id": ablation_id,
+            "index": block.index,
+            "seed": block.seed,
+            "order": json.dumps(block.order),
+            "node_class": plan.node_class,
+            "priority": priority,
+            "state": BlockState.QUEUED.value,
+            "token": 0,
+            "attempt_no": 0,
+            "not_before": 0.0,
+        }
+        for block_id, block in zip(block_ids, plan.blocks, strict=True)
+    ]
+    trial_rows = [
+        {
+            "id": next(trial_ids),
+            "ablation_id": ablation_id,
+            "block_id": block_id,
+            "block_index": block.index,
+            "position": position,
+            "arm": arm,
+            "role": roles[arm],
+            "state": TrialState.QUEUED.value,
+        }
+        for block_id, block in zip(block_ids, plan.blocks, strict=True)
+        for position, arm in enumerate(block.order)
+    ]
+    return block_rows, trial_rows

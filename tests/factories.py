@@ -1,0 +1,196 @@
+"""Factories that many tests share: specs, plans and sealed receipts with believable numbers."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.outcomes import FailureClass, Outcome
+from experiments.plan import Arm, BlockPlan, Plan
+from experiments.plan import make_plan as plan_of
+from experiments.receipts import Digests, Environment, Ids, Memory, Receipt, Step, read_gates, seal, summarise
+from experiments.spec import AblationSpec
+
+GIB = 2**30
+TOKENS_PER_STEP = 1024
+FLOPS_PER_STEP = 2_000_000_000
+
+SPEC: dict[str, Any] = {
+    "ablation": "factory",
+    "question": "Does caching PsiV or a larger chunk raise throughput?",
+    "workload": {"recipe": "hybrid-tiny", "steps": {"warmup": 1, "timed": 4, "val_rows": 2}},
+    "baseline": {"gates": {"chunk_size": 16}},
+    "variants": {"psiv-on": {"gates": {"psiv_cache": True}}, "chunk-32": {"gates": {"chunk_size": 32}}},
+    "design": {"seeds": [1, 2], "blocks": {"count": 6}, "order_seed": 7},
+    "placement": {"node_class": "cpu"},
+    "verdict": {"primary": {"metric": "tokens_per_s", "margin": "0.5%", "adopt_if": "1.5%"}},
+}
+"""A small legal spec as plain values."""
+
+
+def spec_values(**changes: Any) -> dict[str, Any]:
+    """Return SPEC with values replaced; a key such as design__seeds reaches into nested mappings."""
+    values = copy.deepcopy(SPEC)
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        target = values
+        for name in parents:
+            target = target.setdefault(name, {})
+        target[last] = value
+    return values
+
+
+def make_spec(**changes: Any) -> AblationSpec:
+    """Return a validated spec; `changes` as in spec_values, e.g. make_spec(design__blocks={"count": 12})."""
+    return AblationSpec.model_validate(spec_values(**changes))
+
+
+def make_plan(spec: AblationSpec | None = None) -> Plan:
+    """Return the plan of `spec`, by default that of make_spec(): baseline, psiv-on, chunk-32 over 6 blocks."""
+    return plan_of(spec or make_spec())
+
+
+def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that a trial of an arm with `gates` records when every gate is live."""
+    facts: dict[str, Any] = {
+        "mamba3_mimo.lane": gates["lane"],
+        "mamba3_mimo.schedule": gates["schedule"],
+        "attention.implementation": gates["attention"],
+        "loss.implementation": gates["loss"],
+        "hidden.dtype": gates["dtype"],
+    }
+    if gates["schedule"] == "chunk_parallel":
+        facts["mamba3_mimo.chunk_size"] = gates["chunk_size"]
+        facts["mamba3_mimo.psiv_saved_bytes" if gates["psiv_cache"] else "mamba3_mimo.psiv_recomputes"] = 4096
+    if gates["compile"]:
+        facts["compile.graphs"] = 1
+    return facts
+
+
+def make_steps(config: Mapping[str, Any], *, tokens_per_s: float, loss_step1: float, seed: int) -> tuple[Step, ...]:
+    """Return step 0, warm-up and timed steps whose timed mean gives `tokens_per_s` exactly enough."""
+    steps = config["steps"]
+    phases = ["compile"] + ["warmup"] * steps["warmup"] + ["timed"] * steps["timed"]
+    seconds = TOKENS_PER_STEP / tokens_per_s
+    wobble = np.random.default_rng(seed).uniform(-0.005, 0.005, len(phases))
+    timed = [index for index, phase in enumerate(phases) if phase == "timed"]
+    wobble[timed] -= wobble[timed].mean()
+    return tuple(
+        Step(
+            index=index,
+            phase=phase,  # type: ignore[arg-type]  # one of the three words above
+            seconds=float(seconds * (1 + wobble[index]) * (5 if index == 0 else 1)),
+            tokens=TOKENS_PER_STEP,
+            loss=loss_step1 - 0.05 * index,
+            grad_norm=1.0,
+        )
+        for index, phase in enumerate(phases)
+    )
+
+
+def make_receipt(
+    plan: Plan,
+    block: BlockPlan | int,
+    arm: Arm | str,
+    *,
+    tokens_per_s: float = 5000.0,
+    **changes: Any,
+) -> Receipt:
+    """Return a sealed receipt of `arm` in `block` (objects, or index and name).
+
+    `changes`: loss_step1, loss_val, peak_bytes, wall_s, facts, outcome, failure_class, message, ids (a mapping that
+    overrides single ids), environment (likewise), steps; anything else replaces a field of the receipt. An outcome
+    other than measured has no summary.
+    """
+    block = plan.blocks[block] if isinstance(block, int) else block
+    arm = next(known for known in plan.arms if known.name == arm) if isinstance(arm, str) else arm
+    loss_val = changes.pop("loss_val", 7.5)
+    loss_step1 = changes.pop("loss_step1", 8.3 + block.seed / 100)
+    peak = changes.pop("peak_bytes", GIB)
+    outcome = Outcome(changes.get("outcome", Outcome.MEASURED))
+    facts = changes.pop("facts", observed_facts(arm.gates))
+    steps = changes.pop("steps", None)
+    if steps is None:
+        steps = make_steps(arm.config, tokens_per_s=tokens_per_s, loss_step1=loss_step1, seed=block.index)
+    summary = summarise(steps, flops_per_step=FLOPS_PER_STEP, loss_val=loss_val, peak_flops=None)
+    fields: dict[str, Any] = {
+        "ids": {**_ids(plan, block, arm).model_dump(), **changes.pop("ids", {})},
+        "arm": arm.name,
+        "role": arm.role,
+        "seed": block.seed,
+        "outcome": outcome,
+        "failure_class": _FAILURES.get(outcome),
+        "digests": Digests(
+            spec=plan.spec_digest, rule=plan.rule_digest, arm=arm.digest, code="sha256:code", data="sha256:data"
+        ),
+        "config": {**arm.config, "seed": block.seed},
+        "environment": {**_ENVIRONMENT.model_dump(), **changes.pop("environment", {})},
+        "gates": read_gates(arm.gates, facts),
+        "facts": facts,
+        "steps": steps,
+        "summary": summary if outcome is Outcome.MEASURED else None,
+        "memory": Memory(peak_allocated_bytes=peak // 2, peak_reserved_bytes=peak, limit_bytes=16 * GIB),
+        "compile_s": 0.0,
+        "compile_cache_hit": None,
+        "parameters": 1_000_000,
+        "flops_per_step": FLOPS_PER_STEP,
+        "started_at": "2026-11-20T12:00:00+00:00",
+        "training_s": 2.0,
+        "wall_s": 3.0,
+    }
+    return seal({**fields, **changes})
+
+
+_FAILURES = {
+    Outcome.OOM: FailureClass.OOM,
+    Outcome.REFUSED: FailureClass.GATE_REFUSED,
+    Outcome.INVALID: FailureClass.INVALID_MEASUREMENT,
+    Outcome.FAILED: FailureClass.NUMERICS,
+}
+
+_ENVIRONMENT = Environment(
+    node_name="node-a",
+    node_class="cpu",
+    device_name="CPU",
+    device_serial=None,
+    git_commit=None,
+    git_dirty_digest=None,
+    versions={"python": "3.11", "torch": "2.13.0"},
+    cpu_threads=2,
+    load_average_before=0.1,
+)
+
+
+def _ids(plan: Plan, block: BlockPlan, arm: Arm) -> Ids:
+    return Ids(
+        ablation="abl_factory",
+        block=f"blk_{block.index}",
+        block_index=block.index,
+        position=block.order.index(arm.name),
+        trial=f"trl_{block.index}_{arm.name}",
+        attempt=f"att_{block.index}",
+        node="nod_a",
+        device="node-a/0",
+    )
+
+
+def make_receipts(
+    plan: Plan, speeds: Mapping[str, float] | None = None, *, sd: float = 0.003, seed: int = 0, **changes: Any
+) -> list[Receipt]:
+    """Return receipts of every trial of `plan`.
+
+    `speeds` is each arm's relative speed (default 1.0); `sd` is the noise of ln(tokens/s) of one trial.
+    """
+    rng = np.random.default_rng(seed)
+    return [
+        make_receipt(
+            plan,
+            block,
+            arm,
+            tokens_per_s=float(5000 * (speeds or {}).get(arm, 1.0) * np.exp(rng.normal(0, sd))),
+            **copy.deepcopy(changes),
+        )
+        for block in plan.blocks
+        for arm in block.order
+    ]

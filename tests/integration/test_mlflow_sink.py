@@ -1,0 +1,246 @@
+"""The projection against a real MLflow server: idempotent, killable at every call, typed errors when it is away."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import mlflow_sink, projection, report
+from experiments.errors import ProjectionError
+from experiments.mlflow_sink import Sink
+from experiments.view import AblationView
+from tests import mlflow_server, views
+
+ID, RUN = projection.ID_TAG, projection.RUN_TAG
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with mlflow_server.running(tmp_path_factory.mktemp("mlflow")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Any:
+    return mlflow_sink.connect(server, timeout_s=30, max_retries=1)
+
+
+def one_block(ablation_id: str) -> AblationView:
+    view = views.cpu_view()
+    trials = tuple(trial for trial in view.trials if trial.block_index == 0)
+    return dataclasses.replace(view, ablation_id=ablation_id, trials=trials)
+
+
+def runs_of(client: Any, ablation_id: str) -> dict[str, Any]:
+    experiment = client.get_experiment_by_name("ablate")
+    found = client.search_runs([experiment.experiment_id], f"tags.`{ID}` = '{ablation_id}'", max_results=1000)
+    by_identity = {run.data.tags[RUN]: run for run in found}
+    assert len(by_identity) == len(found), "a run exists twice"
+    return by_identity
+
+
+def snapshot(client: Any, ablation_id: str) -> dict[str, Any]:
+    """Return everything that a reader can see, without the ids that differ from one projection to the next."""
+    runs = runs_of(client, ablation_id)
+    parent_id = runs["parent"].info.run_id
+    state: dict[str, Any] = {}
+    for identity, run in runs.items():
+        tags = {k: v for k, v in run.data.tags.items() if k not in {ID, projection.DONE_TAG, "mlflow.parentRunId"}}
+        run_id = run.info.run_id
+        state[identity] = {
+            "tags": tags,
+            "complete": projection.DONE_TAG in run.data.tags,
+            "child": run.data.tags.get("mlflow.parentRunId") == parent_id,
+            "params": run.data.params,
+            "metrics": run.data.metrics,
+            "series": [(m.value, m.step, m.timestamp) for m in client.get_metric_history(run_id, "steps/loss")],
+            "times": (run.info.status, run.info.start_time, run.info.end_time),
+            "files": sorted(
+                (f.path, f.file_size) for d in ("", "plots") for f in client.list_artifacts(run_id, d or None)
+            ),
+            "data": [(d.dataset.name, d.dataset.digest) for d in run.inputs.dataset_inputs],
+        }
+    return state
+
+
+def test_projecting_writes_the_answer_where_reviewers_look(server: str, client: Any, tmp_path: Path) -> None:
+    view = views.view(num_blocks=6, timed=8)
+    html = report.render(view)
+    done = Sink(server).project(view, html)
+
+    parent = client.get_run(done.parent_run_id)
+    assert parent.info.status == "FINISHED"
+    assert view.question in parent.data.tags["mlflow.note.content"]
+    assert "psiv-on" in parent.data.tags["mlflow.note.content"]
+    assert parent.data.tags["ablation.verdict.psiv-on"] == "better"
+    found = view.verdict.variants[0].primary if view.verdict else None
+    assert found is not None
+    assert parent.data.metrics["verdict/psiv-on/delta_pct"] == pytest.approx(found.delta_pct)
+    assert parent.data.metrics["verdict/psiv-on/ci_low"] == pytest.approx(found.ci_low_pct)
+    assert parent.data.metrics["verdict/psiv-on/blocks"] == 6
+    files = {file.path for file in client.list_artifacts(done.parent_run_id)}
+    assert files == {"report.html", "verdict.json", "plan.json", "plots"}
+    assert Path(client.download_artifacts(done.parent_run_id, "report.html", str(tmp_path))).read_text() == html
+    assert len(client.list_artifacts(done.parent_run_id, "plots")) == 5
+
+    runs = runs_of(client, view.ablation_id)
+    assert len(runs) == 1 + len(view.trials)
+    receipt = view.trials[0].receipt
+    assert receipt is not None
+    child = runs[f"{view.trials[0].trial_id}/{view.trials[0].attempt_id}"]
+    wanted = {"ablation.arm", "ablation.role", "ablation.block", "ablation.order", "ablation.seed", "ablation.attempt"}
+    wanted |= {"ablation.node_class", "ablation.spec_digest", "ablation.outcome", "mlflow.source.git.commit"}
+    assert wanted <= set(child.data.tags)
+    assert child.data.tags["mlflow.parentRunId"] == done.parent_run_id
+    assert {run.info.status for run in runs.values()} == {"FINISHED", "FAILED"}
+    oom = next(run for run in runs.values() if run.data.tags.get("ablation.outcome") == "oom")
+    assert oom.info.status == "FAILED"
+    assert oom.data.metrics["peak_reserved_gib"] > 100
+    assert oom.data.params["gate.psiv_cache"] == "true"
+    assert oom.data.params["shape.chunk_size"] == "64"
+
+
+def test_projecting_twice_changes_and_doubles_nothing(server: str, client: Any) -> None:
+    view = one_block("abl_twice")
+    html = report.render(view)
+    first = Sink(server).project(view, html)
+    before = snapshot(client, view.ablation_id)
+    second = Sink(server).project(view, html)
+    assert first == second
+    assert snapshot(client, view.ablation_id) == before
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class Mortal:
+    """A client whose process dies right after its n-th call took effect, before the answer is seen."""
+
+    def __init__(self, client: Any, calls: int) -> None:
+        self._client = client
+        self._left = calls
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            answer = getattr(self._client, name)(*args, **kwargs)
+            self._left -= 1
+            if self._left == 0:
+                raise Killed
+            return answer
+
+        return call
+
+
+def test_killed_after_any_call_the_next_projection_finishes_the_same_state(
+    server: str, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    html = report.render(one_block("abl_clean"))
+    drawn = projection.plots(one_block("abl_clean"))
+    monkeypatch.setattr(projection, "plots", lambda view: drawn)  # they do not depend on the id; drawn once
+    Sink(server).project(one_block("abl_clean"), html)
+    clean = snapshot(client, "abl_clean")
+    kills = 0
+    while True:
+        view = one_block(f"abl_killed_{kills}")
+        with monkeypatch.context() as patch:
+            patch.setattr(mlflow_sink, "connect", lambda *a, n=kills + 1, **k: Mortal(client, n))
+            try:
+                Sink(server).project(view, html)
+                break
+            except Killed:
+                kills += 1
+        Sink(server).project(view, html)
+        assert snapshot(client, view.ablation_id) == clean, f"killed after call {kills}"
+    assert kills > 20
+
+
+def test_a_run_created_twice_is_mended(server: str, client: Any) -> None:
+    view = one_block("abl_doubled")
+    html = report.render(view)
+    done = Sink(server).project(view, html)
+    before = snapshot(client, view.ablation_id)
+    for identity in before:
+        client.create_run(done.experiment_id, tags={ID: view.ablation_id, RUN: identity})
+    Sink(server).project(view, html)
+    assert snapshot(client, view.ablation_id) == before
+
+
+def test_an_ablation_that_grows_ends_as_if_projected_once(server: str, client: Any) -> None:
+    whole = one_block("abl_grows")
+    started = dataclasses.replace(
+        whole,
+        state="running",
+        verdict=None,
+        trials=(whole.trials[0], dataclasses.replace(whole.trials[1], state="running", receipt=None)),
+    )
+    Sink(server).project(started, report.render(started))
+    runs = runs_of(client, whole.ablation_id)
+    assert runs["parent"].info.status == "RUNNING"
+    assert len(runs) == 2
+    Sink(server).project(whole, report.render(whole))
+    once = dataclasses.replace(whole, ablation_id="abl_once")
+    Sink(server).project(once, report.render(once))
+    grown, wanted = snapshot(client, whole.ablation_id), snapshot(client, once.ablation_id)
+    for state in (grown["parent"], wanted["parent"]):
+        state.pop("files")  # the report states the id
+    assert grown == wanted
+
+
+def test_a_superseded_attempt_disappears(server: str, client: Any) -> None:
+    view = one_block("abl_retried")
+    html = report.render(view)
+    Sink(server).project(view, html)
+    again = tuple(dataclasses.replace(trial, attempt_id="att_second") for trial in view.trials)
+    Sink(server).project(dataclasses.replace(view, trials=again), html)
+    assert set(runs_of(client, view.ablation_id)) == {"parent"} | {f"{t.trial_id}/att_second" for t in again}
+
+
+@pytest.mark.parametrize(("state", "status"), [("cancelled", "KILLED"), ("failed", "FAILED"), ("queued", "SCHEDULED")])
+def test_every_state_has_its_run_status(server: str, client: Any, state: str, status: str) -> None:
+    view = one_block(f"abl_{state}")
+    trials = tuple(dataclasses.replace(trial, state=state, receipt=None) for trial in view.trials)
+    view = dataclasses.replace(view, state=state, verdict=None, trials=trials)
+    Sink(server).project(view, report.render(view))
+    runs = runs_of(client, view.ablation_id)
+    assert {run.info.status for run in runs.values()} == {status}
+    assert len(runs) == (1 if state == "queued" else 3)
+
+
+def test_long_series_are_sent_in_batches_of_at_most_500(
+    server: str, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = {name: views.EFFECTS[name] for name in ("base", "psiv-on")}
+    view = dataclasses.replace(views.view(arms=arms, num_blocks=1, timed=300), ablation_id="abl_long")
+    sizes: list[int] = []
+
+    class Watching(Mortal):
+        def log_batch(self, run_id: str, **entries: Any) -> None:
+            sizes.append(len(entries.get("metrics", ())))
+            client.log_batch(run_id, **entries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow_sink, "connect", lambda *a, **k: Watching(client, 10**9))
+        Sink(server).project(view, report.render(view))
+    assert max(sizes) == 500
+    child = next(run for run in runs_of(client, view.ablation_id).values() if "ablation.trial" in run.data.tags)
+    assert len(client.get_metric_history(child.info.run_id, "steps/loss")) == 304
+
+
+def test_a_deleted_experiment_is_named(server: str, client: Any) -> None:
+    client.delete_experiment(client.create_experiment("gone"))
+    view = one_block("abl_gone")
+    with pytest.raises(ProjectionError, match="'gone' was deleted"):
+        Sink(server, experiment="gone").project(view, report.render(view))
+
+
+def test_mlflow_away_is_a_typed_error_within_seconds() -> None:
+    view = one_block("abl_away")
+    html = report.render(view)
+    started = time.monotonic()
+    with pytest.raises(ProjectionError, match=r"MLflow at http://127\.0\.0\.1"):
+        Sink(f"http://127.0.0.1:{mlflow_server.free_port()}", timeout_s=2).project(view, html)
+    assert time.monotonic() - started < 15

@@ -1,0 +1,158 @@
+"""A real worker process and real training against a stand-in service."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import receipts
+from model.config import OptimConfig, StepsConfig
+from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+
+_ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
+
+
+class Rig:
+    """One worker with its service."""
+
+    def __init__(self, service: Service, home: Path, pid: int) -> None:
+        self.service = service
+        self.home = home
+        self.pid = pid
+        self.corpus = corpus(home / "corpus")
+
+    def config(self, **changes: Any) -> dict[str, Any]:
+        return config_json(self.corpus, **changes)
+
+    def trainers(self) -> set[int]:
+        """Processes in a group of their own below this worker, without the guardian."""
+        return {
+            pid
+            for pid, command in processes_of(self.home).items()
+            if pid != self.pid and os.getpgid(pid) == pid and "reaper" not in command
+        }
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    home = tmp_path_factory.mktemp("home")
+    service = Service()
+    with worker(home, f"http://127.0.0.1:{service.port}") as process:
+        until(lambda: service.bodies(":claim"))
+        yield Rig(service, home, process.pid)
+    service.close()
+
+
+@pytest.fixture(autouse=True)
+def _fresh(rig: Rig) -> None:
+    rig.service.calls.clear()
+    rig.service.cancel = rig.service.stale = rig.service.away = False
+
+
+def test_block_of_two_arms_is_reported_whole(rig: Rig) -> None:
+    rig.service.blocks.append(block([rig.config(), rig.config()], attempt="good"))
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    assert report["failure_class"] is None
+    first, second = report["receipts"]
+    for receipt in (first, second):
+        assert receipts.verify(receipt) == []
+        assert receipt["outcome"] == "measured"
+        assert len(receipt["steps"]) == 5
+        assert receipt["ids"]["node"] == "nod_1"
+        assert receipt["wall_s"] > receipt["training_s"] > 0
+    assert first["summary"]["loss_step1"] == second["summary"]["loss_step1"]
+    log = rig.service.log_of("trl_good_0")
+    assert log == (rig.home / "work" / "att_good" / "trl_good_0" / "log.txt").read_text()
+    assert "step    4 timed" in log
+    assert (rig.home / "work" / "att_good" / "trl_good_1" / "receipt.json").is_file()
+
+
+def test_failing_arm_gets_a_receipt_and_the_block_counts(rig: Rig) -> None:
+    diverging = rig.config(optim=OptimConfig(learning_rate=1.0, grad_clip=1e6, warmup_steps=0))
+    impossible = rig.config(steps=StepsConfig(warmup=0, timed=1, val_rows=60_000))
+    rig.service.blocks.append(block([rig.config(), impossible, diverging], attempt="fail"))
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    good, bad, _diverged = report["receipts"]
+    assert good["outcome"] == "measured"
+    assert (bad["outcome"], bad["failure_class"]) == ("failed", "user_error")
+    assert "val_rows" in bad["message"]
+    assert receipts.verify(bad) == []
+
+
+def test_gate_that_is_not_live_is_refused(rig: Rig) -> None:
+    claimed = block([rig.config()], attempt="dead")
+    trial = claimed.trials[0].model_copy(update={"gates": {**claimed.trials[0].gates, "loss": "chunked"}})
+    rig.service.blocks.append(claimed.model_copy(update={"trials": (trial,)}))
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    (receipt,) = report["receipts"]
+    assert (receipt["outcome"], receipt["failure_class"]) == ("refused", "gate_refused")
+    assert "gate 'loss' was requested as 'chunked', observed 'dense'" in receipt["message"]
+
+
+def test_timeout_breaks_the_block(rig: Rig) -> None:
+    rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="late", timeout_s=2.0))
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    assert (report["failure_class"], report["receipts"]) == ("timeout", [])
+    assert rig.trainers() == set()
+
+
+def test_cancel_kills_and_releases(rig: Rig) -> None:
+    rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="cancel"))
+    until(lambda: any(p["steps_done"] > 2 for b in rig.service.bodies(":heartbeat") for p in b["progress"]))
+    assert len(rig.trainers()) == 1
+    rig.service.cancel = True
+    (release,) = until(lambda: rig.service.bodies(":release"), 5)
+    assert release["failure_class"] == "cancelled"
+    assert rig.trainers() == set()
+    assert rig.service.bodies(":report") == []
+
+
+def test_stale_token_ends_the_trial_silently(rig: Rig) -> None:
+    rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="stale"))
+    until(rig.trainers)
+    rig.service.stale = True
+    until(lambda: not rig.trainers(), 5)
+    claims = len(rig.service.bodies(":claim"))
+    until(lambda: len(rig.service.bodies(":claim")) > claims)
+    assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
+
+
+def test_lease_that_cannot_be_renewed_fences(rig: Rig) -> None:
+    rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="away", lease_s=2.0))
+    until(rig.trainers)
+    until(lambda: rig.service.bodies(":heartbeat"))
+    rig.service.away = True
+    until(lambda: not rig.trainers(), 4)
+    assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
+
+
+def test_report_survives_a_short_absence_of_the_service(rig: Rig) -> None:
+    rig.service.blocks.append(block([rig.config()], attempt="back", lease_s=30.0))
+    until(lambda: (rig.home / "work" / "att_back" / "trl_back_0" / "steps.jsonl").exists())
+    rig.service.away = True
+    until(lambda: len(rig.service.bodies(":report")) > 2)
+    rig.service.away = False
+    tried = len(rig.service.bodies(":report"))
+    last = until(lambda: rig.service.bodies(":report")[tried:])[0]
+    assert last["receipts"][0]["outcome"] == "measured"
+
+
+def test_killed_trainer_is_no_measurement(rig: Rig) -> None:
+    rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="shot"))
+    until(lambda: any(p["steps_done"] for b in rig.service.bodies(":heartbeat") for p in b["progress"]))
+    (trainer,) = rig.trainers()
+    os.kill(trainer, signal.SIGKILL)
+    (report,) = until(lambda: rig.service.bodies(":report"), 5)
+    assert (report["failure_class"], report["receipts"]) == ("infra_node", [])
+    assert "killed from outside (SIGKILL)" in report["message"]
+
+
+def test_lost_fork_server_is_replaced(rig: Rig) -> None:
+    (server,) = (pid for pid, command in processes_of(rig.home).items() if "multiprocessing.forkserver" in command)
+    os.kill(server, signal.SIGKILL)
+    rig.service.blocks.append(block([rig.config()], attempt="fork"))
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    assert report["receipts"][0]["outcome"] == "measured"

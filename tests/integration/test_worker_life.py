@@ -1,0 +1,54 @@
+"""Start, end and sudden death of a worker process."""
+
+import os
+import signal
+from pathlib import Path
+
+from model.config import StepsConfig
+from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+
+_ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
+
+
+def _free_port() -> int:
+    service = Service()
+    service.close()
+    return service.port
+
+
+def test_worker_waits_for_the_service_and_sigterm_releases(tmp_path: Path) -> None:
+    port = _free_port()
+    with worker(tmp_path, f"http://127.0.0.1:{port}") as process:
+        until(lambda: b"waiting for the service" in (tmp_path / "worker.log").read_bytes())
+        service = Service(port=port)
+        service.blocks.append(block([config_json(corpus(tmp_path / "corpus"), steps=_ENDLESS)], attempt="term"))
+        until(lambda: any(p["steps_done"] for b in service.bodies(":heartbeat") for p in b["progress"]))
+        registration = next(body for path, body, _at in service.calls if path == "/v1/nodes/tester")
+        assert registration["node_class"] == "cpu"
+        assert registration["versions"]["torch"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]
+        until(lambda: not processes_of(tmp_path), 2)
+        service.close()
+
+
+def test_kill_9_of_the_worker_leaves_no_process(tmp_path: Path) -> None:
+    service = Service()
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}") as process:
+        service.blocks.append(block([config_json(corpus(tmp_path / "corpus"), steps=_ENDLESS)], attempt="kill"))
+        until(lambda: any(p["steps_done"] for b in service.bodies(":heartbeat") for p in b["progress"]))
+        assert len(processes_of(tmp_path)) >= 4
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        until(lambda: not processes_of(tmp_path), 2)
+    service.close()
+
+
+def test_refused_key_ends_with_a_sentence(tmp_path: Path) -> None:
+    service = Service()
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_WORKER_TOKEN="another-key") as process:
+        assert process.wait(30) == 1
+        assert b"the service answered 401: unknown key" in (tmp_path / "worker.log").read_bytes()
+        until(lambda: not processes_of(tmp_path), 2)
+    service.close()

@@ -1,0 +1,64 @@
+"""A trainer with children of its own: one in its group, one that left the group, both deaf to SIGTERM."""
+
+import subprocess
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from workers.bell import Bell
+from workers.forkserver import ForkServer
+from workers.lease import Lease
+from workers.paths import TrialPaths
+from workers.processes import die_with_parent
+from workers.reaper import Reaper
+from workers.result import TrialOrder
+from workers.runner import Runner
+from workers.settings import mark_process
+
+_DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+
+
+class FamilyServer(ForkServer):
+    """Starts `family` where a trial would be."""
+
+    def start(self, order: TrialOrder) -> ForkServerProcess:
+        process = self._context.Process(target=family, args=(order,))
+        process.start()
+        return process
+
+
+def family(order: TrialOrder) -> None:
+    import os
+    import time
+
+    os.setsid()
+    die_with_parent()
+    mark_process(order.trial_id)
+    near = subprocess.Popen([sys.executable, "-c", _DEAF])
+    far = subprocess.Popen([sys.executable, "-c", _DEAF], start_new_session=True)
+    order.paths.result.write_text(f"{os.getpid()} {near.pid} {far.pid}")
+    if not order.config.get("leaves"):
+        time.sleep(300)
+    os._exit(0)
+
+
+def order(folder: Path, *, leaves: bool = False) -> TrialOrder:
+    return TrialOrder(
+        trial_id=f"trl_{folder.name}",
+        config={"leaves": leaves},
+        paths=TrialPaths(folder=folder),
+        data_dir=folder,
+    )
+
+
+def main() -> None:
+    """Run a family until somebody kills this process."""
+    folder = Path(sys.argv[1])
+    bell = Bell()
+    with Reaper() as reaper:
+        runner = Runner(FamilyServer(preload="json"), reaper, bell, grace_s=0.2, preempted=lambda: False)
+        runner.run(order(folder), Lease(300.0, asked_at=10**12), timeout_s=300.0)
+
+
+if __name__ == "__main__":
+    main()

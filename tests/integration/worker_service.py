@@ -1,0 +1,216 @@
+"""A stand-in for the service's side of the worker protocol, over real HTTP, and a real worker process against it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from experiments import gates
+from experiments.digest import digest
+from experiments.messages import ClaimedBlock, ClaimedTrial
+from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
+
+TOKEN = "test-worker-key"
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"nothing within {timeout_s} s")
+
+
+class Service:
+    """Hands out `blocks`, records every call, and answers heartbeats as `cancel`, `stale` and `away` say."""
+
+    def __init__(self, *, port: int = 0) -> None:
+        self.blocks: list[ClaimedBlock] = []
+        self.calls: list[tuple[str, dict[str, Any], float]] = []
+        self.cancel = False
+        self.stale = False
+        self.away = False
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def bodies(self, verb: str) -> list[dict[str, Any]]:
+        return [body for path, body, _at in list(self.calls) if path.endswith(verb)]
+
+    def times(self, verb: str) -> list[float]:
+        return [at for path, _body, at in list(self.calls) if path.endswith(verb)]
+
+    def log_of(self, trial_id: str) -> str:
+        """The log as the service would have stored it; fails on a gap."""
+        text = b""
+        for body in [*self.bodies(":heartbeat"), *self.bodies(":report")]:
+            for chunk in body["logs"]:
+                if chunk["trial_id"] != trial_id or chunk["offset"] < len(text):
+                    continue
+                assert chunk["offset"] == len(text)
+                text += chunk["text"].encode()
+        return text.decode()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        self.calls.append((path, body, time.monotonic()))
+        if self.away:
+            return 503, {"title": "away"}
+        if path.startswith("/v1/nodes/"):
+            return 200, {"node_id": "nod_1", "claim_poll_s": 5.0}
+        if path == "/v1/blocks:claim":
+            return (200, self.blocks.pop(0).model_dump(mode="json")) if self.blocks else (204, None)
+        if self.stale:
+            return 409, {"title": "Conflict", "detail": "token 1 is stale"}
+        if path.endswith(":heartbeat"):
+            return 200, {"lease_s": 2.0, "cancel": self.cancel}
+        return 200, {}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _serve(self) -> None:
+                raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                    status, answer = 401, {"detail": "unknown key"}
+                else:
+                    status, answer = service.answer(self.path, json.loads(raw or b"{}"))
+                data = b"" if answer is None else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PUT = _serve
+
+            def log_message(self, *_arguments: Any) -> None:
+                return
+
+        return Handler
+
+
+def corpus(folder: Path) -> Path:
+    """Write a small corpus of distinct files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(40):
+        lines = (f"int f{number}_{line}(int a) {{ return a * {line} + {number}; }}\n" for line in range(60))
+        (folder / f"source_{number}.h").write_text("".join(lines))
+    return folder
+
+
+def config_json(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A tiny TrainConfig as JSON."""
+    fields: dict[str, Any] = {
+        "model": HybridConfig(
+            vocab_size=512, d_model=32, pattern="MFA", mamba=MambaConfig(headdim=16, d_state=16, mimo_rank=2)
+        ),
+        "data": DataConfig(corpus=str(folder), seq_len=32),
+        "steps": StepsConfig(warmup=1, timed=3, val_rows=2),
+        "micro_batch": 2,
+        "threads": 1,
+        "seed": 5,
+    }
+    config = TrainConfig(**{**fields, **changes})
+    dumped: dict[str, Any] = TypeAdapter(TrainConfig).dump_python(config, mode="json")
+    return dumped
+
+
+def block(
+    configs: list[dict[str, Any]], *, attempt: str, timeout_s: float = 60.0, lease_s: float = 2.0
+) -> ClaimedBlock:
+    """A claimed block with one arm for each configuration, all gates at their defaults."""
+    requested = {name: gate.default for name, gate in gates.GATES.items()}
+    trials = tuple(
+        ClaimedTrial(
+            trial_id=f"trl_{attempt}_{position}",
+            arm=f"arm-{position}",
+            role="variant" if position else "baseline",
+            position=position,
+            arm_digest=digest(config),
+            gates=requested,
+            config=config,
+            timeout_s=timeout_s,
+        )
+        for position, config in enumerate(configs)
+    )
+    return ClaimedBlock(
+        attempt_id=f"att_{attempt}",
+        token=1,
+        attempt_no=1,
+        lease_s=lease_s,
+        heartbeat_s=0.2,
+        ablation_id="abl_1",
+        ablation_name="demo",
+        block_id=f"blk_{attempt}",
+        block_index=0,
+        seed=5,
+        spec_digest="sha256:spec",
+        rule_digest="sha256:rule",
+        trials=trials,
+    )
+
+
+@contextmanager
+def worker(home: Path, url: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `python -m workers.app`; its output goes to worker.log in `home`."""
+    variables = {
+        "ABLATE_HOME": str(home),
+        "ABLATE_URL": url,
+        "ABLATE_WORKER_TOKEN": TOKEN,
+        "ABLATE_NODE_NAME": "tester",
+        "ABLATE_NODE_CLASS": "cpu",
+        "ABLATE_POLL_S": "0.1",
+        "ABLATE_GRACE_S": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "worker.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers.app"],
+            env={**os.environ, **variables, **environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def processes_of(home: Path) -> dict[int, str]:
+    """Living processes that were started with this state folder in their environment, by command line."""
+    mark = f"ABLATE_HOME={home}".encode()
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found

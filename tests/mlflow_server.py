@@ -1,0 +1,51 @@
+"""A real MLflow server on SQLite for tests: one worker, no job runner, no telemetry."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+START_S = 90
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[str]:
+    """Run a server that keeps everything below `folder`, and yield its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "-w", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    log = folder / "server.log"
+    with log.open("w") as out:
+        server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+        try:
+            _wait(f"http://127.0.0.1:{port}", server, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(server.pid, 15)
+            server.wait(timeout=30)
+
+
+def _wait(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            httpx.get(f"{url}/health", timeout=2).raise_for_status()
+            return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    raise AssertionError(f"the MLflow server did not start:\n{log.read_text()[-4000:]}")

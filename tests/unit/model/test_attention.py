@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from kernels import facts
+from kernels.errors import KernelUnsupported
+from model.attention import CausalAttention, document_mask, rotate_positions
+from model.config import AttentionConfig, HybridConfig, TrainConfig
+from model.init import build
+
+CONFIG = HybridConfig(vocab_size=256, d_model=32, pattern="A", attention=AttentionConfig(num_heads=4))
+
+
+def attention():
+    return build(TrainConfig(model=CONFIG)).blocks[0].mixer
+
+
+def expected_output(module, x_BSD, ids_BS):
+    """Attention in float64, one query at a time."""
+    heads, size = 4, 8
+    weight = {name: p.detach().double() for name, p in module.named_parameters()}
+    length = x_BSD.shape[1]
+    q, k, v = (x_BSD.double() @ weight["qkv_proj.weight"].T).view(*x_BSD.shape[:2], 3, heads, size).unbind(2)
+    rate = 10_000.0 ** -(torch.arange(size // 2, dtype=torch.float64) / (size // 2))
+    turn = torch.polar(torch.ones(length, size // 2, dtype=torch.float64), torch.arange(length)[:, None] * rate)
+    q, k = (torch.complex(t[..., : size // 2], t[..., size // 2 :]) * turn[:, None] for t in (q, k))
+    out = torch.zeros_like(v)
+    for row in range(x_BSD.shape[0]):
+        start = 0
+        for t in range(length):
+            if t and ids_BS[row, t] != ids_BS[row, t - 1]:
+                start = t
+            seen = slice(start, t + 1)
+            scores = (q[row, t].conj() * k[row, seen]).real.sum(-1) / size**0.5
+            out[row, t] = (scores.softmax(0)[..., None] * v[row, seen]).sum(0)
+    return out.flatten(2) @ weight["out_proj.weight"].T
+
+
+def test_forward_matches_definition():
+    module = attention()
+    x_BSD = torch.randn(2, 13, 32, generator=torch.Generator().manual_seed(0))
+    ids_BS = torch.tensor([[0] * 5 + [1] * 1 + [2] * 7, [4] * 13])
+    with facts.collect() as seen:
+        actual = module(x_BSD, ids_BS).detach().double()
+    expected = expected_output(module, x_BSD, ids_BS)
+    assert float((actual - expected).norm() / expected.norm()) < 1e-5
+    assert seen == {"attention.implementation": "sdpa"}
+
+
+def test_document_mask_is_causal_and_closed():
+    mask = document_mask(torch.tensor([[7, 7, 3, 7]]))[0, 0]
+    assert mask.tolist() == [
+        [True, False, False, False],
+        [True, True, False, False],
+        [False, False, True, False],
+        [False, False, False, True],
+    ]
+
+
+def test_document_mask_single_token():
+    assert document_mask(torch.tensor([[5]])).tolist() == [[[[True]]]]
+
+
+def test_rotate_positions_scores_depend_on_distance_only():
+    q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0)).expand(2, 1, 1, 30, 8)
+    scores = (rotate_positions(q, 100.0) @ rotate_positions(k, 100.0).mT)[0, 0]
+    assert scores[5, 2].item() == pytest.approx(scores[25, 22].item(), abs=1e-4)
+    assert abs(scores[5, 2].item() - scores[5, 4].item()) > 1e-3
+
+
+@pytest.mark.parametrize("backend", ["flash", "cudnn", "flex"])
+def test_other_backend_is_refused(backend):
+    config = HybridConfig(attention=AttentionConfig(backend=backend))
+    with pytest.raises(KernelUnsupported, match=f"attention backend '{backend}' has no implementation"):
+        CausalAttention(config, compute_dtype=torch.float32)

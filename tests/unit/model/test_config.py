@@ -1,0 +1,57 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from model.config import AttentionConfig, HybridConfig, MambaConfig, ScanConfig, TrainConfig
+from model.errors import ConfigError
+
+
+def test_defaults_are_legal_and_derive_sizes():
+    config = HybridConfig()
+    assert config.d_inner == 256
+    assert config.num_value_heads == 4
+    assert config.mlp_width == 256
+    assert config.mamba.num_angles == 16
+
+
+def test_mixer_widths_sum_to_the_stated_projection():
+    model = HybridConfig(d_model=64, mamba=MambaConfig(d_state=32, headdim=16, ngroups=2, mimo_rank=4))
+    d_inner, heads, angles = 128, 8, 8
+    assert sum(model.mixer_widths) == 2 * d_inner + 2 * 32 * 2 * 4 + 3 * heads + angles
+
+
+@pytest.mark.parametrize(("fraction", "angles"), [(0.5, 8), (1.0, 16)])
+def test_num_angles_is_half_the_rotated_width(fraction, angles):
+    assert MambaConfig(d_state=32, rope_fraction=fraction).num_angles == angles
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "part"),
+    [
+        (lambda: ScanConfig(chunk_size=12), "model.scan.chunk_size", "a power of two from 8 to 256"),
+        (lambda: ScanConfig(chunk_size=4), "model.scan.chunk_size", "allowed: 8 to 256"),
+        (lambda: MambaConfig(mimo_rank=3), "model.mamba.mimo_rank", "allowed: 1, 2, 4, 8"),
+        (lambda: MambaConfig(rope_fraction=0.25), "model.mamba.rope_fraction", "allowed: 0.5, 1.0"),
+        (lambda: MambaConfig(d_state=30), "model.mamba.d_state", "a multiple of 4"),
+        (lambda: MambaConfig(dt_min=0.2), "model.mamba.dt_min", "0 < dt_min < dt_max = 0.1"),
+        (lambda: HybridConfig(pattern="MXF"), "model.pattern", "unknown block 'X'"),
+        (lambda: HybridConfig(pattern=""), "model.pattern", "is 0; allowed: 1 to 256"),
+        (lambda: HybridConfig(mamba=MambaConfig(headdim=48)), "model.mamba.headdim", "256 must be a multiple"),
+        (lambda: HybridConfig(mamba=MambaConfig(ngroups=3)), "model.mamba.ngroups", "the 4 heads"),
+        (lambda: HybridConfig(attention=AttentionConfig(num_heads=3)), "model.attention.num_heads", "twice that"),
+        (lambda: replace(TrainConfig(), seed=-1), "seed", "is -1"),
+        (lambda: replace(TrainConfig(), loss_chunk_tokens=8), "loss_chunk_tokens", "is 8"),
+    ],
+)
+def test_illegal_value_names_field_and_allowed_values(make, field, part):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.field == field
+    assert part in caught.value.message
+
+
+def test_config_and_flops_import_needs_no_torch():
+    code = "import sys, model.config, model.flops; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

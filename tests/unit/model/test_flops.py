@@ -1,0 +1,78 @@
+"""Analytic counts against the matmuls that torch counts in a real forward pass."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernels.mamba3_mimo import mamba3_mimo
+from kernels.testing import ScanShape, random_inputs
+from model import flops
+from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, ScanConfig, TrainConfig
+from model.init import build
+from model.loss import cross_entropy
+
+MODEL = HybridConfig(
+    vocab_size=256,
+    d_model=64,
+    pattern="MFAF",
+    mlp_ratio=1.5,
+    mamba=MambaConfig(d_state=16, headdim=16, ngroups=2, mimo_rank=2),
+    attention=AttentionConfig(num_heads=4),
+    scan=ScanConfig(chunk_size=16),
+)
+BATCH, LENGTH = 2, 64
+
+
+def counted_forward(model):
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    module = build(TrainConfig(model=model))
+    with (
+        torch.no_grad(),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
+        cross_entropy(module(tokens, tokens), module.lm_head.weight, tokens, tokens == 0)
+    return counter.get_total_flops()
+
+
+def counted_scan(chunk_size=16):
+    shape = ScanShape(batch=BATCH, length=LENGTH, heads=8, groups=2, state=16, width=16, ranks=2)
+    with FlopCounterMode(display=False) as counter:
+        mamba3_mimo(random_inputs(shape), chunk_size=chunk_size)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("pattern", ["F", "A", "FAF"])
+def test_forward_flops_equal_counted_matmuls(pattern):
+    model = replace(MODEL, pattern=pattern)
+    assert flops.forward_flops_per_token(model, LENGTH) * BATCH * LENGTH == counted_forward(model)
+
+
+def test_forward_flops_equal_counted_matmuls_outside_the_scan():
+    tokens = BATCH * LENGTH
+    analytic = (flops.forward_flops_per_token(MODEL, LENGTH) - flops.scan_flops(MODEL)) * tokens
+    assert analytic == counted_forward(MODEL) - counted_scan()
+
+
+@pytest.mark.parametrize("chunk_size", [8, 16, 32])
+def test_scan_flops_are_the_least_and_the_chunks_add_the_stated_rest(chunk_size):
+    heads, ranks, rows = 8, 2, 2 * chunk_size
+    extra = heads * ranks * 2 * rows * (16 + 16)
+    assert counted_scan(chunk_size) == (flops.scan_flops(MODEL) + extra) * BATCH * LENGTH
+
+
+def test_step_flops_is_three_forwards_of_all_tokens():
+    config = TrainConfig(model=MODEL, data=DataConfig(seq_len=LENGTH), micro_batch=BATCH)
+    assert flops.step_flops(config) == 3 * flops.forward_flops_per_token(MODEL, LENGTH) * BATCH * LENGTH
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"scan": ScanConfig(schedule="sequential")}, {"scan": ScanConfig(chunk_size=64, psiv_cache=True)}],
+    ids=["schedule", "chunk_and_cache"],
+)
+def test_step_flops_do_not_depend_on_how_the_scan_runs(change):
+    config = TrainConfig(model=MODEL)
+    assert flops.step_flops(config) == flops.step_flops(replace(config, model=replace(MODEL, **change)))

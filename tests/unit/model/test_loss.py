@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from kernels import facts
+from model.errors import ConfigError
+from model.loss import cross_entropy
+
+VOCAB, WIDTH = 96, 16
+
+
+def case(dtype=torch.float32, batch=3, length=21):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(batch, length, WIDTH, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(VOCAB, WIDTH, generator=generator).requires_grad_()
+    valid = torch.rand(batch, length, generator=generator) > 0.3
+    targets = torch.randint(0, VOCAB, (batch, length), generator=generator).masked_fill(~valid, -1)
+    return hidden, weight, targets, valid
+
+
+def expected_loss(hidden, weight, targets, valid):
+    """Mean of -log p over the valid tokens, one token at a time, in float64."""
+    terms = []
+    for b, s in valid.nonzero().tolist():
+        logits = weight.double() @ hidden[b, s].double()
+        terms.append(torch.logsumexp(logits, 0) - logits[targets[b, s]])
+    return torch.stack(terms).mean()
+
+
+@pytest.mark.parametrize("chunk_tokens", [16, 17, 64, 1024])
+@pytest.mark.parametrize("kind", ["dense", "chunked"])
+def test_cross_entropy_matches_definition_with_gradients(kind, chunk_tokens):
+    hidden, weight, targets, valid = case()
+    wanted = expected_loss(hidden, weight, targets, valid)
+    wanted_grads = torch.autograd.grad(wanted, (hidden, weight))
+    loss = cross_entropy(hidden, weight, targets, valid, kind, chunk_tokens)
+    grads = torch.autograd.grad(3 * loss, (hidden, weight))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for grad, expected in zip(grads, wanted_grads, strict=True):
+        assert torch.allclose(grad, 3 * expected.float(), atol=1e-6)
+
+
+def test_cross_entropy_chunked_equals_dense_in_bfloat16():
+    hidden, weight, targets, valid = case(torch.bfloat16)
+    results = []
+    for kind in ("dense", "chunked"):
+        loss = cross_entropy(hidden, weight, targets, valid, kind, 16)
+        results.append((loss, *torch.autograd.grad(loss, (hidden, weight))))
+    assert results[0][0].item() == pytest.approx(results[1][0].item(), rel=1e-6)
+    assert results[1][1].dtype == torch.bfloat16
+    assert results[1][2].dtype == torch.float32
+    for a, b in zip(results[0][1:], results[1][1:], strict=True):
+        assert float((a - b).float().norm() / b.float().norm()) < 1e-2
+
+
+@pytest.mark.parametrize("kind", ["dense", "chunked"])
+def test_cross_entropy_invalid_tokens_change_nothing(kind):
+    hidden, weight, targets, valid = case()
+    other = hidden.detach().clone()
+    other[~valid] = 7.0
+    first = cross_entropy(hidden.detach(), weight, targets, valid, kind, 16)
+    assert cross_entropy(other, weight, targets.masked_fill(~valid, 5), valid, kind, 16).item() == first.item()
+    cross_entropy(hidden, weight, targets, valid, kind, 16).backward()
+    assert (hidden.grad[~valid] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["dense", "chunked"])
+def test_cross_entropy_without_valid_tokens_is_zero(kind):
+    hidden, weight, targets, valid = case()
+    loss = cross_entropy(hidden, weight, targets, torch.zeros_like(valid), kind, 16)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert (weight.grad == 0).all()
+
+
+def test_cross_entropy_chunked_never_holds_all_logits():
+    hidden, weight, targets, valid = case(batch=4, length=64)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        cross_entropy(hidden, weight, targets, valid, "chunked", 16)
+    assert sum(saved) == hidden.numel() + weight.numel()
+
+    dense = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: dense.append(t.numel()) or t, lambda t: t):
+        cross_entropy(hidden, weight, targets, valid, "dense")
+    assert max(dense) == 4 * 64 * VOCAB
+
+
+def test_cross_entropy_chunked_without_gradients():
+    hidden, weight, targets, valid = case()
+    with torch.no_grad():
+        loss = cross_entropy(hidden, weight, targets, valid, "chunked", 16)
+    assert loss.item() == pytest.approx(expected_loss(hidden, weight, targets, valid).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dense", "chunked"])
+def test_cross_entropy_records_what_ran(kind):
+    with facts.collect() as seen:
+        cross_entropy(*case(), kind, 16)
+    assert seen["loss.implementation"] == kind
+
+
+def test_cross_entropy_unknown_kind():
+    with pytest.raises(ConfigError, match="is 'sparse'; allowed: dense, chunked"):
+        cross_entropy(*case(), "sparse")

@@ -1,0 +1,50 @@
+import subprocess
+from pathlib import Path
+
+from workers import environment
+from workers.environment import code_digest, read_code
+
+
+def _checkout(root: Path) -> Path:
+    for package in environment.CODE_PACKAGES:
+        (root / package).mkdir()
+        (root / package / "a.py").write_text("x = 1\n")
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.email=a@b", "-c", "user.name=n", "commit", "-q", "-m", "start"],
+    ):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    return root.resolve()
+
+
+def test_read_code_clean_checkout(tmp_path: Path) -> None:
+    state = read_code(_checkout(tmp_path))
+    assert state.git_commit is not None
+    assert len(state.git_commit) == 40
+    assert state.git_dirty_digest is None
+
+
+def test_read_code_dirty_checkout_digests_the_patch(tmp_path: Path) -> None:
+    root = _checkout(tmp_path)
+    clean = read_code(root)
+    (root / "model" / "a.py").write_text("x = 2\n")
+    two = read_code(root)
+    (root / "model" / "a.py").write_text("x = 3\n")
+    three = read_code(root)
+    assert len({clean.digest, two.digest, three.digest}) == 3
+    assert len({None, two.git_dirty_digest, three.git_dirty_digest}) == 3
+
+
+def test_read_code_folder_inside_a_foreign_checkout(tmp_path: Path) -> None:
+    _checkout(tmp_path)
+    assert read_code(tmp_path.resolve() / "model").git_commit is None
+
+
+def test_code_digest_sees_names_and_ignores_other_files(tmp_path: Path) -> None:
+    root = _checkout(tmp_path)
+    before = code_digest(root)
+    (root / "model" / "notes.txt").write_text("nothing")
+    assert code_digest(root) == before
+    (root / "model" / "a.py").rename(root / "model" / "b.py")
+    assert code_digest(root) != before

@@ -1,0 +1,67 @@
+import errno
+import signal
+
+import pytest
+import torch
+
+from experiments.outcomes import FailureClass, Outcome
+from kernels.errors import KernelUnsupported, ShapeError
+from model.errors import ConfigError, DataError, NonFiniteLoss
+from workers.failures import FORKSERVER_LOST, classify, classify_exit, kernel_oom_kills, outcome_of
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), FailureClass.OOM),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), FailureClass.OOM),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"), FailureClass.OOM),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"), FailureClass.OOM),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), FailureClass.OOM),
+        (NonFiniteLoss("step 3"), FailureClass.NUMERICS),
+        (KernelUnsupported("no tma"), FailureClass.GATE_REFUSED),
+        (ConfigError("model.pattern", "has unknown block"), FailureClass.USER_ERROR),
+        (DataError("no files"), FailureClass.USER_ERROR),
+        (ShapeError("x has 3 dims"), FailureClass.USER_ERROR),
+        (KeyError("out of memory"), FailureClass.USER_ERROR),
+        (OSError(errno.ENOSPC, "No space left on device"), FailureClass.INFRA_NODE),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureClass.INFRA_NODE),
+        (RuntimeError("shapes do not match"), FailureClass.USER_ERROR),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_classify_exception(error: BaseException, expected: FailureClass) -> None:
+    assert classify(error) is expected
+
+
+def test_classify_real_allocation_failure() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert classify(caught.value) is FailureClass.OOM
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "oom_kills", "expected"),
+    [
+        (-signal.SIGKILL, 1, FailureClass.OOM),
+        (-signal.SIGKILL, 0, FailureClass.INFRA_NODE),
+        (-signal.SIGTERM, 0, FailureClass.INFRA_NODE),
+        (-signal.SIGSEGV, 1, FailureClass.NO_RECEIPT),
+        (FORKSERVER_LOST, 0, FailureClass.INFRA_NODE),
+        (0, 0, FailureClass.NO_RECEIPT),
+        (1, 0, FailureClass.NO_RECEIPT),
+    ],
+)
+def test_classify_exit_code(exit_code: int, oom_kills: int, expected: FailureClass) -> None:
+    assert classify_exit(exit_code, oom_kills=oom_kills)[0] is expected
+
+
+def test_outcome_of_each_class_with_receipt() -> None:
+    assert outcome_of(FailureClass.OOM) is Outcome.OOM
+    assert outcome_of(FailureClass.GATE_REFUSED) is Outcome.REFUSED
+    assert outcome_of(FailureClass.NUMERICS) is Outcome.FAILED
+    assert outcome_of(FailureClass.USER_ERROR) is Outcome.FAILED
+
+
+def test_kernel_oom_kills_counts() -> None:
+    assert kernel_oom_kills() >= 0

@@ -1,0 +1,111 @@
+from pathlib import Path
+
+import pytest
+
+from workers import feed
+from workers.feed import BlockFeed, LogTail, TrialFeed
+from workers.paths import TrialPaths
+
+
+def _read_all(tail: LogTail) -> tuple[str, list[int]]:
+    text, offsets = "", []
+    while (chunk := tail.next_chunk()) is not None:
+        text += chunk.text
+        offsets.append(chunk.offset)
+        tail.accepted(chunk)
+    return text, offsets
+
+
+def test_next_chunk_never_splits_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "CHUNK_BYTES", 5)
+    log = tmp_path / "log.txt"
+    original = "aé漢字🙂 loss ≈ 5.3\n" * 3
+    log.write_text(original)
+    text, offsets = _read_all(LogTail("trl", log))
+    assert text == original
+    assert offsets == sorted(set(offsets))
+    raw = original.encode()
+    assert all(raw[offset:].decode() for offset in offsets[1:])
+
+
+def test_next_chunk_repeats_until_accepted(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("one\n")
+    tail = LogTail("trl", log)
+    first = tail.next_chunk()
+    log.write_text("one\ntwo\n")
+    assert tail.next_chunk() == first
+    assert first is not None
+    tail.accepted(first)
+    second = tail.next_chunk()
+    assert second is not None
+    assert (second.offset, second.text) == (4, "two\n")
+
+
+def test_next_chunk_holds_back_half_a_character(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_bytes("é".encode()[:1])
+    tail = LogTail("trl", log)
+    assert tail.next_chunk() is None
+    log.write_bytes("é".encode())
+    chunk = tail.next_chunk()
+    assert chunk is not None
+    assert chunk.text == "é"
+
+
+def test_next_chunk_replaces_damage_and_nul_and_keeps_offsets(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"a\0b\xff\n")
+    tail = LogTail("trl", log)
+    first = tail.next_chunk()
+    assert first is not None
+    assert first.text == "a\ufffdb\ufffd\n"
+    tail.accepted(first)
+    with log.open("ab") as file:
+        file.write(b"next")
+    second = tail.next_chunk()
+    assert second is not None
+    assert second.offset == len(first.text.encode())
+
+
+def test_next_chunk_cuts_endless_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "LOG_LIMIT_BYTES", 100)
+    monkeypatch.setattr(feed, "CHUNK_BYTES", 60)
+    log = tmp_path / "log.txt"
+    log.write_text("x" * 1000)
+    text, _offsets = _read_all(LogTail("trl", log))
+    assert text.count("x") == 120
+    assert text.endswith("the whole file is on the node]\n")
+
+
+def test_progress_reads_last_whole_line(tmp_path: Path) -> None:
+    paths = TrialPaths(folder=tmp_path)
+    one = TrialFeed("trl", paths, steps_total=14)
+    assert one.progress().steps_done == 0
+    line = '{"index": %d, "phase": "timed", "seconds": 0.5, "tokens": 1024, "loss": %s, "grad_norm": 1.0}'
+    paths.steps.write_text(line % (0, "8.25") + "\n" + line % (1, "8.0") + "\n" + '{"index": 2, "pha')
+    progress = one.progress()
+    assert (progress.steps_done, progress.steps_total, progress.loss) == (2, 14, 8.0)
+    assert progress.tokens_per_s == pytest.approx(2048)
+
+
+def test_progress_non_finite_loss_is_none(tmp_path: Path) -> None:
+    paths = TrialPaths(folder=tmp_path)
+    paths.steps.write_text(
+        '{"index": 0, "phase": "compile", "seconds": 0, "tokens": 8, "loss": NaN, "grad_norm": Infinity}\n'
+    )
+    progress = TrialFeed("trl", paths, steps_total=3).progress()
+    assert (progress.loss, progress.tokens_per_s) == (None, None)
+
+
+def test_block_feed_tells_last_trial_and_all_logs(tmp_path: Path) -> None:
+    block = BlockFeed()
+    for name in ("trl_1", "trl_2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.txt").write_text(f"{name}\n")
+        block.add(name, TrialPaths(folder=tmp_path / name), steps_total=2)
+    assert [progress.trial_id for progress in block.progress()] == ["trl_2"]
+    chunks = block.chunks()
+    assert [chunk.text for chunk in chunks] == ["trl_1\n", "trl_2\n"]
+    block.accepted(chunks)
+    assert block.chunks() == ()
