@@ -53,6 +53,15 @@ def lead(view: AblationView) -> str:
     return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "There was no variant to judge."
 
 
+def waiting(view: AblationView) -> str:
+    """Say why there is no answer yet, and what there is instead."""
+    blocks = {trial.block_index for trial in view.trials if trial.receipt is not None}
+    return (
+        f"No verdict is given before the rule, fixed at submission, has seen its blocks; {len(blocks)} of "
+        f"{wording.counted(len(view.plan.blocks), 'block')} have left receipts."
+    )
+
+
 _LEADS: dict[Decision, str] = {
     Decision.ADOPT: "adopt {}",
     Decision.REJECT: "do not adopt {}",

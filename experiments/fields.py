@@ -1,14 +1,10 @@
-"""Read and replace fields of a TrainConfig by dotted path, and turn configurations into plain JSON and back."""
+"""Read and replace fields of a TrainConfig by dotted path, and write it as plain JSON."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
 from model.config import TrainConfig
-from model.errors import ConfigError
 
 Config = TypeVar("Config")
 
@@ -39,27 +35,3 @@ def replace_fields(config: Config, changes: Mapping[str, Any]) -> Config:
 def config_to_json(config: TrainConfig) -> dict[str, Any]:
     """Return `config` as plain JSON, seed included."""
     return asdict(config)
-
-
-def config_from_json(value: Mapping[str, Any]) -> TrainConfig:
-    """Return the TrainConfig that `config_to_json` wrote.
-
-    Raises ValueError (ConfigError or pydantic's ValidationError) on a missing, unknown or illegal value.
-    """
-    _check_keys(TrainConfig(), value, "")
-    return _adapter().validate_python(value)
-
-
-def _check_keys(template: Any, value: Mapping[str, Any], where: str) -> None:
-    names = {part.name for part in fields(template)}
-    if not isinstance(value, Mapping) or set(value) != names:
-        given = sorted(value) if isinstance(value, Mapping) else value
-        raise ConfigError(where or "config", f"has the keys {given}; exactly these are needed: {sorted(names)}")
-    for name in names:
-        if is_dataclass(getattr(template, name)):
-            _check_keys(getattr(template, name), value[name], f"{where}.{name}" if where else name)
-
-
-@lru_cache(maxsize=1)
-def _adapter() -> TypeAdapter[TrainConfig]:
-    return TypeAdapter(TrainConfig)

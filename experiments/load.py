@@ -7,7 +7,7 @@ say and another cannot (anchors, tags, dates, NaN, duplicate keys) is refused.
 import json
 import tomllib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -148,13 +148,14 @@ def _known_keys(path: Sequence[str | int]) -> tuple[str, ...]:
     parts = iter(path)
     for part in parts:
         annotation = model.model_fields[str(part)].annotation
-        model = _model_in(annotation)
+        model = next(_models_in(annotation))
         if annotation is not model:
             next(parts, None)  # the name of a variant or the index of a requirement
     return tuple(model.model_fields)
 
 
-def _model_in(annotation: Any) -> type[BaseModel]:
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(_model_in(inner) for inner in typing.get_args(annotation) if inner is not str and inner is not ...)
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _models_in(inner)

@@ -66,9 +66,7 @@ def _forest_row(axes: Axes, row: int, variant: VariantVerdict, style: ArmStyle) 
         return
     axes.plot([found.ci_low_pct, found.ci_high_pct], [row, row], color=colour, linewidth=1.3, zorder=2)
     axes.plot([found.ci90_low_pct, found.ci90_high_pct], [row, row], color=colour, linewidth=4.0, zorder=2)
-    axes.plot(
-        found.delta_pct, row, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1
-    )
+    axes.plot(found.delta_pct, row, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1)
 
 
 def _forest_frame(axes: Axes, shown: Sequence[VariantVerdict], styles: dict[str, ArmStyle], metric: str) -> None:

@@ -21,6 +21,7 @@ def render(view: AblationView) -> str:
         .render(
             view=view,
             lead=answer.lead(view),
+            waiting=answer.waiting(view),
             answers=answer.answers(view.verdict) if view.verdict else (),
             glance=_glance(view),
             verdict_tables=_verdict_tables(view),

@@ -26,6 +26,7 @@ ARM_ROWS = (
     "final training loss, nats",
     "validation loss, nats",
     "compile time",
+    "timed steps left out as outliers",
     "peak allocated",
     "peak reserved",
 )
@@ -70,8 +71,8 @@ def verdict_table(verdict: Verdict) -> Table:
         columns=(*columns, "detectable", "blocks", "gates live"),
         rows=tuple(rows),
         numeric=frozenset(range(3, 11)),
-        note="Change: mean over blocks of the paired difference. p: exact sign-flip test, two-sided; Holm: "
-        "corrected over the variants. Detectable: the smallest effect found with 80\N{NO-BREAK SPACE}% power.",
+        note="Change: mean over blocks of the paired difference. p: exact sign-flip test, two-sided; Holm: paired t "
+        "test, corrected over the variants. Detectable: the smallest effect found with 80\N{NO-BREAK SPACE}% power.",
     )
 
 
@@ -154,6 +155,7 @@ def _arm_column(receipts: Sequence[Receipt]) -> tuple[str, ...]:
         wording.fixed(_of(summaries, "loss_final")),
         wording.fixed(_of(summaries, "loss_val")),
         wording.seconds(_mean(r.compile_s for r in receipts)),
+        f"{sum(s.outlier_steps for s in summaries):,}" if summaries else wording.NOTHING,
         wording.gib(max((m.peak_allocated_bytes for m in peaks), default=None)),
         wording.gib(max((m.peak_reserved_bytes for m in peaks), default=None)),
     )

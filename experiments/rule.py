@@ -21,9 +21,9 @@ COMPARISON: dict[str, Any] = {
     "unit": "one trial per arm and block, d = ln(variant / baseline) within the block",
     "alpha": ALPHA,
     "interval": "t below 20 blocks, studentised bootstrap of 4999 seeded resamples from 20",
-    "test": "exact sign flip up to 20 blocks, 99999 seeded flips beyond",
+    "beside": "sign flip p, exact up to 20 blocks, 99999 seeded flips beyond; reported, not decisive",
     "several_variants": "Holm on the paired t p values",
-    "better_or_worse": "95 % interval excludes zero, sign flip and Holm p at most alpha, estimate beyond the margin",
+    "better_or_worse": "95 % interval excludes zero, Holm p at most alpha, estimate beyond the margin",
     "same": "90 % interval inside the margin",
     "missing": "fails",
 }

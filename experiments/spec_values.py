@@ -21,8 +21,8 @@ PERCENT_PATTERN = r"^(0\.[0-9]{0,3}[1-9][0-9]{0,3}|[1-9][0-9]?(\.[0-9]{1,4})?)%$
 DURATION_PATTERN = "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"
 MAX_LABELS = 32
 
-_UNPRINTABLE = "\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
-_CONTROL = re.compile(f"[{_UNPRINTABLE}]")
+_UNPRINTABLE = "\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069"
+_CONTROL = re.compile(f"[{_UNPRINTABLE}\\ud800-\\udfff]")
 _NAME = re.compile(NAME_PATTERN)
 _LABEL = re.compile(LABEL_PATTERN)
 _PERCENT = re.compile(PERCENT_PATTERN)
@@ -187,7 +187,7 @@ def _labels(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-TEXT_PATTERN = f"^[^{_UNPRINTABLE}]+$".replace("\\x", "\\u00")
+TEXT_PATTERN = f"^[^{_UNPRINTABLE}]+$"
 Text: TypeAlias = Annotated[str, AfterValidator(_printable)]
 """One line without control characters."""
 Labels: TypeAlias = Annotated[

@@ -27,9 +27,9 @@ class Comparison(_Part):
     ci90_high_pct: float
     """90 % interval for the two one-sided tests of sameness."""
     p_sign_flip: float
-    """Exact two-sided sign-flip p value."""
+    """Exact two-sided sign-flip p value; from 21 blocks by seeded flips."""
     p_holm: float
-    """After Holm's correction over the variants."""
+    """Paired t p value after Holm's correction over the variants; this one decides."""
     sd_pct: float
     mde_pct: float
     """Minimum detectable effect at this n and this sd."""

@@ -18,7 +18,7 @@ from experiments.spec import AblationSpec, Primary
 from experiments.statistics import Paired, holm, paired, percent
 from experiments.verdict_types import Comparison, RequirementResult, VariantVerdict, Verdict
 
-__all__ = ["Comparison", "RequirementResult", "VariantVerdict", "Verdict", "judge", "markdown"]
+__all__ = ["Comparison", "RequirementResult", "VariantVerdict", "Verdict", "compare", "judge", "markdown", "word_of"]
 
 _CAPPED = frozenset({VerdictWord.BETTER, VerdictWord.SAME, VerdictWord.WORSE})
 """Words that need a calibrated node class."""
@@ -61,21 +61,30 @@ def _changed_rule(plan: Plan, spec: AblationSpec) -> Stop | None:
 
 
 def _comparisons(evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
-    """Compare every variant on every ratio metric; Holm's correction runs over the variants of one metric."""
+    """Compare every variant that has all its numbers on every ratio metric."""
     found: dict[tuple[str, str], Comparison] = {}
     for metric in PRIMARY_METRICS:
-        results = {one.arm.name: result for one in evidence if (result := _paired(one, metric)) is not None}
-        corrected = holm([statistics.p_t for statistics, _ in results.values()])
-        for (arm, (statistics, differences)), p_holm in zip(results.items(), corrected, strict=True):
-            found[arm, metric] = _comparison(metric, statistics, differences, p_holm)
+        differences = {one.arm.name: _differences(one, metric) for one in evidence}
+        compared = compare(metric, {arm: d for arm, d in differences.items() if d is not None})
+        found.update({(arm, metric): comparison for arm, comparison in compared.items()})
     return found
 
 
-def _paired(evidence: Evidence, metric: str) -> tuple[Paired, list[float]] | None:
+def _differences(evidence: Evidence, metric: str) -> list[float] | None:
     read = METRICS[metric].read
     values = [(read(pair.variant), read(pair.baseline)) for pair in evidence.pairs]
-    differences = [math.log(own / other) for own, other in values if own and other and own > 0 and other > 0]
-    return (paired(differences), differences) if len(differences) == len(values) >= 2 else None
+    found = [math.log(own / other) for own, other in values if own and other and own > 0 and other > 0]
+    return found if len(found) == len(values) >= 2 else None
+
+
+def compare(metric: str, differences: Mapping[str, Sequence[float]]) -> dict[str, Comparison]:
+    """Compare variants on one metric by their block differences d; Holm's correction runs over the variants."""
+    results = {arm: paired(d) for arm, d in differences.items()}
+    corrected = holm([found.p_t for found in results.values()])
+    return {
+        arm: _comparison(metric, found, differences[arm], p_holm)
+        for (arm, found), p_holm in zip(results.items(), corrected, strict=True)
+    }
 
 
 def _comparison(metric: str, found: Paired, differences: Sequence[float], p_holm: float) -> Comparison:
@@ -99,7 +108,7 @@ def _comparison(metric: str, found: Paired, differences: Sequence[float], p_holm
 def word_of(found: Comparison, primary: Primary) -> VerdictWord:
     """Return what the samples say: better or worse beyond the margin, the same within it, or inconclusive."""
     outside_zero = found.ci_low_pct > 0 or found.ci_high_pct < 0
-    proved = outside_zero and found.p_sign_flip <= ALPHA and found.p_holm <= ALPHA
+    proved = outside_zero and found.p_holm <= ALPHA
     gain = gain_pct(found)
     if proved and abs(gain) > primary.margin:
         return VerdictWord.BETTER if gain > 0 else VerdictWord.WORSE
@@ -239,7 +248,7 @@ def _arm_numbers(receipts: Sequence[Receipt]) -> dict[str, Any]:
     """Return an arm's means over its measured trials, its peak memory over all, and its outcomes counted."""
     summaries = [receipt.summary for receipt in receipts if receipt.outcome is Outcome.MEASURED and receipt.summary]
     memory = [receipt.memory for receipt in receipts if receipt.memory is not None]
-    columns = {
+    columns: dict[str, list[float | None]] = {
         "tokens_per_s": [summary.tokens_per_s for summary in summaries],
         "step_s": [summary.step_s_mean for summary in summaries],
         "model_tflops_per_s": [summary.model_tflops_per_s for summary in summaries],
@@ -281,7 +290,7 @@ def markdown(verdict: Verdict) -> str:
 
 def _row(variant: VariantVerdict) -> str:
     found = variant.primary
-    numbers = "– | – | –"
+    numbers = "- | - | -"
     if found is not None:
         interval = f"{found.ci_low_pct:+.2f} to {found.ci_high_pct:+.2f} %"
         numbers = f"{found.delta_pct:+.2f} % | {interval} | {found.mde_pct:.2f} %"

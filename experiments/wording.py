@@ -62,18 +62,9 @@ class PrimaryRule(NamedTuple):
 
 
 def primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:
-    """Read metric, margin and adoption bound out of a verdict's rule; without an adoption bound it is the margin."""
-    primary = rule["verdict"]["primary"]
-    margin = _in_percent(primary["margin"])
-    bound = primary.get("adopt_if")
-    return PrimaryRule(
-        metric=primary["metric"], margin_pct=margin, adopt_if_pct=margin if bound is None else _in_percent(bound)
-    )
-
-
-def _in_percent(value: str | float) -> float:
-    """Read "0.5%" (as a rule writes it) or a number as percent."""
-    return float(value.removesuffix("%")) if isinstance(value, str) else float(value)
+    """Read metric, margin and adoption bound out of a verdict's rule."""
+    primary = rule["primary"]
+    return PrimaryRule(metric=primary["metric"], margin_pct=primary["margin_pct"], adopt_if_pct=primary["adopt_if_pct"])
 
 
 def metric(name: str) -> str:

@@ -1,11 +1,13 @@
-"""torch.compile, and what can be known about it: seconds, graphs, cache hits."""
+"""torch.compile, and what can be known about it: seconds, graphs, cache hits.
+
+The compiler is imported only when it is used: a trial that runs eagerly should not pay for it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 from kernels import facts
 
@@ -25,7 +27,9 @@ class Compilation:
 
 def start_compiled(model: nn.Module) -> Forward:
     """Return the compiled forward of `model`; counters start at zero and earlier compilations are forgotten."""
-    torch._dynamo.reset()
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
     counters.clear()
     compiled: Forward = torch.compile(model, dynamic=False)
     return compiled
@@ -33,6 +37,8 @@ def start_compiled(model: nn.Module) -> Forward:
 
 def record_compilation(seconds: float) -> Compilation:
     """Read the compiler's counters after the first pass and record the fact compile.graphs."""
+    from torch._dynamo.utils import counters
+
     facts.add("compile.graphs", counters["stats"]["unique_graphs"])
     hits, misses = counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
     return Compilation(seconds=seconds, cache_hit=misses == 0 and hits > 0)

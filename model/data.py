@@ -88,6 +88,11 @@ def prepare(config: DataConfig, vocab_size: int, *, cache_dir: Path, report: Rep
     return _open(folder)
 
 
+def open_prepared(folder: Path) -> Dataset | None:
+    """Open what `prepare` left in `folder` without walking the corpus again; None when it is not whole any more."""
+    return _open(folder) if _damage(folder) is None else None
+
+
 def _key(split: Split, seq_len: int, vocab_size: int) -> str:
     parts = (split.listing_digest, seq_len, vocab_size, TOKENIZER_VERSION, tokenizers.__version__, FORMAT_VERSION)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
@@ -127,9 +132,9 @@ def _damage(folder: Path) -> str | None:
         return "not in the cache yet"
     try:
         manifest = _read_manifest(folder)
+        if manifest["digest"] != _digest(manifest):
+            return f"{_MANIFEST} is damaged: its digest does not match"
         files: dict[str, dict[str, Any]] = manifest["files"]
-        if manifest["digest"] != _digest(files):
-            return f"{_MANIFEST} is damaged: its digest does not match its files"
         for name, entry in files.items():
             size_bytes = (folder / name).stat().st_size
             if size_bytes != entry["bytes"]:
@@ -204,7 +209,8 @@ class _Encoder:
 def _write_manifest(folder: Path, described: dict[str, int]) -> None:
     """Describe and digest the files written; the manifest comes last, so a folder with one was finished."""
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(folder.iterdir())}
-    manifest = {"digest": _digest(files), "files": files, **described}
+    manifest: dict[str, Any] = {"files": files, **described}
+    manifest["digest"] = _digest(manifest)
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
@@ -213,8 +219,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _digest(files: dict[str, dict[str, Any]]) -> str:
-    return hashlib.sha256(json.dumps(files, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _digest(manifest: dict[str, Any]) -> str:
+    """Return the SHA-256 of everything in a manifest but the digest itself."""
+    described = {name: value for name, value in manifest.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(described, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -29,6 +29,7 @@ class PeakMeter:
         self._device = device
         self._start_bytes = 0
         if device.type == "cuda":
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         else:
             _reset_peak_rss()

@@ -233,7 +233,8 @@ def _check_finite(record: StepRecord) -> None:
 @contextmanager
 def _reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Seed torch, choose deterministic kernels and the thread count; put the settings back afterwards."""
-    threads, fill = torch.get_num_threads(), deterministic.fill_uninitialized_memory
+    threads = torch.get_num_threads()
+    fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     enabled = torch.are_deterministic_algorithms_enabled()
     if device.type == "cuda":
         # cuBLAS reads it when its handle is made; torch refuses deterministic mode without it.
@@ -242,18 +243,18 @@ def _reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(True)
     # Filling every new tensor with NaN finds bugs, and would be measured here as the model's time.
-    deterministic.fill_uninitialized_memory = False
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(enabled)
-        deterministic.fill_uninitialized_memory = fill
+        deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
         torch.set_num_threads(threads)
 
 
 @contextmanager
 def _no_automatic_gc() -> Iterator[None]:
-    """Collect garbage now and not again until the end of the block."""
+    """Collect garbage now and not again until the end of the block; a step leaves no reference cycles behind."""
     gc.collect()
     gc.disable()
     try:

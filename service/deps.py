@@ -1,4 +1,4 @@
-"""What routes depend on: the store, who asks, the submitted body, ids and pages. Cheap checks stay on the event loop."""
+"""What routes depend on: the store, who asks, the submitted body, ids, pages. Cheap checks stay on the event loop."""
 
 import base64
 import binascii
@@ -9,18 +9,20 @@ from typing import Annotated, Any
 from anyio import to_thread
 from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.errors import SpecProblem
 from experiments.load import CONTENT_TYPES
 from service.dispatch import Relay
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
 from service.ids import id_pattern
+from service.lifecycle import AblationState
 from service.limits import RateLimiter
 from service.settings import Settings
 from service.store.session import Store
 from service.tokens import Authenticator, Principal, Scope
 
-_bearer = HTTPBearer(auto_error=False, description="A token with scope read, submit, operate or admin; or a worker key.")
+_bearer = HTTPBearer(auto_error=False, description="A token of scope read, submit, operate or admin, or a worker key.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,24 @@ TrialId = Annotated[str, Path(pattern=id_pattern("trl"), examples=["trl_01KAHZ3V
 AttemptId = Annotated[str, Path(pattern=id_pattern("att"), examples=["att_01KAHZ3V5T8QW2R4Y6M9N0P1S5"])]
 Limit = Annotated[int, Query(ge=1, le=500, description="Most items on the page.")]
 Cursor = Annotated[str | None, Query(max_length=200, pattern="^[A-Za-z0-9_-]+$", description="From `next_cursor`.")]
+
+
+class AblationFilter(BaseModel):
+    """Which ablations a list shows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
+    cursor: str | None = Field(
+        default=None, max_length=200, pattern="^[A-Za-z0-9_-]+$", description="From `next_cursor`."
+    )
+    state: list[AblationState] = Field(default=[], max_length=6, description="Only these states.")
+    label: str | None = Field(
+        default=None, pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$", description="`key` or `key=value`."
+    )
+    digest: str | None = Field(
+        default=None, pattern="^sha256:[0-9a-f]{64}$", description="Digest of the spec or of its rule."
+    )
 
 
 def media_type(request: Request) -> str:

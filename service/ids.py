@@ -19,7 +19,7 @@ def _encode(value: int) -> str:
 
 def new_ids(prefix: str, count: int) -> list[str]:
     """Return `count` growing ids such as "blk_01KAH...", all later than every id given out before."""
-    global _last  # noqa: PLW0603  # the last id given out is a property of the process
+    global _last  # the last id given out is a property of the process
     fresh = (time.time_ns() // 1_000_000) << _RANDOM_BITS | int.from_bytes(os.urandom(10)) >> 1
     with _lock:
         first = max(fresh, _last + 1)

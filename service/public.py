@@ -37,7 +37,9 @@ def silent_limit_s(settings: Settings) -> float:
     return max(settings.lease_s, 3 * settings.claim_poll_s)
 
 
-def ablation_public(row: Row[Any], labels: Mapping[str, str], *, waiting_for: str | None, mlflow: str) -> AblationPublic:
+def ablation_public(
+    row: Row[Any], labels: Mapping[str, str], *, waiting_for: str | None, mlflow: str
+) -> AblationPublic:
     """Build the wire type; `mlflow` is MLflow's base URL."""
     return AblationPublic(
         id=row.id,

@@ -10,7 +10,10 @@ from pydantic import BaseModel
 from service.problems import MEDIA_TYPE, TYPE_PREFIX
 
 _EXAMPLES: dict[int, tuple[str, str]] = {
-    400: ("missing-idempotency-key", "Header Idempotency-Key is missing; send a fresh random value with every submission."),
+    400: (
+        "missing-idempotency-key",
+        "Header Idempotency-Key is missing; send a fresh random value.",
+    ),
     401: ("unauthorized", "A valid bearer token is needed."),
     403: ("forbidden", "this needs a token with scope 'submit'; this one has 'read'"),
     404: ("not-found", "there is no ablation 'abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3'"),

@@ -79,7 +79,7 @@ def make_steps(config: Mapping[str, Any], *, tokens_per_s: float, loss_step1: fl
     return tuple(
         Step(
             index=index,
-            phase=phase,  # type: ignore[arg-type]  # one of the three words above
+            phase=phase,
             seconds=float(seconds * (1 + wobble[index]) * (5 if index == 0 else 1)),
             tokens=TOKENS_PER_STEP,
             loss=loss_step1 - 0.05 * index,

@@ -310,10 +310,8 @@ def _verdict(the_plan: Plan, receipts: list[Receipt], arms: Mapping[str, Effect]
         spec_digest=the_plan.spec_digest,
         rule_digest=the_plan.rule_digest,
         rule={
-            "verdict": {
-                "primary": {"metric": "tokens_per_s", "margin": "0.5%", "adopt_if": "1.5%"},
-                "require": [{"metric": "peak_reserved_gib", "max_delta": 6.0}],
-            },
+            "primary": {"metric": "tokens_per_s", "margin_pct": 0.5, "adopt_if_pct": 1.5},
+            "require": [{"metric": "peak_reserved_gib", "max_delta": 6.0}],
             "blocks": n,
             "comparison": {"alpha": 0.05, "test": "exact sign flip"},
         },

@@ -25,6 +25,8 @@ class TrialOrder:
     """TrainConfig as JSON."""
     paths: TrialPaths
     data_dir: Path
+    dataset: Path | None = None
+    """Folder of the dataset if it was prepared before; otherwise the trial looks for it, or builds it."""
     prepare_only: bool = False
     """Build the dataset and stop, so that no trial pays for it."""
 
@@ -37,6 +39,8 @@ class TrialResult(BaseModel):
     failure_class: FailureClass | None = None
     message: str | None = None
     data_digest: str | None = None
+    data_folder: Path | None = None
+    """Where the dataset lies on this node."""
     loss_val: float | None = None
     compile_s: float = 0.0
     compile_cache_hit: bool | None = None

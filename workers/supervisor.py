@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from experiments.messages import BlockReport, ClaimedBlock, ClaimedTrial, Release
 from experiments.outcomes import FailureClass
@@ -60,7 +61,8 @@ class Supervisor:
         self._poll_s = poll_s
         self._stopping = stopping
         self._paths = JobPaths(home=bench.settings.home_dir)
-        self._prepared: set[str] = set()
+        self._prepared: dict[str, Path] = {}
+        """Dataset folders by what decides their content."""
         self._quarantine: str | None = None
 
     def run(self) -> None:
@@ -111,7 +113,7 @@ class Supervisor:
         order = TrialOrder(
             trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=self._bench.settings.data_path
         )
-        self._prepare(order, lease, timeout_s=trial.timeout_s)
+        order = replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
         load, started_at = environment.load_average(), datetime.now(UTC)
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
         record = TrialRecord(
@@ -129,20 +131,22 @@ class Supervisor:
         _log.info("trial %s (%s): %s in %.2f s", trial.trial_id, trial.arm, receipt.outcome, ending.wall_s)
         return receipt.model_dump(mode="json")
 
-    def _prepare(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> None:
-        """Build the dataset in a process of its own, once, so that no trial's time contains it."""
+    def _prepare(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Path | None:
+        """Build the dataset in a process of its own, once, so that no trial's time contains it.
+
+        Returns its folder, or None when it cannot be built: the trial meets the same error and its receipt says so.
+        """
         key = _data_key(order)
-        if key in self._prepared:
-            return
-        early = TrialOrder(
-            trial_id=order.trial_id, config=order.config, paths=order.paths, data_dir=order.data_dir, prepare_only=True
-        )
-        self._run(early, lease, timeout_s=timeout_s)
+        known = self._prepared.get(key)
+        if known is not None and known.is_dir():
+            return known
+        self._run(replace(order, prepare_only=True), lease, timeout_s=timeout_s)
         result = read_result(order.paths.prepared)
         if result is None:
             raise BlockBroken(FailureClass.INFRA_NODE, "the dataset's preparation ended without a result")
-        if result.failure_class is None:  # otherwise the trial meets the same error and its receipt says so
-            self._prepared.add(key)
+        if result.data_folder is not None:
+            self._prepared[key] = result.data_folder
+        return result.data_folder
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
         ending = self._bench.runner.run(order, lease, timeout_s=timeout_s)

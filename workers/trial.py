@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model.config import TrainConfig
 from workers.failures import classify
 from workers.paths import write_whole
 from workers.processes import die_with_parent
@@ -18,6 +19,7 @@ from workers.result import TrialOrder, TrialResult, read_config
 from workers.settings import mark_process
 
 if TYPE_CHECKING:
+    from model.data import Dataset
     from model.train import StepRecord
 
 _MESSAGE_LIMIT = 2000  # characters
@@ -53,22 +55,20 @@ def _detach(order: TrialOrder) -> None:
 
 
 def _prepare(order: TrialOrder) -> TrialResult:
-    from model import data
-
-    config = read_config(order.config)
-    dataset = data.prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_say)
-    return TrialResult(data_digest=dataset.digest)
+    dataset = _dataset(order, read_config(order.config))
+    return TrialResult(data_digest=dataset.digest, data_folder=dataset.folder)
 
 
 def _train(order: TrialOrder) -> TrialResult:
-    from model import data, train
+    from model import train
 
     config = read_config(order.config)
-    dataset = data.prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_say)
+    dataset = _dataset(order, config)
     with _StepFile(order.paths.steps) as steps:
         result = train.train(config, dataset=dataset, on_step=steps.append)
     return TrialResult(
         data_digest=dataset.digest,
+        data_folder=dataset.folder,
         loss_val=result.loss_val,
         compile_s=result.compile_s,
         compile_cache_hit=result.compile_cache_hit,
@@ -79,6 +79,16 @@ def _train(order: TrialOrder) -> TrialResult:
         peak_reserved_bytes=result.peak_reserved_bytes,
         training_s=result.training_s,
     )
+
+
+def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":
+    """Open the dataset that was prepared for this trial; without one, or when it was damaged since, prepare it."""
+    from model import data
+
+    dataset = None if order.dataset is None else data.open_prepared(order.dataset)
+    if dataset is not None:
+        return dataset
+    return data.prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_say)
 
 
 class _StepFile:

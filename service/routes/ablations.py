@@ -8,9 +8,18 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from experiments.verdicts import Verdict
-from service.deps import AblationId, Cursor, Limit, Reader, ServicesDep, Submitter, decode_cursor, encode_cursor
-from service.errors import NotFound, NotYet
-from service.lifecycle import AblationState
+from service.deps import (
+    AblationFilter,
+    AblationId,
+    Cursor,
+    Limit,
+    Reader,
+    ServicesDep,
+    Submitter,
+    decode_cursor,
+    encode_cursor,
+)
+from service.errors import NotYet
 from service.public import ablation_public, block_public, trial_public, waiting_reasons
 from service.responses import document, secured
 from service.schemas import AblationPublic, BlockPublic, Page, TrialPublic
@@ -41,34 +50,26 @@ def list_ablations(
     request: Request,
     services: ServicesDep,
     principal: Reader,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    state: Annotated[list[AblationState] | None, Query(description="Only these states.")] = None,
-    label: Annotated[
-        str | None, Query(pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$", description="`key` or `key=value`.")
-    ] = None,
-    digest: Annotated[
-        str | None, Query(pattern="^sha256:[0-9a-f]{64}$", description="Digest of the spec or of its rule.")
-    ] = None,
+    wanted: Annotated[AblationFilter, Query()],
 ) -> Response:
     """Return a page of ablations."""
-    before = None if cursor is None else decode_cursor(cursor, str)[0]
-    key, has_value, value = (label or "").partition("=")
+    before = None if wanted.cursor is None else decode_cursor(wanted.cursor, str)[0]
+    key, has_value, value = (wanted.label or "").partition("=")
     with services.store.read() as connection:
         rows = store_ablations.list_ablations(
             connection,
             before=before,
-            limit=limit + 1,
-            states=state or [],
+            limit=wanted.limit + 1,
+            states=wanted.state,
             label=(key, value if has_value else None) if key else None,
-            digest=digest,
+            digest=wanted.digest,
         )
-        shown = rows[:limit]
+        shown = rows[: wanted.limit]
         labels = store_ablations.labels_of(connection, [row.id for row in shown])
         waiting = waiting_reasons(connection, shown, services.settings)
     url = services.settings.mlflow_url
     items = [ablation_public(r, labels[r.id], waiting_for=waiting.get(r.id), mlflow=url) for r in shown]
-    following = encode_cursor(shown[-1].id) if len(rows) > limit else None
+    following = encode_cursor(shown[-1].id) if len(rows) > wanted.limit else None
     page = Page[AblationPublic](items=items, next_cursor=following)
     return document(request, page, headers=_next_link(request, following))
 
@@ -203,7 +204,7 @@ def _document(services: ServicesDep, ablation_id: str, column: str) -> str:
         **secured(404, 422),
     },
 )
-async def stream_events(
+def stream_events(
     request: Request,
     ablation_id: AblationId,
     services: ServicesDep,
@@ -211,8 +212,7 @@ async def stream_events(
     last_event_id: Annotated[int, Header(ge=0, le=_SEQ_MAX, description="Replay what came after this one.")] = 0,
 ) -> Response:
     """Replay events after Last-Event-ID, follow new ones, and close with an `end` event."""
-    app = request.app
-    if not await _exists(services, ablation_id):
-        raise NotFound(f"there is no ablation {ablation_id!r}")
-    frames = ablation_frames(services.store, ablation_id, last_event_id, stopping=lambda: bool(app.state.stopping))
-    return stream(frames)
+    with services.store.read() as connection:
+        store_ablations.get_ablation(connection, ablation_id)
+    state = request.app.state
+    return stream(ablation_frames(services.store, ablation_id, last_event_id, stopping=lambda: bool(state.stopping)))

@@ -26,7 +26,7 @@ class StackFiles:
         bad = sorted(_NOT_IN_A_URL.intersection(str(self.home)))
         if bad:
             raise StackError(
-                f"ABLATE_HOME is {str(self.home)!r}; a folder with {bad[0]!r} in its path cannot stand in a database URL"
+                f"ABLATE_HOME is {str(self.home)!r}; a folder with {bad[0]!r} in it cannot stand in a database URL"
             )
 
     @property

@@ -26,7 +26,8 @@ def get_ablation(connection: Connection, ablation_id: str) -> Row[Any]:
 
 def get_document(connection: Connection, ablation_id: str, column: str) -> Row[Any]:
     """Return (state, document) with one bulky column of an ablation. Raises NotFound."""
-    query = select(ablations.c.state, ablations.c[column].label("document")).where(ablations.c.id == ablation_id)
+    columns = (ablations.c.state, ablations.c[column].label("document"))
+    query: Select[Any] = select(*columns).where(ablations.c.id == ablation_id)
     row = connection.execute(query).first()
     if row is None:
         raise NotFound(f"there is no ablation {ablation_id!r}")
@@ -80,7 +81,7 @@ def list_trials(connection: Connection, ablation_id: str, *, after: tuple[int, i
 
 def get_receipt(connection: Connection, trial_id: str) -> Row[Any]:
     """Return (trial state, payload, digest); payload is None before the trial is done. Raises NotFound."""
-    query = select(trials.c.state, receipts.c.payload, receipts.c.digest).outerjoin(
+    query: Select[Any] = select(trials.c.state, receipts.c.payload, receipts.c.digest).outerjoin(
         receipts, receipts.c.trial_id == trials.c.id
     )
     row = connection.execute(query.where(trials.c.id == trial_id)).first()
@@ -99,7 +100,8 @@ def blocks_ahead(connection: Connection, row: Row[Any]) -> int:
 
 def count_by_state(connection: Connection, table: Table) -> dict[str, int]:
     """Return the number of rows of `table` in each state."""
-    return {state: count for state, count in connection.execute(select(table.c.state, func.count()).group_by(table.c.state))}
+    query = select(table.c.state, func.count()).group_by(table.c.state)
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def mean_trial_s(connection: Connection, arm_digests: Sequence[str]) -> dict[str, float]:
@@ -123,13 +125,13 @@ def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
         raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
     journal = Journal(connection, ablation_id, actor=actor)
     journal.move("ablation", [ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
-    ended = {"finished_at": db_now()}
-    journal.move("block", ids, BlockState.QUEUED, BlockState.CANCELLED, reason="the ablation is being cancelled", **ended)
-    cancelled = select(blocks.c.id).where(
-        blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.CANCELLED
+    ended, reason = {"finished_at": db_now()}, "the ablation is being cancelled"
+    journal.move(
+        "block", ids, BlockState.QUEUED, BlockState.CANCELLED, reason="the ablation is being cancelled", **ended
     )
+    cancelled = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.CANCELLED)
     waiting = select(trials.c.id).where(trials.c.block_id.in_(cancelled), trials.c.state == TrialState.QUEUED)
     trial_ids = list(connection.execute(waiting).scalars())
-    journal.move("trial", trial_ids, TrialState.QUEUED, TrialState.CANCELLED, reason="the ablation is being cancelled")
+    journal.move("trial", trial_ids, TrialState.QUEUED, TrialState.CANCELLED, reason=reason)
     journal.flush()
     settle(connection, ablation_id)

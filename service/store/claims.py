@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from service.ids import new_id
 from service.lifecycle import AblationState, AttemptState, BlockState
@@ -33,7 +33,7 @@ _NEXT = (
     .limit(1)
     .with_for_update(skip_locked=True)
 )
-_OWNER = select(
+_OWNER: Select[Any] = select(
     ablations.c.id,
     ablations.c.name,
     ablations.c.spec_digest,
@@ -94,7 +94,7 @@ def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_
         attempt_no=attempt_no,
         block=block,
         ablation=connection.execute(_OWNER.where(ablations.c.id == block.ablation_id)).one(),
-        trial_ids={arm: trial_id for arm, trial_id in ids},
+        trial_ids={row.arm: row.id for row in ids},
     )
 
 

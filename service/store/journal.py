@@ -95,4 +95,4 @@ class Journal:
 def lock_ablation(connection: Connection, ablation_id: str) -> str:
     """Lock the ablation's row until the transaction ends; return its state."""
     query = select(ablations.c.state).where(ablations.c.id == ablation_id).with_for_update()
-    return connection.execute(query).scalar_one()
+    return str(connection.execute(query).scalar_one())

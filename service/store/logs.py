@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select
 
-from experiments.messages import LogChunk
 from experiments.errors import SpecProblem
+from experiments.messages import LogChunk
 from service.errors import Invalid, NotFound
 from service.lifecycle import TrialState
 from service.store.attempts import Held

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, insert, update
 
+from experiments.messages import BlockReport
 from service.errors import StaleToken
 from service.lifecycle import AttemptState, BlockState, TrialState
-from service.store.attempts import Held, find_attempt
+from service.store.attempts import Held, break_off, find_attempt
 from service.store.clock import db_now
 from service.store.journal import Journal
 from service.store.settle import settle
-from service.store.tables import events, receipts, trials
+from service.store.tables import attempts, events, receipts, trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,18 @@ def store_block(connection: Connection, held: Held, verified: Sequence[VerifiedR
     journal.flush()
     _forget_progress(connection, held)
     settle(connection, block.ablation_id)
+
+
+def store_break(connection: Connection, held: Held, report: BlockReport, *, report_digest: str) -> None:
+    """Store why a block broke; receipts that came along are discarded with it, because a block is never patched."""
+    failure = report.failure_class
+    if failure is None:
+        raise ValueError("the report names no failure class; allowed: one of the closed list")
+    message = report.message or "no reason given"
+    if report.receipts:
+        message += f" ({len(report.receipts)} receipts of the broken block were discarded)"
+    break_off(connection, held, AttemptState.BROKEN, failure=failure, message=message, actor=held.attempt.node_id)
+    connection.execute(update(attempts).where(attempts.c.id == held.attempt.id).values(report_digest=report_digest))
 
 
 def _columns(item: VerifiedReceipt) -> dict[str, object]:

@@ -23,7 +23,9 @@ class Store:
         if backend == "sqlite":
             self.writer, self.reader = _sqlite(url)
         elif backend == "postgresql":
-            self.writer = create_engine(url, pool_size=10, max_overflow=10, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT_S)
+            self.writer = create_engine(
+                url, pool_size=10, max_overflow=10, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT_S
+            )
             self.reader = self.writer.execution_options(isolation_level="AUTOCOMMIT")
         else:
             raise ConfigurationError(

@@ -34,7 +34,7 @@ def settle(connection: Connection, ablation_id: str) -> None:
 
 def _count(connection: Connection, ablation_id: str) -> dict[str, int]:
     query = select(blocks.c.state, func.count()).where(blocks.c.ablation_id == ablation_id).group_by(blocks.c.state)
-    return {state: count for state, count in connection.execute(query)}
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def _end(connection: Connection, ablation_id: str, old: AblationState, *, done: int, failed: int) -> None:

@@ -4,6 +4,8 @@ Written from the definition of the recurrence, in another form than both impleme
 look-ahead weights, no autograd. Axis letters: b batch, h head, s time, r rank, n state, p width, j angle.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 NAMES = ("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "trap", "angles")
@@ -66,7 +68,7 @@ class Oracle:
         length, out = terms.shape[2], np.zeros_like(terms)
         for row in range(terms.shape[0]):
             starts = [*np.flatnonzero(self.fresh[row]), length]
-            for a, b in zip(starts, starts[1:], strict=False):
+            for a, b in pairwise(starts):
                 part = terms[row, :, a:b]
                 out[row, :, a:b] = part[:, ::-1].cumsum(1)[:, ::-1] if reverse else part.cumsum(1)
         return out

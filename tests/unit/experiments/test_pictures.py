@@ -82,12 +82,15 @@ def test_forest_states_effect_interval_margin_and_adoption() -> None:
     assert "adopt from +1.50 %" in caption
 
 
-def test_differences_follow_the_receipts_not_the_verdict() -> None:
+def test_differences_follow_the_receipts() -> None:
     view = views.cpu_view()
-    faster = without(view)
-    assert pictures_verdict.differences(view) == pictures_verdict.differences(faster)
-    swapped = dataclasses.replace(view, trials=view.trials[:-2])
-    assert pictures_verdict.differences(view) != pictures_verdict.differences(swapped)
+    last = view.trials[-1]
+    assert last.receipt is not None
+    assert last.receipt.summary is not None
+    summary = last.receipt.summary.model_copy(update={"tokens_per_s": 1.1 * last.receipt.summary.tokens_per_s})
+    changed = dataclasses.replace(last, receipt=last.receipt.model_copy(update={"summary": summary}))
+    moved = dataclasses.replace(view, trials=(*view.trials[:-1], changed))
+    assert pictures_verdict.differences(view) != pictures_verdict.differences(moved)
 
 
 def test_differences_show_the_clock_or_the_load_or_neither() -> None:
@@ -138,12 +141,12 @@ def test_non_finite_samples_are_skipped() -> None:
 
 def test_many_variants_are_capped_and_counted() -> None:
     arms = {"base": views.EFFECTS["base"]} | {
-        f"v{i:02}": dataclasses.replace(views.EFFECTS["psiv-on"], speed_pct=0.1 * i) for i in range(40)
+        f"v{i:02}": dataclasses.replace(views.EFFECTS["psiv-on"], speed_pct=0.1 * i) for i in range(33)
     }
     forest, differences = (
-        f(views.view(arms=arms, num_blocks=6)) for f in (pictures_verdict.forest, pictures_verdict.differences)
+        f(views.view(arms=arms, num_blocks=6, timed=3)) for f in (pictures_verdict.forest, pictures_verdict.differences)
     )
     assert forest is not None
-    assert "10 more variants are in the table only" in forest.caption
+    assert "3 more variants are in the table only" in forest.caption
     assert differences is not None
-    assert "32 more variants" in differences.caption
+    assert "25 more variants" in differences.caption

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments import report
+from experiments import report, verdicts
 from experiments.outcomes import VerdictWord
-from experiments.view import AblationView
-from tests import views
+from experiments.view import AblationView, TrialView
+from tests import factories, views
 
 EVERY_STATE: dict[str, Callable[[], AblationView]] = {
     "completed-h200": views.view,
@@ -95,7 +95,7 @@ def test_render_gives_tables_scopes_and_pictures_names(page: str) -> None:
     assert page.count("<figcaption>") == len(pictures)
 
 
-@pytest.mark.parametrize("make", [views.view, views.hostile])
+@pytest.mark.parametrize("make", [views.cpu_view, views.hostile])
 def test_render_is_deterministic(make: Callable[[], AblationView]) -> None:
     assert report.render(make()) == report.render(make())
 
@@ -147,6 +147,32 @@ def test_render_says_where_an_unfinished_ablation_stands(state: str, words: str)
     assert "Peak memory" not in text
 
 
+def test_render_shows_what_the_judge_decides() -> None:
+    spec = factories.make_spec()
+    plan = factories.make_plan(spec)
+    receipts = factories.make_receipts(plan, {"psiv-on": 1.04})
+    verdict = verdicts.judge(plan, spec, receipts, calibrated=True)
+    trials = tuple(
+        TrialView(
+            trial_id=r.ids.trial,
+            block_index=r.ids.block_index,
+            arm=r.arm,
+            position=r.ids.position,
+            state="done",
+            attempt_id=r.ids.attempt,
+            receipt=r,
+        )
+        for r in receipts
+    )
+    view = dataclasses.replace(views.cpu_view(), plan=plan, verdict=verdict, trials=trials)
+    text = Reader(report.render(view)).text
+    assert "Adopt psiv-on" in text
+    assert all(variant.reason in text for variant in verdict.variants)
+    found = verdict.variants[0].primary
+    assert found is not None
+    assert f"+{found.delta_pct:.2f}\N{NO-BREAK SPACE}%" in text
+
+
 def test_render_escapes_hostile_text() -> None:
     page = report.render(views.hostile())
     assert "<script" not in page
@@ -157,11 +183,11 @@ def test_render_escapes_hostile_text() -> None:
 
 def test_render_caps_thousands_of_trials_and_says_so() -> None:
     arms = {name: views.EFFECTS[name] for name in ("base", "psiv-on", "chunk-32")}
-    view = views.view(arms=arms, num_blocks=700, timed=4)
+    view = views.view(arms=arms, num_blocks=240, timed=2)
     started = time.perf_counter()
     page = report.render(view)
     assert time.perf_counter() - started < 10
-    assert len(page) < 2_000_000
-    assert "120 of 2,100 trials are drawn" in page
-    assert "The first 200 of 2,100 rows" in page
-    assert "The first 200 of 700 rows" in page
+    assert len(page) < 1_000_000
+    assert "120 of 720 trials are drawn" in page
+    assert "The first 200 of 720 rows" in page
+    assert "The first 200 of 240 rows" in page

@@ -1,0 +1,182 @@
+"""The chunk-parallel scan on one GPU: the order of the kernels, their buffers, and the autograd node around them.
+
+Between the passes only the inputs, the prefix tables and the states entering the super-chunks are kept.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
+from kernels.mamba3_mimo.operands import document_starts
+from kernels.mamba3_mimo_cuda.compiled import kernel
+from kernels.mamba3_mimo_cuda.prefix import TAU
+from kernels.mamba3_mimo_cuda.shape import ScanShape
+from kernels.mamba3_mimo_cuda.variant import Variant, refusal
+
+TIME_FIRST = ("q", "k", "v", "z", "angles")
+TIME_LAST = ("adt", "dt", "trap")
+
+
+class Prefix(NamedTuple):
+    """Outputs of the prefix kernels; see prefix.py."""
+
+    cs: Tensor
+    lc: Tensor
+    sk: Tensor
+    gm: Tensor
+    wk: Tensor
+    wq: Tensor
+    carry: Tensor
+    reset: Tensor
+
+
+class Scan:
+    """One scan's shape, variant and prepared tensors."""
+
+    def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
+        B, tokens, R, G, N = inputs.q.shape
+        H, P = inputs.v.shape[2:]
+        C = variant.chunk_size
+        padded = -(-tokens // C) * C
+        self.tokens, self.variant, self.cumulated = tokens, variant, inputs.angles_cumulated
+        self.shape = ScanShape(
+            B=B, S=padded, H=H, G=G, N=N, P=P, R=R, A=inputs.angles.shape[-1], C=C, L=variant.superchunk
+        )
+        reason = refusal(variant, self.shape)
+        if reason is not None:
+            raise ValueError(reason)
+        self.t = {name: self._prepared(name, getattr(inputs, name)) for name in DIFFERENTIABLE}
+        reset = torch.zeros(B, padded, dtype=torch.int32, device=inputs.v.device)
+        if inputs.segment_ids is not None:
+            reset[:, :tokens] = document_starts(inputs.segment_ids)
+        self.reset = reset
+
+    def _prepared(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the tensor as the kernels read it: dtype, padding, contiguous."""
+        wide = torch.bfloat16 if name in ("q", "k", "v", "z", "q_bias", "k_bias") else torch.float32
+        missing = self.shape.S - self.tokens
+        tensor = tensor.detach().to(wide)
+        if missing and name in TIME_FIRST:
+            tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
+        if missing and name in TIME_LAST:
+            tensor = functional.pad(tensor, (0, missing))
+        return tensor.contiguous()
+
+    def run(self, name: str, *tensors: Tensor) -> None:
+        """Launch one kernel."""
+        kernel(name, self.shape, self.variant, self.tokens)(*tensors)
+
+    def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return an uninitialised tensor on the scan's device."""
+        return torch.empty(size, dtype=dtype, device=self.reset.device)
+
+    def prefix(self) -> Prefix:
+        """Run the prefix kernels."""
+        s, t = self.shape, self.t
+        cs = self.empty(s.B, s.H, s.S, 2 * s.A, dtype=torch.float16)
+        if self.cumulated:
+            theta = torch.remainder(t["angles"].transpose(1, 2), TAU)
+            cs.copy_(torch.cat((theta.cos(), theta.sin()), dim=-1))
+        else:
+            sums = self.empty(s.B, s.H, s.K, s.A)
+            self.run("angle_sums", t["angles"], t["dt"], sums)
+            before = torch.remainder(sums.cumsum(2) - sums, TAU)
+            self.run("tables", t["angles"], t["dt"], before, cs)
+        lc, sk, gm, wk, wq = (self.empty(s.B, s.H, s.S) for _ in range(5))
+        carry = self.empty(s.B, s.H, s.K)
+        self.run("decays", t["adt"], t["dt"], t["trap"], self.reset, lc, sk, gm, wk, wq, carry)
+        return Prefix(cs, lc, sk, gm, wk, wq, carry, self.reset)
+
+    def forward(self) -> tuple[Tensor, Tensor, Prefix, Tensor]:
+        """Return (o, final state, prefix, states entering the super-chunks)."""
+        s, t, pre = self.shape, self.t, self.prefix()
+        start = self.empty(s.B, s.H, s.K, s.N, s.P)
+        final = self.empty(s.B, s.H, s.N, s.P)
+        self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre.cs, pre.wk, start)
+        flat = (s.B * s.H, s.K, s.N * s.P)
+        self.run("pass_states", start.view(flat), pre.carry.view(flat[:2]), final.view(flat[0], flat[2]))
+        out = self.empty(s.B, s.S, s.H, s.P, dtype=torch.bfloat16)
+        weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
+        self.run(
+            "outputs", t["q"], t["k"], t["v"], t["z"], *weights, pre.cs, pre.lc, pre.sk, pre.gm, start, out
+        )
+        return out[:, : self.tokens], final, pre, start
+
+    def backward(self, grad_out: Tensor, pre: Prefix, start: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of all tensors in `DIFFERENTIABLE`, in the kernels' dtypes."""
+        s, t = self.shape, self.t
+        do = self._prepared("v", grad_out)
+        leaving = self.empty(s.B, s.H, s.K, s.N, s.P)
+        flat = (s.B * s.H, s.K, s.N * s.P)
+        self.run("local_gradients", t["q"], t["z"], do, t["q_bias"], t["zeta"], t["phi"], pre.cs, pre.wq, leaving)
+        discarded = self.empty(flat[0], flat[2])
+        self.run("pass_gradients", leaving.view(flat), pre.carry.view(flat[:2]), discarded)
+        states = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
+        self.run("chunk_states", t["k"], t["v"], t["k_bias"], t["psi"], pre.cs, pre.lc, pre.sk, start, states)
+        per_head = [self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for _ in range(2)]
+        dv, dz = (torch.empty_like(t["v"]) for _ in range(2))
+        dtheta = self.empty(s.B, s.H, s.S, s.A)
+        row_q, row_k, same = (self.empty(s.B, s.H, s.S) for _ in range(3))
+        partial = [self.empty(s.B, s.K, s.H, s.R, s.P) for _ in range(3)]
+        p_d, edge = self.empty(s.B, s.K, s.H), self.empty(s.B, s.H, s.K)
+        weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
+        self.run(
+            "gradients", t["q"], t["k"], t["v"], t["z"], do, *weights, pre.cs, pre.lc, pre.sk, pre.gm, states, leaving,
+            start, *per_head, dv, dz, dtheta, row_q, row_k, same, *partial, p_d, edge,
+        )  # fmt: skip
+        del states
+        grads = {"v": dv, "z": dz, "D": p_d.sum((0, 1))}
+        grads |= {name: p.sum((0, 1)) for name, p in zip(("psi", "zeta", "phi"), partial, strict=True)}
+        for name, heads in zip(("q", "k"), per_head, strict=True):
+            grads[name] = torch.empty_like(t[name])
+            bias = self.empty(s.B, -(-s.S // 64), s.H, s.R, s.N)
+            self.run("reduce_heads", heads, grads[name], bias)
+            grads[f"{name}_bias"] = bias.sum((0, 1))
+        grads |= self._scalar_gradients(pre, (row_q, row_k, same, edge), dtheta)
+        return {name: self._trimmed(name, grad) for name, grad in grads.items()}
+
+    def _scalar_gradients(self, pre: Prefix, rows: tuple[Tensor, ...], dtheta: Tensor) -> dict[str, Tensor]:
+        s, t = self.shape, self.t
+        dadt, ddt, dtrap = (torch.zeros_like(t["dt"]) for _ in range(3))
+        self.run("scalar_gradients", t["dt"], t["trap"], self.reset, pre.sk, pre.gm, *rows, dadt, ddt, dtrap)
+        if self.cumulated:
+            return {"adt": dadt, "dt": ddt, "trap": dtrap, "angles": dtheta.transpose(1, 2)}
+        sums = self.empty(s.B, s.H, s.K, s.A)
+        self.run("angle_gradient_sums", dtheta, sums)
+        after = sums.flip(2).cumsum(2).flip(2) - sums
+        dangles = torch.empty_like(t["angles"])
+        self.run("angle_gradients", t["angles"], t["dt"], dtheta, after, dangles, ddt)
+        return {"adt": dadt, "dt": ddt, "trap": dtrap, "angles": dangles}
+
+    def _trimmed(self, name: str, grad: Tensor) -> Tensor:
+        """Return the gradient without the padding."""
+        if name in TIME_FIRST:
+            return grad[:, : self.tokens]
+        return grad[..., : self.tokens] if name in TIME_LAST else grad
+
+
+def chunk_parallel_cuda(inputs: ScanInputs, variant: Variant | None = None) -> tuple[Tensor, Tensor]:
+    """Return (o [B,S,H,P] bf16, final state [B,H,N,P] fp32, without gradient). Raises ValueError with the reason."""
+    out, state = _CudaScan.apply(inputs, variant or Variant(), *inputs.tensors())
+    return out, state
+
+
+class _CudaScan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: ScanInputs, variant: Variant, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        scan = Scan(inputs.with_tensors(tensors), variant)
+        out, final, pre, start = scan.forward()
+        ctx.scan = scan
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        ctx.save_for_backward(*pre, start)
+        ctx.mark_non_differentiable(final)
+        return out, final
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, _grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
+        *pre, start = ctx.saved_tensors
+        grads = ctx.scan.backward(grad_out, Prefix(*pre), start)
+        return None, None, *(grads[name].to(dtype) for name, dtype in zip(DIFFERENTIABLE, ctx.dtypes, strict=True))

@@ -1,0 +1,114 @@
+"""The API process: `create_app` builds it, `python -m service.app` serves it with one uvloop worker."""
+
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from types import FrameType
+
+import uvicorn
+from anyio import to_thread
+from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
+
+from service import openapi, problems
+from service.deps import Services
+from service.dispatch import Relay
+from service.errors import ConfigurationError
+from service.limits import RateLimiter
+from service.metrics import registry_for
+from service.middleware import RequestMiddleware
+from service.routes import ablations, attempts, catalogue, health, submissions, trials
+from service.settings import Settings, get_settings
+from service.store.migrate import upgrade
+from service.store.session import Store
+from service.tokens import Authenticator, bootstrap
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S = 5
+DISCONNECT_S = 30
+
+
+def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
+    """Build the application on `store`, by default the one that the settings name."""
+    store = store or Store(settings.sqlalchemy_url)
+    relay = Relay(store, settings.celery_url)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await to_thread.run_sync(_prepare, store, settings)
+        relay.start()
+        yield
+        app.state.stopping = True
+        await to_thread.run_sync(relay.stop)
+        store.close()
+
+    app = FastAPI(title="Ablate", version=version("ablate"), lifespan=lifespan, redoc_url=None)
+    app.state.services = Services(
+        settings=settings,
+        store=store,
+        authenticator=Authenticator(store),
+        limiter=RateLimiter(per_s=settings.rate_limit_per_s, burst=settings.rate_limit_burst),
+        relay=relay,
+        in_flight=set(),
+    )
+    app.state.store_registry = registry_for(store)
+    app.state.stopping = False
+    app.add_middleware(RequestMiddleware, settings=settings)
+    problems.install(app)
+    openapi.install(app)
+    for module in (submissions, ablations, trials, catalogue, attempts, health):
+        app.include_router(module.router)
+    return app
+
+
+def _prepare(store: Store, settings: Settings) -> None:
+    upgrade(store)
+    bootstrap(store, settings)
+
+
+class _Server(uvicorn.Server):
+    """Tells streams to end as soon as a signal comes, so that they do not hold the shutdown."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop."""
+        self._app.state.stopping = True
+        super().handle_exit(sig, frame)
+
+
+def main() -> int:
+    """Serve until a signal; return 1 when the settings or the database do not allow a start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = get_settings()
+        for name in ("admin", "worker"):
+            settings.checked_secret(name)
+        app = create_app(settings)
+    except (ConfigurationError, SQLAlchemyError) as error:
+        log.error("cannot start: %s", error)
+        return 1
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        timeout_keep_alive=DISCONNECT_S,
+    )
+    server = _Server(config, app)
+    server.run()
+    return 0 if server.started else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The background process, `python -m service.background`: reconciler, judge and projector, each in its own thread.
+
+Two of these processes do no harm: every duty has a row lease that one of them holds.
+"""
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from experiments.mlflow_sink import Sink
+from service.errands import Errands
+from service.errors import ConfigurationError
+from service.ids import new_id
+from service.reconciler import Reconciler
+from service.settings import Settings, get_settings
+from service.store import leaders, outbox
+from service.store.migrate import current_revision, newest_revision
+from service.store.session import Store
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+DUTY_LEASE_S = 15.0
+JOIN_S = 12.0
+SCHEMA_PATIENCE_S = 60.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Duty:
+    """A loop that one process at a time runs; a failing round is logged and the next one tries again."""
+
+    def __init__(self, store: Store, name: str, work: Callable[[], bool], *, stop: threading.Event) -> None:
+        self._store = store
+        self._name = name
+        self._work = work
+        self._stop = stop
+        self._holder = new_id("duty")
+        self._renew_at = 0.0
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                busy = self._is_mine() and self._work()
+            except Exception:  # the boundary of a background loop: recorded, and the loop goes on
+                log.exception("a round of %s failed", self._name)
+                busy = False
+            if not busy:
+                self._stop.wait(TICK_S)
+        self._drop()
+
+    def _is_mine(self) -> bool:
+        if time.monotonic() < self._renew_at:
+            return True
+        mine = leaders.hold_duty(self._store, self._name, self._holder, lease_s=DUTY_LEASE_S)
+        self._renew_at = time.monotonic() + DUTY_LEASE_S / 3 if mine else 0.0
+        return mine
+
+    def _drop(self) -> None:
+        try:
+            with self._store.write() as connection:
+                leaders.drop_duty(connection, self._name, self._holder)
+        except SQLAlchemyError as error:
+            log.warning("duty %s not handed over: %s", self._name, error)
+
+
+def duties(store: Store, settings: Settings, *, stop: threading.Event) -> list[Duty]:
+    """Build the duties of this process."""
+    reconciler = Reconciler(store, settings.celery_url)
+    errands = Errands(store, Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment))
+
+    def reconcile() -> bool:
+        reconciler.tick()
+        return False
+
+    def judge() -> bool:
+        return errands.run_due(outbox.JUDGE) or errands.run_due(outbox.REPORT)
+
+    def project() -> bool:
+        return errands.run_due(outbox.PROJECT)
+
+    works = {"reconciler": reconcile, "judge": judge, "projector": project}
+    return [Duty(store, name, work, stop=stop) for name, work in works.items()]
+
+
+def wait_for_schema(store: Store) -> bool:
+    """Wait until the API has migrated the database; return False when a signal came first.
+
+    Raises ConfigurationError when it is not migrated in time.
+    """
+    deadline = time.monotonic() + SCHEMA_PATIENCE_S
+    while current_revision(store) != newest_revision():
+        if time.monotonic() > deadline:
+            raise ConfigurationError(
+                f"the database is at schema {current_revision(store)!r}, this code needs {newest_revision()!r}; "
+                "start the API or run `python -m service.store.migrate`"
+            )
+        if signal.sigtimedwait(SIGNALS, TICK_S) is not None:
+            return False
+    return True
+
+
+def main() -> int:
+    """Run until a signal; return 1 when the settings or the database do not allow a start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # every thread inherits it; only this one asks for them
+    settings = get_settings()
+    try:
+        store = Store(settings.sqlalchemy_url)
+        if not wait_for_schema(store):
+            return 0
+    except (ConfigurationError, SQLAlchemyError) as error:
+        log.error("cannot start: %s", error)
+        return 1
+    stop = threading.Event()
+    running = duties(store, settings, stop=stop)
+    for duty in running:
+        duty.thread.start()
+    log.info("running: %s", ", ".join(duty.thread.name for duty in running))
+    signal.sigwait(SIGNALS)
+    stop.set()
+    deadline = time.monotonic() + JOIN_S
+    for duty in running:
+        duty.thread.join(max(0.0, deadline - time.monotonic()))
+    store.close()
+    log.info("stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Routes for workers: claim a block, keep it, hand it in or give it back."""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Depends, Response
+
+from experiments.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
+from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
+from service.lifecycle import AttemptState, BlockState
+from service.responses import secured
+from service.schemas import AttemptClosed
+from service.store import attempts, claims, logs, nodes, reports
+from service.store.blocks import block_state
+from service.verification import claimed_block, report_digest, verify_report
+
+router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)])
+
+
+@router.post(
+    "/blocks:claim",
+    operation_id="claimBlock",
+    summary="Claim the next block",
+    response_model=ClaimedBlock,
+    responses={204: {"description": "Nothing waits for this node's class."}, **secured(404, 413, 415, 422)},
+)
+def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) -> Response:
+    """Give the node the oldest block of the highest priority that its class can run."""
+    settings = services.settings
+    with services.store.write() as connection:
+        node_class = nodes.mark_seen(connection, wanted.node_id)
+        claim = claims.claim_block(connection, wanted.node_id, node_class, lease_s=settings.lease_s)
+    if claim is None:
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    block = claimed_block(services.store, claim, lease_s=settings.lease_s, heartbeat_s=settings.heartbeat_s)
+    return Response(block.model_dump_json(), media_type="application/json")
+
+
+@router.post(
+    "/attempts/{attempt_id}:heartbeat",
+    operation_id="heartbeat",
+    summary="Renew a lease, and tell progress and log text",
+    responses=secured(404, 409, 413, 415, 422),
+)
+def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, principal: Worker) -> HeartbeatReply:
+    """Extend the lease of an attempt that still holds its block."""
+    with services.store.write() as connection:
+        held = attempts.hold(connection, attempt_id, beat.token)
+        logs.append(connection, held, beat.logs)
+        attempts.store_progress(connection, held, beat.progress)
+        cancel = attempts.renew(connection, held, lease_s=services.settings.lease_s)
+        nodes.mark_seen(connection, held.attempt.node_id)
+    return HeartbeatReply(lease_s=services.settings.lease_s, cancel=cancel)
+
+
+@router.post(
+    "/attempts/{attempt_id}:report",
+    operation_id="reportBlock",
+    summary="Hand in a block",
+    responses=secured(404, 409, 413, 415, 422),
+)
+def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesDep, principal: Worker) -> AttemptClosed:
+    """Store the receipts of a whole block, or why it broke. Repeating the same report changes nothing."""
+    digest = report_digest(report)
+    with services.store.read() as connection:
+        if reports.was_reported(connection, attempt_id, report.token, digest):
+            return _closed(services, attempt_id)
+    verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
+    with services.store.write() as connection:
+        held = attempts.hold(connection, attempt_id, report.token)
+        logs.append(connection, held, report.logs)
+        if report.failure_class is None:
+            reports.store_block(connection, held, verified, report_digest=digest)
+        else:
+            reports.store_break(connection, held, report, report_digest=digest)
+    services.relay.ring()
+    return _closed(services, attempt_id)
+
+
+@router.post(
+    "/attempts/{attempt_id}:release",
+    operation_id="releaseBlock",
+    summary="Give a block back without a result",
+    responses=secured(404, 409, 413, 415, 422),
+)
+def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep, principal: Worker) -> AttemptClosed:
+    """End the attempt; the block waits for another worker, or is over when its attempts are used up."""
+    with services.store.write() as connection:
+        held = attempts.hold(connection, attempt_id, release.token)
+        attempts.break_off(
+            connection,
+            held,
+            AttemptState.RELEASED,
+            failure=release.failure_class,
+            message=release.message,
+            actor=held.attempt.node_id,
+        )
+    services.relay.ring()
+    return _closed(services, attempt_id)
+
+
+def _closed(services: Services, attempt_id: str) -> AttemptClosed:
+    with services.store.read() as connection:
+        block_id, state = block_state(connection, attempt_id)
+    return AttemptClosed(attempt_id=attempt_id, block_id=block_id, block_state=BlockState(state))

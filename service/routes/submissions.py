@@ -1,0 +1,187 @@
+"""Routes that take a spec: plan it, or store it and let it run."""
+
+import json
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+
+from experiments.digest import digest_bytes
+from experiments.load import CONTENT_TYPES, parse_spec
+from experiments.plan import Plan, make_plan
+from kernels.backends import LANES_ON, NodeClass
+from service.deps import Reader, Services, ServicesDep, SpecBody, SpecBodyDep, Submitter
+from service.errors import IdempotencyInFlight
+from service.ids import new_id
+from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
+from service.public import links_of, silent_limit_s
+from service.responses import etag_of, secured
+from service.schemas import AblationAccepted, ArmPublic, BlockOrder, NodeClassAnswer, PlanPublic
+from service.store.ablations import mean_trial_s
+from service.store.nodes import count_live
+from service.store.submissions import Key, Submission, known_answer, store_submission
+
+router = APIRouter(prefix="/v1", tags=["submissions"])
+
+RETRY_AFTER_S = 1
+_SPEC = {"$ref": "#/components/schemas/AblationSpec"}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            kind: {"schema": _SPEC, "example": JSON_EXAMPLE if kind == "application/json" else YAML_EXAMPLE}
+            for kind in CONTENT_TYPES
+            if kind != "application/toml"
+        }
+        | {"application/toml": {"schema": {"type": "string"}}},
+    }
+}
+_HEADERS = {
+    "Location": {"description": "The ablation.", "schema": {"type": "string"}},
+    "Retry-After": {"description": "Seconds until a look is worth it.", "schema": {"type": "integer"}},
+    "ETag": {"schema": {"type": "string"}},
+}
+
+
+@router.post(
+    "/ablations:plan",
+    operation_id="planAblation",
+    summary="Plan a spec without running it",
+    response_model=PlanPublic,
+    responses=secured(413, 415, 422),
+    openapi_extra=_BODY,
+)
+def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -> PlanPublic:
+    """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
+    plan = make_plan(parse_spec(body.data, body.content_type))
+    with services.store.read() as connection:
+        live = count_live(connection, silent_s=silent_limit_s(services.settings))
+        seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms])
+    return PlanPublic(
+        ablation=plan.ablation,
+        spec_digest=plan.spec_digest,
+        rule_digest=plan.rule_digest,
+        node_class=plan.node_class,
+        devices=plan.devices,
+        arms=[ArmPublic(name=a.name, role=a.role, digest=a.digest, gates=dict(a.gates)) for a in plan.arms],
+        blocks=[BlockOrder(index=b.index, seed=b.seed, order=list(b.order)) for b in plan.blocks],
+        trials=len(plan.blocks) * len(plan.arms),
+        mde_pct_per_sd_pct=plan.mde_pct_per_sd_pct,
+        expected_device_minutes=_device_minutes(plan, seconds),
+        node_classes=[_answer(node_class, plan, live.get(node_class, 0)) for node_class in NodeClass],
+    )
+
+
+def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
+    known = [seconds.get(arm.digest) for arm in plan.arms]
+    if any(value is None for value in known):
+        return plan.expected_device_minutes
+    return sum(value or 0.0 for value in known) * len(plan.blocks) * plan.devices / 60
+
+
+def _answer(node_class: NodeClass, plan: Plan, live: int) -> NodeClassAnswer:
+    reason = None
+    if node_class != plan.node_class:
+        reason = f"the spec asks for node class '{plan.node_class}'"
+    elif not LANES_ON[node_class]:
+        reason = "no lane is implemented there"
+    elif not live:
+        reason = "no node of this class was heard lately; the ablation would wait"
+    return NodeClassAnswer(node_class=node_class, live_nodes=live, eligible=reason is None, reason=reason)
+
+
+@router.post(
+    "/ablations",
+    operation_id="submitAblation",
+    summary="Submit a spec",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=AblationAccepted,
+    responses={
+        202: {"description": "Stored; it runs when a node is free.", "headers": _HEADERS},
+        **secured(400, 409, 413, 415, 422),
+    },
+    openapi_extra=_BODY,
+)
+def submit_ablation(
+    request: Request,
+    body: SpecBodyDep,
+    services: ServicesDep,
+    principal: Submitter,
+    idempotency_key: Annotated[
+        str,
+        Header(
+            alias="Idempotency-Key",
+            min_length=1,
+            max_length=255,
+            pattern="^[!-~]+$",
+            description="A fresh random value; repeating it with the same body gives the same answer.",
+        ),
+    ],
+) -> Response:
+    """Validate, plan and store the spec in one transaction; nothing is stored when anything is wrong."""
+    key = Key(token_id=principal.token_id, key=idempotency_key, body_digest=_body_digest(body))
+    held = (key.token_id, key.key)
+    if held in services.in_flight:
+        raise IdempotencyInFlight
+    services.in_flight.add(held)
+    try:
+        answer = _known(services, key) or _submit(services, key, body, principal.name)
+    finally:
+        services.in_flight.discard(held)
+    services.relay.ring()
+    return _accepted(answer)
+
+
+def _body_digest(body: SpecBody) -> str:
+    return digest_bytes(body.content_type.encode() + b"\0" + body.data)
+
+
+def _known(services: Services, key: Key) -> str | None:
+    with services.store.read() as connection:
+        return known_answer(connection, key)
+
+
+def _submit(services: Services, key: Key, body: SpecBody, submitted_by: str) -> str:
+    spec = parse_spec(body.data, body.content_type)
+    submission = Submission(
+        ablation_id=new_id("abl"),
+        spec=spec,
+        plan=make_plan(spec),
+        spec_text=body.data.decode(),
+        content_type=body.content_type,
+        submitted_by=submitted_by,
+    )
+    answer = _answer_text(submission)
+    with services.store.write() as connection:
+        store_submission(connection, submission, key, answer)
+    return answer
+
+
+def _answer_text(submission: Submission) -> str:
+    plan, ablation_id = submission.plan, submission.ablation_id
+    summary = {
+        "arms": [arm.name for arm in plan.arms],
+        "blocks": len(plan.blocks),
+        "trials": len(plan.blocks) * len(plan.arms),
+        "node_class": plan.node_class,
+        "devices": plan.devices,
+        "mde_pct_per_sd_pct": plan.mde_pct_per_sd_pct,
+        "expected_device_minutes": plan.expected_device_minutes,
+    }
+    document = {
+        "id": ablation_id,
+        "name": plan.ablation,
+        "state": "queued",
+        "spec_digest": plan.spec_digest,
+        "rule_digest": plan.rule_digest,
+        "plan": summary,
+        "links": links_of(ablation_id).model_dump(),
+    }
+    return json.dumps(document)
+
+
+def _accepted(answer: str) -> Response:
+    location = json.loads(answer)["links"]["self"]
+    body = answer.encode()
+    headers = {"Location": location, "Retry-After": str(RETRY_AFTER_S), "ETag": etag_of(body)}
+    return Response(body, HTTPStatus.ACCEPTED, headers, "application/json")

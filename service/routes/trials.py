@@ -1,0 +1,67 @@
+"""Routes that read what a trial left: its receipt and its log."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from experiments.receipts import Receipt
+from service.deps import Reader, ServicesDep, TrialId
+from service.errors import NotYet
+from service.responses import secured
+from service.sse import log_frames, stream
+from service.store.ablations import get_receipt
+from service.store.logs import read_log
+
+router = APIRouter(prefix="/v1/trials", tags=["trials"])
+
+END_HEADER = "X-Log-End-Offset"
+_OFFSET_MAX = 2**53 - 1
+
+
+@router.get(
+    "/{trial_id}/receipt",
+    operation_id="getReceipt",
+    summary="Show a trial's receipt",
+    response_model=Receipt,
+    responses=secured(404, 409, 422),
+)
+def read_receipt(trial_id: TrialId, services: ServicesDep, principal: Reader) -> Response:
+    """Return the receipt exactly as it was stored."""
+    with services.store.read() as connection:
+        row = get_receipt(connection, trial_id)
+    if row.payload is None:
+        raise NotYet(f"the trial is {row.state}; it has no receipt")
+    return Response(row.payload, media_type="application/json", headers={"ETag": f'"{row.digest}"'})
+
+
+@router.get(
+    "/{trial_id}/log",
+    operation_id="getLog",
+    summary="Read or follow a trial's log",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The log from `offset`, or a stream of it for `Accept: text/event-stream`.",
+            "content": {"text/plain": {}, "text/event-stream": {}},
+            "headers": {END_HEADER: {"description": "Ask from here next.", "schema": {"type": "integer"}}},
+        },
+        **secured(404, 422),
+    },
+)
+def read_trial_log(
+    request: Request,
+    trial_id: TrialId,
+    services: ServicesDep,
+    principal: Reader,
+    offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX, description="Absolute byte offset to begin at.")] = 0,
+    last_event_id: Annotated[int | None, Header(ge=0, le=_OFFSET_MAX, description="Go on after this offset.")] = None,
+) -> Response:
+    """Return the log of the newest attempt; at most 4 MiB, go on from X-Log-End-Offset."""
+    with services.store.read() as connection:
+        page = read_log(connection, trial_id, offset=offset)
+    if "text/event-stream" not in request.headers.get("accept", ""):
+        headers = {END_HEADER: str(page.end_offset)}
+        return Response(page.data, media_type="text/plain; charset=utf-8", headers=headers)
+    state = request.app.state
+    start = offset if last_event_id is None else last_event_id
+    return stream(log_frames(services.store, trial_id, start, stopping=lambda: bool(state.stopping)))

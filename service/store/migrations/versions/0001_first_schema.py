@@ -1,0 +1,258 @@
+"""The first schema."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "ablations",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("question", sa.Text(), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("node_class", sa.String(length=32), nullable=False),
+        sa.Column("spec_text", sa.Text(), nullable=False),
+        sa.Column("content_type", sa.String(length=64), nullable=False),
+        sa.Column("spec_digest", sa.String(length=71), nullable=False),
+        sa.Column("rule_digest", sa.String(length=71), nullable=False),
+        sa.Column("plan", sa.Text(), nullable=False),
+        sa.Column("trial_timeout_s", sa.Double(), nullable=False),
+        sa.Column("submitted_by", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("started_at", sa.Double(), nullable=True),
+        sa.Column("finished_at", sa.Double(), nullable=True),
+        sa.Column("blocks_planned", sa.Integer(), nullable=False),
+        sa.Column("blocks_done", sa.Integer(), nullable=False),
+        sa.Column("blocks_failed", sa.Integer(), nullable=False),
+        sa.Column("blocks_cancelled", sa.Integer(), nullable=False),
+        sa.Column("trials_planned", sa.Integer(), nullable=False),
+        sa.Column("trials_done", sa.Integer(), nullable=False),
+        sa.Column("verdict", sa.Text(), nullable=True),
+        sa.Column("report_html", sa.Text(), nullable=True),
+        sa.Column("mlflow_experiment_id", sa.String(length=64), nullable=True),
+        sa.Column("mlflow_run_id", sa.String(length=64), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_ablations")),
+    )
+    op.create_index(op.f("ix_ablations_spec_digest"), "ablations", ["spec_digest"], unique=False)
+    op.create_index("ix_ablations_state_id", "ablations", ["state", "id"], unique=False)
+    op.create_table(
+        "idempotency",
+        sa.Column("token_id", sa.String(length=30), nullable=False),
+        sa.Column("key", sa.String(length=255), nullable=False),
+        sa.Column("body_digest", sa.String(length=71), nullable=False),
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("answer", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("token_id", "key", name=op.f("pk_idempotency")),
+    )
+    op.create_table(
+        "leaders",
+        sa.Column("duty", sa.String(length=32), nullable=False),
+        sa.Column("holder", sa.String(length=64), nullable=False),
+        sa.Column("until", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("duty", name=op.f("pk_leaders")),
+    )
+    op.create_table(
+        "nodes",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("node_class", sa.String(length=32), nullable=False),
+        sa.Column("registration", sa.Text(), nullable=False),
+        sa.Column("registered_at", sa.Double(), nullable=False),
+        sa.Column("seen_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_nodes")),
+        sa.UniqueConstraint("name", name=op.f("uq_nodes_name")),
+    )
+    op.create_index(op.f("ix_nodes_node_class"), "nodes", ["node_class"], unique=False)
+    op.create_table(
+        "outbox",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("key", sa.String(length=32), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("due_at", sa.Double(), nullable=False),
+        sa.Column("tries", sa.Integer(), nullable=False),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_outbox_kind_due_at", "outbox", ["kind", "due_at"], unique=False)
+    op.create_table(
+        "tokens",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("scope", sa.String(length=16), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
+        sa.UniqueConstraint("digest", name=op.f("uq_tokens_digest")),
+        sa.UniqueConstraint("name", name=op.f("uq_tokens_name")),
+    )
+    op.create_table(
+        "blocks",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("index", sa.Integer(), nullable=False),
+        sa.Column("seed", sa.BigInteger(), nullable=False),
+        sa.Column("order", sa.Text(), nullable=False),
+        sa.Column("node_class", sa.String(length=32), nullable=False),
+        sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("token", sa.BigInteger(), nullable=False),
+        sa.Column("attempt_no", sa.Integer(), nullable=False),
+        sa.Column("attempt_id", sa.String(length=30), nullable=True),
+        sa.Column("node_id", sa.String(length=30), nullable=True),
+        sa.Column("not_before", sa.Double(), nullable=False),
+        sa.Column("lease_until", sa.Double(), nullable=True),
+        sa.Column("started_at", sa.Double(), nullable=True),
+        sa.Column("finished_at", sa.Double(), nullable=True),
+        sa.Column("message", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_blocks_ablation_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_blocks")),
+        sa.UniqueConstraint("ablation_id", "index", name=op.f("uq_blocks_ablation_id_index")),
+    )
+    op.create_index(
+        "ix_blocks_leases",
+        "blocks",
+        ["lease_until"],
+        unique=False,
+        sqlite_where=sa.text("state = 'running'"),
+        postgresql_where=sa.text("state = 'running'"),
+    )
+    op.create_index(
+        "ix_blocks_queue",
+        "blocks",
+        ["node_class", sa.literal_column("priority DESC"), "ablation_id", "index"],
+        unique=False,
+        sqlite_where=sa.text("state = 'queued'"),
+        postgresql_where=sa.text("state = 'queued'"),
+    )
+    op.create_table(
+        "events",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("subject", sa.String(length=30), nullable=False),
+        sa.Column("old", sa.String(length=16), nullable=True),
+        sa.Column("new", sa.String(length=16), nullable=True),
+        sa.Column("actor", sa.String(length=64), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("data", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_events_ablation_id")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_events")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_events_ablation_id_seq", "events", ["ablation_id", "seq"], unique=False)
+    op.create_index(
+        "ix_events_progress",
+        "events",
+        ["subject"],
+        unique=False,
+        sqlite_where=sa.text("kind = 'trial.progress'"),
+        postgresql_where=sa.text("kind = 'trial.progress'"),
+    )
+    op.create_table(
+        "labels",
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("key", sa.String(length=64), nullable=False),
+        sa.Column("value", sa.String(length=256), nullable=False),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_labels_ablation_id")),
+        sa.PrimaryKeyConstraint("ablation_id", "key", name=op.f("pk_labels")),
+    )
+    op.create_index("ix_labels_key_value", "labels", ["key", "value", "ablation_id"], unique=False)
+    op.create_table(
+        "attempts",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("block_id", sa.String(length=30), nullable=False),
+        sa.Column("token", sa.BigInteger(), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("node_id", sa.String(length=30), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("started_at", sa.Double(), nullable=False),
+        sa.Column("ended_at", sa.Double(), nullable=True),
+        sa.Column("failure_class", sa.String(length=32), nullable=True),
+        sa.Column("message", sa.Text(), nullable=True),
+        sa.Column("report_digest", sa.String(length=71), nullable=True),
+        sa.ForeignKeyConstraint(["block_id"], ["blocks.id"], name=op.f("fk_attempts_block_id")),
+        sa.ForeignKeyConstraint(["node_id"], ["nodes.id"], name=op.f("fk_attempts_node_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_attempts")),
+    )
+    op.create_index(op.f("ix_attempts_block_id"), "attempts", ["block_id"], unique=False)
+    op.create_table(
+        "trials",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("block_id", sa.String(length=30), nullable=False),
+        sa.Column("block_index", sa.Integer(), nullable=False),
+        sa.Column("position", sa.Integer(), nullable=False),
+        sa.Column("arm", sa.String(length=120), nullable=False),
+        sa.Column("role", sa.String(length=16), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("outcome", sa.String(length=16), nullable=True),
+        sa.Column("attempt_id", sa.String(length=30), nullable=True),
+        sa.Column("steps_done", sa.Integer(), nullable=True),
+        sa.Column("steps_total", sa.Integer(), nullable=True),
+        sa.Column("tokens_per_s", sa.Double(), nullable=True),
+        sa.Column("loss", sa.Double(), nullable=True),
+        sa.Column("receipt_digest", sa.String(length=71), nullable=True),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_trials_ablation_id")),
+        sa.ForeignKeyConstraint(["block_id"], ["blocks.id"], name=op.f("fk_trials_block_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_trials")),
+        sa.UniqueConstraint(
+            "ablation_id", "block_index", "position", name=op.f("uq_trials_ablation_id_block_index_position")
+        ),
+    )
+    op.create_index(op.f("ix_trials_block_id"), "trials", ["block_id"], unique=False)
+    op.create_table(
+        "log_chunks",
+        sa.Column("trial_id", sa.String(length=30), nullable=False),
+        sa.Column("attempt_id", sa.String(length=30), nullable=False),
+        sa.Column("offset", sa.BigInteger(), nullable=False),
+        sa.Column("end_offset", sa.BigInteger(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["attempt_id"], ["attempts.id"], name=op.f("fk_log_chunks_attempt_id")),
+        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name=op.f("fk_log_chunks_trial_id")),
+        sa.PrimaryKeyConstraint("trial_id", "attempt_id", "offset", name=op.f("pk_log_chunks")),
+    )
+    op.create_table(
+        "receipts",
+        sa.Column("trial_id", sa.String(length=30), nullable=False),
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("attempt_id", sa.String(length=30), nullable=False),
+        sa.Column("arm_digest", sa.String(length=71), nullable=False),
+        sa.Column("wall_s", sa.Double(), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("payload", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_receipts_ablation_id")),
+        sa.ForeignKeyConstraint(["attempt_id"], ["attempts.id"], name=op.f("fk_receipts_attempt_id")),
+        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name=op.f("fk_receipts_trial_id")),
+        sa.PrimaryKeyConstraint("trial_id", name=op.f("pk_receipts")),
+    )
+    op.create_index(op.f("ix_receipts_ablation_id"), "receipts", ["ablation_id"], unique=False)
+    op.create_index(op.f("ix_receipts_arm_digest"), "receipts", ["arm_digest"], unique=False)
+
+
+def downgrade() -> None:
+    for name in (
+        "receipts",
+        "log_chunks",
+        "trials",
+        "attempts",
+        "labels",
+        "events",
+        "blocks",
+        "tokens",
+        "outbox",
+        "nodes",
+        "leaders",
+        "idempotency",
+        "ablations",
+    ):
+        op.drop_table(name)

@@ -1,0 +1,144 @@
+"""The real API in this process on a real database, and a worker's side of the protocol, for tests of the service."""
+
+import itertools
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, text
+
+from experiments.plan import Plan
+from experiments.spec import AblationSpec
+from service.app import create_app
+from service.settings import Settings
+from service.store.session import Store
+from tests.factories import make_plan, make_receipt, spec_values
+
+ADMIN, WORKER = "admin-secret-of-the-tests", "worker-secret-of-the-tests"
+_numbers = itertools.count()
+
+
+@lru_cache(maxsize=1)
+def _postgres() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it looks for a runtime folder of a desktop session when it is imported
+        import pgserver
+
+    return pgserver.get_server(Path(tempfile.mkdtemp(prefix="ablate-pg-")), cleanup_mode="delete")
+
+
+def database_url(kind: str, folder: Path) -> str:
+    """Return the URL of a fresh, empty database of `kind`: sqlite or postgresql."""
+    if kind == "sqlite":
+        return f"sqlite:///{folder / f'{next(_numbers)}.db'}"
+    uri = _postgres().get_uri().replace("postgresql://", "postgresql+psycopg://")
+    name = f"ablate_{next(_numbers)}"
+    engine = create_engine(uri, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return uri.replace("/postgres?", f"/{name}?")
+
+
+def settings_for(url: str, home: Path, **changes: Any) -> Settings:
+    """Return settings for tests; no broker and no MLflow are there unless named."""
+    values: dict[str, Any] = {"home": home, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
+    return Settings(**{"mlflow_url": "http://127.0.0.1:9", **values, **changes})
+
+
+class Api:
+    """Calls of people (`admin`) and of one worker (`worker`)."""
+
+    def __init__(self, client: TestClient, store: Store) -> None:
+        self.client = client
+        self.store = store
+        self.admin = {"Authorization": f"Bearer {ADMIN}"}
+        self.worker = {"Authorization": f"Bearer {WORKER}"}
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        headers = {**self.admin, **options.pop("headers", {})}
+        return self.client.get(path, headers=headers, **options)
+
+    def submit(self, *, key: str | None = None, **changes: Any) -> dict[str, Any]:
+        answer = self.post_spec(spec_values(**changes), key=key)
+        assert answer.status_code == 202, answer.text
+        return dict(answer.json())
+
+    def post_spec(self, values: dict[str, Any], *, key: str | None = None) -> httpx.Response:
+        headers = {**self.admin, "Idempotency-Key": key or f"key-{next(_numbers)}"}
+        return self.client.post("/v1/ablations", json=values, headers=headers)
+
+    def cancel(self, ablation_id: str) -> httpx.Response:
+        return self.client.post(f"/v1/ablations/{ablation_id}:cancel", headers=self.admin)
+
+    def register(self, name: str = "node-a", node_class: str = "cpu") -> str:
+        body = {"node_class": node_class, "devices": [], "versions": {"torch": "2"}, "code_digest": "sha256:c"}
+        answer = self.client.put(f"/v1/nodes/{name}", headers=self.worker, json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["node_id"])
+
+    def claim(self, node_id: str) -> dict[str, Any] | None:
+        answer = self.client.post("/v1/blocks:claim", headers=self.worker, json={"node_id": node_id})
+        assert answer.status_code in (200, 204), answer.text
+        return dict(answer.json()) if answer.status_code == 200 else None
+
+    def attempt(self, block: dict[str, Any], verb: str, **body: Any) -> httpx.Response:
+        message = {"token": block["token"], **body}
+        path = f"/v1/attempts/{block['attempt_id']}:{verb}"
+        return self.client.post(path, headers=self.worker, json=message)
+
+    def events(self, ablation_id: str) -> list[tuple[str, dict[str, Any]]]:
+        """The stored events; for ablations whose stream ends."""
+        return parse_events(self.get(f"/v1/ablations/{ablation_id}/events").text)
+
+    def finish(self, node_id: str, **changes: Any) -> int:
+        """Claim and report every block that waits; return how many."""
+        count = 0
+        while block := self.claim(node_id):
+            answer = self.attempt(block, "report", receipts=receipts_of(block, node_id, **changes))
+            assert answer.status_code == 200, answer.text
+            count += 1
+        return count
+
+
+def receipts_of(block: dict[str, Any], node_id: str, **changes: Any) -> list[dict[str, Any]]:
+    """Sealed receipts of a claimed block of the factories' spec."""
+    plan: Plan = make_plan(AblationSpec.model_validate(spec_values(**changes)))
+    found = []
+    for trial in block["trials"]:
+        ids = {
+            "ablation": block["ablation_id"],
+            "block": block["block_id"],
+            "trial": trial["trial_id"],
+            "attempt": block["attempt_id"],
+            "node": node_id,
+        }
+        receipt = make_receipt(plan, block["block_index"], trial["arm"], ids=ids)
+        found.append(receipt.model_dump(mode="json"))
+    return found
+
+
+def parse_events(body: str) -> list[tuple[str, dict[str, Any]]]:
+    """Parse a finished stream of server-sent events into (name, data)."""
+    found = []
+    for block in body.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":") and ": " in line)
+        if "event" in fields:
+            found.append((fields["event"], json.loads(fields["data"])))
+    return found
+
+
+@contextmanager
+def running_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
+    """Run the API on a fresh database of `kind`."""
+    settings = settings_for(database_url(kind, folder), folder / "home", **changes)
+    store = Store(settings.sqlalchemy_url)
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        yield Api(client, store)

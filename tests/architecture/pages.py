@@ -1,0 +1,155 @@
+"""Documentation that is generated from the code, so that neither can say what the other does not.
+
+`python -m tests.architecture.pages` (or `make docs`) writes the pages; test_pages.py compares them.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.gates import catalogue
+from service.cli import gates_page
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("kernels", "model", "experiments", "service", "workers")
+TREE_START, TREE_END = "<!-- tree: written by make docs -->", "<!-- end of tree -->"
+
+_OUTSIDE = {
+    "Makefile": "every command of a developer; bare `make` lists them",
+    "pyproject.toml": "dependencies, entry points and the settings of every tool",
+    "constraints.txt": "the exact versions that were tested",
+    ".ci/run": "what continuous integration runs",
+    "docker/README.md": "why there are no container files yet",
+}
+
+
+def settings_page() -> str:
+    """Every environment variable that is read, by settings class."""
+    parts = [
+        "# Settings\n\nGenerated from `service/settings.py` and `workers/settings.py` by `make docs`. All of it is read "
+        "from the environment, nowhere else, and everything has a default that runs the embedded stack.\n"
+    ]
+    for path, name, who in (
+        ("service/settings.py", "Settings", "API and background process"),
+        ("service/settings.py", "ClientSettings", "`ablate` and the Python client"),
+        ("workers/settings.py", "Settings", "worker"),
+    ):
+        rows = [
+            f"| `ABLATE_{field.upper()}` | `{default}` | {remark} |" for field, default, remark in _fields(path, name)
+        ]
+        parts.append(f"\n## {who}\n\n| variable | default | remark |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+    return "".join(parts)
+
+
+def errors_page() -> str:
+    """Every error class with its meaning."""
+    parts = [
+        "# Errors\n\nGenerated from the packages' `errors.py` by `make docs`. The meaning is the class's docstring, "
+        "which is also its default message.\n"
+    ]
+    for path in error_modules():
+        rows = [f"| `{name}` | {remark} |" for name, remark in _classes(path)]
+        parts.append(f"\n## {path.as_posix()}\n\n| class | meaning |\n|---|---|\n" + "\n".join(rows) + "\n")
+    return "".join(parts)
+
+
+def error_modules() -> list[Path]:
+    """Every errors.py below the packages, relative to the repository."""
+    return sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("errors.py"))
+
+
+def tree() -> str:
+    """Every source file with one remark: the first sentence of its docstring."""
+    lines = [f"{name:<44}{remark}" for name, remark in _OUTSIDE.items() if (ROOT / name).is_file()]
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        lines.append(f"{page.relative_to(ROOT).as_posix():<44}{_heading(page)}")
+    for package in PACKAGES:
+        lines.append("")
+        for path in sorted((ROOT / package).rglob("*")):
+            if _is_source(path):
+                lines.append(f"{path.relative_to(ROOT).as_posix():<44}{_remark(path)}")
+    return "```\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n"
+
+
+def readme() -> str:
+    """The README with its tree as it must be now."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    head, _, rest = text.partition(TREE_START)
+    return f"{head}{TREE_START}\n{tree()}{TREE_END}{rest.partition(TREE_END)[2]}"
+
+
+def pages() -> dict[str, str]:
+    """All generated files."""
+    return {
+        "docs/gates.md": gates_page.render(catalogue()),
+        "docs/settings.md": settings_page(),
+        "docs/errors.md": errors_page(),
+        "README.md": readme(),
+    }
+
+
+def _is_source(path: Path) -> bool:
+    if "versions" in path.parts or "__pycache__" in path.parts or not path.is_file() or not path.stat().st_size:
+        return False
+    return path.suffix in (".py", ".yaml", ".html", ".css", ".js", ".mako", ".ini")
+
+
+def _remark(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return _first_sentence(ast.get_docstring(ast.parse(text)) or "")
+    comment = re.match(r"\s*(?:#|<!--|{#|/\*)\s*(.+?)\s*(?:-->|#}|\*/)?\s*$", text.splitlines()[0])
+    return _first_sentence(comment.group(1)) if comment else ""
+
+
+def _first_sentence(text: str) -> str:
+    joined = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s", joined)[0].removesuffix(".")
+
+
+def _heading(path: Path) -> str:
+    return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") if path.stat().st_size else ""
+
+
+def _class_body(path: str, name: str) -> list[ast.stmt]:
+    module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _fields(path: str, name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (field, default, remark); the remark is the string under the field."""
+    body = _class_body(path, name)
+    for index, node in enumerate(body):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        after = body[index + 1] if index + 1 < len(body) else None
+        remark = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+        yield node.target.id, _default(node.value), " ".join(str(remark).split())
+
+
+def _default(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Call):
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        node = given.get("default") or given.get("default_factory") or (node.args[0] if node.args else None)
+    return "" if node is None else ast.unparse(node)
+
+
+def _classes(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and not node.decorator_list:
+            yield node.name, " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+
+
+def main() -> None:
+    """Write the pages that changed."""
+    for name, text in pages().items():
+        path = ROOT / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"wrote {name}\n")
+
+
+if __name__ == "__main__":
+    main()

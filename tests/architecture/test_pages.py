@@ -1,0 +1,35 @@
+import re
+
+import pytest
+
+from tests.architecture import pages
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+DOCUMENTS = sorted(
+    path.relative_to(pages.ROOT).as_posix()
+    for path in [*pages.ROOT.glob("*.md"), *(pages.ROOT / "docs").glob("*.md"), *(pages.ROOT / "docker").glob("*.md")]
+)
+
+
+@pytest.mark.parametrize("name", ["docs/gates.md", "docs/settings.md", "docs/errors.md", "README.md"])
+def test_generated_page_matches_the_code(name: str) -> None:
+    assert (pages.ROOT / name).read_text(encoding="utf-8") == pages.pages()[name], "run `make docs`"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_to_files_that_exist(name: str) -> None:
+    document = pages.ROOT / name
+    targets = [target for target in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in target]
+    missing = [target for target in targets if not (document.parent / target).exists()]
+    assert missing == []
+
+
+def test_every_source_file_says_what_it_is_for() -> None:
+    silent = [line.strip() for line in pages.tree().splitlines() if "." in line and len(line.split(maxsplit=1)) == 1]
+    assert silent == []
+
+
+def test_every_glossary_word_of_the_product_is_explained() -> None:
+    glossary = (pages.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").lower()
+    words = ["gate", "ablation", "arm", "block", "trial", "attempt", "node", "receipt", "verdict", "lane"]
+    assert [word for word in words if f"**{word}**" not in glossary] == []

@@ -1,0 +1,77 @@
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.pages import PACKAGES, ROOT
+
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MAY_READ_THE_ENVIRONMENT = {"service/settings.py", "workers/settings.py"}
+MAX_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES = 400, 600, 60
+VAGUE_NAMES = {"utils.py", "common.py", "helpers.py", "misc.py"}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_files_are_short() -> None:
+    limits = {**dict.fromkeys(SOURCES, MAX_LINES), **dict.fromkeys(TESTS, MAX_TEST_LINES)}
+    long = {_name(path): n for path, most in limits.items() if (n := len(path.read_text().splitlines())) > most}
+    assert long == {}
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{_name(path)}:{node.name}": length
+        for path in SOURCES
+        for node in _nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+        and "versions" not in path.parts
+    }
+    assert long == {}
+
+
+def test_package_inits_are_empty_unless_they_are_a_public_operation() -> None:
+    full = [_name(path) for path in SOURCES if path.name == "__init__.py" and path.read_text().strip()]
+    assert [name for name in full if not (name.startswith("kernels/") and name.count("/") == 2)] == []
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    assert [_name(path) for path in SOURCES if path.name in VAGUE_NAMES] == []
+
+
+def test_only_settings_read_the_environment() -> None:
+    readers = {_name(path) for path in SOURCES if any(_reads_environment(node) for node in _nodes(path))}
+    assert readers - MAY_READ_THE_ENVIRONMENT == set()
+
+
+def _reads_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+        return node.attr in {"environ", "environb", "getenv", "putenv"}
+    if isinstance(node, ast.ImportFrom) and node.module == "os":
+        return any(alias.name in {"environ", "getenv"} for alias in node.names)
+    return False
+
+
+def test_only_the_sink_imports_mlflow() -> None:
+    importers = {
+        _name(path)
+        for path in SOURCES
+        for node in _nodes(path)
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mlflow")
+        or (isinstance(node, ast.Import) and any(a.name.partition(".")[0] == "mlflow" for a in node.names))
+    }
+    assert importers == {"experiments/mlflow_sink.py"}
+
+
+@pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX"])
+def test_no_loose_ends_are_left_in_comments(word: str) -> None:
+    assert [_name(path) for path in SOURCES if word in path.read_text(encoding="utf-8")] == []

@@ -1,0 +1,236 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.config import DataConfig
+from model.data import Dataset, prepare
+from model.errors import DataError
+from tests.corpora import copy_headers, small_config, small_dataset
+
+VOCAB_SIZE = 512
+
+BUILD = """
+import sys
+from pathlib import Path
+from model.config import DataConfig
+from model.data import prepare
+config = DataConfig(corpus=sys.argv[1], seq_len=64, val_fraction=0.1)
+dataset = prepare(config, 512, cache_dir=Path(sys.argv[2]), report=lambda line: print(line, flush=True))
+print("digest", dataset.digest)
+"""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_headers(tmp_path_factory.mktemp("headers"))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_dataset(tmp_path_factory.mktemp("dataset"))
+
+
+def prepare_logged(config: DataConfig, cache: Path) -> tuple[Dataset, list[str]]:
+    log: list[str] = []
+    return prepare(config, VOCAB_SIZE, cache_dir=cache, report=log.append), log
+
+
+def build_elsewhere(corpus: Path, cache: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUILD, str(corpus), str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_prepare_builds_once_and_opens_afterwards(corpus: Path, tmp_path: Path) -> None:
+    built, log = prepare_logged(small_config(corpus), tmp_path)
+    opened, silence = prepare_logged(small_config(corpus), tmp_path)
+    assert "not in the cache yet" in log[0]
+    assert any("training a tokenizer" in line for line in log)
+    assert silence == []
+    assert opened.digest == built.digest
+
+
+def test_prepare_gives_the_same_digest_wherever_corpus_and_cache_lie(corpus: Path, tmp_path: Path) -> None:
+    here, _ = prepare_logged(small_config(corpus), tmp_path / "one")
+    there, _ = prepare_logged(small_config(copy_headers(tmp_path / "copy")), tmp_path / "two")
+    assert here.digest == there.digest
+
+
+def test_prepare_gives_another_digest_to_other_data(corpus: Path, tmp_path: Path) -> None:
+    digests = {
+        prepare_logged(small_config(corpus), tmp_path)[0].digest,
+        prepare_logged(small_config(corpus, seq_len=65), tmp_path)[0].digest,
+        prepare_logged(small_config(corpus, val_fraction=0.4), tmp_path)[0].digest,
+        prepare(small_config(corpus), 400, cache_dir=tmp_path, report=lambda _: None).digest,
+        prepare_logged(small_config(copy_headers(tmp_path / "more", num_files=25)), tmp_path)[0].digest,
+    }
+    assert len(digests) == 5
+
+
+def test_prepare_notices_an_edited_file(tmp_path: Path) -> None:
+    corpus = copy_headers(tmp_path / "corpus")
+    before, _ = prepare_logged(small_config(corpus), tmp_path / "cache")
+    edited = sorted(corpus.iterdir())[3]
+    edited.write_text(edited.read_text().replace("namespace", "Namespace"))
+    after, log = prepare_logged(small_config(corpus), tmp_path / "cache")
+    assert log
+    assert after.digest != before.digest
+
+
+def test_rows_hold_the_text_of_the_training_files(corpus: Path, dataset: Dataset) -> None:
+    flat, doc_ids = dataset.train.tokens.reshape(-1), dataset.train.doc_ids.reshape(-1)
+    texts = {path.read_text() for path in corpus.iterdir()}
+    tokenizer = dataset.tokenizer()
+    num_whole = int(doc_ids[-1])
+    assert num_whole > 15
+    for doc_id in range(num_whole):
+        assert tokenizer.decode(flat[doc_ids == doc_id]) in texts
+    assert int(flat.max()) < dataset.vocab_size <= VOCAB_SIZE
+
+
+def test_validation_files_are_not_trained_on(dataset: Dataset) -> None:
+    tokenizer = dataset.tokenizer()
+    held_out = tokenizer.decode(dataset.val.tokens[0])
+    trained = tokenizer.decode(dataset.train.tokens.reshape(-1))
+    assert held_out.strip()
+    assert held_out not in trained
+
+
+def test_targets_across_documents_are_invalid_and_all_others_valid(dataset: Dataset) -> None:
+    everything = dataset.train.batch(np.arange(len(dataset.train)))
+    (end_of_text,) = dataset.tokenizer().encode([""])[0]
+    ends = everything.tokens == end_of_text
+    assert ends.sum() > 15
+    np.testing.assert_array_equal(everything.valid, ~ends)
+    np.testing.assert_array_equal(np.diff(everything.segment_ids, axis=1), ends[:, :-1].astype(int))
+    assert (everything.targets[everything.valid] == end_of_text).any()
+
+
+def test_batch_is_the_same_for_a_seed_and_differs_between_seeds(dataset: Dataset) -> None:
+    first, again, other = dataset.batch(2, 4, 7), dataset.batch(2, 4, 7), dataset.batch(2, 4, 8)
+    for left, right in zip(first, again, strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert not np.array_equal(first.tokens, other.tokens)
+    assert first.tokens.shape == first.valid.shape == (4, 64)
+
+
+def test_val_batches_cover_the_asked_rows_in_order(dataset: Dataset) -> None:
+    batches = list(dataset.val_batches(5, 2))
+    assert [len(batch.tokens) for batch in batches] == [2, 2, 1]
+    np.testing.assert_array_equal(np.concatenate([batch.tokens for batch in batches]), dataset.val.tokens[:5, :-1])
+
+
+def test_val_batches_refuse_more_rows_than_held_out(dataset: Dataset) -> None:
+    held_out = len(dataset.val)
+    with pytest.raises(DataError, match=f"steps.val_rows is {held_out + 1}; allowed: 0 to {held_out}"):
+        next(dataset.val_batches(held_out + 1, 2))
+
+
+def test_prepare_counts_files_that_are_not_utf8(tmp_path: Path) -> None:
+    corpus = copy_headers(tmp_path / "corpus")
+    (corpus / "latin1.h").write_bytes(b"// \xe9\xe8\n" * 50)
+    dataset, log = prepare_logged(small_config(corpus), tmp_path / "cache")
+    assert dataset.skipped_not_utf8 == 1
+    assert "skipped 1 not UTF-8" in log[-1]
+
+
+def test_prepare_refuses_a_corpus_shorter_than_one_row(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    for name in ("a.h", "b.h"):
+        (tmp_path / "corpus" / name).write_text("int x;\n")
+    with pytest.raises(DataError, match="tokens and a row takes"):
+        prepare_logged(small_config(tmp_path / "corpus"), tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_prepare_takes_the_default_corpus(tmp_path: Path) -> None:
+    dataset, _ = prepare_logged(DataConfig(seq_len=128, max_corpus_mib=1), tmp_path)
+    assert len(dataset.train) > 1000
+    assert len(dataset.val) > 16
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "train_tokens.npy", 1000)
+
+
+def flip_a_byte(folder: Path) -> None:
+    path = folder / "val_doc_ids.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def remove_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def edit_the_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"]["train_tokens.npy"]["bytes"] -= 1
+    path.write_text(json.dumps(manifest))
+
+
+def cut_the_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text()[:50])
+
+
+def drop_the_description(folder: Path) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["vocab_size"]
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (truncate, "train_tokens.npy is damaged: 1000 bytes"),
+        (flip_a_byte, "val_doc_ids.npy is damaged: its SHA-256"),
+        (remove_the_manifest, "unreadable"),
+        (edit_the_manifest, "manifest.json is damaged"),
+        (cut_the_manifest, "unreadable"),
+        (drop_the_description, "manifest.json is damaged"),
+    ],
+)
+def test_prepare_rebuilds_a_damaged_dataset_and_says_so(
+    corpus: Path, tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    built, _ = prepare_logged(small_config(corpus), tmp_path)
+    damage(built.folder)
+    rebuilt, log = prepare_logged(small_config(corpus), tmp_path)
+    assert said in log[0]
+    assert rebuilt.digest == built.digest
+    assert prepare_logged(small_config(corpus), tmp_path)[1] == []
+
+
+def test_two_processes_build_once(corpus: Path, tmp_path: Path) -> None:
+    processes = [build_elsewhere(corpus, tmp_path) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sum("training a tokenizer" in output for output in outputs) == 1
+    assert len({output.split("digest ")[1] for output in outputs}) == 1
+
+
+def test_prepare_builds_again_after_a_builder_was_killed(corpus: Path, tmp_path: Path) -> None:
+    expected, _ = prepare_logged(small_config(corpus), tmp_path / "other")
+    victim = build_elsewhere(corpus, tmp_path)
+    assert victim.stdout is not None
+    with victim.stdout:
+        for line in victim.stdout:
+            if line.startswith("encoding"):
+                victim.send_signal(signal.SIGKILL)
+                break
+    assert victim.wait(timeout=30) == -signal.SIGKILL
+    assert list(tmp_path.glob("*.building"))
+    rebuilt, log = prepare_logged(small_config(corpus), tmp_path)
+    assert "not in the cache yet" in log[0]
+    assert rebuilt.digest == expected.digest
+    assert not list(tmp_path.glob("*.building"))

@@ -1,0 +1,242 @@
+import gc
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model import train as training
+from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, ScanConfig, StepsConfig, TrainConfig
+from model.data import Dataset
+from model.errors import DataError, NonFiniteLoss
+from model.packing import Batch
+from model.train import StepRecord, TrainResult, train
+from tests.corpora import small_config, small_dataset
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "tiny_losses.json"
+GOLDEN_TOLERANCE = 2e-3
+"""Absolute, in nats, over 15 steps: other CPUs sum in another order; a wrong gradient moves the curve far more."""
+
+TINY = TrainConfig(
+    model=HybridConfig(
+        vocab_size=512,
+        d_model=32,
+        pattern="MFA",
+        mamba=MambaConfig(d_state=8, headdim=16, mimo_rank=2),
+        attention=AttentionConfig(num_heads=2),
+    ),
+    optim=OptimConfig(learning_rate=1e-2),
+    steps=StepsConfig(warmup=3, timed=11, val_rows=4),
+    micro_batch=4,
+    threads=1,
+    seed=11,
+)
+
+TRAIN_ELSEWHERE = """
+import json, sys
+from pathlib import Path
+from model.data import prepare
+from model.train import train
+from tests.unit.model.test_train import config_for
+config = config_for(Path(sys.argv[1]))
+dataset = prepare(config.data, 512, cache_dir=Path(sys.argv[1]) / "cache", report=print)
+result = train(config, dataset=dataset, on_step=lambda step: None)
+print(json.dumps([step.loss.hex() for step in result.steps] + [result.loss_val.hex()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def dataset(home: Path) -> Dataset:
+    return small_dataset(home)
+
+
+def config_for(home: Path, **changes: Any) -> TrainConfig:
+    return replace(TINY, data=small_config(home / "corpus"), **changes)
+
+
+@pytest.fixture(scope="module")
+def baseline(home: Path, dataset: Dataset) -> TrainResult:
+    return run(config_for(home), dataset)
+
+
+def run(config: TrainConfig, dataset: Dataset) -> TrainResult:
+    return train(config, dataset=dataset, on_step=lambda _: None)
+
+
+def losses(result: TrainResult) -> list[float]:
+    assert result.loss_val is not None
+    return [*(step.loss for step in result.steps), result.loss_val]
+
+
+def scan(config: TrainConfig, **changes: Any) -> TrainConfig:
+    return replace(config, model=replace(config.model, scan=ScanConfig(**changes)))
+
+
+def test_train_learns(baseline: TrainResult) -> None:
+    curve = [step.loss for step in baseline.steps]
+    assert curve[0] == pytest.approx(math.log(512), abs=0.2)
+    assert curve[-1] < curve[0] - 0.5
+    assert baseline.loss_val is not None
+    assert baseline.loss_val < curve[0] - 0.5
+
+
+def test_train_marks_the_phases_in_order(home: Path, dataset: Dataset, baseline: TrainResult) -> None:
+    seen: list[StepRecord] = []
+    result = train(config_for(home), dataset=dataset, on_step=seen.append)
+    assert tuple(seen) == result.steps
+    assert [step.index for step in seen] == list(range(15))
+    assert [step.phase for step in seen] == ["compile"] + ["warmup"] * 3 + ["timed"] * 11
+    assert {step.tokens for step in seen} == {4 * 64}
+    assert all(step.seconds > 0 and step.grad_norm > 0 for step in seen)
+    assert losses(result) == losses(baseline)
+
+
+def test_train_gives_the_same_bits_in_fresh_processes(home: Path, dataset: Dataset, baseline: TrainResult) -> None:
+    command = [sys.executable, "-c", TRAIN_ELSEWHERE, str(home)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    expected = [loss.hex() for loss in losses(baseline)]
+    assert [json.loads(output) for output in outputs] == [expected, expected]
+
+
+def test_train_differs_between_seeds(home: Path, dataset: Dataset, baseline: TrainResult) -> None:
+    other = run(config_for(home, seed=12, steps=StepsConfig(warmup=0, timed=1, val_rows=1)), dataset)
+    assert other.steps[0].loss != baseline.steps[0].loss
+
+
+def test_train_follows_the_stored_curve(dataset: Dataset, baseline: TrainResult) -> None:
+    stored = json.loads(GOLDEN.read_text())
+    if stored["data"] != dataset.digest:
+        pytest.skip("the stored curve is of the headers of another torch version")
+    np.testing.assert_allclose(losses(baseline), stored["losses"], rtol=0, atol=GOLDEN_TOLERANCE)
+
+
+def test_train_reports_what_ran(baseline: TrainResult) -> None:
+    assert baseline.facts["mamba3_mimo.lane"] == "reference"
+    assert baseline.facts["mamba3_mimo.schedule"] == "chunk_parallel"
+    assert baseline.facts["mamba3_mimo.chunk_size"] == 16
+    assert baseline.facts["mamba3_mimo.psiv_recomputes"] == 1
+    assert "mamba3_mimo.psiv_saved_bytes" not in baseline.facts
+    assert baseline.facts["attention.implementation"] == "sdpa"
+    assert baseline.facts["loss.implementation"] == "dense"
+    assert "compile.graphs" not in baseline.facts
+    assert (baseline.compile_s, baseline.compile_cache_hit) == (0.0, None)
+
+
+def test_train_measures_itself(baseline: TrainResult) -> None:
+    assert baseline.parameters > 512 * 32 * 2
+    assert baseline.flops_per_step > 6 * 512 * 32 * 256
+    assert 0 < baseline.peak_allocated_bytes < baseline.peak_reserved_bytes
+    assert sum(step.seconds for step in baseline.steps) < baseline.training_s < 60
+
+
+def test_train_with_another_schedule_starts_at_the_same_loss_and_says_what_ran(
+    home: Path, dataset: Dataset, baseline: TrainResult
+) -> None:
+    short = config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0))
+    result = run(scan(short, schedule="sequential", psiv_cache=True), dataset)
+    assert result.steps[0].loss == pytest.approx(baseline.steps[0].loss, abs=1e-4)
+    assert result.facts["mamba3_mimo.schedule"] == "sequential"
+    assert int(result.facts["mamba3_mimo.psiv_saved_bytes"]) > 0
+    assert "mamba3_mimo.psiv_recomputes" not in result.facts
+    assert result.loss_val is None
+
+
+@pytest.mark.parametrize("changes", [{"loss": "chunked", "loss_chunk_tokens": 48}, {"dtype": "bfloat16"}])
+def test_train_in_another_form_stays_near_the_baseline(
+    home: Path, dataset: Dataset, baseline: TrainResult, changes: dict[str, Any]
+) -> None:
+    result = run(config_for(home, **changes), dataset)
+    np.testing.assert_allclose(losses(result), losses(baseline), rtol=0, atol=0.05)
+    assert losses(result) != losses(baseline)
+    assert result.facts["loss.implementation"] == changes.get("loss", "dense")
+
+
+def test_train_ignores_masked_targets(home: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for(home, steps=StepsConfig(warmup=0, timed=2, val_rows=4))
+    expected = losses(run(config, dataset))
+    original = type(dataset.train).batch
+
+    def scrambled(rows: Any, indices: Any) -> Batch:
+        batch = original(rows, indices)
+        return batch._replace(targets=np.where(batch.valid, batch.targets, 3))
+
+    monkeypatch.setattr(type(dataset.train), "batch", scrambled)
+    assert losses(run(config, dataset)) == expected
+
+
+def test_validate_weighs_rows_by_their_valid_tokens(home: Path, dataset: Dataset) -> None:
+    together = config_for(home, micro_batch=4, steps=StepsConfig(warmup=0, timed=1, val_rows=4))
+    trainer = training._Trainer(together, dataset, torch.device("cpu"))
+    one_by_one = training._Trainer(replace(together, micro_batch=1), dataset, torch.device("cpu"))
+    assert trainer.validate() == pytest.approx(one_by_one.validate(), rel=1e-5)
+
+
+def test_train_stops_at_a_loss_that_is_not_finite(home: Path, dataset: Dataset) -> None:
+    config = config_for(home, optim=OptimConfig(learning_rate=1.0, warmup_steps=0, grad_clip=1e6, weight_decay=10.0))
+    seen: list[StepRecord] = []
+    explosive = replace(config, steps=StepsConfig(warmup=0, timed=400, val_rows=0))
+    with pytest.raises(NonFiniteLoss, match=r"of step \d+ \(timed\) is (nan|inf)"):
+        train(explosive, dataset=dataset, on_step=seen.append)
+    assert all(math.isfinite(step.loss) for step in seen)
+
+
+def test_train_switches_automatic_collection_off_for_timed_steps_only(home: Path, dataset: Dataset) -> None:
+    enabled: dict[str, set[bool]] = {}
+    config = config_for(home, steps=StepsConfig(warmup=2, timed=2, val_rows=0))
+    train(config, dataset=dataset, on_step=lambda step: enabled.setdefault(step.phase, set()).add(gc.isenabled()))
+    assert enabled == {"compile": {True}, "warmup": {True}, "timed": {False}}
+    assert gc.isenabled()
+
+
+def test_train_leaves_torch_as_it_was(home: Path, dataset: Dataset) -> None:
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    run(config_for(home, threads=2, steps=StepsConfig(warmup=0, timed=1, val_rows=0)), dataset)
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_train_refuses_a_dataset_of_another_row_length(home: Path, dataset: Dataset) -> None:
+    config = replace(config_for(home), data=small_config(home / "corpus", seq_len=32))
+    with pytest.raises(DataError, match=r"data.seq_len is 32; the dataset was packed for 64"):
+        run(config, dataset)
+
+
+def test_train_refuses_a_vocabulary_below_the_tokenizer(home: Path, dataset: Dataset) -> None:
+    config = config_for(home)
+    with pytest.raises(DataError, match=r"model.vocab_size is 300; the dataset's tokenizer needs 512"):
+        run(replace(config, model=replace(config.model, vocab_size=300)), dataset)
+
+
+def test_train_refuses_more_validation_rows_than_held_out_before_the_first_step(home: Path, dataset: Dataset) -> None:
+    seen: list[StepRecord] = []
+    config = config_for(home, steps=StepsConfig(val_rows=60_000))
+    with pytest.raises(DataError, match=r"steps.val_rows is 60000; allowed: 0 to"):
+        train(config, dataset=dataset, on_step=seen.append)
+    assert seen == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+def test_train_compiled_follows_the_eager_curve_and_tells_its_compilation(
+    home: Path, dataset: Dataset, baseline: TrainResult
+) -> None:
+    config = config_for(home, compile=True)
+    result = run(replace(config, model=replace(config.model, pattern="F")), dataset)
+    eager = run(replace(config, compile=False, model=replace(config.model, pattern="F")), dataset)
+    np.testing.assert_allclose(losses(result), losses(eager), rtol=0, atol=1e-3)
+    assert int(result.facts["compile.graphs"]) >= 1
+    assert result.compile_s > 0
+    assert result.compile_cache_hit in (True, False)
+    assert all(later.index == earlier.index + 1 for earlier, later in pairwise(result.steps))
