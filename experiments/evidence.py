@@ -84,14 +84,13 @@ class Collection:
             problem = next(self._guards(pair), None)
             if problem is not None:
                 return Stop(word=VerdictWord.INVALID, reason=f"block {pair.block_index}: {problem}")
-        return None
+        clocks = clock_problem([pair.variant for pair in pairs], [pair.baseline for pair in pairs])
+        return None if clocks is None else Stop(word=VerdictWord.INVALID, reason=clocks)
 
     def _guards(self, pair: Pair) -> Iterator[str]:
         for receipt in (pair.baseline, pair.variant):
             yield from (f"arm '{receipt.arm}': {problem}" for problem in receipt_problems(receipt, self.plan))
         yield from block_problems([pair.baseline, pair.variant])
-        if problem := clock_problem(pair.variant, pair.baseline):
-            yield problem
 
 
 def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], Receipt]:

@@ -1,5 +1,6 @@
 """Guards: what makes the receipts of a block invalid, as far as the receipts themselves show it."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -83,20 +84,23 @@ def block_problems(receipts: Sequence[Receipt]) -> list[str]:
     return found
 
 
-def clock_problem(variant: Receipt, baseline: Receipt) -> str | None:
-    """Return why the two device clocks make a pair invalid: over 1 % apart, and the difference gone in cycles."""
-    own, other = _median_clock(variant), _median_clock(baseline)
-    if own is None or other is None or variant.summary is None or baseline.summary is None:
+def clock_problem(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> str | None:
+    """Return why the clocks of two arms spoil their comparison: over 1 % apart, and not half is left in cycles."""
+    own, other = _median_clock(variants), _median_clock(baselines)
+    if own is None or other is None or max(own, other) <= (1 + MAX_CLOCK_GAP) * min(own, other):
         return None
-    if max(own, other) <= (1 + MAX_CLOCK_GAP) * min(own, other):
+    more_time = _mean_log_step(variants) - _mean_log_step(baselines)
+    more_cycles = more_time + math.log(own / other)
+    if more_time * more_cycles > 0 and abs(more_cycles) >= abs(more_time) / 2:
         return None
-    more_time = variant.summary.step_s_mean - baseline.summary.step_s_mean
-    more_cycles = variant.summary.step_s_mean * own - baseline.summary.step_s_mean * other
-    if more_time * more_cycles > 0:
-        return None
-    return f"median device clock {own:.0f} MHz against {other:.0f} MHz explains the difference"
+    return f"median device clock {own:.0f} MHz against the baseline's {other:.0f} MHz explains the difference"
 
 
-def _median_clock(receipt: Receipt) -> float | None:
-    clocks = [step.clock_mhz for step in receipt.steps if step.phase == "timed" and step.clock_mhz is not None]
-    return statistics.median(clocks) if clocks else None
+def _mean_log_step(receipts: Sequence[Receipt]) -> float:
+    return statistics.fmean(math.log(receipt.summary.step_s_mean) for receipt in receipts if receipt.summary)
+
+
+def _median_clock(receipts: Sequence[Receipt]) -> float | None:
+    clocks = [step.clock_mhz for receipt in receipts for step in receipt.steps if step.phase == "timed"]
+    known = [clock for clock in clocks if clock is not None]
+    return statistics.median(known) if known and len(known) == len(clocks) else None

@@ -153,7 +153,7 @@ class _Writer:
 
     def _create(self, content: RunContent, *, parent_id: str | None) -> str:
         """Create the run together with the tags that it is found by."""
-        tags = {ID_TAG: self._view.ablation_id, "mlflow.user": "ablate"}
+        tags = {ID_TAG: self._view.ablation_id, RUN_TAG: content.identity, "mlflow.user": "ablate"}
         if parent_id is not None:
             tags["mlflow.parentRunId"] = parent_id
         run = self._client.create_run(

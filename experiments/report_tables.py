@@ -124,7 +124,7 @@ def arms_table(view: AblationView) -> Table:
     return Table(
         title="Arms",
         columns=("mean over measured trials", *(_titled(arm) for arm in arms)),
-        rows=tuple(zip(ARM_ROWS, *columns, strict=True)),
+        rows=tuple(zip(ARM_ROWS, *columns, strict=True)) if receipts else (),
         numeric=frozenset(range(1, 1 + len(arms))),
         note="Memory: the largest peak over all trials." + _arms_left_out(view),
     )

@@ -20,8 +20,8 @@ ESTIMATOR: dict[str, Any] = {
 COMPARISON: dict[str, Any] = {
     "unit": "one trial per arm and block, d = ln(variant / baseline) within the block",
     "alpha": ALPHA,
-    "interval": "t below 20 blocks, studentised bootstrap of 4999 seeded resamples from 20",
-    "beside": "sign flip p, exact up to 20 blocks, 99999 seeded flips beyond; reported, not decisive",
+    "interval": "t below 20 and above 200 blocks, studentised bootstrap of 4999 seeded resamples between",
+    "beside": "sign flip p, exact up to 16 blocks, 9999 seeded flips beyond; reported, not decisive",
     "several_variants": "Holm on the paired t p values",
     "better_or_worse": "95 % interval excludes zero, Holm p at most alpha, estimate beyond the margin",
     "same": "90 % interval inside the margin",

@@ -22,12 +22,12 @@ class Comparison(_Part):
     median_pct: float
     ci_low_pct: float
     ci_high_pct: float
-    """95 % interval: t below 20 blocks, studentised bootstrap from 20."""
+    """95 % interval: t below 20 and above 200 blocks, studentised bootstrap between."""
     ci90_low_pct: float
     ci90_high_pct: float
     """90 % interval for the two one-sided tests of sameness."""
     p_sign_flip: float
-    """Exact two-sided sign-flip p value; from 21 blocks by seeded flips."""
+    """Exact two-sided sign-flip p value; from 17 blocks by seeded flips."""
     p_holm: float
     """Paired t p value after Holm's correction over the variants; this one decides."""
     sd_pct: float

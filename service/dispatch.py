@@ -19,6 +19,8 @@ BATCH = 500
 IDLE_S = 5.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 5.0
+PAUSE_S = 0.05
+"""Between two rounds: a lone submission is told at once, a burst is told together."""
 
 
 class Relay:
@@ -54,6 +56,7 @@ class Relay:
             try:
                 self.send_due()
                 backoff_s = 0.0
+                self._stopped.wait(PAUSE_S)
             except (OperationalError, DBAPIError) as error:
                 backoff_s = min(MAX_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * backoff_s))
                 log.warning("wake-ups not sent, trying again in %.1f s: %s", backoff_s, error)

@@ -102,7 +102,7 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
 
     dqh, dkh bf16 [B,S,R,H,N] per head; dv, dz bf16; dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per
     row sums `row_q`, `row_k` = <q~, dq~>, <k~, dk~> and `same` = d/dgamma of the same step, fp32 [B,H,S]; partial sums
-    over one super-chunk `p_psi`, `p_zeta`, `p_phi` [B,K,H,R,P] and `p_d` [B,K,H]; `edge` [B,H,K] = <E, H> at its end.
+    over one super-chunk `p_psi`, `p_zeta`, `p_phi` [B,K,H,R,P] and `p_d` [B,K,H].
     """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     rotated, unrotated, column_sums = make_rotated(s), make_unrotated(s), make_column_sums(s)
@@ -126,7 +126,6 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
         gm: T.Tensor((B, H, S), F32),
         states: T.Tensor((B, H, S // C, N, P), BF16),
         leaving: T.Tensor((B, H, K, N, P), F32),
-        start: T.Tensor((B, H, K, N, P), F32),
         dqh: T.Tensor((B, S, R, H, N), BF16),
         dkh: T.Tensor((B, S, R, H, N), BF16),
         dv: T.Tensor((B, S, H, P), BF16),
@@ -139,7 +138,6 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
         p_zeta: T.Tensor((B, K, H, R, P), F32),
         p_phi: T.Tensor((B, K, H, R, P), F32),
         p_d: T.Tensor((B, K, H), F32),
-        edge: T.Tensor((B, H, K), F32),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
             q_s = T.alloc_shared((M, N), BF16)
@@ -156,8 +154,6 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             turn_s = T.alloc_shared((M, A), F32)
             row_s = T.alloc_shared((3, M), F32)
             E = T.alloc_fragment((N, P), F32)
-            edge_f = T.alloc_fragment((N, P), F32)
-            edge_row = T.alloc_fragment((N,), F32)
             score = T.alloc_fragment((M, M), F32)
             dscore = T.alloc_fragment((M, M), F32)
             y = T.alloc_fragment((M, P), F32)
@@ -169,13 +165,6 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             zeta_acc = T.alloc_fragment((M, P), F32)
             phi_acc = T.alloc_fragment((M, P), F32)
             T.copy(leaving[b, h, sc, :, :], E)
-            T.copy(start[b, h, T.min(sc + 1, K - 1), :, :], edge_f)
-            for n, p in T.Parallel(N, P):
-                edge_f[n, p] = edge_f[n, p] * E[n, p]
-            T.reduce_sum(edge_f, edge_row, dim=1)
-            T.reduce_sum(edge_row, total, dim=0)
-            for one in T.Parallel(1):
-                edge[b, h, sc] = total[one]
             T.clear(psi_acc)
             T.clear(zeta_acc)
             T.clear(phi_acc)

@@ -1,6 +1,8 @@
 """Compare the CUDA lane with the float64 reference lane: global and per-time-row relative errors.
 
-global = max |ours - ref| / max |ref|; row = max over time of ||ours_t - ref_t|| / ||ref_t||.
+global = max |ours - ref| / max |ref|; row = max over time of ||ours_t - ref_t|| / ||ref_t||, where a row
+whose exact value nearly vanishes (the gradients of decay and angle at a document's first token are zero) is measured
+against a tenth of the root mean square row.
 """
 
 from dataclasses import dataclass, replace
@@ -87,7 +89,7 @@ def compare(got: dict[str, Tensor], want: dict[str, Tensor]) -> dict[str, tuple[
         if name in TIME_AXIS:
             axes = [axis for axis in range(ref.dim()) if axis != TIME_AXIS[name]]
             size = ref.pow(2).sum(axes).sqrt()
-            row = (diff.pow(2).sum(axes).sqrt() / size.clamp_min(1e-3 * size.max())).max().item()
+            row = (diff.pow(2).sum(axes).sqrt() / size.clamp_min(0.1 * size.pow(2).mean().sqrt())).max().item()
         errors[name] = (overall, row)
     return errors
 

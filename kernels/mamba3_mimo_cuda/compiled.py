@@ -27,7 +27,7 @@ KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
     "gradients": lambda s, v, n: backward.gradients(s),
     "reduce_heads": lambda s, v, n: reductions.reduce_heads(s),
     "scalar_gradients": lambda s, v, n: reductions.scalar_gradients(s, num_tokens=n),
-    "angle_gradient_sums": lambda s, v, n: reductions.angle_gradient_sums(s),
+    "edges": lambda s, v, n: reductions.edges(s),
     "angle_gradients": lambda s, v, n: reductions.angle_gradients(s),
 }
 """Name -> builder of the TileLang program for (shape, variant, true sequence length)."""

@@ -45,7 +45,10 @@ def reduce_heads(s: ScanShape, *, threads: int = 128, tokens: int = 64) -> Any:
 
 
 def scalar_gradients(s: ScanShape, *, num_tokens: int, threads: int = 128) -> Any:
-    """B5: dadt, ddt, dtrap fp32 [B,H,S] from the row sums; `edge` [B,H,K] is <E, H> at super-chunk ends."""
+    """B5: dadt, ddt, dtrap fp32 [B,H,S] from the row sums; `edge` [B,H,K] is <E, H> at super-chunk ends.
+
+    dadt is a reverse sum from an exact right edge; what it misses of the exact left edge is spread over the tokens.
+    """
     B, S, H, C, L, K = s.B, s.S, s.H, s.C, s.L, s.K
 
     @T.prim_func
@@ -69,11 +72,13 @@ def scalar_gradients(s: ScanShape, *, num_tokens: int, threads: int = 128) -> An
                 at = sc * L + t
                 sum_s[t] = T.if_then_else(at < num_tokens, row_q[b, h, at] - row_k[b, h, at], 0.0)
             T.cumsum(sum_s, dim=0, reverse=True)
+            right = edge[b, h, sc]
+            miss = T.if_then_else(sc > 0, edge[b, h, T.max(sc - 1, 0)], 0.0) - (sum_s[0] + right)
             for t in T.Parallel(L):
                 at = sc * L + t
                 if at < num_tokens:
                     first = reset[b, at] == 1
-                    dadt[b, h, at] = T.if_then_else(first, 0.0, sum_s[t] + edge[b, h, sc])
+                    dadt[b, h, at] = T.if_then_else(first, 0.0, sum_s[t] + right + miss * (1.0 - t * (1.0 / L)))
                     scale = sk[b, h, at]
                     ds = T.if_then_else(scale > 0.0, (row_k[b, h, at] - gm[b, h, at] * same[b, h, at]) / scale, 0.0)
                     before = T.max(at - 1, 0)
@@ -90,27 +95,50 @@ def scalar_gradients(s: ScanShape, *, num_tokens: int, threads: int = 128) -> An
     return b5_scalar_gradients
 
 
-def angle_gradient_sums(s: ScanShape, *, threads: int = 128) -> Any:
-    """B6a: sum of dtheta over every super-chunk, fp32 [B,H,K,A]."""
-    B, S, H, A, L, K = s.B, s.S, s.H, s.A, s.L, s.K
+def edges(s: ScanShape, *, threads: int = 128) -> Any:
+    """B6a: what the gradients of decay and angle sum to beyond every super-chunk, from the states at its end.
+
+    With E [B,H,K,N,P] and H (`start` of the next super-chunk): decay [B,H,K] = <E, H>; angle [B,H,K,A] = sum over p of
+    E[j] H[N/2 + j] - E[N/2 + j] H[j], the turn of everything later against everything earlier. Exact in float32 where
+    adding up rounded per-token gradients over the whole sequence is not.
+    """
+    B, H, N, P, A, K = s.B, s.H, s.N, s.P, s.A, s.K
 
     @T.prim_func
-    def b6_angle_sums(dtheta: T.Tensor((B, H, S, A), F32), sums: T.Tensor((B, H, K, A), F32)):
+    def b6_edges(
+        leaving: T.Tensor((B, H, K, N, P), F32),
+        start: T.Tensor((B, H, K, N, P), F32),
+        decay: T.Tensor((B, H, K), F32),
+        angle: T.Tensor((B, H, K, A), F32),
+    ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            part = T.alloc_fragment((L, A), F32)
-            total = T.alloc_fragment((A,), F32)
-            for t, j in T.Parallel(L, A):
-                part[t, j] = T.if_then_else(sc * L + t < S, dtheta[b, h, sc * L + t, j], 0.0)
-            T.reduce_sum(part, total, dim=0)
-            T.copy(total, sums[b, h, sc, :])
+            product = T.alloc_fragment((N, P), F32)
+            crossed = T.alloc_fragment((A, P), F32)
+            row = T.alloc_fragment((N,), F32)
+            total = T.alloc_fragment((1,), F32)
+            turned = T.alloc_fragment((A,), F32)
+            after = T.min(sc + 1, K - 1)
+            for n, p in T.Parallel(N, P):
+                product[n, p] = leaving[b, h, sc, n, p] * start[b, h, after, n, p]
+            T.reduce_sum(product, row, dim=1)
+            T.reduce_sum(row, total, dim=0)
+            for one in T.Parallel(1):
+                decay[b, h, sc] = total[one]
+            for j, p in T.Parallel(A, P):
+                crossed[j, p] = (
+                    leaving[b, h, sc, j, p] * start[b, h, after, N // 2 + j, p]
+                    - leaving[b, h, sc, N // 2 + j, p] * start[b, h, after, j, p]
+                )
+            T.reduce_sum(crossed, turned, dim=1)
+            T.copy(turned, angle[b, h, sc, :])
 
-    return b6_angle_sums
+    return b6_edges
 
 
 def angle_gradients(s: ScanShape, *, threads: int = 128) -> Any:
     """B6b: raw angle gradients fp32 [B,S,H,A] and their part of ddt (added in place).
 
-    `after` [B,H,K,A] is the sum of dtheta over all later super-chunks.
+    `after` [B,H,K,A] is the sum of dtheta over all later super-chunks, from `edges`.
     """
     B, S, H, A, L, K = s.B, s.S, s.H, s.A, s.L, s.K
 
@@ -132,7 +160,10 @@ def angle_gradients(s: ScanShape, *, threads: int = 128) -> Any:
             T.cumsum(rest_s, dim=0, reverse=True)
             for t, j in T.Parallel(L, A):
                 at = T.min(sc * L + t, S - 1)
-                rest = (rest_s[t, j] + after[b, h, sc, j]) * math.pi
+                right = after[b, h, sc, j]
+                left = T.if_then_else(sc > 0, after[b, h, T.max(sc - 1, 0), j], 0.0)
+                miss = left - (rest_s[0, j] + right)
+                rest = (rest_s[t, j] + right + miss * (1.0 - t * (1.0 / L))) * math.pi
                 bent = tanh(angles[b, at, h, j])
                 part[t, j] = rest * bent
                 if sc * L + t < S:

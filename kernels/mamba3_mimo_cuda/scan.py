@@ -52,7 +52,7 @@ class Scan:
         reset = torch.zeros(B, padded, dtype=torch.int32, device=inputs.v.device)
         if inputs.segment_ids is not None:
             reset[:, :tokens] = document_starts(inputs.segment_ids)
-        self.reset = reset
+        self.reset, self.documents = reset, inputs.segment_ids is not None
 
     def _prepared(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor as the kernels read it: dtype, padding, contiguous."""
@@ -103,7 +103,20 @@ class Scan:
         self.run(
             "outputs", t["q"], t["k"], t["v"], t["z"], *weights, pre.cs, pre.lc, pre.sk, pre.gm, start, out
         )
-        return out[:, : self.tokens], final, pre, start
+        return out[:, : self.tokens], self._restarted(final, pre.cs), pre, start
+
+    def _restarted(self, final: Tensor, cs: Tensor) -> Tensor:
+        """Return the final state with its angles counted from the start of the last document."""
+        if not self.documents or self.cumulated:
+            return final
+        A, half = self.shape.A, self.shape.N // 2
+        at = torch.arange(self.shape.S, device=final.device)
+        first = (self.reset * at).amax(1)
+        turned = cs[torch.arange(self.shape.B, device=final.device), :, (first - 1).clamp_min(0)].float()
+        cos, sin = (part.unsqueeze(-1) for part in turned.split(A, dim=-1))
+        lo, hi = final[:, :, :A], final[:, :, half : half + A]
+        back = torch.cat((lo * cos + hi * sin, final[:, :, A:half], hi * cos - lo * sin, final[:, :, half + A :]), 2)
+        return torch.where((first > 0).view(-1, 1, 1, 1), back, final)
 
     def backward(self, grad_out: Tensor, pre: Prefix, start: Tensor) -> dict[str, Tensor]:
         """Return the gradients of all tensors in `DIFFERENTIABLE`, in the kernels' dtypes."""
@@ -121,11 +134,12 @@ class Scan:
         dtheta = self.empty(s.B, s.H, s.S, s.A)
         row_q, row_k, same = (self.empty(s.B, s.H, s.S) for _ in range(3))
         partial = [self.empty(s.B, s.K, s.H, s.R, s.P) for _ in range(3)]
-        p_d, edge = self.empty(s.B, s.K, s.H), self.empty(s.B, s.H, s.K)
+        p_d, decay_edge, angle_edge = self.empty(s.B, s.K, s.H), self.empty(s.B, s.H, s.K), self.empty(s.B, s.H, s.K, s.A)
+        self.run("edges", leaving, start, decay_edge, angle_edge)
         weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
         self.run(
             "gradients", t["q"], t["k"], t["v"], t["z"], do, *weights, pre.cs, pre.lc, pre.sk, pre.gm, states, leaving,
-            start, *per_head, dv, dz, dtheta, row_q, row_k, same, *partial, p_d, edge,
+            *per_head, dv, dz, dtheta, row_q, row_k, same, *partial, p_d,
         )  # fmt: skip
         del states
         grads = {"v": dv, "z": dz, "D": p_d.sum((0, 1))}
@@ -135,20 +149,19 @@ class Scan:
             bias = self.empty(s.B, -(-s.S // 64), s.H, s.R, s.N)
             self.run("reduce_heads", heads, grads[name], bias)
             grads[f"{name}_bias"] = bias.sum((0, 1))
-        grads |= self._scalar_gradients(pre, (row_q, row_k, same, edge), dtheta)
+        grads |= self._scalar_gradients(pre, (row_q, row_k, same, decay_edge), dtheta, angle_edge)
         return {name: self._trimmed(name, grad) for name, grad in grads.items()}
 
-    def _scalar_gradients(self, pre: Prefix, rows: tuple[Tensor, ...], dtheta: Tensor) -> dict[str, Tensor]:
+    def _scalar_gradients(
+        self, pre: Prefix, rows: tuple[Tensor, ...], dtheta: Tensor, angle_edge: Tensor
+    ) -> dict[str, Tensor]:
         s, t = self.shape, self.t
         dadt, ddt, dtrap = (torch.zeros_like(t["dt"]) for _ in range(3))
         self.run("scalar_gradients", t["dt"], t["trap"], self.reset, pre.sk, pre.gm, *rows, dadt, ddt, dtrap)
         if self.cumulated:
             return {"adt": dadt, "dt": ddt, "trap": dtrap, "angles": dtheta.transpose(1, 2)}
-        sums = self.empty(s.B, s.H, s.K, s.A)
-        self.run("angle_gradient_sums", dtheta, sums)
-        after = sums.flip(2).cumsum(2).flip(2) - sums
         dangles = torch.empty_like(t["angles"])
-        self.run("angle_gradients", t["angles"], t["dt"], dtheta, after, dangles, ddt)
+        self.run("angle_gradients", t["angles"], t["dt"], dtheta, angle_edge, dangles, ddt)
         return {"adt": dadt, "dt": ddt, "trap": dtrap, "angles": dangles}
 
     def _trimmed(self, name: str, grad: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from service.responses import etag_of, secured
 from service.schemas import AblationAccepted, ArmPublic, BlockOrder, NodeClassAnswer, PlanPublic
 from service.store.ablations import mean_trial_s
 from service.store.nodes import count_live
-from service.store.submissions import Key, Submission, known_answer, store_submission
+from service.store.submissions import Answer, Key, KeyKnown, Submission, known_answer, store_submission
 
 router = APIRouter(prefix="/v1", tags=["submissions"])
 
@@ -125,7 +125,7 @@ def submit_ablation(
         raise IdempotencyInFlight
     services.in_flight.add(held)
     try:
-        answer = _known(services, key) or _submit(services, key, body, principal.name)
+        answer = _submit(services, key, body, principal.name)
     finally:
         services.in_flight.discard(held)
     services.relay.ring()
@@ -136,12 +136,7 @@ def _body_digest(body: SpecBody) -> str:
     return digest_bytes(body.content_type.encode() + b"\0" + body.data)
 
 
-def _known(services: Services, key: Key) -> str | None:
-    with services.store.read() as connection:
-        return known_answer(connection, key)
-
-
-def _submit(services: Services, key: Key, body: SpecBody, submitted_by: str) -> str:
+def _submit(services: Services, key: Key, body: SpecBody, submitted_by: str) -> Answer:
     spec = parse_spec(body.data, body.content_type)
     submission = Submission(
         ablation_id=new_id("abl"),
@@ -151,9 +146,13 @@ def _submit(services: Services, key: Key, body: SpecBody, submitted_by: str) -> 
         content_type=body.content_type,
         submitted_by=submitted_by,
     )
-    answer = _answer_text(submission)
-    with services.store.write() as connection:
-        store_submission(connection, submission, key, answer)
+    answer = Answer(ablation_id=submission.ablation_id, text=_answer_text(submission))
+    try:
+        with services.store.write() as connection:
+            store_submission(connection, submission, key, answer)
+    except KeyKnown:
+        with services.store.read() as connection:
+            return known_answer(connection, key)
     return answer
 
 
@@ -180,8 +179,7 @@ def _answer_text(submission: Submission) -> str:
     return json.dumps(document)
 
 
-def _accepted(answer: str) -> Response:
-    location = json.loads(answer)["links"]["self"]
-    body = answer.encode()
-    headers = {"Location": location, "Retry-After": str(RETRY_AFTER_S), "ETag": etag_of(body)}
+def _accepted(answer: Answer) -> Response:
+    body = answer.text.encode()
+    headers = {"Location": links_of(answer.ablation_id).self, "Retry-After": str(RETRY_AFTER_S), "ETag": etag_of(body)}
     return Response(body, HTTPStatus.ACCEPTED, headers, "application/json")

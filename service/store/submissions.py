@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from experiments.plan import Plan
 from experiments.spec import AblationSpec
-from service.errors import IdempotencyInFlight, IdempotencyMismatch
+from service.errors import IdempotencyMismatch, ServiceError
 from service.ids import new_ids
 from service.lifecycle import AblationState, BlockState, TrialState
 from service.store import outbox
@@ -21,7 +21,7 @@ _ABLATION = insert(ablations).values(created_at=db_now())
 _ANSWER = insert(idempotency).values(created_at=db_now())
 _BLOCKS = insert(blocks)
 _TRIALS = insert(trials)
-_KNOWN = select(idempotency.c.body_digest, idempotency.c.answer)
+_KNOWN = select(idempotency.c.body_digest, idempotency.c.ablation_id, idempotency.c.answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +45,37 @@ class Key:
     body_digest: str
 
 
-def known_answer(connection: Connection, key: Key) -> str | None:
-    """Return the answer given before to this key, None for a new key. Raises IdempotencyMismatch for another body."""
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a submission was answered, word for word."""
+
+    ablation_id: str
+    text: str
+
+
+class KeyKnown(ServiceError):
+    """This Idempotency-Key was answered before."""
+
+
+def known_answer(connection: Connection, key: Key) -> Answer:
+    """Return the answer given before to this key. Raises IdempotencyMismatch when it was for another body."""
     query = _KNOWN.where(idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
-    row = connection.execute(query).first()
-    if row is None:
-        return None
+    row = connection.execute(query).one()
     if row.body_digest != key.body_digest:
         raise IdempotencyMismatch
-    return str(row.answer)
+    return Answer(ablation_id=row.ablation_id, text=row.answer)
 
 
-def store_submission(connection: Connection, submission: Submission, key: Key, answer: str) -> None:
-    """Insert the ablation with its blocks, trials, first event, wake-up and idempotency row."""
+def store_submission(connection: Connection, submission: Submission, key: Key, answer: Answer) -> None:
+    """Insert the idempotency row, then the ablation with its blocks, trials, first event and wake-up.
+
+    Raises KeyKnown when the key was answered before; the transaction is over then.
+    """
+    row = {"token_id": key.token_id, "key": key.key, "body_digest": key.body_digest}
+    try:
+        connection.execute(_ANSWER, {**row, "ablation_id": answer.ablation_id, "answer": answer.text})
+    except IntegrityError as error:
+        raise KeyKnown from error
     ablation = _ablation_row(submission)
     block_rows, trial_rows = _work_rows(submission)
     connection.execute(_ABLATION, ablation)
@@ -72,11 +90,6 @@ def store_submission(connection: Connection, submission: Submission, key: Key, a
     journal.note("ablation.state", submission.ablation_id, reason="submitted", new=AblationState.QUEUED)
     journal.flush_new()
     outbox.add(connection, outbox.WAKE, submission.plan.node_class)
-    row = {"token_id": key.token_id, "key": key.key, "body_digest": key.body_digest}
-    try:
-        connection.execute(_ANSWER, {**row, "ablation_id": submission.ablation_id, "answer": answer})
-    except IntegrityError as error:
-        raise IdempotencyInFlight from error
 
 
 def _ablation_row(submission: Submission) -> dict[str, Any]:

@@ -128,7 +128,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("unknown override", {"workload__overrides": {"seqlen": 128}}, "#/workload/overrides/seqlen", "unknown override"),
     ("gate as an override", {"workload__overrides": {"chunk_size": 8}}, "#/workload/overrides/chunk_size", "unknown"),
     ("float override", {"workload__overrides": {"seq_len": 128.0}}, "#/workload/overrides/seq_len", "an integer"),
-    ("override out of range", {"workload__overrides": {"micro_batch": 0}}, "#/workload/overrides/micro_batch", "from 1"),
+    ("override out of range", {"workload__overrides": {"micro_batch": 0}}, "#/workload/overrides/micro_batch",
+     "from 1"),
     ("override that does not fit", {"workload__overrides": {"headdim": 48}}, "#/workload/overrides/headdim",
      "must be a multiple"),
     ("override that breaks another", {"workload__overrides": {"d_model": 100}}, "#/workload/overrides",
@@ -246,7 +247,9 @@ BAD_TEXTS: list[tuple[str, bytes, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "kind", "where", "words"), [row[1:] for row in BAD_TEXTS], ids=[r[0] for r in BAD_TEXTS])
+@pytest.mark.parametrize(
+    ("body", "kind", "where", "words"), [row[1:] for row in BAD_TEXTS], ids=[r[0] for r in BAD_TEXTS]
+)
 def test_parse_spec_refuses_text_that_is_broken_or_dangerous(body: bytes, kind: str, where: str, words: str) -> None:
     (found,) = text_problems(body, kind)
     assert found.pointer == where
@@ -261,7 +264,9 @@ def test_parse_spec_takes_only_plain_yaml_numbers_and_booleans(given: str) -> No
 
 
 def test_parse_spec_reads_yaml_exponents_as_numbers() -> None:
-    body = yaml.safe_dump(SPEC).replace("recipe: hybrid-tiny", "recipe: hybrid-tiny\n  overrides: {learning_rate: 1e-3}")
+    body = yaml.safe_dump(SPEC).replace(
+        "recipe: hybrid-tiny", "recipe: hybrid-tiny\n  overrides: {learning_rate: 1e-3}"
+    )
     assert parse_spec(body.encode(), YAML).workload.overrides == {"learning_rate": 0.001}
 
 

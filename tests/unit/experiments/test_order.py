@@ -33,7 +33,7 @@ def test_orders_are_random_in_the_seed_and_the_same_for_one_seed() -> None:
 
 
 def test_orders_are_the_same_on_every_machine() -> None:
-    assert orders(["a", "b"], blocks=4, seed=20261120) == [("b", "a"), ("a", "b"), ("b", "a"), ("a", "b")]
+    assert orders(["a", "b"], blocks=4, seed=20261120) == [("b", "a"), ("a", "b"), ("a", "b"), ("b", "a")]
 
 
 def test_orders_put_each_arm_first_about_equally_often_over_seeds() -> None:

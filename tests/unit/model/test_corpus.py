@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from model.config import DataConfig
-from model.corpus import TORCH_HEADERS, corpus_root, read_documents, split_corpus
+from model.corpus import corpus_root, read_documents, split_corpus
 from model.errors import DataError
 from tests.corpora import copy_headers, small_config
 
@@ -51,7 +51,7 @@ def test_corpus_root_refuses_a_file(tmp_path: Path) -> None:
 
 
 def test_split_corpus_refuses_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has 0 usable files .* at least 2"):
+    with pytest.raises(DataError, match=r"has 0 usable files .* at least 2"):
         split_corpus(small_config(tmp_path))
 
 

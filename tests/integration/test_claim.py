@@ -1,0 +1,305 @@
+"""Claims, leases, reports and cancellation, on SQLite and on PostgreSQL."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from experiments.outcomes import MAX_ATTEMPTS, FailureClass
+from experiments.verdicts import Verdict
+from service.reconciler import Reconciler
+from service.store.clock import db_now
+from service.store.tables import blocks, events, outbox, receipts
+from service.store.view import ablation_view
+from tests.api_stack import Api, receipts_of, running_api
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with running_api(request.param, tmp_path_factory.mktemp("claim")) as api:
+        yield api
+
+
+@pytest.fixture
+def api(running: Api) -> Iterator[Api]:
+    yield running
+    for item in running.get("/v1/ablations?limit=500&state=queued&state=running").json()["items"]:
+        running.cancel(item["id"])
+    expire(running)
+
+
+def expire(api: Api) -> int:
+    """Let every lease run out and the reconciler see it."""
+    with api.store.write() as connection:
+        connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() - 1))
+    return Reconciler(api.store, "memory://").expire_leases()
+
+
+def ready(api: Api) -> None:
+    """Let the pause before every retry be over."""
+    with api.store.write() as connection:
+        connection.execute(update(blocks).values(not_before=0.0))
+
+
+def state_of(api: Api, ablation_id: str) -> dict[str, Any]:
+    return dict(api.get(f"/v1/ablations/{ablation_id}").json())
+
+
+def claimed(api: Api, node_id: str) -> dict[str, Any]:
+    block = api.claim(node_id)
+    assert block is not None
+    return block
+
+
+def test_claim_gives_everything_that_a_worker_needs(api: Api) -> None:
+    made = api.submit()
+    block = claimed(api, api.register())
+    assert block["ablation_id"] == made["id"]
+    assert (block["token"], block["attempt_no"], block["block_index"], block["seed"]) == (1, 1, 0, 1)
+    assert sorted(trial["arm"] for trial in block["trials"]) == ["baseline", "chunk-32", "psiv-on"]
+    assert [trial["position"] for trial in block["trials"]] == [0, 1, 2]
+    assert {trial["config"]["seed"] for trial in block["trials"]} == {1}
+    assert {trial["timeout_s"] for trial in block["trials"]} == {1200.0}
+    by_arm = {trial["arm"]: trial for trial in block["trials"]}
+    assert by_arm["psiv-on"]["gates"]["psiv_cache"] is True
+    assert state_of(api, made["id"])["state"] == "running"
+
+
+def test_claim_is_priority_first_then_oldest(api: Api) -> None:
+    node = api.register()
+    older, newer = api.submit(), api.submit()
+    urgent = api.submit(limits={"priority": 90})
+    order = [claimed(api, node)["ablation_id"] for _ in range(13)]
+    assert order == [urgent["id"]] * 6 + [older["id"]] * 6 + [newer["id"]]
+
+
+def test_claim_nothing_for_another_node_class_or_an_empty_queue(api: Api) -> None:
+    assert api.claim(api.register()) is None
+    api.submit()
+    assert api.claim(api.register("gpu", "h200")) is None
+    answer = api.client.post("/v1/blocks:claim", headers=api.worker, json={"node_id": "nod_nobody"})
+    assert answer.status_code == 404
+
+
+def test_many_claimers_never_get_the_same_block(api: Api) -> None:
+    api.submit()
+    nodes = [api.register(f"racer-{number}") for number in range(4)]
+    got: list[str] = []
+
+    def race(node: str) -> None:
+        while block := api.claim(node):
+            got.append(block["block_id"])
+
+    threads = [threading.Thread(target=race, args=(node,)) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == len(set(got)) == 6
+
+
+def test_heartbeat_renews_and_shows_progress_and_log(api: Api) -> None:
+    made = api.submit()
+    block = claimed(api, api.register())
+    trial = block["trials"][0]["trial_id"]
+    progress = [{"trial_id": trial, "steps_done": 2, "steps_total": 5, "tokens_per_s": 10.5, "loss": 8.1}]
+    first = {"trial_id": trial, "offset": 0, "text": "grüße\n"}
+    assert api.attempt(block, "heartbeat", progress=progress, logs=[first]).json() == {"lease_s": 30.0, "cancel": False}
+    progress[0]["steps_done"] = 3
+    again = {"trial_id": trial, "offset": 0, "text": "grüße\nmore"}
+    assert api.attempt(block, "heartbeat", progress=progress, logs=[again, first]).status_code == 200
+    log = api.get(f"/v1/trials/{trial}/log?offset=8")
+    assert (log.text, log.headers["x-log-end-offset"]) == ("more", "12")
+    shown = api.get(f"/v1/ablations/{made['id']}/trials?limit=1").json()["items"][0]
+    assert shown["state"] == "running"
+    assert shown["progress"] == {"steps_done": 3, "steps_total": 5, "tokens_per_s": 10.5, "loss": 8.1}
+
+
+def test_log_with_a_gap_is_refused_and_changes_nothing(api: Api) -> None:
+    api.submit()
+    block = claimed(api, api.register())
+    trial = block["trials"][0]["trial_id"]
+    answer = api.attempt(block, "heartbeat", logs=[{"trial_id": trial, "offset": 7, "text": "late"}])
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["hint"] == "send the log from byte 0"
+    assert api.get(f"/v1/trials/{trial}/log").text == ""
+
+
+def test_whole_ablation_completes_and_asks_for_its_verdict(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    assert api.finish(node) == 6
+    shown = state_of(api, made["id"])
+    assert shown["state"] == "completed"
+    assert (shown["blocks"]["done"], shown["trials"]["done"]) == (6, 18)
+    assert shown["finished_at"] >= shown["started_at"] >= shown["created_at"]
+    with api.store.read() as connection:
+        kinds = connection.execute(select(outbox.c.kind).where(outbox.c.key == made["id"])).scalars().all()
+        view = ablation_view(connection, made["id"])
+    assert kinds == ["judge"]
+    assert [trial.receipt is not None for trial in view.trials] == [True] * 18
+    assert view.verdict is None or isinstance(view.verdict, Verdict)
+    trial = api.get(f"/v1/ablations/{made['id']}/trials?limit=1").json()["items"][0]
+    receipt = api.get(f"/v1/trials/{trial['id']}/receipt")
+    assert receipt.json()["digest"] == trial["receipt_digest"] == receipt.headers["etag"].strip('"')
+
+
+def test_report_twice_counts_once(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    body = receipts_of(block, node)
+    first = api.attempt(block, "report", receipts=body)
+    second = api.attempt(block, "report", receipts=body)
+    assert first.status_code == second.status_code == 200
+    assert first.json() == second.json()
+    assert state_of(api, made["id"])["blocks"]["done"] == 1
+    assert api.attempt(block, "report", receipts=body[:2]).status_code == 409
+
+
+def test_report_that_does_not_fit_is_422_and_changes_nothing(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    good = receipts_of(block, node)
+    tampered = [{**good[0], "wall_s": 99.0}, *good[1:]]
+    swapped = receipts_of({**block, "attempt_id": "att_other"}, node)
+    for body, words in ((good[:2], "no receipt"), (tampered, "digest"), (swapped, "att_other"), ([], "no receipt")):
+        answer = api.attempt(block, "report", receipts=body)
+        assert answer.status_code == 422, answer.text
+        assert words in answer.text
+    with api.store.read() as connection:
+        stored = select(func.count()).select_from(receipts).where(receipts.c.ablation_id == made["id"])
+        assert connection.execute(stored).scalar_one() == 0
+    assert api.attempt(block, "report", receipts=good).status_code == 200
+
+
+def test_expired_lease_requeues_and_fences_the_old_attempt(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    old = claimed(api, node)
+    assert api.attempt(old, "heartbeat", progress=[_step(old, 1)]).status_code == 200
+    assert expire(api) == 1
+    stored = state_of(api, made["id"])
+    for verb, body in (("heartbeat", {}), ("report", {"receipts": receipts_of(old, node)}), ("release", RELEASE)):
+        answer = api.attempt(old, verb, **body)
+        assert answer.status_code == 409
+        assert answer.json()["type"].endswith("stale-token")
+    assert state_of(api, made["id"]) == stored
+    new = claimed(api, node)
+    assert new["block_id"] == old["block_id"]
+    assert (new["attempt_no"], new["token"] > old["token"]) == (2, True)
+    trials = api.get(f"/v1/ablations/{made['id']}/trials?limit=3").json()["items"]
+    assert {trial["state"] for trial in trials} == {"queued"}
+    assert api.attempt(new, "report", receipts=receipts_of(new, node)).status_code == 200
+
+
+RELEASE = {"failure_class": "preempted", "message": "the node goes away"}
+
+
+def _step(block: dict[str, Any], steps_done: int) -> dict[str, Any]:
+    return {"trial_id": block["trials"][0]["trial_id"], "steps_done": steps_done, "steps_total": 9}
+
+
+def test_late_report_counts_while_the_block_was_not_requeued(api: Api) -> None:
+    api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    with api.store.write() as connection:
+        connection.execute(update(blocks).where(blocks.c.id == block["block_id"]).values(lease_until=db_now() - 60))
+    assert api.attempt(block, "report", receipts=receipts_of(block, node)).json()["block_state"] == "done"
+
+
+def test_release_gives_the_block_to_the_next_at_once(api: Api) -> None:
+    api.submit()
+    block = claimed(api, api.register())
+    assert api.attempt(block, "release", **RELEASE).json()["block_state"] == "queued"
+    other = claimed(api, api.register("node-b"))
+    assert other["block_id"] == block["block_id"]
+
+
+def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    limit = MAX_ATTEMPTS[FailureClass.TIMEOUT]
+    for _ in range(6 * limit):
+        block = claimed(api, node)
+        answer = api.attempt(block, "report", failure_class="timeout", message="trial took\x00 too long")
+        assert answer.status_code == 200
+        ready(api)
+    assert api.claim(node) is None
+    shown = state_of(api, made["id"])
+    assert (shown["state"], shown["blocks"]["failed"]) == ("failed", 6)
+    found = api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]
+    assert {(block["state"], block["attempt_no"]) for block in found} == {("failed", limit)}
+    assert "attempt 2 of 2" in found[0]["message"]
+
+
+def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    assert api.attempt(block, "report", failure_class="user_error", message="x").json()["block_state"] == "failed"
+    assert api.finish(node) == 5
+    shown = state_of(api, made["id"])
+    assert (shown["state"], shown["blocks"]["done"], shown["blocks"]["failed"]) == ("completed", 5, 1)
+
+
+def test_cancel_running_waits_for_the_worker(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    assert api.cancel(made["id"]).json()["state"] == "cancelling"
+    assert api.cancel(made["id"]).json()["state"] == "cancelling"
+    assert api.claim(node) is None
+    assert api.attempt(block, "heartbeat").json()["cancel"] is True
+    asked = {"failure_class": "cancelled", "message": "cancel was asked for"}
+    assert api.attempt(block, "release", **asked).json()["block_state"] == "cancelled"
+    assert state_of(api, made["id"])["state"] == "cancelled"
+    assert api.events(made["id"])[-1][0] == "end"
+
+
+def test_cancel_running_without_a_worker_ends_when_the_lease_does(api: Api) -> None:
+    made = api.submit()
+    claimed(api, api.register())
+    api.cancel(made["id"])
+    assert expire(api) == 1
+    assert state_of(api, made["id"])["state"] == "cancelled"
+
+
+def test_every_move_is_an_event_in_order_with_actor_and_reason(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    api.attempt(block, "heartbeat", progress=[_step(block, 1)])
+    api.attempt(block, "heartbeat", progress=[_step(block, 2)])
+    api.attempt(block, "report", failure_class="infra_node", message="device lost")
+    api.cancel(made["id"])
+    told = api.events(made["id"])
+    assert [event["seq"] for _, event in told] == sorted(event["seq"] for _, event in told)
+    assert all(event["actor"] and event["reason"] for _, event in told)
+    moves = [(name, event["from"], event["to"]) for name, event in told if event["subject"] == block["block_id"]]
+    assert moves == [
+        ("block.state", "queued", "running"),
+        ("block.state", "running", "queued"),
+        ("block.state", "queued", "cancelled"),
+    ]
+    states = [event["to"] for name, event in told if name == "ablation.state"]
+    assert states == ["queued", "running", "cancelling", "cancelled"]
+    assert [event["data"]["steps_done"] for name, event in told if name == "trial.progress"] == [2]
+    assert ("attempt.state", "broken") in [(name, event["to"]) for name, event in told]
+    assert told[-1][0] == "end"
+
+
+def test_progress_events_are_dropped_with_the_block_that_they_describe(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    for step in range(1, 4):
+        api.attempt(block, "heartbeat", progress=[_step(block, step)])
+    api.attempt(block, "report", receipts=receipts_of(block, node))
+    with api.store.read() as connection:
+        query = select(events.c.kind).where(events.c.ablation_id == made["id"], events.c.kind == "trial.progress")
+        assert connection.execute(query).all() == []
