@@ -28,7 +28,7 @@ from experiments.spec_values import (
     refuse,
     show_percent,
 )
-from kernels.backends import NodeClass
+from kernels.backends import LANES_ON, NodeClass
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
@@ -152,7 +152,9 @@ class Design(_Part):
 class Placement(_Part):
     """Where the trials run."""
 
-    node_class: Annotated[str, Field(json_schema_extra={"enum": [str(node) for node in NodeClass]})]
+    node_class: Annotated[
+        str, Field(json_schema_extra={"enum": [str(node) for node, lanes in LANES_ON.items() if lanes]})
+    ]
     devices: Annotated[int, Field(json_schema_extra={"const": 1})] = 1
 
     @field_validator("node_class")

@@ -102,8 +102,9 @@ def sign_flip_p(differences: Sequence[float] | Array) -> float:
     rng = np.random.default_rng(0)
     extreme = 0
     for start in range(0, FLIPS, _ROWS_AT_ONCE):
-        signs = rng.integers(0, 2, (min(_ROWS_AT_ONCE, FLIPS - start), d.size)) * 2 - 1
-        extreme += int(np.count_nonzero(np.abs(signs @ d) >= observed))
+        rows = min(_ROWS_AT_ONCE, FLIPS - start)
+        bits = np.unpackbits(rng.integers(0, 256, (rows, -(-d.size // 8)), dtype=np.uint8), axis=1, count=d.size)
+        extreme += int(np.count_nonzero(np.abs(2 * (bits.astype(np.float64) @ d) - d.sum()) >= observed))
     return (extreme + 1) / (FLIPS + 1)
 
 

@@ -1,6 +1,7 @@
 """The API process: `create_app` builds it, `python -m service.app` serves it with one uvloop worker."""
 
 import logging
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -105,6 +106,8 @@ def main() -> int:
         timeout_graceful_shutdown=SHUTDOWN_S,
         timeout_keep_alive=DISCONNECT_S,
     )
+    for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after a clean end
+        signal.signal(signum, lambda *_: None)
     server = _Server(config, app)
     server.run()
     return 0 if server.started else 1

@@ -194,6 +194,8 @@ class Ablations:
                 source.response.read()
                 checked(source.response)
             for message in source.iter_sse():
+                if not message.data:  # a keep-alive comment
+                    continue
                 yield Event.of(message.event, message.id, message.json())
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from anyio import to_thread
 from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
 
 from experiments.errors import SpecProblem
 from experiments.load import CONTENT_TYPES
@@ -96,15 +98,24 @@ class AblationFilter(BaseModel):
     )
 
 
+_DOUBTFUL = re.compile(rb"\\\\u[dD]|NaN|Infinity")
+
+
 def media_type(request: Request) -> str:
     """Return the request's content type without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def json_only(request: Request) -> None:
-    """Refuse a body that is not JSON."""
+    """Refuse a body that is not JSON, or holds what UTF-8 and a receipt cannot: lone surrogates, NaN, Infinity."""
     if media_type(request) != "application/json":
         raise UnsupportedMediaType(f"content type {media_type(request)!r} is not supported; allowed: application/json")
+    body = await request.body()
+    if _DOUBTFUL.search(body):
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise Invalid(problems=[SpecProblem(pointer="#", detail=f"the body is not JSON: {error}")]) from error
 
 
 @dataclass(frozen=True, kw_only=True)

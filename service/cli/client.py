@@ -231,7 +231,9 @@ def _watch(client: Client, ablation: str, as_json: bool) -> None:
 
 def show_end(client: Client, row: AblationPublic) -> None:
     """Show how an ablation ended: its verdict where there is one."""
-    if row.state != AblationState.COMPLETED:
-        out().print(f"{row.id} ended as {show.state(row.state)}; see ablate show {row.id}")
+    if row.state == AblationState.CANCELLED:
+        out().print(f"{row.id} was cancelled; what it measured is kept: ablate show {row.id}")
         return
+    if row.state == AblationState.FAILED:
+        out().print(f"{row.id} [red]failed[/]: {row.blocks.failed} blocks could not be run; ablate show {row.id}")
     out().print(show.verdict(client.ablations.verdict(row.id)))

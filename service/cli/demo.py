@@ -1,5 +1,7 @@
 """`ablate demo`: the whole main path on this machine, with the real parts, ending in a verdict."""
 
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +73,7 @@ def _stack(files: StackFiles, report: Report) -> Iterator[tuple[StackState, bool
         yield state, False
         return
     err().print("starting broker, MLflow, API, background process and a CPU worker (ablate up)")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the stack is stopped then, too
     try:
         yield control.start(files, report), True
     finally:

@@ -27,7 +27,7 @@ def _group() -> None:
 @app.command()
 @guarded
 def rebuild(as_json: JsonOption = False) -> None:
-    """Project every ablation again; needs the database (ABLATE_DATABASE_URL) and a running background process."""
+    """Project every ended ablation again; needs the database (ABLATE_DATABASE_URL) and a running background process."""
     total = rebuild_all(get_settings().sqlalchemy_url, patience_s=_PATIENCE_S)
     if as_json:
         print_json({"projected": total})
@@ -36,7 +36,7 @@ def rebuild(as_json: JsonOption = False) -> None:
 
 
 def rebuild_all(database_url: str, *, patience_s: float) -> int:
-    """Ask for the projection of every stored ablation and wait until it is done; return how many there are.
+    """Ask for the projection of every ablation that has ended and wait until it is done; return how many there are.
 
     Raises StackError when the background process did not get through in time.
     """
@@ -49,7 +49,8 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
     store = Store(database_url)
     try:
         with store.write() as connection:
-            ids = list(connection.execute(select(ablations.c.id).order_by(ablations.c.id)).scalars())
+            reported = select(ablations.c.id).where(ablations.c.report_html.is_not(None)).order_by(ablations.c.id)
+            ids = list(connection.execute(reported).scalars())
             connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
             for ablation_id in ids:
                 outbox.add(connection, outbox.PROJECT, ablation_id)

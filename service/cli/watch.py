@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from experiments import wording
 from service.answers import Event
 from service.cli.output import print_json
-from service.client import Client, ClientError
+from service.client import Client
 from service.lifecycle import OVER
 from service.schemas import AblationPublic, TrialPublic
 
@@ -31,6 +32,8 @@ class Picture:
 
     ablation: AblationPublic
     trials: dict[str, TrialPublic]
+    names: dict[str, str]
+    """Block ids to what people call them: "block 2/6"."""
     current: TrialPublic | None = None
     steps: str = ""
     seen: int = 0
@@ -46,7 +49,7 @@ class Picture:
         elif event.kind == "trial.state" and trial is not None and event.went_to == "running":
             self.current, self.steps = trial, ""
         elif event.kind in ("block.state", "ablation.state"):
-            self.lines.append(history_line(event))
+            self.lines.append(history_line(event, self.names.get(event.subject or "", self.ablation.name)))
 
     @property
     def over(self) -> bool:
@@ -60,7 +63,7 @@ class Picture:
             return f"waits for {self.ablation.waiting_for}"
         if self.current is None or self.over:
             return ""
-        return f"block {self.current.block_index}, {self.current.arm}: {self.steps or 'starting'}"
+        return f"{self.names[self.current.block_id]}, {self.current.arm}: {self.steps or 'starting'}"
 
 
 def steps_text(event: Event) -> str:
@@ -74,11 +77,10 @@ def steps_text(event: Event) -> str:
     return ", ".join(parts)
 
 
-def history_line(event: Event) -> str:
-    """Write a change of state as one line."""
-    subject = f" {event.subject}" if event.subject else ""
-    reason = f": {event.reason}" if event.reason else ""
-    return f"{event.kind.partition('.')[0]}{subject} {event.came_from or 'new'} -> {event.went_to}{reason}"
+def history_line(event: Event, name: str) -> str:
+    """Write a change of state of what people call `name` as one line, with the UTC time of day."""
+    reason = f" ({event.reason})" if event.reason else ""
+    return f"{event.at[11:19]}  {name}: {event.went_to}{reason}"
 
 
 def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic:
@@ -102,8 +104,10 @@ def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
 
 
 def _first_look(client: Client, ablation_id: str) -> Picture:
+    row = client.ablations.get(ablation_id)
     trials = {trial.id: trial for trial in client.ablations.trials(ablation_id)}
-    return Picture(ablation=client.ablations.get(ablation_id), trials=trials)
+    names = {trial.block_id: f"block {trial.block_index + 1}/{row.blocks.planned}" for trial in trials.values()}
+    return Picture(ablation=row, trials=trials, names=names)
 
 
 def _follow_in_lines(client: Client, picture: Picture, console: Console) -> None:
@@ -114,20 +118,19 @@ def _follow_in_lines(client: Client, picture: Picture, console: Console) -> None
         picture.lines.clear()
         text = picture.trial_text
         if text and text != said and time.monotonic() - said_at >= _LINE_EVERY_S:
-            done = f"{picture.ablation.blocks.done}/{picture.ablation.blocks.planned} blocks"
-            console.print(escape(f"{done}  {text}"))
+            console.print(escape(f"{datetime.now(UTC):%H:%M:%S}  {text}"))
             said, said_at = text, time.monotonic()
 
 
 def _looks(client: Client, picture: Picture) -> Iterator[None]:
     """Keep the picture up to date; yield after every change and at least every half second."""
-    feed: queue.SimpleQueue[Event | ClientError] = queue.SimpleQueue()
+    feed: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(client, picture.ablation.id, feed), daemon=True).start()
     asked_at, ended = time.monotonic(), False
     while not ended:
         changed = False
         for item in _waiting(feed):
-            if isinstance(item, ClientError):
+            if isinstance(item, Exception):
                 raise item
             picture.apply(item)
             changed = changed or item.kind != "trial.progress"
@@ -138,7 +141,7 @@ def _looks(client: Client, picture: Picture) -> Iterator[None]:
         yield
 
 
-def _waiting(feed: "queue.SimpleQueue[Event | ClientError]") -> Iterator[Event | ClientError]:
+def _waiting(feed: "queue.SimpleQueue[Event | Exception]") -> Iterator[Event | Exception]:
     try:
         yield feed.get(timeout=_LOOK_EVERY_S)
         while True:
@@ -147,11 +150,11 @@ def _waiting(feed: "queue.SimpleQueue[Event | ClientError]") -> Iterator[Event |
         return
 
 
-def _read(client: Client, ablation_id: str, feed: "queue.SimpleQueue[Event | ClientError]") -> None:
+def _read(client: Client, ablation_id: str, feed: "queue.SimpleQueue[Event | Exception]") -> None:
     try:
         for event in client.ablations.watch(ablation_id):
             feed.put(event)
-    except ClientError as error:
+    except Exception as error:  # the thread's boundary: whoever follows gets it raised
         feed.put(error)
 
 

@@ -64,6 +64,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
     with services.store.read() as connection:
         if reports.was_reported(connection, attempt_id, report.token, digest):
             return _closed(services, attempt_id)
+        attempts.check_holds(connection, attempt_id, report.token)
     verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
     with services.store.write() as connection:
         held = attempts.hold(connection, attempt_id, report.token)

@@ -5,10 +5,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
 
+from experiments.errors import SpecProblem
 from experiments.gates import GatePublic, catalogue
 from experiments.messages import NodeRegistered, NodeRegistration
+from experiments.problems import listed, nearest, shown
 from experiments.spec import ablation_json_schema
+from kernels.backends import NodeClass
 from service.deps import Reader, ServicesDep, Worker, json_only
+from service.errors import Invalid
 from service.public import node_public
 from service.responses import problems, secured
 from service.schemas import NodeList
@@ -48,6 +52,11 @@ def register_node(
     principal: Worker,
 ) -> NodeRegistered:
     """Store what a worker found on its machine; the same name is the same node."""
+    known = [str(node_class) for node_class in NodeClass]
+    if registration.node_class not in known:
+        detail = f"unknown node class {shown(registration.node_class)}; known: {listed(known)}"
+        hint = nearest(registration.node_class, known)
+        raise Invalid(problems=[SpecProblem(pointer="#/node_class", detail=detail, hint=hint)])
     with services.store.write() as connection:
         node_id = nodes.register(connection, name, registration)
     return NodeRegistered(node_id=node_id, claim_poll_s=services.settings.claim_poll_s)

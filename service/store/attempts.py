@@ -4,6 +4,7 @@ Every call carries the fencing token. A lease that ran out but was not reassigne
 has requeued the block (and grown its token), a late worker may go on or hand in its result.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from service.store.settle import settle
 from service.store.tables import attempts, blocks, trials
 
 RETRY_CAP_S = 30.0
+MAX_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,23 @@ def hold(connection: Connection, attempt_id: str, token: int) -> Held:
     """Lock the block of an attempt that still holds it. Raises NotFound or StaleToken."""
     attempt = find_attempt(connection, attempt_id)
     block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id).with_for_update()).one()
+    _check_token(block, attempt_id, token)
+    rows = connection.execute(select(trials).where(trials.c.block_id == block.id).order_by(trials.c.position)).all()
+    return Held(attempt=attempt, block=block, trials=rows)
+
+
+def check_holds(connection: Connection, attempt_id: str, token: int) -> None:
+    """Raise StaleToken unless the attempt holds its block now; a look before work that a stale caller can be spared."""
+    attempt = find_attempt(connection, attempt_id)
+    _check_token(connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one(), attempt_id, token)
+
+
+def _check_token(block: Row[Any], attempt_id: str, token: int) -> None:
     if block.state != BlockState.RUNNING or block.attempt_id != attempt_id or block.token != token:
         raise StaleToken(
             f"attempt {attempt_id} with token {token} does not hold block {block.id} "
             f"(block {block.state}, token {block.token}); nothing was changed"
         )
-    rows = connection.execute(select(trials).where(trials.c.block_id == block.id).order_by(trials.c.position)).all()
-    return Held(attempt=attempt, block=block, trials=rows)
 
 
 def find_attempt(connection: Connection, attempt_id: str) -> Row[Any]:
@@ -67,13 +79,24 @@ def store_progress(connection: Connection, held: Held, progress: Sequence[TrialP
         row = known.get(item.trial_id)
         if row is None:
             raise Invalid(f"trial {item.trial_id!r} is not part of block {held.block.id}")
-        values = item.model_dump(exclude={"trial_id"})
+        values = _progress_values(item)
         if row.state == TrialState.QUEUED:
             journal.move("trial", [row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **values)
         elif row.steps_done != item.steps_done:
             connection.execute(update(trials).where(trials.c.id == row.id).values(**values))
             journal.note("trial.progress", row.id, reason="heartbeat", data=values)
     journal.flush()
+
+
+def _progress_values(item: TrialProgress) -> dict[str, Any]:
+    if not 0 <= item.steps_done <= item.steps_total <= MAX_STEPS:
+        raise Invalid(
+            f"progress of trial {item.trial_id} is {item.steps_done} of {item.steps_total} steps; "
+            f"allowed: 0 <= steps_done <= steps_total <= {MAX_STEPS}"
+        )
+    numbers = {"tokens_per_s": item.tokens_per_s, "loss": item.loss}
+    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
+    return {"steps_done": item.steps_done, "steps_total": item.steps_total, **finite}
 
 
 def break_off(

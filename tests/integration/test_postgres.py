@@ -1,0 +1,110 @@
+"""What both databases must do alike: migrations, rollback, concurrency, control characters, large ablations."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import IntegrityError
+
+from service.store.clock import db_now
+from service.store.migrate import current_revision, newest_revision, upgrade
+from service.store.session import Store
+from service.store.tables import ablations, metadata, trials
+from tests.api_stack import Api, database_url, running_api
+from tests.factories import spec_values
+
+KINDS = ["sqlite", "postgresql"]
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    opened = Store(database_url(request.param, tmp_path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with running_api(request.param, tmp_path_factory.mktemp("both")) as running:
+        yield running
+
+
+def test_migrations_build_exactly_the_tables_of_the_code(store: Store) -> None:
+    upgrade(store)
+    upgrade(store)
+    with store.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+    assert current_revision(store) == newest_revision()
+
+
+def test_failed_transaction_leaves_nothing(store: Store) -> None:
+    upgrade(store)
+    with pytest.raises(IntegrityError), store.write() as connection:
+        connection.execute(text("INSERT INTO leaders VALUES ('x', 'y', 0), ('x', 'z', 0)"))
+    with store.read() as connection:
+        assert connection.execute(text("SELECT count(*) FROM leaders")).scalar_one() == 0
+
+
+def test_database_clock_is_epoch_seconds(store: Store) -> None:
+    with store.read() as connection:
+        assert connection.execute(select(db_now())).scalar_one() == pytest.approx(time.time(), abs=2)
+
+
+def test_same_key_at_the_same_time_stores_one_ablation(api: Api) -> None:
+    answers: list[httpx.Response] = []
+    values = spec_values(ablation="at-once")
+    threads = [threading.Thread(target=lambda: answers.append(api.post_spec(values, key="at-once"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {answer.status_code for answer in answers} <= {202, 409}
+    assert len({answer.json()["id"] for answer in answers if answer.status_code == 202}) == 1
+    with api.store.read() as connection:
+        query = select(func.count()).select_from(ablations).where(ablations.c.name == "at-once")
+        assert connection.execute(query).scalar_one() == 1
+
+
+def test_nul_and_other_control_characters_never_reach_the_database(api: Api) -> None:
+    assert api.post_spec(spec_values(question="a\x00b")).status_code == 422
+    assert api.get("/v1/ablations?label=a%00").status_code == 422
+    assert api.get("/v1/ablations/abl_%00").status_code == 422
+    answer = api.client.post("/v1/blocks:claim", headers=api.worker, json={"node_id": "nod_\x00"})
+    assert answer.status_code == 404
+    body = {"node_class": "cpu", "devices": [], "versions": {"a": "\x00"}, "code_digest": "\x00"}
+    assert api.client.put("/v1/nodes/odd", headers=api.worker, json=body).status_code == 200
+    assert api.client.put("/v1/nodes/odd", headers=api.worker, json={**body, "node_class": "x" * 99}).status_code == 422
+    surrogate = b'{"node_class": "cpu", "devices": [], "versions": {}, "code_digest": "\\ud800"}'
+    headers = {**api.worker, "Content-Type": "application/json"}
+    assert api.client.put("/v1/nodes/odd", headers=headers, content=surrogate).status_code == 422
+    paired = surrogate.replace(b"\\ud800", b"\\ud83d\\ude00")
+    assert api.client.put("/v1/nodes/odd", headers=headers, content=paired).status_code == 200
+
+
+def test_hundred_thousand_trials_are_stored_listed_and_cancelled(api: Api) -> None:
+    variants = {f"v{n}": {"gates": {"chunk_size": size, "loss": loss}} for n, (size, loss) in enumerate(_pairs())}
+    made = api.submit(variants=variants, design={"seeds": [1], "blocks": {"count": 2000}})
+    assert made["plan"]["trials"] == 2000 * (len(variants) + 1) > 20_000
+    for path in ("", "/blocks?limit=500", "/trials?limit=500"):
+        started = time.monotonic()
+        assert api.get(made["links"]["self"] + path).status_code == 200
+        assert time.monotonic() - started < 1.0
+    node = api.register()
+    block = api.claim(node)
+    assert block is not None
+    api.attempt(block, "release", failure_class="preempted", message="x")
+    assert api.cancel(made["id"]).json()["state"] == "cancelled"
+    with api.store.read() as connection:
+        query = select(trials.c.state).where(trials.c.ablation_id == made["id"]).distinct()
+        assert connection.execute(query).scalars().all() == ["cancelled"]
+
+
+def _pairs() -> list[tuple[int, str]]:
+    return [(size, loss) for size in (8, 32, 64, 128, 256) for loss in ("dense", "chunked")]

@@ -1,0 +1,131 @@
+"""Server-sent events over a real server: follow, replay, keep-alive, end, and shutdown with streams open."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import httpx_sse
+import pytest
+
+from service.store.session import Store
+from tests.api_stack import ADMIN, WORKER, Api, running_api
+from tests.bench.api import free_port
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+    port = free_port()
+    environment = {
+        "ABLATE_HOME": str(tmp_path),
+        "ABLATE_PORT": str(port),
+        "ABLATE_ADMIN_TOKEN": ADMIN,
+        "ABLATE_WORKER_TOKEN": WORKER,
+    }
+    process = subprocess.Popen([sys.executable, "-m", "service.app"], env={**os.environ, **environment})
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20)
+    deadline = time.monotonic() + 60
+    while not _alive(client):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    yield client, process
+    client.close()
+    process.kill()
+    process.wait()
+
+
+def _alive(client: httpx.Client) -> bool:
+    try:
+        return client.get("/healthz").is_success
+    except httpx.TransportError:
+        return False
+
+
+def _api(client: httpx.Client, tmp_path: Path) -> Api:
+    return Api(client, Store(f"sqlite:///{tmp_path}/ablate.db"))  # type: ignore[arg-type]  # the same calls
+
+
+def test_stream_follows_until_end_and_ends_with_the_server(
+    server: tuple[httpx.Client, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    client, process = server
+    api = _api(client, tmp_path)
+    made = api.submit()
+    told: list[httpx_sse.ServerSentEvent] = []
+
+    def follow(path: str) -> None:
+        with httpx_sse.connect_sse(client, "GET", path, headers=api.admin) as source:
+            told.extend(source.iter_sse())
+
+    follower = threading.Thread(target=follow, args=(made["links"]["events"],))
+    follower.start()
+    node = api.register()
+    block = api.claim(node)
+    assert block is not None
+    api.cancel(made["id"])
+    asked = {"failure_class": "cancelled", "message": "cancel was asked for"}
+    assert api.attempt(block, "release", **asked).status_code == 200
+    follower.join(20)
+    assert [event.json()["to"] for event in told if event.event == "ablation.state"] == [
+        "queued",
+        "running",
+        "cancelling",
+        "cancelled",
+    ]
+    assert told[-1].event == "end"
+    assert told[-1].json()["reason"] == "the ablation is cancelled"
+    assert [int(event.id) for event in told] == sorted(int(event.id) for event in told)
+
+    waiting = api.submit()
+    open_stream = threading.Thread(target=follow, args=(waiting["links"]["events"],))
+    open_stream.start()
+    time.sleep(0.5)
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert time.monotonic() - started < 4
+    open_stream.join(5)
+
+
+def test_last_event_id_replays_only_what_came_after(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path) as api:
+        made = api.submit()
+        api.cancel(made["id"])
+        told = api.events(made["id"])
+        middle = told[3][1]["seq"]
+        answer = api.get(f"/v1/ablations/{made['id']}/events", headers={"Last-Event-ID": str(middle)})
+        replayed = [line for line in answer.text.splitlines() if line.startswith("id: ")]
+        assert replayed == [f"id: {event['seq']}" for _, event in told[4:]]
+        bad = api.get(f"/v1/ablations/{made['id']}/events", headers={"Last-Event-ID": "x"})
+        assert bad.status_code == 422
+
+
+def test_quiet_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.sse.KEEP_ALIVE_S", 0.3)
+    with running_api("sqlite", tmp_path) as api:
+        made = api.submit()
+        stop = threading.Timer(1.5, lambda: api.cancel(made["id"]))
+        stop.start()
+        text = api.get(f"/v1/ablations/{made['id']}/events").text
+        stop.join()
+    assert text.count(": keep-alive") >= 2
+
+
+def test_log_stream_sends_text_with_its_end_offset_and_ends_with_the_trial(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path) as api:
+        api.submit()
+        node = api.register()
+        block = api.claim(node)
+        assert block is not None
+        trial = block["trials"][0]["trial_id"]
+        logs = [{"trial_id": trial, "offset": 0, "text": "one\ntwo"}]
+        api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")
+        answer = api.get(f"/v1/trials/{trial}/log", headers={"Accept": "text/event-stream"})
+    assert 'id: 7\nevent: log\ndata: {"text": "one\\ntwo"}' in answer.text
+    assert answer.text.endswith('id: 7\nevent: end\ndata: {"reason": "the trial is over"}\n\n')

@@ -1,0 +1,60 @@
+"""`ablate worker doctor` against a service that answers, refuses, or is not there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.integration.worker_service import TOKEN, Service
+from workers.cli import app
+from workers.settings import get_settings
+
+
+def _doctor(monkeypatch: pytest.MonkeyPatch, home: Path, url: str, token: str | None) -> tuple[int, dict[str, Any]]:
+    monkeypatch.setenv("ABLATE_HOME", str(home))
+    monkeypatch.setenv("ABLATE_URL", url)
+    monkeypatch.delenv("ABLATE_WORKER_TOKEN", raising=False)
+    if token is not None:
+        monkeypatch.setenv("ABLATE_WORKER_TOKEN", token)
+    get_settings.cache_clear()
+    try:
+        answer = CliRunner().invoke(app, ["doctor", "--json"])
+    finally:
+        get_settings.cache_clear()
+    return answer.exit_code, {check["name"]: check for check in json.loads(answer.stdout)}
+
+
+@pytest.fixture
+def service() -> Any:
+    running = Service()
+    yield running
+    running.close()
+
+
+def test_doctor_good_node_without_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: Service) -> None:
+    code, checks = _doctor(monkeypatch, tmp_path, f"http://127.0.0.1:{service.port}", TOKEN)
+    assert code == 0
+    assert checks["service"]["passed"]
+    assert checks["worker key"]["passed"]
+    assert not checks["broker"]["passed"]
+    assert "polling every 5 s" in checks["broker"]["detail"]
+
+
+def test_doctor_refused_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: Service) -> None:
+    code, checks = _doctor(monkeypatch, tmp_path, f"http://127.0.0.1:{service.port}", "a-key-that-nobody-gave")
+    assert code == 1
+    assert "401" in checks["worker key"]["detail"]
+
+
+def test_doctor_no_service_and_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, checks = _doctor(monkeypatch, tmp_path, "http://127.0.0.1:9", None)
+    assert code == 1
+    assert "ABLATE_WORKER_TOKEN is not set" in checks["worker key"]["detail"]
+
+
+def test_doctor_service_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, checks = _doctor(monkeypatch, tmp_path, "http://127.0.0.1:9", TOKEN)
+    assert code == 1
+    assert not checks["service"]["passed"]
