@@ -20,7 +20,7 @@ from experiments.gates import GatePublic
 from experiments.receipts import Receipt
 from experiments.verdicts import Verdict
 from service.answers import Event, Problem
-from service.schemas import AblationAccepted, AblationPublic, BlockPublic, NodePublic, PlanPublic, TrialPublic
+from service.schemas import AblationAccepted, AblationPublic, BlockPublic, NodeList, NodePublic, PlanPublic, TrialPublic
 from service.settings import get_client_settings
 
 _TIMEOUT = httpx.Timeout(30.0, connect=3.0)
@@ -249,11 +249,11 @@ class Client:
 
     def gates(self) -> list[GatePublic]:
         """Return what can be asked for."""
-        return list(self._connection.pages("/v1/gates", GatePublic, {}))
+        return [GatePublic.model_validate(gate) for gate in self._connection.call("GET", "/v1/gates").json()]
 
     def nodes(self) -> list[NodePublic]:
         """Return the nodes that have registered."""
-        return list(self._connection.pages("/v1/nodes", NodePublic, {}))
+        return self._connection.get("/v1/nodes", NodeList).items
 
 
 def checked(response: httpx.Response) -> httpx.Response:

@@ -98,7 +98,7 @@ class AblationFilter(BaseModel):
     )
 
 
-_DOUBTFUL = re.compile(rb"\\\\u[dD]|NaN|Infinity")
+_DOUBTFUL = re.compile(rb"\\u[dD]|NaN|Infinity")
 
 
 def media_type(request: Request) -> str:

@@ -92,6 +92,9 @@ def _translate(item: dict[str, Any]) -> SpecProblem:
 
 
 async def _http_error(request: Request, error: Any) -> Response:
+    if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that cannot be decoded
+        detail = f"the body cannot be read: {error.__cause__ or error.detail}"
+        return _from_service_error(request, Invalid(problems=[SpecProblem(pointer="#", detail=detail)]))
     slug = _SLUGS.get(error.status_code, "http")
     return problem(request, error.status_code, slug, str(error.detail), headers=dict(error.headers or {}))
 

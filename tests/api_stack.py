@@ -3,6 +3,8 @@
 import itertools
 import json
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text
 
@@ -56,7 +59,7 @@ def settings_for(url: str, home: Path, **changes: Any) -> Settings:
 class Api:
     """Calls of people (`admin`) and of one worker (`worker`)."""
 
-    def __init__(self, client: TestClient, store: Store) -> None:
+    def __init__(self, client: httpx.Client, store: Store) -> None:
         self.client = client
         self.store = store
         self.admin = {"Authorization": f"Bearer {ADMIN}"}
@@ -142,3 +145,22 @@ def running_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
     store = Store(settings.sqlalchemy_url)
     with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
         yield Api(client, store)
+
+
+@contextmanager
+def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
+    """Run the API behind a real HTTP server in a thread of this process."""
+    settings = settings_for(database_url(kind, folder), folder / "home", **changes)
+    store = Store(settings.sqlalchemy_url)
+    config = uvicorn.Config(create_app(settings, store), host="127.0.0.1", port=0, log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as client:
+        yield Api(client, store)
+    server.should_exit = True
+    thread.join()

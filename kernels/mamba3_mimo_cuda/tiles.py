@@ -28,27 +28,90 @@ def rank_sum(tile_MP: Any, c: Any, p: Any, ranks: int, chunk: int) -> Any:
     return total
 
 
-def make_rotated(s: Any) -> Any:
-    """Return macro(tile_s [M,N], raw [B,S,R,G,N], bias [H,R,N], cs [B,H,S,2A], b, h, t0): bias, rotation, rounding."""
+def make_fetch(s: Any) -> Any:
+    """Return macro(lo, hi, lo_still, hi_still, raw [B,S,R,G,N], b, h, t0): one chunk of q or k into registers.
+
+    lo and hi are fragments [M,A] with the columns that turn, lo_still and hi_still [M,max(1,N/2-A)] with the others.
+    """
     A, C, M, half, per_group = s.A, s.C, s.M, s.N // 2, s.heads_per_group
 
     @T.macro
-    def rotated(tile_s, raw, bias, cs, b, h, t0):
+    def fetch(lo, hi, lo_still, hi_still, raw, b, h, t0):
         for i, j in T.Parallel(M, A):
-            c = f32(cs[b, h, t0 + i % C, j])
-            w = f32(cs[b, h, t0 + i % C, A + j])
-            lo = f32(raw[b, t0 + i % C, i // C, h // per_group, j] + bias[h, i // C, j])
-            hi = f32(raw[b, t0 + i % C, i // C, h // per_group, half + j] + bias[h, i // C, half + j])
-            tile_s[i, j] = bf16(lo * c - hi * w)
-            tile_s[i, half + j] = bf16(lo * w + hi * c)
-        if half > A:
+            lo[i, j] = raw[b, t0 + i % C, i // C, h // per_group, j]
+            hi[i, j] = raw[b, t0 + i % C, i // C, h // per_group, half + j]
+        if A < half:
             for i, j in T.Parallel(M, half - A):
-                tile_s[i, A + j] = raw[b, t0 + i % C, i // C, h // per_group, A + j] + bias[h, i // C, A + j]
-                tile_s[i, half + A + j] = (
-                    raw[b, t0 + i % C, i // C, h // per_group, half + A + j] + bias[h, i // C, half + A + j]
-                )
+                lo_still[i, j] = raw[b, t0 + i % C, i // C, h // per_group, A + j]
+                hi_still[i, j] = raw[b, t0 + i % C, i // C, h // per_group, half + A + j]
+
+    return fetch
+
+
+def make_fetch_angles(s: Any) -> Any:
+    """Return macro(cos [M,A], sin [M,A], cs [B,H,S,2A], b, h, t0): the angles of one chunk into registers."""
+    A, C, M = s.A, s.C, s.M
+
+    @T.macro
+    def fetch_angles(cos, sin, cs, b, h, t0):
+        for i, j in T.Parallel(M, A):
+            cos[i, j] = cs[b, h, t0 + i % C, j]
+            sin[i, j] = cs[b, h, t0 + i % C, A + j]
+
+    return fetch_angles
+
+
+def make_rotated(s: Any) -> Any:
+    """Return macro(tile_s [M,N], lo, hi, lo_still, hi_still, cos, sin, bias_s [R,N]): add the bias, rotate, round."""
+    A, C, M, half = s.A, s.C, s.M, s.N // 2
+
+    @T.macro
+    def rotated(tile_s, lo, hi, lo_still, hi_still, cos, sin, bias_s):
+        for i, j in T.Parallel(M, A):
+            a = f32(lo[i, j] + bias_s[i // C, j])
+            z = f32(hi[i, j] + bias_s[i // C, half + j])
+            tile_s[i, j] = bf16(a * f32(cos[i, j]) - z * f32(sin[i, j]))
+            tile_s[i, half + j] = bf16(a * f32(sin[i, j]) + z * f32(cos[i, j]))
+        if A < half:
+            for i, j in T.Parallel(M, half - A):
+                tile_s[i, A + j] = lo_still[i, j] + bias_s[i // C, A + j]
+                tile_s[i, half + A + j] = hi_still[i, j] + bias_s[i // C, half + A + j]
 
     return rotated
+
+
+def make_scales(s: Any) -> Any:
+    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [L], lc, sk, gm, b, h, sc): the scalars of a super-chunk.
+
+    read_s is the decay from the start of the token's chunk to the token; write_s, to its end, times the write scale.
+    """
+    S, C, L = s.S, s.C, s.L
+
+    @T.macro
+    def scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc):
+        for t in T.Parallel(L):
+            at = T.min(sc * L + t, S - 1)
+            last = T.min(sc * L + t // C * C + C - 1, S - 1)
+            lc_s[t] = lc[b, h, at]
+            sk_s[t] = sk[b, h, at]
+            gm_s[t] = gm[b, h, at]
+            read_s[t] = T.exp2(lc[b, h, at])
+            write_s[t] = T.exp2(lc[b, h, last] - lc[b, h, at]) * sk[b, h, at]
+
+    return scales
+
+
+def make_weights(s: Any) -> Any:
+    """Return macro(w_s [C,C], lc_s, sk_s, gm_s, at): the weight of the write of time u in the output of time t."""
+    C = s.C
+
+    @T.macro
+    def weights(w_s, lc_s, sk_s, gm_s, at):
+        for t, u in T.Parallel(C, C):
+            decay = T.exp2(T.min(lc_s[at + t] - lc_s[at + u], 0.0)) * sk_s[at + u]
+            w_s[t, u] = T.if_then_else(t > u, decay, T.if_then_else(t == u, gm_s[at + t], 0.0))
+
+    return weights
 
 
 def make_unrotated(s: Any) -> Any:

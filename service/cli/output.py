@@ -4,7 +4,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TextIO, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -20,18 +20,28 @@ from service.errors import ServiceError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
+_WIDTH_OF_FILES = 160
+"""Columns of tables that go to a file or a pipe."""
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 def out() -> Console:
-    """Return the console of results: standard output, never wrapped when it goes to a file or a pipe."""
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    """Return the console of results: standard output; wide and unwrapped when that is a file or a pipe."""
+    return _console(sys.stdout)
 
 
 def err() -> Console:
     """Return the console of problems and remarks: standard error."""
-    return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO) -> Console:
+    on_terminal = stream.isatty()
+    return Console(
+        file=stream, soft_wrap=not on_terminal, highlight=False, width=None if on_terminal else _WIDTH_OF_FILES
+    )
 
 
 def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any] | list[Any]) -> None:

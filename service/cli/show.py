@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -27,7 +28,9 @@ STATES: dict[str, str] = {
 
 def table(*columns: str, title: str | None = None) -> Table:
     """Return an empty table in the house look; long cells fold instead of being cut."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    made = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD
+    )
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
@@ -96,7 +99,11 @@ def plan(answer: PlanPublic) -> RenderableType:
         ("size", f"{len(answer.blocks)} blocks, {answer.trials} trials"),
         ("device minutes", minutes),
         ("detects", f"{answer.mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"),
-        *((f"node class {row.node_class}", _eligible(row)) for row in answer.node_classes),
+        *(
+            (f"node class {row.node_class}", _eligible(row))
+            for row in answer.node_classes
+            if row.node_class == answer.node_class
+        ),
         ("spec", answer.spec_digest),
         ("rule", answer.rule_digest),
     )
@@ -137,7 +144,9 @@ def gates(rows: Iterable[GatePublic]) -> RenderableType:
 def verdict(found: Verdict) -> RenderableType:
     """Show the verdict table: one row per variant."""
     title = f"{found.blocks_counted}/{found.blocks_planned} blocks on {found.node_class}, against {found.baseline}"
-    made = table("variant", "verdict", "effect", "95 % interval", "MDE", "memory", "loss", "decision", title=title)
+    made = table("variant", "verdict", title=title)
+    for column in ("effect", "95 % interval", "MDE", "memory", "loss", "decision"):
+        made.add_column(column, no_wrap=column != "loss")
     for variant in found.variants:
         made.add_row(*_verdict_cells(found, variant))
     return made
@@ -191,4 +200,4 @@ def _loss(variant: VariantVerdict) -> str:
     if not checks:
         return "not asked"
     broken = [r.metric for r in checks if not r.passed]
-    return f"[red]FAILED: {', '.join(broken)}[/]" if broken else f"[green]ok[/] ({', '.join(r.rule for r in checks)})"
+    return f"[red]FAILED: {', '.join(broken)}[/]" if broken else "[green]ok[/]"

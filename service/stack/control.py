@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from service.settings import child_environment
 from service.stack import processes
-from service.stack.errors import StackError
+from service.stack.errors import StackBusy, StackError
 from service.stack.layout import StackFiles
 from service.stack.parts import check_installed
-from service.stack.state import StackState, is_locked, read_state
+from service.stack.state import StackState, exclusive, is_locked, read_state
 from service.stack.supervisor import Report
 
 _STOP_PATIENCE_S = 45.0
@@ -44,21 +44,30 @@ def start(files: StackFiles, report: Report) -> StackState:
     """
     check_installed()
     clean_stale(files, report)
-    if not is_locked(files):
+    if is_locked(files):
+        report("note", "a stack runs or is starting here already")
+    else:
         _spawn(files, report)
     return _wait_ready(files)
 
 
 def clean_stale(files: StackFiles, report: Report) -> int:
-    """End what a killed supervisor left and remove its files; return how many processes that were."""
-    if is_locked(files):
+    """End what a killed supervisor left and remove its files; return how many processes had to be killed.
+
+    Does nothing while a supervisor lives: the home's lock is held meanwhile, so that no other start comes between.
+    """
+    if not files.state.exists():
         return 0
-    state = read_state(files)
-    if state is None:
+    try:
+        with exclusive(files):
+            state = read_state(files)
+            if state is None:
+                return 0
+            left = len(processes.members(state.stack_id))
+            killed = processes.kill_members(state.stack_id, grace_s=_STRAY_GRACE_S)
+            files.remove_runtime()
+    except StackBusy:
         return 0
-    left = len(processes.members(state.stack_id))
-    killed = processes.kill_members(state.stack_id, grace_s=_STRAY_GRACE_S)
-    files.remove_runtime()
     report("note", f"cleaned up after a stack of {state.started_at} whose supervisor had died ({left} processes left)")
     return killed
 
@@ -68,18 +77,19 @@ def stop(files: StackFiles, report: Report) -> Stopping:
     began = time.monotonic()
     state = running(files)
     if state is None:
-        killed = clean_stale(files, report)
-        return Stopping(was_running=False, killed=killed, seconds=time.monotonic() - began)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(state.supervisor_pid, signal.SIGTERM)
+        return Stopping(was_running=False, killed=clean_stale(files, report), seconds=time.monotonic() - began)
+    _signal(state.supervisor_pid, signal.SIGTERM)
     if not processes.wait_until(lambda: not is_locked(files), patience_s=_STOP_PATIENCE_S):
         report("note", f"the supervisor did not end within {_STOP_PATIENCE_S:.0f} s; killing it")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(state.supervisor_pid, signal.SIGKILL)
+        _signal(state.supervisor_pid, signal.SIGKILL)
         processes.wait_until(lambda: not is_locked(files), patience_s=_STRAY_GRACE_S)
-    killed = processes.kill_members(state.stack_id)
-    files.remove_runtime()
+    killed = processes.kill_members(state.stack_id) + clean_stale(files, report)
     return Stopping(was_running=True, killed=killed, seconds=time.monotonic() - began)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _spawn(files: StackFiles, report: Report) -> None:

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 _LOG_TAIL_LINES = 15
 _LOOK_EVERY_S = 0.5
+_LOCK_PATIENCE_S = 20.0
+"""Another command may be cleaning up after a dead supervisor."""
 _WORKER_PATIENCE_S = 15.0
 """A worker gives its block back and ends its trainer first."""
 _PARTS_PATIENCE_S = 8.0
@@ -43,7 +45,7 @@ def supervise(files: StackFiles, report: Report) -> None:
 
     Raises StackBusy when another supervisor holds the home, PartFailed when a part did not start.
     """
-    with exclusive(files, patience_s=1.0):
+    with exclusive(files, patience_s=_LOCK_PATIENCE_S):
         files.make_folders()
         supervisor = _Supervisor(files, report)
         _end_on_signals()
@@ -149,7 +151,7 @@ def _choose_ports(files: StackFiles, report: Report) -> Addresses:
     mlflow = free_port(wanted + 1, taken=frozenset({api}))
     for name, asked, got in (("API", wanted, api), ("MLflow", wanted + 1, mlflow)):
         if got != asked:
-            report("note", f"port {asked} is taken; the {name} uses {got}")
+            report("note", f"port {asked} is taken; {name} uses {got}")
     return Addresses(files=files, api_port=api, mlflow_port=mlflow)
 
 

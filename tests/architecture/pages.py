@@ -28,7 +28,7 @@ _OUTSIDE = {
 def settings_page() -> str:
     """Every environment variable that is read, by settings class."""
     parts = [
-        "# Settings\n\nGenerated from `service/settings.py` and `workers/settings.py` by `make docs`. All of it is read "
+        "# Settings\n\nGenerated from `service/settings.py` and `workers/settings.py` by `make docs`. All is read "
         "from the environment, nowhere else, and everything has a default that runs the embedded stack.\n"
     ]
     for path, name, who in (

@@ -88,7 +88,7 @@ def test_nul_and_other_control_characters_never_reach_the_database(api: Api) -> 
     assert api.client.put("/v1/nodes/odd", headers=headers, content=paired).status_code == 200
 
 
-def test_hundred_thousand_trials_are_stored_listed_and_cancelled(api: Api) -> None:
+def test_ablation_of_many_trials_is_stored_listed_and_cancelled(api: Api) -> None:
     variants = {f"v{n}": {"gates": {"chunk_size": size, "loss": loss}} for n, (size, loss) in enumerate(_pairs())}
     made = api.submit(variants=variants, design={"seeds": [1], "blocks": {"count": 2000}})
     assert made["plan"]["trials"] == 2000 * (len(variants) + 1) > 20_000

@@ -48,7 +48,7 @@ def _alive(client: httpx.Client) -> bool:
 
 
 def _api(client: httpx.Client, tmp_path: Path) -> Api:
-    return Api(client, Store(f"sqlite:///{tmp_path}/ablate.db"))  # type: ignore[arg-type]  # the same calls
+    return Api(client, Store(f"sqlite:///{tmp_path}/ablate.db"))
 
 
 def test_stream_follows_until_end_and_ends_with_the_server(
