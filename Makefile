@@ -6,27 +6,33 @@ STAMP  := $(VENV)/.installed
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down check fix test bench-api browser clean
+.PHONY: help install demo up down status check fix docs test test-fast test-gpu test-tpu browser bench-api clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	    "Python 3.11 or newer is needed, $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
+	@echo "Installing into $(VENV) (some minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	    --editable '.[service,embedded,worker,cpu,dev]'
 	@touch $@
 
-install: $(STAMP)  ## create .venv with everything (a few minutes the first time)
+install: $(STAMP)  ## create .venv with everything
 
-demo: $(STAMP)  ## run the catalog ablation `demo` on this machine, end to end, under 3 minutes
-	$(BIN)/ablate demo
+demo: $(STAMP)  ## run one real ablation from end to end, under 3 minutes after the installation
+	@$(BIN)/ablate demo
 
 up: $(STAMP)  ## start the embedded stack and keep it running
-	$(BIN)/ablate up
+	@$(BIN)/ablate up
 
 down: $(STAMP)  ## stop the embedded stack
-	$(BIN)/ablate down
+	@$(BIN)/ablate down
+
+status: $(STAMP)  ## show what runs and where
+	@$(BIN)/ablate status
 
 check: $(STAMP)  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .
@@ -38,14 +44,27 @@ fix: $(STAMP)  ## format and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP)  ## write the generated pages: gates, settings, errors, the README's tree
+	$(BIN)/python -m tests.architecture.pages
+
 browser:  # Chromium for the page tests, from the distribution, where we may install it
 	@tests/install-browser.sh
 
 test: $(STAMP) browser  ## all tests that this machine can run
 	$(BIN)/python -m pytest
 
+test-fast: $(STAMP)  ## tests without servers, some ten seconds
+	$(BIN)/python -m pytest tests/unit tests/architecture
+
+test-gpu: $(STAMP)  ## only the tests that need an H200
+	$(BIN)/python -m pytest -m gpu
+
+test-tpu: $(STAMP)  ## only the tests that need a TPU v6e
+	$(BIN)/python -m pytest -m tpu
+
 bench-api: $(STAMP)  ## POST /v1/ablations against a bare endpoint that inserts the same rows
 	$(BIN)/python -m tests.bench.api
 
-clean: down  ## remove .venv and the embedded stack's state
+clean:  ## stop the stack; remove .venv and the stack's state
+	@if [ -x $(BIN)/ablate ]; then $(BIN)/ablate down; fi
 	rm -rf $(VENV) $(ABLATE_HOME)

@@ -61,9 +61,15 @@ def _mount_lacking(root: typer.Typer, name: str, package: str) -> None:
         raise typer.Exit(ERROR_EXIT_CODE)
 
 
-def _options(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    if show_version:
+def _print_version(asked: bool) -> None:
+    if asked:
         sys.stdout.write(f"ablate {version('ablate')}\n")
         raise typer.Exit
+
+
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    return

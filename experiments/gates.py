@@ -181,7 +181,6 @@ _ENTRIES = (
         path="model.scan.psiv_cache",
         claim=Claim.SCHEDULE_ONLY,
         lanes={True: (Lane.REFERENCE, Lane.CUDA)},
-        unused_with={"schedule": "sequential"},
         block="M",
         attest=_psiv_cached,
         attested_by="facts mamba3_mimo.psiv_saved_bytes and mamba3_mimo.psiv_recomputes",

@@ -48,6 +48,7 @@ HYBRID_TINY = Recipe(
         data=DataConfig(seq_len=256, max_corpus_mib=8.0),
         micro_batch=4,
         dtype="float32",
+        threads=1,  # the other core serves API, broker and worker; two threads there measure the neighbours
     ),
 )
 
@@ -103,7 +104,7 @@ OVERRIDES: dict[str, Override] = {
     "rope_fraction": _float("model.mamba.rope_fraction", "share of N that is rotated: 0.5 or 1.0", 0.5, 1.0),
     "num_heads": _int("model.attention.num_heads", "attention heads", 1, 256),
     "mlp_ratio": _float("model.mlp_ratio", "hidden width of the MLP as a multiple of d_model", 0.5, 8.0),
-    "vocab_size": _int("model.vocab_size", "tokens in the vocabulary", 256, 262_144),
+    "vocab_size": _int("model.vocab_size", "tokens in the vocabulary: 256 bytes, end of text, merges", 257, 262_144),
     "learning_rate": _float("optim.learning_rate", "AdamW step size after its warm-up", 1e-8, 1.0),
     "weight_decay": _float("optim.weight_decay", "AdamW weight decay", 0.0, 10.0),
     "grad_clip": _float("optim.grad_clip", "global gradient norm at which gradients are clipped", 1e-4, 1e6),

@@ -119,7 +119,7 @@ class HybridConfig:
     scan: ScanConfig = field(default_factory=ScanConfig)
 
     def __post_init__(self) -> None:
-        _between("model.vocab_size", self.vocab_size, 256, 262_144)
+        _between("model.vocab_size", self.vocab_size, 257, 262_144)
         _between("model.d_model", self.d_model, 16, 16_384)
         _between("model.mlp_ratio", self.mlp_ratio, 0.5, 8.0)
         _between("model.pattern", len(self.pattern), 1, 256)

@@ -16,7 +16,7 @@ from workers.node import Node
 from workers.reaper import Reaper
 from workers.reporting import ServiceApi
 from workers.runner import Runner
-from workers.settings import Settings, get_settings
+from workers.settings import Settings, get_settings, wait_passively
 from workers.supervisor import Bench, Supervisor
 from workers.tasks import WakeListener
 
@@ -75,6 +75,7 @@ def _serve(settings: Settings, console: Console) -> None:
     stopping.install()
     node = nodes.probe(settings)
     console.print(describe(node))
+    wait_passively()
     server = ForkServer()
     with Reaper() as reaper:
         server.check()

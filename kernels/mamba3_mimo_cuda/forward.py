@@ -19,7 +19,7 @@ from kernels.mamba3_mimo_cuda.tiles import (
     make_fetch,
     make_fetch_angles,
     make_rotated,
-    make_scales,
+    make_weight_scales,
     make_weights,
     rank_sum,
 )
@@ -111,7 +111,7 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
     """F3: o [B,S,H,P] bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     fetch, fetch_angles, rotated, still = make_fetch(s), make_fetch_angles(s), make_rotated(s), max(1, N // 2 - A)
-    scales, weights = make_scales(s), make_weights(s)
+    weight_scales, weights = make_weight_scales(s), make_weights(s)
 
     @T.prim_func
     def f3_outputs(
@@ -151,13 +151,15 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
             y = T.alloc_fragment((M, P), F32)
             score = T.alloc_fragment((M, M), F32)
             mixed = T.alloc_fragment((M, M), BF16)
+            skip = T.alloc_local((1,), F32)
             T.copy(q_bias[h, :, :], qb_s)
             T.copy(k_bias[h, :, :], kb_s)
             T.copy(psi[h, :, :], psi_s)
             T.copy(zeta[h, :, :], zeta_s)
             T.copy(phi[h, :, :], phi_s)
-            scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc)
+            weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc)
             T.copy(start[b, h, sc, :, :], state)
+            skip[0] = D[h]
             nc = T.min(L // C, S // C - sc * (L // C))
             fetch(q_lo, q_hi, q_lo_still, q_hi_still, q, b, h, sc * L)
             fetch(k_lo, k_hi, k_lo_still, k_hi_still, k, b, h, sc * L)
@@ -189,7 +191,7 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
                 T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
                 T.gemm(k_s, xw_s, state, transpose_A=True)
                 for i, j in T.Parallel(M, M):
-                    mixed[i, j] = bf16(score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, D[h], 0.0))
+                    mixed[i, j] = bf16(score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, skip[0], 0.0))
                 for i, p in T.Parallel(M, P):
                     y[i, p] = y[i, p] * read_s[at + i % C]
                 T.gemm(mixed, x_s, y)

@@ -57,10 +57,10 @@ def scalar_gradients(s: ScanShape, *, num_tokens: int, threads: int = 128) -> An
         trap: T.Tensor((B, H, S), F32),
         reset: T.Tensor((B, S), "int32"),
         sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
         row_q: T.Tensor((B, H, S), F32),
         row_k: T.Tensor((B, H, S), F32),
         same: T.Tensor((B, H, S), F32),
+        diag: T.Tensor((B, H, S), F32),
         edge: T.Tensor((B, H, K), F32),
         dadt: T.Tensor((B, H, S), F32),
         ddt: T.Tensor((B, H, S), F32),
@@ -80,11 +80,11 @@ def scalar_gradients(s: ScanShape, *, num_tokens: int, threads: int = 128) -> An
                     first = reset[b, at] == 1
                     dadt[b, h, at] = T.if_then_else(first, 0.0, sum_s[t] + right + miss * (1.0 - t * (1.0 / L)))
                     scale = sk[b, h, at]
-                    ds = T.if_then_else(scale > 0.0, (row_k[b, h, at] - gm[b, h, at] * same[b, h, at]) / scale, 0.0)
+                    ds = T.if_then_else(scale > 0.0, (row_k[b, h, at] - diag[b, h, at]) / scale, 0.0)
                     before = T.max(at - 1, 0)
                     looked = T.if_then_else(
                         (at > 0) & (reset[b, at] == 0) & (sk[b, h, before] > 0.0),
-                        (row_k[b, h, before] - gm[b, h, before] * same[b, h, before]) / sk[b, h, before],
+                        (row_k[b, h, before] - diag[b, h, before]) / sk[b, h, before],
                         0.0,
                     )
                     mix = T.sigmoid(trap[b, h, at])

@@ -132,24 +132,25 @@ class Scan:
         per_head = [self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for _ in range(2)]
         dv, dz = (torch.empty_like(t["v"]) for _ in range(2))
         dtheta = self.empty(s.B, s.H, s.S, s.A)
-        row_q, row_k, same = (self.empty(s.B, s.H, s.S) for _ in range(3))
+        rows = [self.empty(s.B, s.H, s.S) for _ in range(4)]
         partial = [self.empty(s.B, s.K, s.H, s.R, s.P) for _ in range(3)]
         p_d, decay_edge, angle_edge = self.empty(s.B, s.K, s.H), self.empty(s.B, s.H, s.K), self.empty(s.B, s.H, s.K, s.A)
         self.run("edges", leaving, start, decay_edge, angle_edge)
         weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
         self.run(
             "gradients", t["q"], t["k"], t["v"], t["z"], do, *weights, pre.cs, pre.lc, pre.sk, pre.gm, states, leaving,
-            *per_head, dv, dz, dtheta, row_q, row_k, same, *partial, p_d,
+            *per_head, dv, dz, dtheta, *rows, *partial, p_d,
         )  # fmt: skip
         del states
         grads = {"v": dv, "z": dz, "D": p_d.sum((0, 1))}
         grads |= {name: p.sum((0, 1)) for name, p in zip(("psi", "zeta", "phi"), partial, strict=True)}
+        grads["zeta"] *= t["phi"]
         for name, heads in zip(("q", "k"), per_head, strict=True):
             grads[name] = torch.empty_like(t[name])
             bias = self.empty(s.B, -(-s.S // 64), s.H, s.R, s.N)
             self.run("reduce_heads", heads, grads[name], bias)
             grads[f"{name}_bias"] = bias.sum((0, 1))
-        grads |= self._scalar_gradients(pre, (row_q, row_k, same, decay_edge), dtheta, angle_edge)
+        grads |= self._scalar_gradients(pre, (*rows, decay_edge), dtheta, angle_edge)
         return {name: self._trimmed(name, grad) for name, grad in grads.items()}
 
     def _scalar_gradients(
@@ -157,7 +158,7 @@ class Scan:
     ) -> dict[str, Tensor]:
         s, t = self.shape, self.t
         dadt, ddt, dtrap = (torch.zeros_like(t["dt"]) for _ in range(3))
-        self.run("scalar_gradients", t["dt"], t["trap"], self.reset, pre.sk, pre.gm, *rows, dadt, ddt, dtrap)
+        self.run("scalar_gradients", t["dt"], t["trap"], self.reset, pre.sk, *rows, dadt, ddt, dtrap)
         if self.cumulated:
             return {"adt": dadt, "dt": ddt, "trap": dtrap, "angles": dtheta.transpose(1, 2)}
         dangles = torch.empty_like(t["angles"])

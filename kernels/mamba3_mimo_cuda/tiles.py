@@ -81,24 +81,38 @@ def make_rotated(s: Any) -> Any:
 
 
 def make_scales(s: Any) -> Any:
-    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [L], lc, sk, gm, b, h, sc): the scalars of a super-chunk.
+    """Return macro(read_s, write_s [L], lc, sk, b, h, sc): the scalars of a super-chunk.
 
     read_s is the decay from the start of the token's chunk to the token; write_s, to its end, times the write scale.
     """
     S, C, L = s.S, s.C, s.L
 
     @T.macro
-    def scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc):
+    def scales(read_s, write_s, lc, sk, b, h, sc):
         for t in T.Parallel(L):
             at = T.min(sc * L + t, S - 1)
             last = T.min(sc * L + t // C * C + C - 1, S - 1)
-            lc_s[t] = lc[b, h, at]
-            sk_s[t] = sk[b, h, at]
-            gm_s[t] = gm[b, h, at]
             read_s[t] = T.exp2(lc[b, h, at])
             write_s[t] = T.exp2(lc[b, h, last] - lc[b, h, at]) * sk[b, h, at]
 
     return scales
+
+
+def make_weight_scales(s: Any) -> Any:
+    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [L], lc, sk, gm, b, h, sc): `make_scales` and its sources."""
+    S, L = s.S, s.L
+    scales = make_scales(s)
+
+    @T.macro
+    def weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc):
+        scales(read_s, write_s, lc, sk, b, h, sc)
+        for t in T.Parallel(L):
+            at = T.min(sc * L + t, S - 1)
+            lc_s[t] = lc[b, h, at]
+            sk_s[t] = sk[b, h, at]
+            gm_s[t] = gm[b, h, at]
+
+    return weight_scales
 
 
 def make_weights(s: Any) -> Any:
@@ -115,14 +129,14 @@ def make_weights(s: Any) -> Any:
 
 
 def make_unrotated(s: Any) -> Any:
-    """Return macro(out [B,S,R,H,N], tile_s [M,>=N] fp32, cs, b, h, t0): inverse rotation, rounding, store."""
+    """Return macro(out [B,S,R,H,N], tile_s [M,>=N] fp32, cs_s [C,2A], b, h, t0): inverse rotation, rounding, store."""
     A, C, M, half = s.A, s.C, s.M, s.N // 2
 
     @T.macro
-    def unrotated(out, tile_s, cs, b, h, t0):
+    def unrotated(out, tile_s, cs_s, b, h, t0):
         for i, j in T.Parallel(M, A):
-            c = f32(cs[b, h, t0 + i % C, j])
-            w = f32(cs[b, h, t0 + i % C, A + j])
+            c = f32(cs_s[i % C, j])
+            w = f32(cs_s[i % C, A + j])
             lo = tile_s[i, j]
             hi = tile_s[i, half + j]
             out[b, t0 + i % C, i // C, h, j] = bf16(lo * c + hi * w)
@@ -161,4 +175,20 @@ def row_sum(rows: Any, which: int, c: Any, ranks: int, chunk: int) -> Any:
     total = rows[which, c]
     for r in range(1, ranks):
         total = total + rows[which, r * chunk + c]
+    return total
+
+
+def pair_sum(left_MR: Any, right_MR: Any, i: Any, ranks: int) -> Any:
+    """Return the sum over ranks of left[i, r] * right[i, r]."""
+    total = left_MR[i, 0] * right_MR[i, 0]
+    for r in range(1, ranks):
+        total = total + left_MR[i, r] * right_MR[i, r]
+    return total
+
+
+def mixed_sum(mix_MM: Any, right_MR: Any, i: Any, ranks: int, chunk: int) -> Any:
+    """Return the sum over ranks r of mix[i, r * C + i % C] * right[i, r]: the same step's share of <g, mix x>."""
+    total = f32(mix_MM[i, i % chunk]) * right_MR[i, 0]
+    for r in range(1, ranks):
+        total = total + f32(mix_MM[i, r * chunk + i % chunk]) * right_MR[i, r]
     return total

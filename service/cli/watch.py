@@ -69,7 +69,7 @@ class Picture:
 def steps_text(event: Event) -> str:
     """Write a progress event: steps, tokens per second, loss."""
     values = event.data or {}
-    parts = [f"step {values.get('steps_done', 0)}/{values.get('steps_total', '?')}"]
+    parts = [f"step {values.get('steps_done') or 0}/{values.get('steps_total') or '?'}"]
     if values.get("tokens_per_s") is not None:
         parts.append(f"{wording.number(values['tokens_per_s'])} tokens/s")
     if values.get("loss") is not None:

@@ -21,6 +21,12 @@ from service.store.tables import ablations, blocks, events, idempotency, metadat
 ARMS, BLOCKS = ("baseline", "psiv-on", "chunk-32"), 6
 DIGEST = "sha256:" + "0" * 64
 
+INSERT_ABLATION = insert(ablations).values(created_at=db_now())
+INSERT_BLOCKS, INSERT_TRIALS = insert(blocks), insert(trials)
+INSERT_EVENT = insert(events).values(at=db_now())
+INSERT_ERRAND = insert(outbox).values(created_at=db_now(), due_at=db_now(), tries=0)
+INSERT_KEY = insert(idempotency).values(created_at=db_now())
+
 
 class Steps(BaseModel):
     warmup: int
@@ -81,14 +87,13 @@ def create_app(store: Store, plan: str) -> FastAPI:
         ablation_id = uuid4().hex[:30]
         block_ids = [uuid4().hex[:30] for _ in range(BLOCKS)]
         with store.writer.begin() as connection:
-            connection.execute(insert(ablations).values(created_at=db_now()), _ablation(ablation_id, spec, plan))
-            connection.execute(insert(blocks), [_block(ablation_id, b, i, spec) for i, b in enumerate(block_ids)])
+            connection.execute(INSERT_ABLATION, _ablation(ablation_id, spec, plan))
+            connection.execute(INSERT_BLOCKS, [_block(ablation_id, b, i, spec) for i, b in enumerate(block_ids)])
             rows = [_trial(ablation_id, b, i, p, arm) for i, b in enumerate(block_ids) for p, arm in enumerate(ARMS)]
-            connection.execute(insert(trials), rows)
-            connection.execute(insert(events).values(at=db_now()), _event(ablation_id))
-            due = insert(outbox).values(created_at=db_now(), due_at=db_now(), tries=0)
-            connection.execute(due, {"kind": "none", "key": spec.placement.node_class})
-            connection.execute(insert(idempotency).values(created_at=db_now()), _key(ablation_id))
+            connection.execute(INSERT_TRIALS, rows)
+            connection.execute(INSERT_EVENT, _event(ablation_id))
+            connection.execute(INSERT_ERRAND, {"kind": "none", "key": spec.placement.node_class})
+            connection.execute(INSERT_KEY, _key(ablation_id))
         return Created(id=ablation_id, state="queued")
 
     return app

@@ -7,7 +7,7 @@ from model.attention import CausalAttention, document_mask, rotate_positions
 from model.config import AttentionConfig, HybridConfig, TrainConfig
 from model.init import build
 
-CONFIG = HybridConfig(vocab_size=256, d_model=32, pattern="A", attention=AttentionConfig(num_heads=4))
+CONFIG = HybridConfig(vocab_size=512, d_model=32, pattern="A", attention=AttentionConfig(num_heads=4))
 
 
 def attention():

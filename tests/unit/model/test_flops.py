@@ -14,7 +14,7 @@ from model.init import build
 from model.loss import cross_entropy
 
 MODEL = HybridConfig(
-    vocab_size=256,
+    vocab_size=512,
     d_model=64,
     pattern="MFAF",
     mlp_ratio=1.5,

@@ -6,7 +6,7 @@ from model.config import AttentionConfig, HybridConfig, MambaConfig, ScanConfig,
 from model.init import build
 from model.loss import cross_entropy
 
-VOCAB = 256
+VOCAB = 512
 
 
 def config(pattern, *, dtype="float32", **scan):

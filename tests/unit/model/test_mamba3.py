@@ -14,7 +14,7 @@ from tests.kernels.oracle import Oracle
 
 def config(**mamba):
     sizes = {"d_state": 16, "headdim": 8, "ngroups": 2, "mimo_rank": 2} | mamba
-    return HybridConfig(vocab_size=256, d_model=16, pattern="M", mamba=MambaConfig(**sizes))
+    return HybridConfig(vocab_size=512, d_model=16, pattern="M", mamba=MambaConfig(**sizes))
 
 
 def mixer_of(model: HybridConfig, dtype="float32"):

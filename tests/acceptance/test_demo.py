@@ -1,0 +1,53 @@
+"""The README's first command, for real: about two minutes on two idle cores."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.pages import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def _processes_of(home: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            environment = (process / "environ").read_bytes().split(b"\0")
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if f"ABLATE_HOME={home}".encode() in environment and command:
+            found.append(command)
+    return found
+
+
+def test_demo_ends_with_a_verdict_a_report_and_no_process(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ABLATE_")}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ablate"), "demo", "--json"],
+        env={**kept, "ABLATE_HOME": str(home), "ABLATE_PORT": "18621"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert {variant["arm"] for variant in summary["verdict"]["variants"]} == {"psiv-on", "chunk-32"}
+    assert summary["verdict"]["blocks_counted"] == 6
+    assert any(pointer.startswith("#/variants/") for pointer in summary["refused_spec"])
+    assert re.search(r"/#/experiments/\d+/runs/[0-9a-f]{32}$", summary["mlflow_url"])
+    report = Path(summary["report"])
+    assert report.is_relative_to(home)
+    assert summary["ablation"] in report.read_text(encoding="utf-8")
+    assert _processes_of(home) == []
+    assert not (home / "stack.json").exists()

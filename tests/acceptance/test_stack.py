@@ -1,0 +1,108 @@
+"""The embedded stack with its real parts: up, up again, killed, down. Slow: every start takes about ten seconds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.stack import processes
+from service.stack.layout import StackFiles
+from tests.architecture.pages import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ABLATE = str(Path(sys.executable).with_name("ablate"))
+
+
+class Home:
+    """A home of its own and the commands in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.files = StackFiles(home=path)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ABLATE_")}
+        self.environment = {**kept, "ABLATE_HOME": str(path), "ABLATE_PORT": "18521"}
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end."""
+        return subprocess.run(
+            [ABLATE, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+            timeout=600,
+        )
+
+    def up(self) -> dict[str, Any]:
+        """Start the stack; return what it says about itself."""
+        done = self.run("up", "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+
+@pytest.fixture(
+    params=["home", "a home whose path is longer than the kernel allows for the path of a Unix socket " * 2]
+)
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path / request.param.strip())
+    yield made
+    made.run("down")
+
+
+def test_up_joins_a_running_stack_down_leaves_nothing_and_up_works_again(home: Home) -> None:
+    first = home.up()
+    assert home.up()["stack_id"] == first["stack_id"]
+    assert home.run("status").returncode == 0
+    assert json.loads(home.run("nodes", "--json").stdout)[0]["health"] == "live"
+    done = home.run("down", "--json")
+    assert json.loads(done.stdout)["was_running"] is True
+    assert processes.members(first["stack_id"]) == []
+    assert not home.files.state.exists()
+    assert not home.files.broker_socket.exists()
+    assert home.run("status").returncode == 1
+    assert home.up()["stack_id"] != first["stack_id"]
+
+
+def test_a_killed_supervisor_leaves_no_processes_and_the_next_up_cleans_up(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    try:
+        first = home.up()
+        os.kill(first["supervisor_pid"], signal.SIGKILL)
+        assert processes.wait_until(lambda: not processes.members(first["stack_id"]), patience_s=30)
+        again = home.run("up")
+        assert again.returncode == 0
+        assert "supervisor had died" in again.stderr
+    finally:
+        home.run("down")
+
+
+def test_a_part_that_ends_is_shown_and_not_restarted(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    try:
+        pids = home.up()["pids"]
+        os.kill(pids["background"], signal.SIGKILL)
+        assert processes.wait_until(lambda: home.run("status").returncode == 1, patience_s=30)
+        stack = json.loads(home.run("status", "--json").stdout)["stack"]
+        assert stack["exited"] == {"background": -signal.SIGKILL}
+        assert stack["pids"] == pids
+    finally:
+        home.run("down")
+
+
+def test_a_part_that_cannot_start_ends_the_stack_and_shows_its_log(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.files.make_folders()
+    (home.files.home / "ablate.db").write_bytes(b"this is no database, and it is longer than the header of one" * 100)
+    done = home.run("up")
+    assert done.returncode == 5
+    assert "api ended with exit code" in done.stderr
+    assert "not a database" in done.stderr
+    assert home.run("status").returncode == 1
+    assert not home.files.state.exists()

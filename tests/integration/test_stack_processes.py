@@ -1,0 +1,82 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from service.stack import processes
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+DEAF = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
+]
+LEAVER = [
+    sys.executable,
+    "-c",
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+    "start_new_session=True); print('left', flush=True); time.sleep(600)",
+]
+SUPERVISOR = """
+import sys, time
+from pathlib import Path
+from service.stack import processes
+command = [sys.executable, "-c", "import time; time.sleep(600)"]
+processes.start(command, stack_id=sys.argv[1], environment={}, log=Path(sys.argv[2]))
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def stack_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _start(command: list[str], stack_id: str, log: Path, *, says: str = "") -> subprocess.Popen[bytes]:
+    process = processes.start(command, stack_id=stack_id, environment={}, log=log)
+    assert processes.wait_until(lambda: says in log.read_text(), patience_s=20)
+    return process
+
+
+def test_end_stops_a_willing_process_and_members_see_it_go(stack_id: str, tmp_path: Path) -> None:
+    process = _start(SLEEPER, stack_id, tmp_path / "log")
+    assert processes.members(stack_id) == [process.pid]
+    processes.end([process], patience_s=10)
+    assert process.returncode == -signal.SIGTERM
+    assert processes.members(stack_id) == []
+
+
+def test_kill_members_ends_a_process_that_ignores_the_request(stack_id: str, tmp_path: Path) -> None:
+    process = _start(DEAF, stack_id, tmp_path / "log", says="deaf")
+    processes.end([process], patience_s=0.2)
+    assert process.poll() is None
+    assert processes.kill_members(stack_id) == 1
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def test_kill_members_finds_a_grandchild_in_a_session_of_its_own(stack_id: str, tmp_path: Path) -> None:
+    process = _start(LEAVER, stack_id, tmp_path / "log", says="left")
+    process.kill()
+    process.wait()
+    (stray,) = processes.members(stack_id)
+    assert os.getsid(stray) == stray
+    assert processes.kill_members(stack_id) == 1
+    assert processes.members(stack_id) == []
+
+
+def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SUPERVISOR, stack_id, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == b"started\n"
+        assert len(processes.members(stack_id)) == 1
+        supervisor.kill()
+    began = time.monotonic()
+    assert processes.wait_until(lambda: not processes.members(stack_id), patience_s=10)
+    assert time.monotonic() - began < 5

@@ -1,0 +1,79 @@
+import json
+
+import pytest
+import typer
+
+from experiments.errors import SpecError, SpecProblem
+from service.answers import Event, Problem, ProblemEntry
+from service.cli.output import guarded, problem_lines
+from service.cli.watch import history_line, steps_text
+from service.client import Refused
+
+PROBLEM = Problem(
+    title="Unprocessable Content",
+    status=422,
+    detail="the spec has 1 problem",
+    errors=(ProblemEntry(pointer="#/variants/a[b]", detail="unknown gate 'x'", hint="did you mean 'y'?"),),
+    request_id="req_1",
+)
+
+
+def test_problem_lines_show_pointer_detail_hint_and_request() -> None:
+    text = "\n".join(problem_lines(PROBLEM))
+    for part in ("Unprocessable Content", "422", "unknown gate 'x'", "did you mean 'y'?", "req_1"):
+        assert part in text
+
+
+def test_problem_lines_escape_what_looks_like_markup() -> None:
+    assert r"#/variants/a\[b]" in "\n".join(problem_lines(PROBLEM))
+
+
+def test_guarded_prints_a_refusal_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    @guarded
+    def command(as_json: bool = False) -> None:
+        raise Refused(PROBLEM)
+
+    with pytest.raises(typer.Exit) as ending:
+        command()
+    assert ending.value.exit_code == 5
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "hint: did you mean 'y'?" in said.err
+    assert "Traceback" not in said.err
+
+
+def test_guarded_prints_the_document_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    @guarded
+    def command(as_json: bool = False) -> None:
+        raise SpecError([SpecProblem(pointer="#/a", detail="wrong")])
+
+    with pytest.raises(typer.Exit):
+        command(as_json=True)
+    assert json.loads(capsys.readouterr().err)["errors"] == [{"pointer": "#/a", "detail": "wrong"}]
+
+
+def test_guarded_lets_our_own_bugs_through() -> None:
+    @guarded
+    def command() -> None:
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        command()
+
+
+def test_steps_text_names_steps_speed_and_loss() -> None:
+    data = {"steps_done": 4, "steps_total": 14, "tokens_per_s": 1234.5, "loss": 6.25}
+    text = steps_text(Event(kind="trial.progress", data=data))
+    assert text == "step 4/14, 1,234 tokens/s, loss 6.250"
+
+
+def test_steps_text_leaves_out_what_is_not_known_yet() -> None:
+    assert steps_text(Event(kind="trial.progress", data={"steps_done": 0, "steps_total": None})) == "step 0/?"
+
+
+def test_history_line_has_time_name_state_and_reason() -> None:
+    event = Event.of(
+        "block.state", "3", {"at": "2026-11-20T20:19:47Z", "from": "queued", "to": "running", "reason": "claimed"}
+    )
+    assert history_line(event, "block 1/6") == "20:19:47  block 1/6: running (claimed)"
+    assert event.seq == 3

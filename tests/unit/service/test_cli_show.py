@@ -1,0 +1,93 @@
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from experiments.outcomes import Decision, VerdictWord
+from experiments.verdicts import Verdict
+from service.cli import show
+from service.cli.client import exit_code
+from tests import views
+
+
+def _text(shown: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def _verdict(*, calibrated: bool) -> Verdict:
+    found = (views.view() if calibrated else views.cpu_view()).verdict
+    assert found is not None
+    return found
+
+
+def test_verdict_shows_effect_interval_and_decision() -> None:
+    found = _verdict(calibrated=True)
+    measured = next(variant for variant in found.variants if variant.primary is not None)
+    row = next(line for line in _text(show.verdict(found)).splitlines() if line.strip().startswith(measured.arm))
+    assert measured.primary is not None
+    assert f"{abs(measured.primary.delta_pct):.2f}" in row
+    assert f"{abs(measured.primary.ci_low_pct):.2f}" in row
+    assert measured.decision.value in row
+
+
+def test_verdict_says_what_the_samples_say_when_the_word_is_capped() -> None:
+    found = _verdict(calibrated=False)
+    assert "inconclusive (uncalibrated; samples say" in _text(show.verdict(found))
+
+
+def test_verdict_names_the_loss_requirement_that_failed() -> None:
+    found = _verdict(calibrated=True)
+    variant = next(v for v in found.variants if v.requirements)
+    broken = [r.model_copy(update={"passed": False}) for r in variant.requirements]
+    worse = variant.model_copy(update={"requirements": tuple(broken)})
+    assert "FAILED: loss_step1" in _text(show.verdict(found.model_copy(update={"variants": (worse,)})))
+
+
+def test_verdict_shows_the_change_of_peak_memory() -> None:
+    found = _verdict(calibrated=True)
+    arms = {name: {"peak_reserved_bytes": 2**30} for name in (found.baseline, *(v.arm for v in found.variants))}
+    arms[found.variants[0].arm] = {"peak_reserved_bytes": 2**30 + 3 * 2**20}
+    assert "+3 MiB" in _text(show.verdict(found.model_copy(update={"arms": arms})))
+
+
+def test_explanation_gives_reason_requirements_and_live_gates_of_every_variant() -> None:
+    found = _verdict(calibrated=True)
+    text = "\n".join(show.explanation(found))
+    for variant in found.variants:
+        assert variant.arm in text
+        assert variant.reason in text
+        assert f"gates live {variant.gates_live}" in text
+        assert all(requirement.detail in text for requirement in variant.requirements)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "require", "code"),
+    [
+        ([Decision.ADOPT], None, 0),
+        ([Decision.REJECT], None, 1),
+        ([Decision.SAME], None, 2),
+        ([Decision.INCONCLUSIVE], None, 3),
+        ([Decision.INVALID], None, 4),
+        ([Decision.REJECT, Decision.ADOPT], None, 0),
+        ([Decision.REJECT, Decision.INVALID, Decision.SAME], None, 4),
+        ([], None, 5),
+        ([Decision.ADOPT, Decision.ADOPT], Decision.ADOPT, 0),
+        ([Decision.ADOPT, Decision.INCONCLUSIVE], Decision.ADOPT, 3),
+        ([Decision.ADOPT], Decision.SAME, 1),
+        ([Decision.SAME], Decision.SAME, 0),
+    ],
+)
+def test_exit_code_follows_the_decisions(decisions: list[Decision], require: Decision | None, code: int) -> None:
+    variant = _verdict(calibrated=True).variants[0]
+    variants = tuple(variant.model_copy(update={"decision": decision}) for decision in decisions)
+    assert exit_code(variants, require) == code
+
+
+def test_every_verdict_word_has_a_colour() -> None:
+    found = _verdict(calibrated=True)
+    for word in VerdictWord:
+        variant = found.variants[0].model_copy(update={"verdict": word, "measured": word})
+        assert word.value in _text(show.verdict(found.model_copy(update={"variants": (variant,)})))

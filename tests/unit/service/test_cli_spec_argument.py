@@ -1,0 +1,46 @@
+import io
+from pathlib import Path
+
+import pytest
+
+from experiments.errors import SpecError
+from experiments.load import parse_spec
+from service.cli.spec_argument import CONTENT_TYPES, read_spec
+
+
+def test_read_spec_takes_a_catalog_name() -> None:
+    body = read_spec("demo")
+    assert parse_spec(body.content, body.content_type).ablation == "demo"
+
+
+@pytest.mark.parametrize("suffix", sorted(CONTENT_TYPES))
+def test_read_spec_takes_a_file_with_the_type_of_its_ending(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"spec{suffix}"
+    path.write_bytes(b"content")
+    body = read_spec(str(path))
+    assert (body.content, body.content_type) == (b"content", CONTENT_TYPES[suffix])
+
+
+def test_read_spec_prefers_a_file_to_a_catalog_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()
+    assert b"ablation: demo" in read_spec("demo").content
+    Path("demo.yaml").write_bytes(b"mine")
+    assert read_spec("demo.yaml").content == b"mine"
+
+
+def test_read_spec_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ablation: x")))
+    assert read_spec("-").content == b"ablation: x"
+
+
+def test_read_spec_names_the_catalog_when_there_is_nothing() -> None:
+    with pytest.raises(SpecError, match=r"no file 'dmeo'.*demo, demo-refused"):
+        read_spec("dmeo")
+
+
+def test_read_spec_refuses_an_unknown_ending(tmp_path: Path) -> None:
+    path = tmp_path / "spec.txt"
+    path.touch()
+    with pytest.raises(SpecError, match=r"'\.txt'.*\.yaml, \.yml, \.json, \.toml"):
+        read_spec(str(path))
