@@ -40,7 +40,11 @@ class Services:
     """Idempotency keys that are being answered, as (token id, key)."""
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:  # a plain function would cost a trip to another thread
+    return _services_of(request)
+
+
+def _services_of(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
 
@@ -51,7 +55,7 @@ def requires(scope: Scope) -> Callable[..., Awaitable[Principal]]:
     async def check(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
     ) -> Principal:
-        services = _services(request)
+        services = _services_of(request)
         if credentials is None:
             raise Unauthorized
         secret = credentials.credentials

@@ -19,7 +19,7 @@ BATCH = 500
 IDLE_S = 5.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 5.0
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 """Between two rounds: a lone submission is told at once, a burst is told together."""
 
 

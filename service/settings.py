@@ -39,17 +39,23 @@ class Settings(BaseSettings):
     home: HomePath = Path(".ablate")
     """Folder of everything that an embedded stack keeps."""
     host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs both tokens."""
     port: int = Field(default=8321, ge=1, le=65535)
+    """Port of the API; an embedded stack takes the next free one."""
     database_url: str = ""
     """SQLAlchemy URL; empty means SQLite at $ABLATE_HOME/ablate.db."""
     broker_url: str = ""
     """Celery URL; empty means the Valkey socket at $ABLATE_HOME/run/valkey.sock."""
     mlflow_url: str = "http://127.0.0.1:8322"
+    """Base URL of the MLflow server."""
     mlflow_experiment: str = "ablate"
+    """MLflow experiment that ablations go to."""
     lease_s: float = Field(default=30.0, gt=0)
     """A block goes back to the queue when its worker was silent for this long."""
     heartbeat_s: float = Field(default=1.0, gt=0)
+    """Workers report this often."""
     claim_poll_s: float = Field(default=5.0, gt=0)
+    """Workers ask for work at least this often."""
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body, block reports excepted."""
     max_report_bytes: int = Field(default=67_108_864, ge=1024)
@@ -57,8 +63,11 @@ class Settings(BaseSettings):
     rate_limit_per_s: float = Field(default=2000.0, gt=0)
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)
+    """Requests that one token may send at once."""
     admin_token: SecretStr | None = None
+    """Secret of the first administrator; on loopback one is generated."""
     worker_token: SecretStr | None = None
+    """Worker key; on loopback one is generated."""
 
     @property
     def sqlalchemy_url(self) -> str:
@@ -109,6 +118,7 @@ class ClientSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore")
 
     home: HomePath = Path(".ablate")
+    """Folder of the embedded stack: its addresses, tokens and saved reports."""
     url: str = ""
     """Base URL of the API; empty means the embedded stack's."""
     token: SecretStr | None = None

@@ -34,6 +34,7 @@ class Settings(BaseSettings):
     broker_url: str | None = None
     """Celery broker; default: the embedded broker's socket in the state folder."""
     node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=120)
+    """Name under which this machine registers."""
     node_class: NodeClass | None = None
     """Default: what the probe finds."""
     data_dir: Path | None = None

@@ -86,7 +86,12 @@ def _act(client: Client, files: StackFiles, *, stack_s: float, began: float) -> 
     console.print("\n[bold]1. One ablation: three arms, six blocks, eighteen fresh processes[/]  (ablate run demo)")
     submitted_at = time.monotonic()
     accepted = client.ablations.submit(read_spec("demo"))
-    row = follow(client, accepted.id, console)
+    try:
+        row = follow(client, accepted.id, console)
+    except BaseException:  # Ctrl-C included: the next demo must not wait for what is left of this one
+        client.ablations.cancel(accepted.id)
+        console.print(f"{accepted.id} cancelled")
+        raise
     if row.state != AblationState.COMPLETED:
         raise DemoFailed(f"{row.id} ended as {row.state}; its story: logs in {files.log('worker')}")
     ablation_s = time.monotonic() - submitted_at

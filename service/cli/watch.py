@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from experiments import wording
 from service.answers import Event
@@ -90,7 +91,7 @@ def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic
     if view is None:
         _follow_in_lines(client, picture, console)
     else:
-        with Live(view.bars, console=console, refresh_per_second=4):
+        with Live(view, console=console, refresh_per_second=4):
             for _ in _looks(client, picture):
                 view.update(picture)
     return picture.ablation
@@ -159,7 +160,7 @@ def _read(client: Client, ablation_id: str, feed: "queue.SimpleQueue[Event | Exc
 
 
 class _LiveView:
-    """Two lines: the blocks as a bar, the running trial below it."""
+    """Two lines: the blocks as a bar, and below it the running trial or what the ablation waits for."""
 
     def __init__(self, picture: Picture) -> None:
         self._progress = Progress(
@@ -168,15 +169,13 @@ class _LiveView:
             MofNCompleteColumn(),
             TextColumn("blocks"),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[trial]}"),
         )
-        self._task: TaskID = self._progress.add_task("", total=None, trial="")
+        self._task: TaskID = self._progress.add_task("", total=None)
+        self._below = Text()
         self.update(picture)
 
-    @property
-    def bars(self) -> RenderableType:
-        """What the terminal shows."""
-        return self._progress
+    def __rich__(self) -> RenderableType:
+        return Group(self._progress, self._below)
 
     def update(self, picture: Picture) -> None:
         """Show the picture as it is now."""
@@ -186,5 +185,5 @@ class _LiveView:
             description=f"{escape(row.name)} {row.state}",
             total=row.blocks.planned,
             completed=row.blocks.done + row.blocks.failed,
-            trial=escape(picture.trial_text),
         )
+        self._below = Text(f"  {picture.trial_text}" if picture.trial_text else "", style="dim")

@@ -15,16 +15,20 @@ TABLES: dict[str, Table] = {"ablation": ablations, "block": blocks, "trial": tri
 
 _IDS_PER_STATEMENT = 5000
 
-_INSERT_EVENTS = insert(events).values(
-    ablation_id=bindparam("ablation_id"),
-    at=db_now(),
-    kind=bindparam("kind"),
-    subject=bindparam("subject"),
-    old=bindparam("old"),
-    new=bindparam("new"),
-    actor=bindparam("actor"),
-    reason=bindparam("reason"),
-    data=bindparam("data"),
+_INSERT_EVENTS = (
+    insert(events)
+    .inline()
+    .values(
+        ablation_id=bindparam("ablation_id"),
+        at=db_now(),
+        kind=bindparam("kind"),
+        subject=bindparam("subject"),
+        old=bindparam("old"),
+        new=bindparam("new"),
+        actor=bindparam("actor"),
+        reason=bindparam("reason"),
+        data=bindparam("data"),
+    )
 )
 
 
@@ -88,7 +92,8 @@ class Journal:
 
     def flush_new(self) -> None:
         """Write the events of an ablation that this transaction created, which nobody else can see yet."""
-        self._connection.execute(_INSERT_EVENTS, self._rows)
+        rows = self._rows
+        self._connection.execute(_INSERT_EVENTS, rows[0] if len(rows) == 1 else rows)
         self._rows = []
 
 

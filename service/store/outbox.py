@@ -10,7 +10,7 @@ from service.store.tables import outbox
 
 WAKE, JUDGE, REPORT, PROJECT = "wake", "judge", "report", "project"
 
-_ADD = insert(outbox).values(created_at=db_now(), due_at=db_now(), tries=0)
+_ADD = insert(outbox).inline().values(created_at=db_now(), due_at=db_now(), tries=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from experiments.gates import catalogue
@@ -22,6 +22,11 @@ _OUTSIDE = {
     "constraints.txt": "the exact versions that were tested",
     ".ci/run": "what continuous integration runs",
     "docker/README.md": "why there are no container files yet",
+}
+_WITHOUT_COMMENTS = {
+    "experiments/templates/report.html": "Skeleton of the report page",
+    "experiments/templates/report.css": "Its look: light, dark and print",
+    "service/store/migrations/script.py.mako": "What a new migration starts from",
 }
 
 
@@ -80,14 +85,13 @@ def readme() -> str:
     return f"{head}{TREE_START}\n{tree()}{TREE_END}{rest.partition(TREE_END)[2]}"
 
 
-def pages() -> dict[str, str]:
-    """All generated files."""
-    return {
-        "docs/gates.md": gates_page.render(catalogue()),
-        "docs/settings.md": settings_page(),
-        "docs/errors.md": errors_page(),
-        "README.md": readme(),
-    }
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/gates.md": lambda: gates_page.render(catalogue()),
+    "docs/settings.md": settings_page,
+    "docs/errors.md": errors_page,
+    "README.md": readme,
+}
+"""All generated files; the README lists the others, so it comes last."""
 
 
 def _is_source(path: Path) -> bool:
@@ -97,7 +101,9 @@ def _is_source(path: Path) -> bool:
 
 
 def _remark(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
+    text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
+    if name in _WITHOUT_COMMENTS:
+        return _WITHOUT_COMMENTS[name]
     if path.suffix == ".py":
         return _first_sentence(ast.get_docstring(ast.parse(text)) or "")
     comment = re.match(r"\s*(?:#|<!--|{#|/\*)\s*(.+?)\s*(?:-->|#}|\*/)?\s*$", text.splitlines()[0])
@@ -144,8 +150,8 @@ def _classes(path: Path) -> Iterator[tuple[str, str]]:
 
 def main() -> None:
     """Write the pages that changed."""
-    for name, text in pages().items():
-        path = ROOT / name
+    for name, made in PAGES.items():
+        path, text = ROOT / name, made()
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             sys.stdout.write(f"wrote {name}\n")

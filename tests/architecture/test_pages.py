@@ -11,9 +11,9 @@ DOCUMENTS = sorted(
 )
 
 
-@pytest.mark.parametrize("name", ["docs/gates.md", "docs/settings.md", "docs/errors.md", "README.md"])
+@pytest.mark.parametrize("name", pages.PAGES)
 def test_generated_page_matches_the_code(name: str) -> None:
-    assert (pages.ROOT / name).read_text(encoding="utf-8") == pages.pages()[name], "run `make docs`"
+    assert (pages.ROOT / name).read_text(encoding="utf-8") == pages.PAGES[name](), "run `make docs`"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -27,6 +27,11 @@ def test_links_lead_to_files_that_exist(name: str) -> None:
 def test_every_source_file_says_what_it_is_for() -> None:
     silent = [line.strip() for line in pages.tree().splitlines() if "." in line and len(line.split(maxsplit=1)) == 1]
     assert silent == []
+
+
+def test_every_setting_and_every_error_says_what_it_is() -> None:
+    rows = [row for name in ("docs/settings.md", "docs/errors.md") for row in pages.PAGES[name]().splitlines()]
+    assert [row for row in rows if row.startswith("| `") and row.rstrip(" |").endswith("`")] == []
 
 
 def test_every_glossary_word_of_the_product_is_explained() -> None:
