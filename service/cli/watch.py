@@ -37,13 +37,11 @@ class Picture:
     """Block ids to what people call them: "block 2/6"."""
     current: TrialPublic | None = None
     steps: str = ""
-    seen: int = 0
     lines: list[str] = field(default_factory=list)
     """What happened since the last look, for line output."""
 
     def apply(self, event: Event) -> None:
         """Take in one event."""
-        self.seen = max(self.seen, event.seq)
         trial = self.trials.get(event.subject or "")
         if event.kind == "trial.progress" and trial is not None:
             self.current, self.steps = trial, steps_text(event)

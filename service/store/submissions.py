@@ -13,14 +13,13 @@ from service.errors import IdempotencyMismatch, ServiceError
 from service.ids import new_ids
 from service.lifecycle import AblationState, BlockState, TrialState
 from service.store import outbox
+from service.store.bulk import insert_many
 from service.store.clock import db_now
 from service.store.journal import Journal
 from service.store.tables import ablations, blocks, idempotency, labels, trials
 
 _ABLATION = insert(ablations).values(created_at=db_now())
 _ANSWER = insert(idempotency).values(created_at=db_now())
-_BLOCKS = insert(blocks)
-_TRIALS = insert(trials)
 _KNOWN = select(idempotency.c.body_digest, idempotency.c.ablation_id, idempotency.c.answer)
 
 
@@ -79,8 +78,8 @@ def store_submission(connection: Connection, submission: Submission, key: Key, a
     ablation = _ablation_row(submission)
     block_rows, trial_rows = _work_rows(submission)
     connection.execute(_ABLATION, ablation)
-    connection.execute(_BLOCKS, block_rows)
-    connection.execute(_TRIALS, trial_rows)
+    insert_many(connection, blocks, block_rows)
+    insert_many(connection, trials, trial_rows)
     if submission.spec.labels:
         pairs = submission.spec.labels.items()
         connection.execute(

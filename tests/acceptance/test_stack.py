@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from service.stack import processes
@@ -92,6 +94,50 @@ def test_a_part_that_ends_is_shown_and_not_restarted(tmp_path: Path) -> None:
         stack = json.loads(home.run("status", "--json").stdout)["stack"]
         assert stack["exited"] == {"background": -signal.SIGKILL}
         assert stack["pids"] == pids
+    finally:
+        home.run("down")
+
+
+SPEC = """
+ablation: smallest
+question: Does the whole path work?
+workload:
+  recipe: hybrid-tiny
+  overrides: {d_model: 32, headdim: 16, seq_len: 32, micro_batch: 1, pattern: MA, vocab_size: 512}
+  steps: {warmup: 0, timed: 2, val_rows: 1}
+variants: {psiv-on: {gates: {psiv_cache: true}}}
+design: {seeds: [1], blocks: {count: 6}}
+placement: {node_class: cpu}
+verdict: {primary: {metric: tokens_per_s, margin: 2%}}
+"""
+
+
+def test_an_ablation_is_run_reviewed_verified_and_projected_again_after_mlflow_lost_everything(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    spec = tmp_path / "smallest.yaml"
+    spec.write_text(SPEC)
+    try:
+        home.up()
+        ran = home.run("run", str(spec))
+        assert ran.returncode == 0, ran.stderr
+        assert "block 6/6: done" in ran.stdout
+        (row,) = json.loads(home.run("list", "--json").stdout)
+        assert home.run("verdict", row["id"]).returncode == 3
+        assert home.run("verdict", row["id"], "--require", "adopt").returncode == 3
+        receipts = tmp_path / "receipts.json"
+        assert home.run("receipts", "get", row["id"], "--output", str(receipts)).returncode == 0
+        assert len(json.loads(receipts.read_text())) == 12
+        assert home.run("receipts", "verify", str(receipts)).returncode == 0
+        receipts.write_text(receipts.read_text().replace('"seed": 1', '"seed": 2', 1))
+        assert home.run("receipts", "verify", str(receipts)).returncode == 1
+        home.run("down")
+        shutil.rmtree(home.files.mlflow)
+        mlflow = home.up()["mlflow_url"]
+        assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
+        address = json.loads(home.run("show", row["id"], "--json").stdout)["ablation"]["mlflow_url"]
+        found = httpx.get(f"{mlflow}/api/2.0/mlflow/runs/get", params={"run_id": address.rpartition("/")[2]})
+        tags = {tag["key"]: tag["value"] for tag in found.json()["run"]["data"]["tags"]}
+        assert tags["ablation.id"] == row["id"]
     finally:
         home.run("down")
 
