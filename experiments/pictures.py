@@ -1,6 +1,6 @@
 """All pictures of an ablation that its data allows, for the report and for MLflow."""
 
-from experiments import pictures_trials, pictures_verdict
+from experiments import pictures_memory, pictures_trials, pictures_verdict
 from experiments.svg import Picture
 from experiments.view import AblationView
 
@@ -9,7 +9,7 @@ DRAWN = (
     pictures_verdict.differences,
     pictures_trials.step_times,
     pictures_trials.losses,
-    pictures_trials.memory,
+    pictures_memory.memory,
 )
 """In the order in which they are shown."""
 

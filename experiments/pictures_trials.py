@@ -1,4 +1,4 @@
-"""Pictures of the trials themselves: every step's time, loss curves over the baseline's envelope, peak memory."""
+"""Pictures of the trials themselves: every step's time, and loss curves over the baseline's envelope."""
 
 import math
 from collections.abc import Sequence
@@ -10,19 +10,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from experiments import series, svg, wording
-from experiments.outcomes import Outcome
 from experiments.receipts import Receipt
 from experiments.series import ArmStyle
 from experiments.view import AblationView
 
 WIDTH_IN = 8.2
-NARROW_IN = 5.6
 MOST_TRIALS = 120
 MOST_STEPS = 3000
 MOST_CURVES = 8
 MOST_CURVE_POINTS = 400
-MOST_BARS = 30
-INK, SOFT, GRID, BAND, LIMIT = (svg.SENTINELS[role] for role in ("ink", "soft", "grid", "band", "limit"))
+SOFT, GRID, BAND = (svg.SENTINELS[role] for role in ("soft", "grid", "band"))
 
 
 def step_times(view: AblationView) -> svg.Picture | None:
@@ -231,91 +228,3 @@ def _loss_frame(axes: Axes, title: str) -> None:
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-
-
-def memory(view: AblationView) -> svg.Picture | None:
-    """Draw peak memory of every arm against the device's limit; None where none was recorded."""
-    receipts = [r for r in series.receipts_in_time(view) if r.memory is not None]
-    peaks = {arm.name: _peak([r for r in receipts if r.arm == arm.name]) for arm in view.plan.arms}
-    shown = [(arm, peak) for arm, peak in peaks.items() if peak is not None][:MOST_BARS]
-    if not shown:
-        return None
-    limits = [r.memory.limit_bytes for r in receipts if r.memory and r.memory.limit_bytes]
-    limit_gib = min(limits) / 2**30 if limits else None
-    top = max(peak[1] for _, peak in shown)
-    near = limit_gib is not None and limit_gib < 3 * top
-    on_cpu = view.plan.node_class == "cpu"
-    caption = (
-        "Largest peak over all trials of each arm. "
-        + (
-            "Dark: growth of the resident set; light: peak resident set. "
-            if on_cpu
-            else "Dark: allocated; light: reserved. "
-        )
-        + ("Hatched: out of memory, the peak that was reached. " if any(peak[2] for _, peak in shown) else "")
-        + (
-            ""
-            if limit_gib is None
-            else f"The device has {limit_gib:.1f} GiB" + (", the line. " if near else ", far beyond this scale. ")
-        )
-        + (
-            f"{len(peaks) - len(shown)} arms without a reading or beyond the first {MOST_BARS} are not drawn."
-            * (len(shown) < len(peaks))
-        )
-    ).strip()
-
-    def paint(figure: Figure) -> None:
-        figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
-        axes = figure.add_subplot()
-        styles = series.arm_styles(view)
-        for row, (arm, peak) in enumerate(shown):
-            _bar(axes, row, peak, svg.SENTINELS[styles[arm].role])
-        axes.set_xlim(0, max(top, limit_gib if near and limit_gib else 0) * 1.04)
-        if near and limit_gib is not None:
-            axes.axvline(limit_gib, color=LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
-            axes.annotate(
-                "device limit",
-                (limit_gib, -0.72),
-                (-4, 0),
-                textcoords="offset points",
-                color=LIMIT,
-                ha="right",
-                va="top",
-            )
-        axes.set_ylim(len(shown) - 0.4, -0.85)
-        axes.set_yticks(range(len(shown)), [styles[arm].shown for arm, _ in shown])
-        axes.tick_params(axis="y", length=0, labelcolor=INK)
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-        axes.spines["left"].set_visible(False)
-        axes.set_xlabel("peak memory, GiB")
-        right = axes.twinx()
-        right.set_ylim(axes.get_ylim())
-        right.set_yticks(range(len(shown)), [_bar_numbers(peak) for _, peak in shown])
-        right.tick_params(axis="y", length=0, labelcolor=INK)
-        right.spines["left"].set_visible(False)
-
-    return svg.draw("memory", "Peak memory", caption, paint)
-
-
-def _peak(receipts: Sequence[Receipt]) -> tuple[float, float, bool] | None:
-    """Return (allocated GiB, reserved GiB, out of memory) over the receipts; None without a reading."""
-    found = [r.memory for r in receipts if r.memory is not None]
-    if not found:
-        return None
-    allocated = max(m.peak_allocated_bytes for m in found) / 2**30
-    reserved = max(m.peak_reserved_bytes for m in found) / 2**30
-    return allocated, reserved, any(r.outcome is Outcome.OOM for r in receipts)
-
-
-def _bar(axes: Axes, row: int, peak: tuple[float, float, bool], colour: str) -> None:
-    allocated, reserved, out_of_memory = peak
-    hatch = "////" if out_of_memory else None
-    axes.barh(row, reserved, height=0.56, color=colour, alpha=0.35, linewidth=0)
-    axes.barh(row, allocated, height=0.56, color=colour, linewidth=0, hatch=hatch)
-
-
-def _bar_numbers(peak: tuple[float, float, bool]) -> str:
-    allocated, reserved, out_of_memory = peak
-    digits = 1 if reserved >= 10 else 2 if reserved >= 1 else 3
-    return f"{allocated:.{digits}f} / {reserved:.{digits}f} GiB" + (", out of memory" if out_of_memory else "")

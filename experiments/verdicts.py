@@ -154,7 +154,7 @@ class _Judge:
             gates_live=_gates_live(evidence.receipts),
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
-            notes=tuple(self._notes(published, primary, requirements, needed)),
+            notes=tuple(self._notes(measured, primary, requirements, needed)),
         )
 
     def _measured(self, stop: Stop | None, found: Comparison | None) -> tuple[VerdictWord, str]:
@@ -193,7 +193,7 @@ class _Judge:
 
     def _notes(
         self,
-        published: VerdictWord,
+        measured: VerdictWord,
         found: Comparison | None,
         requirements: Sequence[RequirementResult],
         needed: int | None,
@@ -203,9 +203,9 @@ class _Judge:
         if found is None:
             return
         threshold = self._rule.primary.threshold_pct
-        if published is VerdictWord.BETTER and gain_pct(found) < threshold:
+        if measured is VerdictWord.BETTER and gain_pct(found) < threshold:
             yield f"better by {gain_pct(found):.2f} %, below the {threshold:g} % from which the rule adopts"
-        if published is VerdictWord.INCONCLUSIVE and self._calibrated and needed is None and found.sd_pct > 0:
+        if measured is VerdictWord.INCONCLUSIVE and needed is None and found.sd_pct > 0:
             yield "no number of blocks up to 2000 would resolve this: the estimate lies at the margin or is too noisy"
 
 

@@ -8,6 +8,7 @@ decay, `sk` write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the
 from typing import Any
 
 import tilelang.language as T
+from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo_cuda.shape import ScanShape
 from kernels.mamba3_mimo_cuda.tiles import (
@@ -16,8 +17,10 @@ from kernels.mamba3_mimo_cuda.tiles import (
     F32,
     bf16,
     f32,
-    make_fetch,
-    make_fetch_angles,
+    make_angles,
+    make_expanded,
+    make_load,
+    make_piece,
     make_rotated,
     make_weight_scales,
     make_weights,
@@ -28,7 +31,9 @@ from kernels.mamba3_mimo_cuda.tiles import (
 def local_states(s: ScanShape, *, threads: int = 128) -> Any:
     """F1: local[b,h,k] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,K,N,P]."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    fetch, fetch_angles, rotated, still = make_fetch(s), make_fetch_angles(s), make_rotated(s), max(1, N // 2 - A)
+    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
+    piece, expanded = make_piece(s, threads), make_expanded(s, threads)
+    step = 4 * threads // P
 
     @T.prim_func
     def f1_local_states(
@@ -41,36 +46,38 @@ def local_states(s: ScanShape, *, threads: int = 128) -> Any:
         local: T.Tensor((B, H, K, N, P), F32),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            k_s = T.alloc_shared((M, N), BF16)
-            x_s = T.alloc_shared((M, P), BF16)
-            bias_s = T.alloc_shared((R, N), BF16)
-            psi_s = T.alloc_shared((R, P), F32)
+            raw_s, k_s, x_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
+            bias_s, psi_s = T.alloc_shared((R, N), BF16), T.alloc_shared((R, P), F32)
             wk_s = T.alloc_shared((L,), F32)
-            lo, hi = T.alloc_fragment((M, A), BF16), T.alloc_fragment((M, A), BF16)
-            lo_still, hi_still = T.alloc_fragment((M, still), BF16), T.alloc_fragment((M, still), BF16)
-            cos, sin = T.alloc_fragment((M, A), F16), T.alloc_fragment((M, A), F16)
-            vf, vw = T.alloc_fragment((C, P), BF16), T.alloc_fragment((C, P), F32)
+            bar = T.alloc_barrier([threads])
+            cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
+            v_l, scale = T.alloc_local((C // step * 4,), BF16), T.alloc_local((C // step,), F32)
             acc = T.alloc_fragment((N, P), F32)
+            T.annotate_layout({raw_s: make_swizzled_layout(raw_s)})
+            tx = T.get_thread_binding()
+            nc = T.min(L // C, S // C - sc * (L // C))
+            load(raw_s, k, bar, b, h, sc * L)
+            T.mbarrier_arrive(bar[0])
             T.copy(k_bias[h, :, :], bias_s)
             T.copy(psi[h, :, :], psi_s)
             T.copy(wk[b, h, sc * L : (sc + 1) * L], wk_s)
             T.clear(acc)
-            nc = T.min(L // C, S // C - sc * (L // C))
-            fetch(lo, hi, lo_still, hi_still, k, b, h, sc * L)
-            fetch_angles(cos, sin, cs, b, h, sc * L)
-            T.copy(v[b, sc * L : sc * L + C, h, :], vf)
+            angles(cos, sin, cs, b, h, sc * L, tx)
+            piece(v_l, v, b, h, sc * L, tx)
             for ic in T.serial(nc):
                 t1 = sc * L + T.min(ic + 1, nc - 1) * C
-                rotated(k_s, lo, hi, lo_still, hi_still, cos, sin, bias_s)
-                for c, p in T.Parallel(C, P):
-                    vw[c, p] = f32(vf[c, p]) * wk_s[ic * C + c]
-                for r in T.unroll(R):
-                    for c, p in T.Parallel(C, P):
-                        x_s[r * C + c, p] = bf16(vw[c, p] * psi_s[r, p])
-                fetch(lo, hi, lo_still, hi_still, k, b, h, t1)
-                fetch_angles(cos, sin, cs, b, h, t1)
-                T.copy(v[b, t1 : t1 + C, h, :], vf)
+                for u in T.unroll(C // step):
+                    scale[u] = wk_s[ic * C + u * step + tx // (P // 4)]
+                expanded(x_s, v_l, scale, psi_s, tx)
+                T.mbarrier_wait_parity(bar[0], ic % 2)
+                rotated(k_s, raw_s, bias_s, cos, sin, tx)
+                angles(cos, sin, cs, b, h, t1, tx)
+                piece(v_l, v, b, h, t1, tx)
+                T.sync_threads()
+                load(raw_s, k, bar, b, h, t1)
+                T.mbarrier_arrive(bar[0])
                 T.gemm(k_s, x_s, acc, transpose_A=True)
+            T.mbarrier_wait_parity(bar[0], nc % 2)
             T.copy(acc, local[b, h, sc, :, :])
 
     return f1_local_states
@@ -110,7 +117,9 @@ def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
 def outputs(s: ScanShape, *, threads: int = 128) -> Any:
     """F3: o [B,S,H,P] bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    fetch, fetch_angles, rotated, still = make_fetch(s), make_fetch_angles(s), make_rotated(s), max(1, N // 2 - A)
+    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
+    piece, expanded = make_piece(s, threads), make_expanded(s, threads)
+    step = 4 * threads // P
     weight_scales, weights = make_weight_scales(s), make_weights(s)
 
     @T.prim_func
@@ -133,60 +142,66 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
         o: T.Tensor((B, S, H, P), BF16),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
+            q_raw, k_raw = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
-            h_s = T.alloc_shared((N, P), BF16)
-            w_s = T.alloc_shared((C, C), F32)
-            y_s = T.alloc_shared((M, P + 8), F32)
+            h_s, y_s = T.alloc_shared((N, P), BF16), T.alloc_shared((M, P), BF16)
+            w_s = T.alloc_shared((C, C + 8), F32)
             z_s = T.alloc_shared((C, P + 8), BF16)
             qb_s, kb_s = T.alloc_shared((R, N), BF16), T.alloc_shared((R, N), BF16)
             psi_s, zeta_s, phi_s = (T.alloc_shared((R, P), F32) for _ in range(3))
             lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((L,), F32) for _ in range(5))
-            q_lo, q_hi, k_lo, k_hi = (T.alloc_fragment((M, A), BF16) for _ in range(4))
-            q_lo_still, q_hi_still, k_lo_still, k_hi_still = (T.alloc_fragment((M, still), BF16) for _ in range(4))
-            cos, sin = T.alloc_fragment((M, A), F16), T.alloc_fragment((M, A), F16)
-            vf, zf = T.alloc_fragment((C, P), BF16), T.alloc_fragment((C, P), BF16)
-            v32 = T.alloc_fragment((C, P), F32)
-            state = T.alloc_fragment((N, P), F32)
-            y = T.alloc_fragment((M, P), F32)
-            score = T.alloc_fragment((M, M), F32)
-            mixed = T.alloc_fragment((M, M), BF16)
+            bar = T.alloc_barrier([threads])
+            cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
+            v_l, z_l = (T.alloc_local((C // step * 4,), BF16) for _ in range(2))
+            one, scale = (T.alloc_local((C // step,), F32) for _ in range(2))
+            state, y = T.alloc_fragment((N, P), F32), T.alloc_fragment((M, P), F32)
+            score, mixed = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), BF16)
             skip = T.alloc_local((1,), F32)
+            T.annotate_layout({t: make_swizzled_layout(t) for t in (q_raw, k_raw, y_s)})
+            tx = T.get_thread_binding()
+            nc = T.min(L // C, S // C - sc * (L // C))
+            load(q_raw, q, bar, b, h, sc * L)
+            load(k_raw, k, bar, b, h, sc * L)
+            T.mbarrier_arrive(bar[0])
             T.copy(q_bias[h, :, :], qb_s)
             T.copy(k_bias[h, :, :], kb_s)
-            T.copy(psi[h, :, :], psi_s)
-            T.copy(zeta[h, :, :], zeta_s)
-            T.copy(phi[h, :, :], phi_s)
+            for r, p in T.Parallel(R, P):
+                psi_s[r, p] = psi[h, r, p]
+                zeta_s[r, p] = 0.5 * zeta[h, r, p]
+                phi_s[r, p] = phi[h, r, p]
             weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc)
             T.copy(start[b, h, sc, :, :], state)
             skip[0] = D[h]
-            nc = T.min(L // C, S // C - sc * (L // C))
-            fetch(q_lo, q_hi, q_lo_still, q_hi_still, q, b, h, sc * L)
-            fetch(k_lo, k_hi, k_lo_still, k_hi_still, k, b, h, sc * L)
-            fetch_angles(cos, sin, cs, b, h, sc * L)
-            T.copy(v[b, sc * L : sc * L + C, h, :], vf)
-            T.copy(z[b, sc * L : sc * L + C, h, :], zf)
+            for u in T.unroll(C // step):
+                one[u] = 1.0
+            angles(cos, sin, cs, b, h, sc * L, tx)
+            piece(v_l, v, b, h, sc * L, tx)
+            piece(z_l, z, b, h, sc * L, tx)
             for ic in T.serial(nc):
                 at = ic * C
                 t1 = sc * L + T.min(ic + 1, nc - 1) * C
-                rotated(q_s, q_lo, q_hi, q_lo_still, q_hi_still, cos, sin, qb_s)
-                rotated(k_s, k_lo, k_hi, k_lo_still, k_hi_still, cos, sin, kb_s)
-                T.copy(vf, v32)
-                for r in T.unroll(R):
-                    for c, p in T.Parallel(C, P):
-                        x = v32[c, p] * psi_s[r, p]
-                        x_s[r * C + c, p] = bf16(x)
-                        xw_s[r * C + c, p] = bf16(x * write_s[at + c])
-                T.copy(zf, z_s[:, 0:P])
+                for u in T.unroll(C // step):
+                    scale[u] = write_s[at + u * step + tx // (P // 4)]
+                expanded(x_s, v_l, one, psi_s, tx)
+                expanded(xw_s, v_l, scale, psi_s, tx)
+                for u in T.unroll(C // step):
+                    for e in T.vectorized(4):
+                        z_s[u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = z_l[u * 4 + e]
                 weights(w_s, lc_s, sk_s, gm_s, at)
                 T.copy(state, h_s)
                 for n, p in T.Parallel(N, P):
                     state[n, p] = state[n, p] * read_s[at + C - 1]
-                fetch(q_lo, q_hi, q_lo_still, q_hi_still, q, b, h, t1)
-                fetch(k_lo, k_hi, k_lo_still, k_hi_still, k, b, h, t1)
-                fetch_angles(cos, sin, cs, b, h, t1)
-                T.copy(v[b, t1 : t1 + C, h, :], vf)
-                T.copy(z[b, t1 : t1 + C, h, :], zf)
+                T.mbarrier_wait_parity(bar[0], ic % 2)
+                rotated(q_s, q_raw, qb_s, cos, sin, tx)
+                rotated(k_s, k_raw, kb_s, cos, sin, tx)
+                angles(cos, sin, cs, b, h, t1, tx)
+                piece(v_l, v, b, h, t1, tx)
+                piece(z_l, z, b, h, t1, tx)
+                T.sync_threads()
+                load(q_raw, q, bar, b, h, t1)
+                load(k_raw, k, bar, b, h, t1)
+                T.mbarrier_arrive(bar[0])
                 T.gemm(q_s, h_s, y, clear_accum=True)
                 T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
                 T.gemm(k_s, xw_s, state, transpose_A=True)
@@ -196,9 +211,11 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
                     y[i, p] = y[i, p] * read_s[at + i % C]
                 T.gemm(mixed, x_s, y)
                 for i, p in T.Parallel(M, P):
-                    half_u = f32(z_s[i % C, p]) * (0.5 * zeta_s[i // C, p])
-                    y_s[i, p] = y[i, p] * ((half_u * T.tanh(half_u) + half_u) * phi_s[i // C, p])
+                    half_u = f32(z_s[i % C, p]) * zeta_s[i // C, p]
+                    y[i, p] = y[i, p] * ((half_u * T.tanh(half_u) + half_u) * phi_s[i // C, p])
+                T.copy(y, y_s)
                 for c, p in T.Parallel(C, P):
                     o[b, sc * L + at + c, h, p] = bf16(rank_sum(y_s, c, p, R, C))
+            T.mbarrier_wait_parity(bar[0], nc % 2)
 
     return f3_outputs

@@ -22,62 +22,153 @@ def bf16(value: Any) -> Any:
 
 def rank_sum(tile_MP: Any, c: Any, p: Any, ranks: int, chunk: int) -> Any:
     """Return the sum over ranks of tile[r * C + c, p]."""
-    total = tile_MP[c, p]
+    total = f32(tile_MP[c, p])
     for r in range(1, ranks):
-        total = total + tile_MP[r * chunk + c, p]
+        total = total + f32(tile_MP[r * chunk + c, p])
     return total
 
 
-def make_fetch(s: Any) -> Any:
-    """Return macro(lo, hi, lo_still, hi_still, raw [B,S,R,G,N], b, h, t0): one chunk of q or k into registers.
+def make_load(s: Any) -> Any:
+    """Return macro(raw_s [M,N], raw [B,S,R,G,N], bar, b, h, t0): start the bulk copy of one chunk of q or k."""
+    C, R, per_group = s.C, s.R, s.heads_per_group
 
-    lo and hi are fragments [M,A] with the columns that turn, lo_still and hi_still [M,max(1,N/2-A)] with the others.
+    @T.macro
+    def load(raw_s, raw, bar, b, h, t0):
+        for r in T.unroll(R):
+            T.tma_copy(raw[b, t0 : t0 + C, r, h // per_group, :], raw_s[r * C : (r + 1) * C, :], barrier=bar[0])
+
+    return load
+
+
+def make_angles(s: Any, threads: int) -> Any:
+    """Return macro(cos, sin [8 * turns], cs [B,H,S,2A], b, h, t0, tx): the thread's angles of one chunk.
+
+    Thread tx works on row tx % M of a tile and on groups of 8 columns, so that the lanes of a warp hit different banks
+    of a swizzled tile. `turns` = A * M / (8 * threads) groups turn.
     """
-    A, C, M, half, per_group = s.A, s.C, s.M, s.N // 2, s.heads_per_group
+    A, C, M, turns = s.A, s.C, s.M, s.A * s.M // (8 * threads)
 
     @T.macro
-    def fetch(lo, hi, lo_still, hi_still, raw, b, h, t0):
-        for i, j in T.Parallel(M, A):
-            lo[i, j] = raw[b, t0 + i % C, i // C, h // per_group, j]
-            hi[i, j] = raw[b, t0 + i % C, i // C, h // per_group, half + j]
-        if A < half:
-            for i, j in T.Parallel(M, half - A):
-                lo_still[i, j] = raw[b, t0 + i % C, i // C, h // per_group, A + j]
-                hi_still[i, j] = raw[b, t0 + i % C, i // C, h // per_group, half + A + j]
+    def angles(cos, sin, cs, b, h, t0, tx):
+        for u in T.unroll(turns):
+            for e in T.vectorized(8):
+                cos[u * 8 + e] = cs[b, h, t0 + tx % C, (tx // M + u * (threads // M)) * 8 + e]
+            for e in T.vectorized(8):
+                sin[u * 8 + e] = cs[b, h, t0 + tx % C, A + (tx // M + u * (threads // M)) * 8 + e]
 
-    return fetch
+    return angles
 
 
-def make_fetch_angles(s: Any) -> Any:
-    """Return macro(cos [M,A], sin [M,A], cs [B,H,S,2A], b, h, t0): the angles of one chunk into registers."""
-    A, C, M = s.A, s.C, s.M
-
-    @T.macro
-    def fetch_angles(cos, sin, cs, b, h, t0):
-        for i, j in T.Parallel(M, A):
-            cos[i, j] = cs[b, h, t0 + i % C, j]
-            sin[i, j] = cs[b, h, t0 + i % C, A + j]
-
-    return fetch_angles
-
-
-def make_rotated(s: Any) -> Any:
-    """Return macro(tile_s [M,N], lo, hi, lo_still, hi_still, cos, sin, bias_s [R,N]): add the bias, rotate, round."""
+def make_rotated(s: Any, threads: int) -> Any:
+    """Return macro(tile_s [M,N], raw_s [M,N], bias_s [R,N], cos, sin, tx): add the bias, rotate, round to bf16."""
     A, C, M, half = s.A, s.C, s.M, s.N // 2
+    turns, stills, step = A * M // (8 * threads), (half - A) * M // (8 * threads), threads // M
 
     @T.macro
-    def rotated(tile_s, lo, hi, lo_still, hi_still, cos, sin, bias_s):
-        for i, j in T.Parallel(M, A):
-            a = f32(lo[i, j] + bias_s[i // C, j])
-            z = f32(hi[i, j] + bias_s[i // C, half + j])
-            tile_s[i, j] = bf16(a * f32(cos[i, j]) - z * f32(sin[i, j]))
-            tile_s[i, half + j] = bf16(a * f32(sin[i, j]) + z * f32(cos[i, j]))
-        if A < half:
-            for i, j in T.Parallel(M, half - A):
-                tile_s[i, A + j] = lo_still[i, j] + bias_s[i // C, A + j]
-                tile_s[i, half + A + j] = hi_still[i, j] + bias_s[i // C, half + A + j]
+    def rotated(tile_s, raw_s, bias_s, cos, sin, tx):
+        lo, hi = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
+        for u in T.unroll(turns):
+            for e in T.vectorized(8):
+                lo[e] = raw_s[tx % M, (tx // M + u * step) * 8 + e] + bias_s[tx % M // C, (tx // M + u * step) * 8 + e]
+            for e in T.vectorized(8):
+                hi[e] = (
+                    raw_s[tx % M, half + (tx // M + u * step) * 8 + e]
+                    + bias_s[tx % M // C, half + (tx // M + u * step) * 8 + e]
+                )
+            for e in T.vectorized(8):
+                tile_s[tx % M, (tx // M + u * step) * 8 + e] = bf16(
+                    f32(lo[e]) * f32(cos[u * 8 + e]) - f32(hi[e]) * f32(sin[u * 8 + e])
+                )
+            for e in T.vectorized(8):
+                tile_s[tx % M, half + (tx // M + u * step) * 8 + e] = bf16(
+                    f32(lo[e]) * f32(sin[u * 8 + e]) + f32(hi[e]) * f32(cos[u * 8 + e])
+                )
+        for u in T.unroll(stills):
+            for e in T.vectorized(8):
+                tile_s[tx % M, A + (tx // M + u * step) * 8 + e] = (
+                    raw_s[tx % M, A + (tx // M + u * step) * 8 + e]
+                    + bias_s[tx % M // C, A + (tx // M + u * step) * 8 + e]
+                )
+            for e in T.vectorized(8):
+                tile_s[tx % M, half + A + (tx // M + u * step) * 8 + e] = (
+                    raw_s[tx % M, half + A + (tx // M + u * step) * 8 + e]
+                    + bias_s[tx % M // C, half + A + (tx // M + u * step) * 8 + e]
+                )
 
     return rotated
+
+
+def make_unrotated(s: Any, threads: int) -> Any:
+    """Return macro(grad_s [M,N], tile_s [M,N], turn [8 * turns], cos, sin, tx): undo the rotation in place.
+
+    grad_s holds the gradient of the rotated tile_s, both bf16. Adds the gradient of the thread's angles to `turn`.
+    """
+    A, M, half = s.A, s.M, s.N // 2
+    turns, step = A * M // (8 * threads), threads // M
+
+    @T.macro
+    def unrotated(grad_s, tile_s, turn, cos, sin, tx):
+        lo, hi = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
+        left, right = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
+        for u in T.unroll(turns):
+            for e in T.vectorized(8):
+                lo[e] = grad_s[tx % M, (tx // M + u * step) * 8 + e]
+            for e in T.vectorized(8):
+                hi[e] = grad_s[tx % M, half + (tx // M + u * step) * 8 + e]
+            for e in T.vectorized(8):
+                left[e] = tile_s[tx % M, (tx // M + u * step) * 8 + e]
+            for e in T.vectorized(8):
+                right[e] = tile_s[tx % M, half + (tx // M + u * step) * 8 + e]
+            for e in T.unroll(8):
+                turn[u * 8 + e] += f32(hi[e]) * f32(left[e]) - f32(lo[e]) * f32(right[e])
+            for e in T.vectorized(8):
+                grad_s[tx % M, (tx // M + u * step) * 8 + e] = bf16(
+                    f32(lo[e]) * f32(cos[u * 8 + e]) + f32(hi[e]) * f32(sin[u * 8 + e])
+                )
+            for e in T.vectorized(8):
+                grad_s[tx % M, half + (tx // M + u * step) * 8 + e] = bf16(
+                    f32(hi[e]) * f32(cos[u * 8 + e]) - f32(lo[e]) * f32(sin[u * 8 + e])
+                )
+
+    return unrotated
+
+
+def make_expanded(s: Any, threads: int) -> Any:
+    """Return macro(x_s [M,P], source, scale, factor_s [R,P], tx): x[r * C + c, p] = source * scale[c] * factor[r, p].
+
+    `source` is the thread's piece of a [C,P] tile: 4 columns in each of its rows; `scale` one number per such row.
+    """
+    C, R, P = s.C, s.R, s.P
+    step = 4 * threads // P
+
+    @T.macro
+    def expanded(x_s, source, scale, factor_s, tx):
+        wide = T.alloc_local((C // step * 4,), F32)
+        for u in T.unroll(C // step):
+            for e in T.vectorized(4):
+                wide[u * 4 + e] = f32(source[u * 4 + e]) * scale[u]
+        for r in T.unroll(R):
+            for u in T.unroll(C // step):
+                for e in T.vectorized(4):
+                    x_s[r * C + u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = bf16(
+                        wide[u * 4 + e] * factor_s[r, tx % (P // 4) * 4 + e]
+                    )
+
+    return expanded
+
+
+def make_piece(s: Any, threads: int) -> Any:
+    """Return macro(piece [4 * rows], tensor [B,S,H,P], b, h, t0, tx): the thread's piece of a chunk of v, z or dO."""
+    C, P = s.C, s.P
+    step = 4 * threads // P
+
+    @T.macro
+    def piece(out, tensor, b, h, t0, tx):
+        for u in T.unroll(C // step):
+            for e in T.vectorized(4):
+                out[u * 4 + e] = tensor[b, t0 + u * step + tx // (P // 4), h, tx % (P // 4) * 4 + e]
+
+    return piece
 
 
 def make_scales(s: Any) -> Any:
@@ -126,48 +217,6 @@ def make_weights(s: Any) -> Any:
             w_s[t, u] = T.if_then_else(t > u, decay, T.if_then_else(t == u, gm_s[at + t], 0.0))
 
     return weights
-
-
-def make_unrotated(s: Any) -> Any:
-    """Return macro(out [B,S,R,H,N], tile_s [M,>=N] fp32, cs_s [C,2A], b, h, t0): inverse rotation, rounding, store."""
-    A, C, M, half = s.A, s.C, s.M, s.N // 2
-
-    @T.macro
-    def unrotated(out, tile_s, cs_s, b, h, t0):
-        for i, j in T.Parallel(M, A):
-            c = f32(cs_s[i % C, j])
-            w = f32(cs_s[i % C, A + j])
-            lo = tile_s[i, j]
-            hi = tile_s[i, half + j]
-            out[b, t0 + i % C, i // C, h, j] = bf16(lo * c + hi * w)
-            out[b, t0 + i % C, i // C, h, half + j] = bf16(hi * c - lo * w)
-        if half > A:
-            for i, j in T.Parallel(M, half - A):
-                out[b, t0 + i % C, i // C, h, A + j] = bf16(tile_s[i, A + j])
-                out[b, t0 + i % C, i // C, h, half + A + j] = bf16(tile_s[i, half + A + j])
-
-    return unrotated
-
-
-def time_sum(tile_MP: Any, r: Any, p: Any, chunk: int) -> Any:
-    """Return the sum over the times of one rank of tile[r * C + c, p]."""
-    total = tile_MP[r * chunk, p]
-    for c in range(1, chunk):
-        total = total + tile_MP[r * chunk + c, p]
-    return total
-
-
-def make_column_sums(s: Any) -> Any:
-    """Return macro(out [B,K,H,R,P], acc [M,P], stage_s, b, sc, h): sum the accumulator over time and store."""
-    C, R, P = s.C, s.R, s.P
-
-    @T.macro
-    def column_sums(out, acc, stage_s, b, sc, h):
-        T.copy(acc, stage_s[:, 0:P])
-        for r, p in T.Parallel(R, P):
-            out[b, sc, h, r, p] = time_sum(stage_s, r, p, C)
-
-    return column_sums
 
 
 def row_sum(rows: Any, which: int, c: Any, ranks: int, chunk: int) -> Any:

@@ -13,7 +13,7 @@ class Variant:
     """Load tiles with the bulk tensor copy engine."""
     warp_specialize: bool = False
     """Give loads to a warp group of their own."""
-    aggressive_smem_merge: bool = True
+    aggressive_smem_merge: bool = False
     """Let the compiler overlap shared buffers whose lifetimes do not meet."""
     psiv_cache: bool = False
     """Save PsiV in the forward pass and load it in the backward pass."""

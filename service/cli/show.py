@@ -144,6 +144,8 @@ def gates(rows: Iterable[GatePublic]) -> RenderableType:
 def verdict(found: Verdict) -> RenderableType:
     """Show the verdict table: one row per variant."""
     title = f"{found.blocks_counted}/{found.blocks_planned} blocks on {found.node_class}, against {found.baseline}"
+    if not found.calibrated:
+        title += f"; node class {found.node_class} is not calibrated, so no word beyond inconclusive is published"
     made = table("variant", "verdict", title=title)
     for column in ("effect", "95 % interval", "MDE", "memory", "loss", "decision"):
         made.add_column(column, no_wrap=column != "loss")

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from experiments import pictures, pictures_trials, pictures_verdict, svg
+from experiments import pictures, pictures_memory, pictures_trials, pictures_verdict, svg
 from experiments.view import AblationView
 from tests import views
 
@@ -112,12 +112,12 @@ def test_pictures_are_left_out_where_their_data_is_missing() -> None:
     assert pictures.draw_all(views.unfinished("queued")) == ()
     running = [picture.name for picture in pictures.draw_all(views.unfinished("running", done_blocks=1))]
     assert running == ["differences", "steps", "losses", "memory"]
-    assert pictures_trials.memory(without(views.cpu_view(), memory=None)) is None
+    assert pictures_memory.memory(without(views.cpu_view(), memory=None)) is None
     assert pictures_trials.step_times(without(views.cpu_view(), steps=())) is None
 
 
 def test_memory_draws_the_limit_only_where_it_fits_the_scale() -> None:
-    near, far = pictures_trials.memory(views.view()), pictures_trials.memory(views.cpu_view())
+    near, far = pictures_memory.memory(views.view()), pictures_memory.memory(views.cpu_view())
     assert near is not None
     assert "device limit" in near.svg
     assert "out of memory" in near.svg
