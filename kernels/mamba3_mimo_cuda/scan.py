@@ -133,17 +133,17 @@ class Scan:
         dv, dz = (torch.empty_like(t["v"]) for _ in range(2))
         dtheta = self.empty(s.B, s.H, s.S, s.A)
         rows = [self.empty(s.B, s.H, s.S) for _ in range(4)]
-        partial = [self.empty(s.B, s.K, s.H, s.R, s.P) for _ in range(3)]
+        partial = [self.empty(s.B, s.K, s.H, s.R, s.C // 8, s.P) for _ in range(3)]
         p_d, decay_edge, angle_edge = self.empty(s.B, s.K, s.H), self.empty(s.B, s.H, s.K), self.empty(s.B, s.H, s.K, s.A)
         self.run("edges", leaving, start, decay_edge, angle_edge)
         weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
         self.run(
             "gradients", t["q"], t["k"], t["v"], t["z"], do, *weights, pre.cs, pre.lc, pre.sk, pre.gm, states, leaving,
-            *per_head, dv, dz, dtheta, *rows, *partial, p_d,
+            *per_head, dv, dz, dtheta, *rows, *(p.flatten(3, 4) for p in partial), p_d,
         )  # fmt: skip
         del states
         grads = {"v": dv, "z": dz, "D": p_d.sum((0, 1))}
-        grads |= {name: p.sum((0, 1)) for name, p in zip(("psi", "zeta", "phi"), partial, strict=True)}
+        grads |= {name: p.sum((0, 1)).sum(2) for name, p in zip(("psi", "zeta", "phi"), partial, strict=True)}
         grads["zeta"] *= t["phi"]
         for name, heads in zip(("q", "k"), per_head, strict=True):
             grads[name] = torch.empty_like(t[name])
