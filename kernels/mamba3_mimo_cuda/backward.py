@@ -17,12 +17,17 @@ from kernels.mamba3_mimo_cuda.tiles import (
     bf16,
     f32,
     make_angles,
+    make_bias,
     make_expanded,
+    make_factor,
     make_load,
     make_piece,
     make_rotated,
+    make_rotated_shared,
     make_scales,
     make_unrotated,
+    make_weight_scales,
+    make_weights,
     mixed_sum,
     pair_sum,
     rank_sum,
@@ -34,7 +39,7 @@ def local_gradients(s: ScanShape, *, threads: int = 128) -> Any:
     """B1: local[b,h,k] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,K,N,P]."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
-    piece, step = make_piece(s, threads), 4 * threads // P
+    piece, hold, step = make_piece(s, threads), make_bias(s, threads), 4 * threads // P
     rows = C // step
 
     @T.prim_func
@@ -45,13 +50,13 @@ def local_gradients(s: ScanShape, *, threads: int = 128) -> Any:
         q_bias: T.Tensor((H, R, N), BF16),
         zeta: T.Tensor((H, R, P), F32),
         phi: T.Tensor((H, R, P), F32),
-        cs: T.Tensor((B, H, S, 2 * A), F16),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         wq: T.Tensor((B, H, S), F32),
         local: T.Tensor((B, H, K, N, P), F32),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
             raw_s, q_s, g_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
-            bias_s = T.alloc_shared((R, N), BF16)
+            held = T.alloc_local((N * M // threads,), BF16)
             zeta_s, phi_s = T.alloc_shared((R, P), F32), T.alloc_shared((R, P), F32)
             wq_s = T.alloc_shared((L,), F32)
             bar = T.alloc_barrier([threads])
@@ -65,7 +70,7 @@ def local_gradients(s: ScanShape, *, threads: int = 128) -> Any:
             nc = T.min(L // C, S // C - sc * (L // C))
             load(raw_s, q, bar, b, h, sc * L)
             T.mbarrier_arrive(bar[0])
-            T.copy(q_bias[h, :, :], bias_s)
+            hold(held, q_bias, h, tx)
             for r, p in T.Parallel(R, P):
                 zeta_s[r, p] = 0.5 * zeta[h, r, p]
                 phi_s[r, p] = phi[h, r, p]
@@ -90,7 +95,7 @@ def local_gradients(s: ScanShape, *, threads: int = 128) -> Any:
                                 * phi_s[r, tx % (P // 4) * 4 + e]
                             )
                 T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(q_s, raw_s, bias_s, cos, sin, tx)
+                rotated(q_s, raw_s, held, cos, sin, tx)
                 angles(cos, sin, cs, b, h, t1, tx)
                 piece(z_l, z, b, h, t1, tx)
                 piece(d_l, do, b, h, t1, tx)
@@ -109,7 +114,7 @@ def chunk_states(s: ScanShape, *, threads: int = 128) -> Any:
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
     piece, expanded, scales = make_piece(s, threads), make_expanded(s, threads), make_scales(s)
-    step = 4 * threads // P
+    hold, factor, step = make_bias(s, threads), make_factor(s), 4 * threads // P
 
     @T.prim_func
     def b2_chunk_states(
@@ -117,7 +122,7 @@ def chunk_states(s: ScanShape, *, threads: int = 128) -> Any:
         v: T.Tensor((B, S, H, P), BF16),
         k_bias: T.Tensor((H, R, N), BF16),
         psi: T.Tensor((H, R, P), F32),
-        cs: T.Tensor((B, H, S, 2 * A), F16),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         lc: T.Tensor((B, H, S), F32),
         sk: T.Tensor((B, H, S), F32),
         start: T.Tensor((B, H, K, N, P), F32),
@@ -126,7 +131,7 @@ def chunk_states(s: ScanShape, *, threads: int = 128) -> Any:
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
             raw_s, k_s, x_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
             h_s = T.alloc_shared((N, P), BF16)
-            bias_s, psi_s = T.alloc_shared((R, N), BF16), T.alloc_shared((R, P), F32)
+            held, psi_l = T.alloc_local((N * M // threads,), BF16), T.alloc_local((4 * R,), F32)
             read_s, write_s = T.alloc_shared((L,), F32), T.alloc_shared((L,), F32)
             bar = T.alloc_barrier([threads])
             cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
@@ -137,8 +142,8 @@ def chunk_states(s: ScanShape, *, threads: int = 128) -> Any:
             nc = T.min(L // C, S // C - sc * (L // C))
             load(raw_s, k, bar, b, h, sc * L)
             T.mbarrier_arrive(bar[0])
-            T.copy(k_bias[h, :, :], bias_s)
-            T.copy(psi[h, :, :], psi_s)
+            hold(held, k_bias, h, tx)
+            factor(psi_l, psi, h, tx)
             scales(read_s, write_s, lc, sk, b, h, sc)
             T.copy(start[b, h, sc, :, :], state)
             angles(cos, sin, cs, b, h, sc * L, tx)
@@ -150,9 +155,9 @@ def chunk_states(s: ScanShape, *, threads: int = 128) -> Any:
                     state[n, p] = state[n, p] * read_s[ic * C + C - 1]
                 for u in T.unroll(C // step):
                     scale[u] = write_s[ic * C + u * step + tx // (P // 4)]
-                expanded(x_s, v_l, scale, psi_s, tx)
+                expanded(x_s, v_l, scale, psi_l, tx)
                 T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(k_s, raw_s, bias_s, cos, sin, tx)
+                rotated(k_s, raw_s, held, cos, sin, tx)
                 angles(cos, sin, cs, b, h, t1, tx)
                 piece(v_l, v, b, h, t1, tx)
                 T.sync_threads()
@@ -174,9 +179,10 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
     Partial sums over one super-chunk `p_psi`, `p_zeta`, `p_phi` [B,K,H,M/8,P] (every 8 rows) and `p_d` [B,K,H]; p_zeta still lacks its factor phi.
     """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
+    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated_shared(s, threads)
     unrotated, piece, expanded = make_unrotated(s, threads), make_piece(s, threads), make_expanded(s, threads)
-    step, turns = 4 * threads // P, A * M // (8 * threads)
+    factor, step, turns = make_factor(s), 4 * threads // P, A * M // (8 * threads)
+    weight_scales, weights = make_weight_scales(s), make_weights(s)
 
     @T.prim_func
     def b3_gradients(
@@ -191,7 +197,7 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
         zeta: T.Tensor((H, R, P), F32),
         phi: T.Tensor((H, R, P), F32),
         D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S, 2 * A), F16),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         lc: T.Tensor((B, H, S), F32),
         sk: T.Tensor((B, H, S), F32),
         gm: T.Tensor((B, H, S), F32),
@@ -222,9 +228,10 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             row_s = T.alloc_shared((5, M), F32)
             same_s, dsame_s = T.alloc_shared((M, R), F32), T.alloc_shared((M, R), F32)
             v_s, z_s, do_s = (T.alloc_shared((C, P + 8), BF16) for _ in range(3))
-            qb_s, kb_s = T.alloc_shared((R, N), BF16), T.alloc_shared((R, N), BF16)
+            qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
             psi_s, half_zeta_s, phi_s, phi_zeta_s = (T.alloc_shared((R, P), F32) for _ in range(4))
-            read_s, write_s = T.alloc_shared((C,), F32), T.alloc_shared((C,), F32)
+            lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((L,), F32) for _ in range(5))
+            psi_l = T.alloc_local((4 * R,), F32)
             bar = T.alloc_barrier([threads])
             cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
             turn = T.alloc_local((A * M // threads,), F32)
@@ -232,7 +239,8 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             one = T.alloc_local((C // step,), F32)
             E = T.alloc_fragment((N, P), F32)
             score, dscore = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), F32)
-            y, dn, g = T.alloc_fragment((M, P), F32), T.alloc_fragment((M, N), F32), T.alloc_fragment((M, P), F32)
+            y, dn = T.alloc_fragment((M, P), F32), T.alloc_fragment((M, N), F32)
+            g, gw, dgate = (T.alloc_fragment((M, P), BF16) for _ in range(3))
             row, d_row = T.alloc_fragment((M,), F32), T.alloc_fragment((M,), F32)
             total = T.alloc_fragment((1,), F32)
             skip = T.alloc_local((1,), F32)
@@ -240,13 +248,14 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             T.annotate_layout({q_raw: make_swizzled_layout(q_raw), k_raw: make_swizzled_layout(k_raw)})
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
-            T.copy(q_bias[h, :, :], qb_s)
-            T.copy(k_bias[h, :, :], kb_s)
+            T.copy(q_bias[h : h + 1, :, :], qb_s)
+            T.copy(k_bias[h : h + 1, :, :], kb_s)
             for r, p in T.Parallel(R, P):
                 psi_s[r, p] = psi[h, r, p]
                 half_zeta_s[r, p] = 0.5 * zeta[h, r, p]
                 phi_s[r, p] = phi[h, r, p]
                 phi_zeta_s[r, p] = phi[h, r, p] * zeta[h, r, p]
+            weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc)
             T.copy(leaving[b, h, sc, :, :], E)
             skip[0] = D[h]
             for u in T.unroll(C // step):
@@ -256,7 +265,8 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             T.clear(phi_acc)
             T.clear(d_row)
             for back in T.serial(nc):
-                t0 = sc * L + (nc - 1 - back) * C
+                at = (nc - 1 - back) * C
+                t0 = sc * L + at
                 T.sync_threads()
                 load(q_raw, q, bar, b, h, t0)
                 load(k_raw, k, bar, b, h, t0)
@@ -267,13 +277,9 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
                 piece(d_l, do, b, h, t0, tx)
                 T.copy(states[b, h, t0 // C, :, :], h_s)
                 T.copy(E, e_s)
-                for t, u in T.Parallel(C, C):
-                    decay = T.exp2(T.min(lc[b, h, t0 + t] - lc[b, h, t0 + u], 0.0)) * sk[b, h, t0 + u]
-                    w_s[t, u] = T.if_then_else(t > u, decay, T.if_then_else(t == u, gm[b, h, t0 + t], 0.0))
-                for t in T.Parallel(C):
-                    read_s[t] = T.exp2(lc[b, h, t0 + t])
-                    write_s[t] = T.exp2(lc[b, h, t0 + C - 1] - lc[b, h, t0 + t]) * sk[b, h, t0 + t]
-                expanded(x_s, v_l, one, psi_s, tx)
+                weights(w_s, lc_s, sk_s, gm_s, at)
+                factor(psi_l, psi, h, tx)
+                expanded(x_s, v_l, one, psi_l, tx)
                 for u in T.unroll(C // step):
                     for e in T.vectorized(4):
                         v_s[u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = v_l[u * 4 + e]
@@ -290,10 +296,11 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
                 for i, j in T.Parallel(M, M):
                     if i % C == j % C:
                         same_s[i, j // C] = score[i, j]
+                for i, j in T.Parallel(M, M):
                     score[i, j] = score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, skip[0], 0.0)
                 T.copy(score, mix_s)
                 for i, p in T.Parallel(M, P):
-                    y[i, p] = y[i, p] * read_s[i % C]
+                    y[i, p] = y[i, p] * read_s[at + i % C]
                 T.gemm(mix_s, x_s, y)
                 for i, p in T.Parallel(M, P):
                     z32 = f32(z_s[i % C, p])
@@ -306,46 +313,47 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
                     du = d32 * y[i, p] * slope
                     phi_acc[i, p] += gated * y[i, p]
                     zeta_acc[i, p] += du * z32
-                    g[i, p] = gated * phi_s[i // C, p]
-                    dn[i, p] = du * phi_zeta_s[i // C, p]
-                    y[i, p] = g[i, p] * y[i, p]
+                    g32 = gated * phi_s[i // C, p]
+                    g[i, p] = bf16(g32)
+                    gw[i, p] = bf16(g32 * read_s[at + i % C])
+                    dgate[i, p] = bf16(du * phi_zeta_s[i // C, p])
+                    y[i, p] = g32 * y[i, p]
                 T.copy(g, g_s)
-                T.copy(dn, q_raw)
+                T.copy(gw, dmix_s)
+                T.copy(dgate, q_raw)
                 T.reduce_sum(y, row, dim=1)
                 T.copy(row, row_s[0, :])
-                for i, p in T.Parallel(M, P):
-                    g[i, p] = g[i, p] * read_s[i % C]
-                T.copy(g, dmix_s)
                 for c, p in T.Parallel(C, P):
                     dz[b, t0 + c, h, p] = bf16(rank_sum(q_raw, c, p, R, C))
                 # E of the previous chunk, then the gradient of the scores
                 for n, p in T.Parallel(N, P):
-                    E[n, p] = E[n, p] * read_s[C - 1]
+                    E[n, p] = E[n, p] * read_s[at + C - 1]
                 T.gemm(q_s, dmix_s, E, transpose_A=True)
                 T.gemm(g_s, x_s, dscore, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(M, M):
                     if i % C == j % C:
                         dsame_s[i, j // C] = dscore[i, j]
+                for i, j in T.Parallel(M, M):
                     dscore[i, j] = dscore[i, j] * w_s[i % C, j % C]
                 T.copy(dscore, dmix_s)
                 # q
                 T.gemm(g_s, h_s, dn, transpose_B=True, clear_accum=True)
                 for i, n in T.Parallel(M, N):
-                    dn[i, n] = dn[i, n] * read_s[i % C]
+                    dn[i, n] = dn[i, n] * read_s[at + i % C]
                 T.gemm(dmix_s, k_s, dn)
                 T.copy(dn, q_raw)
                 for e in T.unroll(8 * turns):
                     turn[e] = 0.0
-                unrotated(q_raw, q_s, turn, cos, sin, tx)
+                unrotated(k_raw, q_raw, q_s, turn, cos, sin, tx)
                 for r in T.unroll(R):
-                    T.copy(q_raw[r * C : (r + 1) * C, :], dqh[b, t0 : t0 + C, r, h, :])
+                    T.copy(k_raw[r * C : (r + 1) * C, :], dqh[b, t0 : t0 + C, r, h, :])
                 # k
                 T.gemm(x_s, e_s, dn, transpose_B=True, clear_accum=True)
                 for i, n in T.Parallel(M, N):
-                    dn[i, n] = dn[i, n] * write_s[i % C]
+                    dn[i, n] = dn[i, n] * write_s[at + i % C]
                 T.gemm(dmix_s, q_s, dn, transpose_A=True)
-                T.copy(dn, k_raw)
-                unrotated(k_raw, k_s, turn, cos, sin, tx)
+                T.copy(dn, q_raw)
+                unrotated(k_raw, q_raw, k_s, turn, cos, sin, tx)
                 for r in T.unroll(R):
                     T.copy(k_raw[r * C : (r + 1) * C, :], dkh[b, t0 : t0 + C, r, h, :])
                 for u in T.unroll(turns):
@@ -356,14 +364,15 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
                 # x
                 T.gemm(k_s, e_s, y, clear_accum=True)
                 for i, p in T.Parallel(M, P):
-                    y[i, p] = y[i, p] * write_s[i % C]
+                    y[i, p] = y[i, p] * write_s[at + i % C]
                 T.gemm(mix_s, g_s, y, transpose_A=True)
                 for i, p in T.Parallel(M, P):
                     v32 = f32(v_s[i % C, p])
                     psi_acc[i, p] += y[i, p] * v32
-                    g[i, p] = y[i, p] * psi_s[i // C, p]
-                    y[i, p] = g[i, p] * v32
-                T.copy(g, q_raw)
+                    dx = y[i, p] * psi_s[i // C, p]
+                    dgate[i, p] = bf16(dx)
+                    y[i, p] = dx * v32
+                T.copy(dgate, q_raw)
                 T.reduce_sum(y, row, dim=1)
                 T.copy(row, row_s[1, :])
                 for c, p in T.Parallel(C, P):

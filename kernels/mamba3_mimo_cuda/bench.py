@@ -22,17 +22,15 @@ SHAPES = {
 
 
 def median_ms(run: Callable[[], object], repeats: int = 20) -> float:
-    """Return the median time of `run` in milliseconds, by CUDA events, after two warm-up runs."""
-    times = []
-    for i in range(repeats + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+    """Return the median time of `run` in milliseconds, by CUDA events on a busy stream, after three warm-up runs."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 4)]
+    marks[0].record()
+    for mark in marks[1:]:
         run()
-        end.record()
-        end.synchronize()
-        if i >= 2:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+        mark.record()
+    torch.cuda.synchronize()
+    times = [begin.elapsed_time(end) for begin, end in zip(marks, marks[1:], strict=False)]
+    return statistics.median(times[3:])
 
 
 def time_shape(case: Case, variant: Variant) -> tuple[float, float, float]:

@@ -18,10 +18,13 @@ from kernels.mamba3_mimo_cuda.tiles import (
     bf16,
     f32,
     make_angles,
+    make_bias,
     make_expanded,
+    make_factor,
     make_load,
     make_piece,
     make_rotated,
+    make_rotated_shared,
     make_weight_scales,
     make_weights,
     rank_sum,
@@ -33,7 +36,7 @@ def local_states(s: ScanShape, *, threads: int = 128) -> Any:
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
     piece, expanded = make_piece(s, threads), make_expanded(s, threads)
-    step = 4 * threads // P
+    hold, factor, step = make_bias(s, threads), make_factor(s), 4 * threads // P
 
     @T.prim_func
     def f1_local_states(
@@ -41,13 +44,13 @@ def local_states(s: ScanShape, *, threads: int = 128) -> Any:
         v: T.Tensor((B, S, H, P), BF16),
         k_bias: T.Tensor((H, R, N), BF16),
         psi: T.Tensor((H, R, P), F32),
-        cs: T.Tensor((B, H, S, 2 * A), F16),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         wk: T.Tensor((B, H, S), F32),
         local: T.Tensor((B, H, K, N, P), F32),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
             raw_s, k_s, x_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
-            bias_s, psi_s = T.alloc_shared((R, N), BF16), T.alloc_shared((R, P), F32)
+            held, psi_l = T.alloc_local((N * M // threads,), BF16), T.alloc_local((4 * R,), F32)
             wk_s = T.alloc_shared((L,), F32)
             bar = T.alloc_barrier([threads])
             cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
@@ -58,8 +61,8 @@ def local_states(s: ScanShape, *, threads: int = 128) -> Any:
             nc = T.min(L // C, S // C - sc * (L // C))
             load(raw_s, k, bar, b, h, sc * L)
             T.mbarrier_arrive(bar[0])
-            T.copy(k_bias[h, :, :], bias_s)
-            T.copy(psi[h, :, :], psi_s)
+            hold(held, k_bias, h, tx)
+            factor(psi_l, psi, h, tx)
             T.copy(wk[b, h, sc * L : (sc + 1) * L], wk_s)
             T.clear(acc)
             angles(cos, sin, cs, b, h, sc * L, tx)
@@ -68,9 +71,9 @@ def local_states(s: ScanShape, *, threads: int = 128) -> Any:
                 t1 = sc * L + T.min(ic + 1, nc - 1) * C
                 for u in T.unroll(C // step):
                     scale[u] = wk_s[ic * C + u * step + tx // (P // 4)]
-                expanded(x_s, v_l, scale, psi_s, tx)
+                expanded(x_s, v_l, scale, psi_l, tx)
                 T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(k_s, raw_s, bias_s, cos, sin, tx)
+                rotated(k_s, raw_s, held, cos, sin, tx)
                 angles(cos, sin, cs, b, h, t1, tx)
                 piece(v_l, v, b, h, t1, tx)
                 T.sync_threads()
@@ -90,7 +93,7 @@ def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
     super-chunks are walked from the last to the first.
     """
     B, H, N, P, K = s.B, s.H, s.N, s.P, s.K
-    per_block = threads * 4
+    per_block, ahead = threads * 2, 8
     blocks = N * P // per_block
 
     @T.prim_func
@@ -100,16 +103,27 @@ def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
         final: T.Tensor((B * H, N * P), F32),
     ):
         with T.Kernel(blocks, B * H, threads=threads) as (bx, bh):
-            state = T.alloc_fragment((per_block,), F32)
-            entry = T.alloc_fragment((per_block,), F32)
-            T.clear(state)
-            for step in T.serial(K):
-                sc = K - 1 - step if reverse else step
-                T.copy(local[bh, sc, bx * per_block : (bx + 1) * per_block], entry)
-                T.copy(state, local[bh, sc, bx * per_block : (bx + 1) * per_block])
-                for i in T.Parallel(per_block):
-                    state[i] = state[i] * carry[bh, sc] + entry[i]
-            T.copy(state, final[bh, bx * per_block : (bx + 1) * per_block])
+            state = T.alloc_local((2,), F32)
+            entry = T.alloc_local((ahead * 2,), F32)
+            decay = T.alloc_local((ahead,), F32)
+            at = bx * per_block + T.get_thread_binding() * 2
+            for e in T.vectorized(2):
+                state[e] = 0.0
+            for group in T.serial(T.ceildiv(K, ahead)):
+                for u in T.unroll(ahead):
+                    near = T.min(group * ahead + u, K - 1)
+                    for e in T.vectorized(2):
+                        entry[u * 2 + e] = local[bh, K - 1 - near if reverse else near, at + e]
+                    decay[u] = carry[bh, K - 1 - near if reverse else near]
+                for u in T.unroll(ahead):
+                    if group * ahead + u < K:
+                        sc = K - 1 - (group * ahead + u) if reverse else group * ahead + u
+                        for e in T.vectorized(2):
+                            local[bh, sc, at + e] = state[e]
+                        for e in T.vectorized(2):
+                            state[e] = state[e] * decay[u] + entry[u * 2 + e]
+            for e in T.vectorized(2):
+                final[bh, at + e] = state[e]
 
     return f2_pass_states
 
@@ -117,9 +131,9 @@ def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
 def outputs(s: ScanShape, *, threads: int = 128) -> Any:
     """F3: o [B,S,H,P] bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
+    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated_shared(s, threads)
     piece, expanded = make_piece(s, threads), make_expanded(s, threads)
-    step = 4 * threads // P
+    factor, step = make_factor(s), 4 * threads // P
     weight_scales, weights = make_weight_scales(s), make_weights(s)
 
     @T.prim_func
@@ -134,7 +148,7 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
         zeta: T.Tensor((H, R, P), F32),
         phi: T.Tensor((H, R, P), F32),
         D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S, 2 * A), F16),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         lc: T.Tensor((B, H, S), F32),
         sk: T.Tensor((B, H, S), F32),
         gm: T.Tensor((B, H, S), F32),
@@ -145,11 +159,12 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
             q_raw, k_raw = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
-            h_s, y_s = T.alloc_shared((N, P), BF16), T.alloc_shared((M, P), BF16)
+            h_s = T.alloc_shared((N, P), BF16)
             w_s = T.alloc_shared((C, C + 8), F32)
             z_s = T.alloc_shared((C, P + 8), BF16)
-            qb_s, kb_s = T.alloc_shared((R, N), BF16), T.alloc_shared((R, N), BF16)
-            psi_s, zeta_s, phi_s = (T.alloc_shared((R, P), F32) for _ in range(3))
+            qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
+            zeta_s, phi_s = T.alloc_shared((R, P), F32), T.alloc_shared((R, P), F32)
+            psi_l = T.alloc_local((4 * R,), F32)
             lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((L,), F32) for _ in range(5))
             bar = T.alloc_barrier([threads])
             cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
@@ -158,21 +173,21 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
             state, y = T.alloc_fragment((N, P), F32), T.alloc_fragment((M, P), F32)
             score, mixed = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), BF16)
             skip = T.alloc_local((1,), F32)
-            T.annotate_layout({t: make_swizzled_layout(t) for t in (q_raw, k_raw, y_s)})
+            T.annotate_layout({t: make_swizzled_layout(t) for t in (q_raw, k_raw)})
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
             load(q_raw, q, bar, b, h, sc * L)
             load(k_raw, k, bar, b, h, sc * L)
             T.mbarrier_arrive(bar[0])
-            T.copy(q_bias[h, :, :], qb_s)
-            T.copy(k_bias[h, :, :], kb_s)
+            T.copy(q_bias[h : h + 1, :, :], qb_s)
+            T.copy(k_bias[h : h + 1, :, :], kb_s)
             for r, p in T.Parallel(R, P):
-                psi_s[r, p] = psi[h, r, p]
                 zeta_s[r, p] = 0.5 * zeta[h, r, p]
                 phi_s[r, p] = phi[h, r, p]
             weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc)
             T.copy(start[b, h, sc, :, :], state)
             skip[0] = D[h]
+            factor(psi_l, psi, h, tx)
             for u in T.unroll(C // step):
                 one[u] = 1.0
             angles(cos, sin, cs, b, h, sc * L, tx)
@@ -183,8 +198,8 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
                 t1 = sc * L + T.min(ic + 1, nc - 1) * C
                 for u in T.unroll(C // step):
                     scale[u] = write_s[at + u * step + tx // (P // 4)]
-                expanded(x_s, v_l, one, psi_s, tx)
-                expanded(xw_s, v_l, scale, psi_s, tx)
+                expanded(x_s, v_l, one, psi_l, tx)
+                expanded(xw_s, v_l, scale, psi_l, tx)
                 for u in T.unroll(C // step):
                     for e in T.vectorized(4):
                         z_s[u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = z_l[u * 4 + e]
@@ -213,9 +228,9 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
                 for i, p in T.Parallel(M, P):
                     half_u = f32(z_s[i % C, p]) * zeta_s[i // C, p]
                     y[i, p] = y[i, p] * ((half_u * T.tanh(half_u) + half_u) * phi_s[i // C, p])
-                T.copy(y, y_s)
+                T.copy(y, x_s)
                 for c, p in T.Parallel(C, P):
-                    o[b, sc * L + at + c, h, p] = bf16(rank_sum(y_s, c, p, R, C))
+                    o[b, sc * L + at + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
             T.mbarrier_wait_parity(bar[0], nc % 2)
 
     return f3_outputs

@@ -53,27 +53,41 @@ def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
 
 
 def tables(s: ScanShape, *, threads: int = 128) -> Any:
-    """F0b: cos and sin table [B,H,S,2A] fp16; `before` [B,H,K,A] is the angle at the start of each super-chunk."""
-    B, S, H, A, L, K = s.B, s.S, s.H, s.A, s.L, s.K
+    """F0b: cos and sin table [B,H,S/C,A/4,C,8] fp16, 8 angles of cos then of sin; `before` [B,H,K,A] is the angle at the start of each super-chunk."""
+    B, S, H, A, C, L, K = s.B, s.S, s.H, s.A, s.C, s.L, s.K
+    run = L * A // threads
 
     @T.prim_func
     def f0_tables(
         angles: T.Tensor((B, S, H, A), F32),
         dt: T.Tensor((B, H, S), F32),
         before: T.Tensor((B, H, K, A), F32),
-        cs: T.Tensor((B, H, S, 2 * A), F16),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            step_s = T.alloc_shared((L, A), F32)
-            for t, j in T.Parallel(L, A):
-                at = sc * L + t
-                step_s[t, j] = T.if_then_else(at < S, tanh(angles[b, at, h, j]) * dt[b, h, at] * math.pi, 0.0)
-            T.cumsum(step_s, dim=0)
-            for t, j in T.Parallel(L, A):
+            # thread: one angle, `run` consecutive tokens
+            tx = T.get_thread_binding()
+            j = tx % A
+            part = tx // A
+            step = T.alloc_local((run,), F32)
+            theta = T.alloc_local((1,), F32)
+            total_s = T.alloc_shared((threads // A, A), F32)
+            theta[0] = 0.0
+            for i in T.unroll(run):
+                at = T.min(sc * L + part * run + i, S - 1)
+                step[i] = tanh(angles[b, at, h, j]) * dt[b, h, at] * math.pi
+                theta[0] += step[i]
+            total_s[part, j] = theta[0]
+            T.sync_threads()
+            theta[0] = before[b, h, sc, j]
+            for i in T.serial(part):
+                theta[0] += total_s[i, j]
+            for i in T.unroll(run):
+                t = part * run + i
+                theta[0] = turn(theta[0] + step[i])
                 if sc * L + t < S:
-                    theta = turn(before[b, h, sc, j] + step_s[t, j])
-                    cs[b, h, sc * L + t, j] = T.Cast(F16, T.cos(theta))
-                    cs[b, h, sc * L + t, A + j] = T.Cast(F16, T.sin(theta))
+                    cs[b, h, sc * (L // C) + t // C, j // 8 * 2, t % C, j % 8] = T.Cast(F16, T.cos(theta[0]))
+                    cs[b, h, sc * (L // C) + t // C, j // 8 * 2 + 1, t % C, j % 8] = T.Cast(F16, T.sin(theta[0]))
 
     return f0_tables
 

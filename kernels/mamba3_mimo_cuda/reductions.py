@@ -10,13 +10,19 @@ from kernels.mamba3_mimo_cuda.shape import ScanShape
 from kernels.mamba3_mimo_cuda.tiles import BF16, F32, bf16, f32
 
 
-def reduce_heads(s: ScanShape, *, threads: int = 128, tokens: int = 64) -> Any:
+HEAD_BLOCK = 128
+"""Tokens per block of `reduce_heads`."""
+
+
+def reduce_heads(s: ScanShape, *, threads: int = 128) -> Any:
     """B4: sum per-head dq or dk [B,S,R,H,N] bf16 over the heads of a group -> [B,S,R,G,N] bf16.
 
-    Also `p_bias` fp32 [B,S/tokens,H,R,N]: the sum over the block's tokens, per head.
+    Also `p_bias` fp32 [B,S/HEAD_BLOCK,H,R,N]: the sum over the block's tokens, per head.
     """
     B, S, H, G, N, R = s.B, s.S, s.H, s.G, s.N, s.R
-    per_group, blocks = s.heads_per_group, -(-s.S // tokens)
+    per_group, blocks, lanes = s.heads_per_group, -(-s.S // HEAD_BLOCK), s.N // 8
+    rows = threads // lanes
+    turns = HEAD_BLOCK // rows
 
     @T.prim_func
     def b4_reduce_heads(
@@ -25,23 +31,49 @@ def reduce_heads(s: ScanShape, *, threads: int = 128, tokens: int = 64) -> Any:
         p_bias: T.Tensor((B, blocks, H, R, N), F32),
     ):
         with T.Kernel(blocks, R * G, B, threads=threads) as (blk, rg, b):
-            total = T.alloc_fragment((tokens, N), F32)
-            one = T.alloc_fragment((tokens, N), F32)
-            column = T.alloc_fragment((N,), F32)
-            T.clear(total)
+            tx = T.get_thread_binding()
+            total = T.alloc_local((turns * 8,), F32)
+            one = T.alloc_local((turns * 8,), BF16)
+            column = T.alloc_local((8,), F32)
+            bias_s = T.alloc_shared((2, rows, N + 4), F32)
+            for e in T.vectorized(turns * 8):
+                total[e] = 0.0
             for i in T.serial(per_group):
                 h = (rg % G) * per_group + i
-                for t, n in T.Parallel(tokens, N):
-                    at = blk * tokens + t
-                    one[t, n] = T.if_then_else(at < S, f32(per_head[b, at, rg // G, h, n]), 0.0)
-                    total[t, n] += one[t, n]
-                T.reduce_sum(one, column, dim=0)
-                T.copy(column, p_bias[b, blk, h, rg // G, :])
-            for t, n in T.Parallel(tokens, N):
-                if blk * tokens + t < S:
-                    grouped[b, blk * tokens + t, rg // G, rg % G, n] = bf16(total[t, n])
+                for u in T.unroll(turns):
+                    at = T.min(blk * HEAD_BLOCK + u * rows + tx // lanes, S - 1)
+                    for e in T.vectorized(8):
+                        one[u * 8 + e] = per_head[b, at, rg // G, h, tx % lanes * 8 + e]
+                for e in T.unroll(8):
+                    column[e] = 0.0
+                for u in T.unroll(turns):
+                    keep = T.if_then_else(blk * HEAD_BLOCK + u * rows + tx // lanes < S, 1.0, 0.0)
+                    for e in T.unroll(8):
+                        total[u * 8 + e] += f32(one[u * 8 + e])
+                        column[e] += f32(one[u * 8 + e]) * keep
+                for e in T.vectorized(4):
+                    bias_s[i % 2, tx // lanes, tx % lanes * 8 + e] = column[e]
+                for e in T.vectorized(4):
+                    bias_s[i % 2, tx // lanes, tx % lanes * 8 + 4 + e] = column[4 + e]
+                T.sync_threads()
+                if tx < N:
+                    p_bias[b, blk, h, rg // G, tx] = line_sum(bias_s, i % 2, tx, rows)
+            for u in T.unroll(turns):
+                if blk * HEAD_BLOCK + u * rows + tx // lanes < S:
+                    for e in T.vectorized(8):
+                        grouped[b, blk * HEAD_BLOCK + u * rows + tx // lanes, rg // G, rg % G, tx % lanes * 8 + e] = (
+                            bf16(total[u * 8 + e])
+                        )
 
     return b4_reduce_heads
+
+
+def line_sum(tile: Any, which: Any, n: Any, rows: int) -> Any:
+    """Return the sum of tile[which, :, n]."""
+    total = tile[which, 0, n]
+    for row in range(1, rows):
+        total = total + tile[which, row, n]
+    return total
 
 
 def scalar_gradients(s: ScanShape, *, num_tokens: int, threads: int = 128) -> Any:
@@ -141,6 +173,7 @@ def angle_gradients(s: ScanShape, *, threads: int = 128) -> Any:
     `after` [B,H,K,A] is the sum of dtheta over all later super-chunks, from `edges`.
     """
     B, S, H, A, L, K = s.B, s.S, s.H, s.A, s.L, s.K
+    run, parts = L * A // threads, threads // A
 
     @T.prim_func
     def b6_angle_gradients(
@@ -152,25 +185,42 @@ def angle_gradients(s: ScanShape, *, threads: int = 128) -> Any:
         ddt: T.Tensor((B, H, S), F32),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            rest_s = T.alloc_shared((L, A), F32)
-            part = T.alloc_fragment((L, A), F32)
-            total = T.alloc_fragment((L,), F32)
-            for t, j in T.Parallel(L, A):
-                rest_s[t, j] = T.if_then_else(sc * L + t < S, dtheta[b, h, sc * L + t, j], 0.0)
-            T.cumsum(rest_s, dim=0, reverse=True)
-            for t, j in T.Parallel(L, A):
+            # thread: one angle, `run` consecutive tokens
+            tx = T.get_thread_binding()
+            j = tx % A
+            part = tx // A
+            rest = T.alloc_local((run,), F32)
+            sums = T.alloc_local((2,), F32)
+            total_s = T.alloc_shared((parts, A), F32)
+            sums[0] = 0.0
+            for i in T.unroll(run):
+                at = T.min(sc * L + part * run + i, S - 1)
+                rest[i] = T.if_then_else(sc * L + part * run + i < S, dtheta[b, h, at, j], 0.0)
+                sums[0] += rest[i]
+            total_s[part, j] = sums[0]
+            T.sync_threads()
+            sums[0] = after[b, h, sc, j]
+            sums[1] = 0.0
+            for i in T.serial(parts):
+                sums[1] += total_s[i, j]
+                if i > part:
+                    sums[0] += total_s[i, j]
+            left = T.if_then_else(sc > 0, after[b, h, T.max(sc - 1, 0), j], 0.0)
+            miss = left - (sums[1] + after[b, h, sc, j])
+            for back in T.unroll(run):
+                i = run - 1 - back
+                t = part * run + i
                 at = T.min(sc * L + t, S - 1)
-                right = after[b, h, sc, j]
-                left = T.if_then_else(sc > 0, after[b, h, T.max(sc - 1, 0), j], 0.0)
-                miss = left - (rest_s[0, j] + right)
-                rest = (rest_s[t, j] + right + miss * (1.0 - t * (1.0 / L))) * math.pi
+                sums[0] += rest[i]
                 bent = tanh(angles[b, at, h, j])
-                part[t, j] = rest * bent
+                turned = (sums[0] + miss * (1.0 - t * (1.0 / L))) * math.pi
                 if sc * L + t < S:
-                    dangles[b, at, h, j] = rest * dt[b, h, at] * (1.0 - bent * bent)
-            T.reduce_sum(part, total, dim=1)
-            for t in T.Parallel(L):
-                if sc * L + t < S:
-                    ddt[b, h, sc * L + t] += total[t]
+                    dangles[b, at, h, j] = turned * dt[b, h, at] * (1.0 - bent * bent)
+                rest[i] = turned * bent
+                for lanes in (1, 2, 4, 8, 16):
+                    if lanes < A:
+                        rest[i] += T.shfl_xor(rest[i], lanes)
+                if (j == 0) & (sc * L + t < S):
+                    ddt[b, h, sc * L + t] += rest[i]
 
     return b6_angle_gradients

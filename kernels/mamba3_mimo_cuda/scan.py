@@ -13,6 +13,7 @@ from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from kernels.mamba3_mimo.operands import document_starts
 from kernels.mamba3_mimo_cuda.compiled import kernel
 from kernels.mamba3_mimo_cuda.prefix import TAU
+from kernels.mamba3_mimo_cuda.reductions import HEAD_BLOCK
 from kernels.mamba3_mimo_cuda.shape import ScanShape
 from kernels.mamba3_mimo_cuda.variant import Variant, refusal
 
@@ -76,10 +77,11 @@ class Scan:
     def prefix(self) -> Prefix:
         """Run the prefix kernels."""
         s, t = self.shape, self.t
-        cs = self.empty(s.B, s.H, s.S, 2 * s.A, dtype=torch.float16)
+        cs = self.empty(s.B, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
         if self.cumulated:
-            theta = torch.remainder(t["angles"].transpose(1, 2), TAU)
-            cs.copy_(torch.cat((theta.cos(), theta.sin()), dim=-1))
+            theta = torch.remainder(t["angles"].transpose(1, 2), TAU).view(s.B, s.H, s.chunks, s.C, s.A // 8, 8)
+            table = torch.stack((theta.cos(), theta.sin()), dim=5)
+            cs.copy_(table.permute(0, 1, 2, 4, 5, 3, 6).reshape(cs.shape))
         else:
             sums = self.empty(s.B, s.H, s.K, s.A)
             self.run("angle_sums", t["angles"], t["dt"], sums)
@@ -112,8 +114,9 @@ class Scan:
         A, half = self.shape.A, self.shape.N // 2
         at = torch.arange(self.shape.S, device=final.device)
         first = (self.reset * at).amax(1)
-        turned = cs[torch.arange(self.shape.B, device=final.device), :, (first - 1).clamp_min(0)].float()
-        cos, sin = (part.unsqueeze(-1) for part in turned.split(A, dim=-1))
+        before, rows = (first - 1).clamp_min(0), torch.arange(self.shape.B, device=final.device)
+        turned = cs[rows, :, before // self.shape.C, :, before % self.shape.C].float().unflatten(2, (A // 8, 2))
+        cos, sin = (turned[:, :, :, which].flatten(2).unsqueeze(-1) for which in (0, 1))
         lo, hi = final[:, :, :A], final[:, :, half : half + A]
         back = torch.cat((lo * cos + hi * sin, final[:, :, A:half], hi * cos - lo * sin, final[:, :, half + A :]), 2)
         return torch.where((first > 0).view(-1, 1, 1, 1), back, final)
@@ -147,7 +150,7 @@ class Scan:
         grads["zeta"] *= t["phi"]
         for name, heads in zip(("q", "k"), per_head, strict=True):
             grads[name] = torch.empty_like(t[name])
-            bias = self.empty(s.B, -(-s.S // 64), s.H, s.R, s.N)
+            bias = self.empty(s.B, -(-s.S // HEAD_BLOCK), s.H, s.R, s.N)
             self.run("reduce_heads", heads, grads[name], bias)
             grads[f"{name}_bias"] = bias.sum((0, 1))
         grads |= self._scalar_gradients(pre, (*rows, decay_edge), dtheta, angle_edge)

@@ -41,7 +41,7 @@ def make_load(s: Any) -> Any:
 
 
 def make_angles(s: Any, threads: int) -> Any:
-    """Return macro(cos, sin [8 * turns], cs [B,H,S,2A], b, h, t0, tx): the thread's angles of one chunk.
+    """Return macro(cos, sin [8 * turns], cs [B,H,S/C,A/4,C,8], b, h, t0, tx): the thread's angles of one chunk.
 
     Thread tx works on row tx % M of a tile and on groups of 8 columns, so that the lanes of a warp hit different banks
     of a swizzled tile. `turns` = A * M / (8 * threads) groups turn.
@@ -52,29 +52,45 @@ def make_angles(s: Any, threads: int) -> Any:
     def angles(cos, sin, cs, b, h, t0, tx):
         for u in T.unroll(turns):
             for e in T.vectorized(8):
-                cos[u * 8 + e] = cs[b, h, t0 + tx % C, (tx // M + u * (threads // M)) * 8 + e]
+                cos[u * 8 + e] = cs[b, h, t0 // C, (tx // M + u * (threads // M)) * 2, tx % C, e]
             for e in T.vectorized(8):
-                sin[u * 8 + e] = cs[b, h, t0 + tx % C, A + (tx // M + u * (threads // M)) * 8 + e]
+                sin[u * 8 + e] = cs[b, h, t0 // C, (tx // M + u * (threads // M)) * 2 + 1, tx % C, e]
 
     return angles
 
 
-def make_rotated(s: Any, threads: int) -> Any:
-    """Return macro(tile_s [M,N], raw_s [M,N], bias_s [R,N], cos, sin, tx): add the bias, rotate, round to bf16."""
+def make_bias(s: Any, threads: int) -> Any:
+    """Return macro(held [N * M / threads], bias [H,R,N] or [R,N] slice, h, tx): the thread's biases into registers."""
     A, C, M, half = s.A, s.C, s.M, s.N // 2
     turns, stills, step = A * M // (8 * threads), (half - A) * M // (8 * threads), threads // M
 
     @T.macro
-    def rotated(tile_s, raw_s, bias_s, cos, sin, tx):
+    def hold(held, bias, h, tx):
+        for u in T.unroll(turns + stills):
+            for e in T.vectorized(8):
+                held[u * 16 + e] = bias[h, tx % M // C, (tx // M + u * step) * 8 + e]
+            for e in T.vectorized(8):
+                held[u * 16 + 8 + e] = bias[h, tx % M // C, half + (tx // M + u * step) * 8 + e]
+
+    return hold
+
+
+def make_rotated(s: Any, threads: int) -> Any:
+    """Return macro(tile_s [M,N], raw_s [M,N], held, cos, sin, tx): add the bias, rotate, round to bf16.
+
+    `held` [N * M / threads] bf16 are the thread's biases, from `make_bias`.
+    """
+    A, M, half = s.A, s.M, s.N // 2
+    turns, stills, step = A * M // (8 * threads), (half - A) * M // (8 * threads), threads // M
+
+    @T.macro
+    def rotated(tile_s, raw_s, held, cos, sin, tx):
         lo, hi = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
         for u in T.unroll(turns):
             for e in T.vectorized(8):
-                lo[e] = raw_s[tx % M, (tx // M + u * step) * 8 + e] + bias_s[tx % M // C, (tx // M + u * step) * 8 + e]
+                lo[e] = raw_s[tx % M, (tx // M + u * step) * 8 + e] + held[u * 16 + e]
             for e in T.vectorized(8):
-                hi[e] = (
-                    raw_s[tx % M, half + (tx // M + u * step) * 8 + e]
-                    + bias_s[tx % M // C, half + (tx // M + u * step) * 8 + e]
-                )
+                hi[e] = raw_s[tx % M, half + (tx // M + u * step) * 8 + e] + held[u * 16 + 8 + e]
             for e in T.vectorized(8):
                 tile_s[tx % M, (tx // M + u * step) * 8 + e] = bf16(
                     f32(lo[e]) * f32(cos[u * 8 + e]) - f32(hi[e]) * f32(sin[u * 8 + e])
@@ -83,31 +99,42 @@ def make_rotated(s: Any, threads: int) -> Any:
                 tile_s[tx % M, half + (tx // M + u * step) * 8 + e] = bf16(
                     f32(lo[e]) * f32(sin[u * 8 + e]) + f32(hi[e]) * f32(cos[u * 8 + e])
                 )
-        for u in T.unroll(stills):
+        for u in T.unroll(turns, turns + stills):
             for e in T.vectorized(8):
-                tile_s[tx % M, A + (tx // M + u * step) * 8 + e] = (
-                    raw_s[tx % M, A + (tx // M + u * step) * 8 + e]
-                    + bias_s[tx % M // C, A + (tx // M + u * step) * 8 + e]
+                tile_s[tx % M, (tx // M + u * step) * 8 + e] = (
+                    raw_s[tx % M, (tx // M + u * step) * 8 + e] + held[u * 16 + e]
                 )
             for e in T.vectorized(8):
-                tile_s[tx % M, half + A + (tx // M + u * step) * 8 + e] = (
-                    raw_s[tx % M, half + A + (tx // M + u * step) * 8 + e]
-                    + bias_s[tx % M // C, half + A + (tx // M + u * step) * 8 + e]
+                tile_s[tx % M, half + (tx // M + u * step) * 8 + e] = (
+                    raw_s[tx % M, half + (tx // M + u * step) * 8 + e] + held[u * 16 + 8 + e]
                 )
 
     return rotated
 
 
-def make_unrotated(s: Any, threads: int) -> Any:
-    """Return macro(grad_s [M,N], tile_s [M,N], turn [8 * turns], cos, sin, tx): undo the rotation in place.
-
-    grad_s holds the gradient of the rotated tile_s, both bf16. Adds the gradient of the thread's angles to `turn`.
-    """
-    A, M, half = s.A, s.M, s.N // 2
-    turns, step = A * M // (8 * threads), threads // M
+def make_rotated_shared(s: Any, threads: int) -> Any:
+    """Return `make_rotated`'s macro with the biases read from bias_s [1,R,N] in shared memory at every use."""
+    hold, rotated = make_bias(s, threads), make_rotated(s, threads)
 
     @T.macro
-    def unrotated(grad_s, tile_s, turn, cos, sin, tx):
+    def rotated_shared(tile_s, raw_s, bias_s, cos, sin, tx):
+        held = T.alloc_local((s.N * s.M // threads,), BF16)
+        hold(held, bias_s, 0, tx)
+        rotated(tile_s, raw_s, held, cos, sin, tx)
+
+    return rotated_shared
+
+
+def make_unrotated(s: Any, threads: int) -> Any:
+    """Return macro(out_s, grad_s, tile_s [M,N], turn [8 * turns], cos, sin, tx): undo the rotation of grad_s.
+
+    grad_s holds the gradient of the rotated tile_s; all bf16. Adds the gradient of the thread's angles to `turn`.
+    """
+    A, M, half = s.A, s.M, s.N // 2
+    turns, stills, step = A * M // (8 * threads), (half - A) * M // (8 * threads), threads // M
+
+    @T.macro
+    def unrotated(out_s, grad_s, tile_s, turn, cos, sin, tx):
         lo, hi = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
         left, right = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
         for u in T.unroll(turns):
@@ -122,27 +149,35 @@ def make_unrotated(s: Any, threads: int) -> Any:
             for e in T.unroll(8):
                 turn[u * 8 + e] += f32(hi[e]) * f32(left[e]) - f32(lo[e]) * f32(right[e])
             for e in T.vectorized(8):
-                grad_s[tx % M, (tx // M + u * step) * 8 + e] = bf16(
+                out_s[tx % M, (tx // M + u * step) * 8 + e] = bf16(
                     f32(lo[e]) * f32(cos[u * 8 + e]) + f32(hi[e]) * f32(sin[u * 8 + e])
                 )
             for e in T.vectorized(8):
-                grad_s[tx % M, half + (tx // M + u * step) * 8 + e] = bf16(
+                out_s[tx % M, half + (tx // M + u * step) * 8 + e] = bf16(
                     f32(hi[e]) * f32(cos[u * 8 + e]) - f32(lo[e]) * f32(sin[u * 8 + e])
                 )
+        for u in T.unroll(stills):
+            for e in T.vectorized(8):
+                out_s[tx % M, A + (tx // M + u * step) * 8 + e] = grad_s[tx % M, A + (tx // M + u * step) * 8 + e]
+            for e in T.vectorized(8):
+                out_s[tx % M, half + A + (tx // M + u * step) * 8 + e] = grad_s[
+                    tx % M, half + A + (tx // M + u * step) * 8 + e
+                ]
 
     return unrotated
 
 
 def make_expanded(s: Any, threads: int) -> Any:
-    """Return macro(x_s [M,P], source, scale, factor_s [R,P], tx): x[r * C + c, p] = source * scale[c] * factor[r, p].
+    """Return macro(x_s [M,P], source, scale, factor, tx): x[r * C + c, p] = source * scale[c] * factor[r, p].
 
-    `source` is the thread's piece of a [C,P] tile: 4 columns in each of its rows; `scale` one number per such row.
+    `source` is the thread's piece of a [C,P] tile: 4 columns in each of its rows; `scale` one number per such row;
+    `factor` [4 * R] the thread's columns of a [R,P] tensor.
     """
     C, R, P = s.C, s.R, s.P
     step = 4 * threads // P
 
     @T.macro
-    def expanded(x_s, source, scale, factor_s, tx):
+    def expanded(x_s, source, scale, factor, tx):
         wide = T.alloc_local((C // step * 4,), F32)
         for u in T.unroll(C // step):
             for e in T.vectorized(4):
@@ -151,10 +186,23 @@ def make_expanded(s: Any, threads: int) -> Any:
             for u in T.unroll(C // step):
                 for e in T.vectorized(4):
                     x_s[r * C + u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = bf16(
-                        wide[u * 4 + e] * factor_s[r, tx % (P // 4) * 4 + e]
+                        wide[u * 4 + e] * factor[r * 4 + e]
                     )
 
     return expanded
+
+
+def make_factor(s: Any) -> Any:
+    """Return macro(factor [4 * R], tensor [H,R,P], h, tx): the thread's columns of psi into registers."""
+    R, P = s.R, s.P
+
+    @T.macro
+    def factor(out, tensor, h, tx):
+        for r in T.unroll(R):
+            for e in T.vectorized(4):
+                out[r * 4 + e] = tensor[h, r, tx % (P // 4) * 4 + e]
+
+    return factor
 
 
 def make_piece(s: Any, threads: int) -> Any:
