@@ -156,6 +156,7 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
         o: T.Tensor((B, S, H, P), BF16),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
+            T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)

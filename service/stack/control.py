@@ -79,12 +79,19 @@ def stop(files: StackFiles, report: Report) -> Stopping:
     if state is None:
         return Stopping(was_running=False, killed=clean_stale(files, report), seconds=time.monotonic() - began)
     _signal(state.supervisor_pid, signal.SIGTERM)
-    if not processes.wait_until(lambda: not is_locked(files), patience_s=_STOP_PATIENCE_S):
+    if not _supervisor_ends(files, state, patience_s=_STOP_PATIENCE_S):
         report("note", f"the supervisor did not end within {_STOP_PATIENCE_S:.0f} s; killing it")
         _signal(state.supervisor_pid, signal.SIGKILL)
-        processes.wait_until(lambda: not is_locked(files), patience_s=_STRAY_GRACE_S)
+        _supervisor_ends(files, state, patience_s=_STRAY_GRACE_S)
     killed = processes.kill_members(state.stack_id) + clean_stale(files, report)
     return Stopping(was_running=True, killed=killed, seconds=time.monotonic() - began)
+
+
+def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float) -> bool:
+    """Wait for the lock and for the process: the kernel frees the lock a moment before the process is gone."""
+    return processes.wait_until(
+        lambda: not is_locked(files) and not processes.is_alive(state.supervisor_pid), patience_s=patience_s
+    )
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -36,7 +36,7 @@ def members(stack_id: str) -> list[int]:
     """Return the living processes that carry the mark, this one excepted; zombies hold nothing and do not count."""
     mark = f"{STACK_MARK}={stack_id}".encode()
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - a directory of numbers
-    return [pid for pid in pids if pid != os.getpid() and mark in _environment(pid) and _is_alive(pid)]
+    return [pid for pid in pids if pid != os.getpid() and mark in _environment(pid) and is_alive(pid)]
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], *, patience_s: float) -> None:
@@ -76,6 +76,15 @@ def wait_until(condition: Callable[[], bool], *, patience_s: float) -> bool:
     return True
 
 
+def is_alive(pid: int) -> bool:
+    """Tell whether the process exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def _end_with_parent(parent: int) -> Callable[[], None]:
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -92,14 +101,6 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def _environment(pid: int) -> list[bytes]:
