@@ -65,7 +65,11 @@ def memory(view: AblationView) -> svg.Picture | None:
 
 def _caption(drawing: _Drawing) -> str:
     sentences = ["Largest peak over all trials of each arm."]
-    shades = "growth of the resident set; light: peak resident set" if drawing.on_cpu else "allocated; light: reserved"
+    shades = (
+        "in tensors; light: resident set of the process"
+        if drawing.on_cpu
+        else "in tensors; light: reserved by the allocator"
+    )
     sentences.append(f"Dark: {shades}.")
     if any(peak.out_of_memory for _, peak in drawing.peaks):
         sentences.append("Hatched: out of memory, the peak that was reached.")

@@ -95,7 +95,7 @@ class GateReading(_Part):
 
 
 class Memory(_Part):
-    """Peaks in bytes. On CPU nodes allocated is the growth of the resident set over the trial's start."""
+    """Peaks in bytes: in tensors (allocated), and held for them (reserved)."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int

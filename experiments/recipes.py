@@ -40,13 +40,13 @@ HYBRID_TINY = Recipe(
         model=HybridConfig(
             vocab_size=4096,
             d_model=128,
-            pattern="MFAF",
+            pattern="MMAF",
             mlp_ratio=2.0,
             mamba=MambaConfig(d_state=32, expand=2, headdim=32, ngroups=1, mimo_rank=4),
             attention=AttentionConfig(num_heads=4),
         ),
         data=DataConfig(seq_len=256, max_corpus_mib=8.0),
-        micro_batch=4,
+        micro_batch=2,
         dtype="float32",
         threads=1,  # the other core serves API, broker and worker; two threads there measure the neighbours
     ),

@@ -1,8 +1,12 @@
-"""Backward kernels: local super-chunk state gradients, and one reverse walk that yields every gradient.
+"""Backward kernel of the walk: one reverse pass over each super-chunk yields every gradient.
 
 E is the gradient of the loss with respect to the state that leaves a chunk, g = dO * phi * silu(u) that with respect
 to y, u = z * zeta. Rows are (rank, time), i = r * C + c. Letters: see shape.py; scalars per token: see prefix.py.
 """
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
+# mypy: ignore-errors
 
 from typing import Any
 
@@ -16,15 +20,11 @@ from kernels.mamba3_mimo_cuda.tiles import (
     F32,
     bf16,
     f32,
-    make_angles,
-    make_bias,
     make_expanded,
     make_factor,
+    make_fetch,
     make_load,
-    make_piece,
-    make_rotated,
     make_rotated_shared,
-    make_scales,
     make_unrotated,
     make_weight_scales,
     make_weights,
@@ -35,152 +35,18 @@ from kernels.mamba3_mimo_cuda.tiles import (
 )
 
 
-def local_gradients(s: ScanShape, *, threads: int = 128) -> Any:
-    """B1: local[b,h,k] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,K,N,P]."""
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
-    piece, hold, step = make_piece(s, threads), make_bias(s, threads), 4 * threads // P
-    rows = C // step
-
-    @T.prim_func
-    def b1_local_gradients(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        z: T.Tensor((B, S, H, P), BF16),
-        do: T.Tensor((B, S, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        zeta: T.Tensor((H, R, P), F32),
-        phi: T.Tensor((H, R, P), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        wq: T.Tensor((B, H, S), F32),
-        local: T.Tensor((B, H, K, N, P), F32),
-    ):
-        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            raw_s, q_s, g_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
-            held = T.alloc_local((N * M // threads,), BF16)
-            zeta_s, phi_s = T.alloc_shared((R, P), F32), T.alloc_shared((R, P), F32)
-            wq_s = T.alloc_shared((L,), F32)
-            bar = T.alloc_barrier([threads])
-            cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
-            z_l, d_l = (T.alloc_local((rows * 4,), BF16) for _ in range(2))
-            d32 = T.alloc_local((rows * 4,), F32)
-            half_u = T.alloc_local((4,), F32)
-            acc = T.alloc_fragment((N, P), F32)
-            T.annotate_layout({raw_s: make_swizzled_layout(raw_s)})
-            tx = T.get_thread_binding()
-            nc = T.min(L // C, S // C - sc * (L // C))
-            load(raw_s, q, bar, b, h, sc * L)
-            T.mbarrier_arrive(bar[0])
-            hold(held, q_bias, h, tx)
-            for r, p in T.Parallel(R, P):
-                zeta_s[r, p] = 0.5 * zeta[h, r, p]
-                phi_s[r, p] = phi[h, r, p]
-            T.copy(wq[b, h, sc * L : (sc + 1) * L], wq_s)
-            T.clear(acc)
-            angles(cos, sin, cs, b, h, sc * L, tx)
-            piece(z_l, z, b, h, sc * L, tx)
-            piece(d_l, do, b, h, sc * L, tx)
-            for ic in T.serial(nc):
-                t1 = sc * L + T.min(ic + 1, nc - 1) * C
-                for u in T.unroll(rows):
-                    for e in T.vectorized(4):
-                        d32[u * 4 + e] = f32(d_l[u * 4 + e]) * wq_s[ic * C + u * step + tx // (P // 4)]
-                for r in T.unroll(R):
-                    for u in T.unroll(rows):
-                        for e in T.vectorized(4):
-                            half_u[e] = f32(z_l[u * 4 + e]) * zeta_s[r, tx % (P // 4) * 4 + e]
-                        for e in T.vectorized(4):
-                            g_s[r * C + u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = bf16(
-                                d32[u * 4 + e]
-                                * (half_u[e] * T.tanh(half_u[e]) + half_u[e])
-                                * phi_s[r, tx % (P // 4) * 4 + e]
-                            )
-                T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(q_s, raw_s, held, cos, sin, tx)
-                angles(cos, sin, cs, b, h, t1, tx)
-                piece(z_l, z, b, h, t1, tx)
-                piece(d_l, do, b, h, t1, tx)
-                T.sync_threads()
-                load(raw_s, q, bar, b, h, t1)
-                T.mbarrier_arrive(bar[0])
-                T.gemm(q_s, g_s, acc, transpose_A=True)
-            T.mbarrier_wait_parity(bar[0], nc % 2)
-            T.copy(acc, local[b, h, sc, :, :])
-
-    return b1_local_gradients
-
-
-def chunk_states(s: ScanShape, *, threads: int = 128) -> Any:
-    """B2: the state that enters every chunk, bf16 [B,H,S/C,N,P], from those that enter the super-chunks."""
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
-    piece, expanded, scales = make_piece(s, threads), make_expanded(s, threads), make_scales(s)
-    hold, factor, step = make_bias(s, threads), make_factor(s), 4 * threads // P
-
-    @T.prim_func
-    def b2_chunk_states(
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        start: T.Tensor((B, H, K, N, P), F32),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-    ):
-        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            raw_s, k_s, x_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
-            h_s = T.alloc_shared((N, P), BF16)
-            held, psi_l = T.alloc_local((N * M // threads,), BF16), T.alloc_local((4 * R,), F32)
-            read_s, write_s = T.alloc_shared((L,), F32), T.alloc_shared((L,), F32)
-            bar = T.alloc_barrier([threads])
-            cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
-            v_l, scale = T.alloc_local((C // step * 4,), BF16), T.alloc_local((C // step,), F32)
-            state = T.alloc_fragment((N, P), F32)
-            T.annotate_layout({raw_s: make_swizzled_layout(raw_s)})
-            tx = T.get_thread_binding()
-            nc = T.min(L // C, S // C - sc * (L // C))
-            load(raw_s, k, bar, b, h, sc * L)
-            T.mbarrier_arrive(bar[0])
-            hold(held, k_bias, h, tx)
-            factor(psi_l, psi, h, tx)
-            scales(read_s, write_s, lc, sk, b, h, sc)
-            T.copy(start[b, h, sc, :, :], state)
-            angles(cos, sin, cs, b, h, sc * L, tx)
-            piece(v_l, v, b, h, sc * L, tx)
-            for ic in T.serial(nc):
-                t1 = sc * L + T.min(ic + 1, nc - 1) * C
-                T.copy(state, h_s)
-                for n, p in T.Parallel(N, P):
-                    state[n, p] = state[n, p] * read_s[ic * C + C - 1]
-                for u in T.unroll(C // step):
-                    scale[u] = write_s[ic * C + u * step + tx // (P // 4)]
-                expanded(x_s, v_l, scale, psi_l, tx)
-                T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(k_s, raw_s, held, cos, sin, tx)
-                angles(cos, sin, cs, b, h, t1, tx)
-                piece(v_l, v, b, h, t1, tx)
-                T.sync_threads()
-                load(raw_s, k, bar, b, h, t1)
-                T.mbarrier_arrive(bar[0])
-                T.gemm(k_s, x_s, state, transpose_A=True)
-                T.copy(h_s, states[b, h, sc * (L // C) + ic, :, :])
-            T.mbarrier_wait_parity(bar[0], nc % 2)
-
-    return b2_chunk_states
-
-
 def gradients(s: ScanShape, *, threads: int = 128) -> Any:
     """B3: walk the chunks of a super-chunk backwards from E and write every gradient or its partial sum.
 
     dqh, dkh bf16 [B,S,R,H,N] per head; dv, dz bf16; dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per
     token `row_q`, `row_k` = <q~, dq~>, <k~, dk~> with the share `diag` of the same step in both, and `same` = d/dgamma
-    of the same step, fp32 [B,H,S]. y is linear in q~ and bilinear in k~ and x, so the first two are <g, y> and <x, dx>.
+    of the same step, fp32 [B,H,S]. y is linear in q~
+    and bilinear in k~ and x, so the first two are <g, y> and <x, dx>.
     Partial sums over one super-chunk `p_psi`, `p_zeta`, `p_phi` [B,K,H,M/8,P] (every 8 rows) and `p_d` [B,K,H]; p_zeta still lacks its factor phi.
     """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated_shared(s, threads)
-    unrotated, piece, expanded = make_unrotated(s, threads), make_piece(s, threads), make_expanded(s, threads)
+    load, rotated = make_load(s), make_rotated_shared(s, threads)
+    unrotated, fetch, expanded = make_unrotated(s, threads), make_fetch(s), make_expanded(s, threads)
     factor, step, turns = make_factor(s), 4 * threads // P, A * M // (8 * threads)
     weight_scales, weights = make_weight_scales(s), make_weights(s)
 
@@ -227,7 +93,9 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             turn_s = T.alloc_shared((M, A + 4), F32)
             row_s = T.alloc_shared((5, M), F32)
             same_s, dsame_s = T.alloc_shared((M, R), F32), T.alloc_shared((M, R), F32)
-            v_s, z_s, do_s = (T.alloc_shared((C, P + 8), BF16) for _ in range(3))
+            v_s = T.alloc_shared((2 * C, P), BF16)
+            z_s, do_s = T.alloc_shared((C, P), BF16), T.alloc_shared((C, P), BF16)
+            cs_s = T.alloc_shared((2 * (A // 4), C, 8), F16)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
             psi_s, half_zeta_s, phi_s, phi_zeta_s = (T.alloc_shared((R, P), F32) for _ in range(4))
             lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((L,), F32) for _ in range(5))
@@ -235,7 +103,7 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             bar = T.alloc_barrier([threads])
             cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
             turn = T.alloc_local((A * M // threads,), F32)
-            v_l, z_l, d_l = (T.alloc_local((C // step * 4,), BF16) for _ in range(3))
+            v_l = T.alloc_local((C // step * 4,), BF16)
             one = T.alloc_local((C // step,), F32)
             E = T.alloc_fragment((N, P), F32)
             score, dscore = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), F32)
@@ -245,9 +113,14 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             total = T.alloc_fragment((1,), F32)
             skip = T.alloc_local((1,), F32)
             psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((M, P), F32) for _ in range(3))
-            T.annotate_layout({q_raw: make_swizzled_layout(q_raw), k_raw: make_swizzled_layout(k_raw)})
+            T.annotate_layout({t: make_swizzled_layout(t) for t in (q_raw, k_raw, v_s, z_s, do_s)})
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
+            first = sc * L + (nc - 1) * C
+            load(q_raw, q, bar, b, h, first)
+            load(k_raw, k, bar, b, h, first)
+            fetch(h_s, v_s, z_s, do_s, cs_s, states, v, z, do, cs, bar, b, h, first, 0)
+            T.mbarrier_arrive(bar[0])
             T.copy(q_bias[h : h + 1, :, :], qb_s)
             T.copy(k_bias[h : h + 1, :, :], kb_s)
             for r, p in T.Parallel(R, P):
@@ -267,32 +140,26 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
             for back in T.serial(nc):
                 at = (nc - 1 - back) * C
                 t0 = sc * L + at
-                T.sync_threads()
-                load(q_raw, q, bar, b, h, t0)
-                load(k_raw, k, bar, b, h, t0)
-                T.mbarrier_arrive(bar[0])
-                angles(cos, sin, cs, b, h, t0, tx)
-                piece(v_l, v, b, h, t0, tx)
-                piece(z_l, z, b, h, t0, tx)
-                piece(d_l, do, b, h, t0, tx)
-                T.copy(states[b, h, t0 // C, :, :], h_s)
+                slot = back % 2
+                T.mbarrier_wait_parity(bar[0], slot)
+                for u in T.unroll(turns):
+                    for e in T.vectorized(8):
+                        cos[u * 8 + e] = cs_s[slot * (A // 4) + (tx // M + u * (threads // M)) * 2, tx % C, e]
+                    for e in T.vectorized(8):
+                        sin[u * 8 + e] = cs_s[slot * (A // 4) + (tx // M + u * (threads // M)) * 2 + 1, tx % C, e]
+                for u in T.unroll(C // step):
+                    for e in T.vectorized(4):
+                        v_l[u * 4 + e] = v_s[slot * C + u * step + tx // (P // 4), tx % (P // 4) * 4 + e]
                 T.copy(E, e_s)
                 weights(w_s, lc_s, sk_s, gm_s, at)
                 factor(psi_l, psi, h, tx)
                 expanded(x_s, v_l, one, psi_l, tx)
-                for u in T.unroll(C // step):
-                    for e in T.vectorized(4):
-                        v_s[u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = v_l[u * 4 + e]
-                    for e in T.vectorized(4):
-                        z_s[u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = z_l[u * 4 + e]
-                    for e in T.vectorized(4):
-                        do_s[u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = d_l[u * 4 + e]
-                T.mbarrier_wait_parity(bar[0], back % 2)
                 rotated(q_s, q_raw, qb_s, cos, sin, tx)
                 rotated(k_s, k_raw, kb_s, cos, sin, tx)
                 # y again, for the gradients of the gate
-                T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
+                T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
                 T.gemm(q_s, h_s, y, clear_accum=True)
+                T.warpgroup_fence_operand(score, num_regs=M * M // threads)
                 for i, j in T.Parallel(M, M):
                     if i % C == j % C:
                         same_s[i, j // C] = score[i, j]
@@ -328,8 +195,9 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
                 # E of the previous chunk, then the gradient of the scores
                 for n, p in T.Parallel(N, P):
                     E[n, p] = E[n, p] * read_s[at + C - 1]
-                T.gemm(q_s, dmix_s, E, transpose_A=True)
+                T.wgmma_gemm(q_s, dmix_s, E, transpose_A=True)
                 T.gemm(g_s, x_s, dscore, transpose_B=True, clear_accum=True)
+                T.warpgroup_fence_operand(E, num_regs=N * P // threads)
                 for i, j in T.Parallel(M, M):
                     if i % C == j % C:
                         dsame_s[i, j // C] = dscore[i, j]
@@ -347,15 +215,22 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
                 unrotated(k_raw, q_raw, q_s, turn, cos, sin, tx)
                 for r in T.unroll(R):
                     T.copy(k_raw[r * C : (r + 1) * C, :], dqh[b, t0 : t0 + C, r, h, :])
+                # the next chunk may land while k and x are worked on
+                T.sync_threads()
+                ahead = sc * L + T.max(nc - 2 - back, 0) * C
+                load(q_raw, q, bar, b, h, ahead)
+                load(k_raw, k, bar, b, h, ahead)
+                fetch(h_s, v_s, z_s, do_s, cs_s, states, v, z, do, cs, bar, b, h, ahead, 1 - slot)
+                T.mbarrier_arrive(bar[0])
                 # k
                 T.gemm(x_s, e_s, dn, transpose_B=True, clear_accum=True)
                 for i, n in T.Parallel(M, N):
                     dn[i, n] = dn[i, n] * write_s[at + i % C]
                 T.gemm(dmix_s, q_s, dn, transpose_A=True)
-                T.copy(dn, q_raw)
-                unrotated(k_raw, q_raw, k_s, turn, cos, sin, tx)
+                T.copy(dn, x_s)
+                unrotated(q_s, x_s, k_s, turn, cos, sin, tx)
                 for r in T.unroll(R):
-                    T.copy(k_raw[r * C : (r + 1) * C, :], dkh[b, t0 : t0 + C, r, h, :])
+                    T.copy(q_s[r * C : (r + 1) * C, :], dkh[b, t0 : t0 + C, r, h, :])
                 for u in T.unroll(turns):
                     for e in T.vectorized(4):
                         turn_s[tx % M, (tx // M + u * (threads // M)) * 8 + e] = turn[u * 8 + e]
@@ -367,16 +242,16 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
                     y[i, p] = y[i, p] * write_s[at + i % C]
                 T.gemm(mix_s, g_s, y, transpose_A=True)
                 for i, p in T.Parallel(M, P):
-                    v32 = f32(v_s[i % C, p])
+                    v32 = f32(v_s[slot * C + i % C, p])
                     psi_acc[i, p] += y[i, p] * v32
                     dx = y[i, p] * psi_s[i // C, p]
                     dgate[i, p] = bf16(dx)
                     y[i, p] = dx * v32
-                T.copy(dgate, q_raw)
+                T.copy(dgate, dmix_s)
                 T.reduce_sum(y, row, dim=1)
                 T.copy(row, row_s[1, :])
                 for c, p in T.Parallel(C, P):
-                    dv[b, t0 + c, h, p] = bf16(rank_sum(q_raw, c, p, R, C))
+                    dv[b, t0 + c, h, p] = bf16(rank_sum(dmix_s, c, p, R, C))
                 for c, j in T.Parallel(C, A):
                     dtheta[b, h, t0 + c, j] = rank_sum(turn_s, c, j, R, C)
                 for i in T.Parallel(M):
@@ -390,6 +265,7 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
                     diag[b, h, t0 + c] = row_sum(row_s, 3, c, R, C)
                 for i in T.Parallel(M):
                     d_row[i] += row_s[4, i]
+            T.mbarrier_wait_parity(bar[0], nc % 2)
             # the 8 rows of an accumulator block lie in lanes 4 apart
             for lanes in (4, 8, 16):
                 for i, p in T.Parallel(M, P):

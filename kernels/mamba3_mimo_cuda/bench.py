@@ -7,6 +7,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -29,7 +30,7 @@ def median_ms(run: Callable[[], object], repeats: int = 20) -> float:
         run()
         mark.record()
     torch.cuda.synchronize()
-    times = [begin.elapsed_time(end) for begin, end in zip(marks, marks[1:], strict=False)]
+    times = [begin.elapsed_time(end) for begin, end in pairwise(marks)]
     return statistics.median(times[3:])
 
 

@@ -5,7 +5,7 @@ whose exact value nearly vanishes (the gradients of decay and angle at a documen
 against a tenth of the root mean square row.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def reference(inputs: ScanInputs, grad_out: Tensor) -> dict[str, Tensor]:
 def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant) -> dict[str, Tensor]:
     """Return output, final state and gradients of the CUDA lane."""
     leaves = tuple(t.detach().requires_grad_() for t in inputs.tensors())
-    out, state = chunk_parallel_cuda(replace(inputs, **dict(zip(DIFFERENTIABLE, leaves, strict=True))), variant)
+    out, state = chunk_parallel_cuda(inputs.with_tensors(leaves), variant)
     grads = torch.autograd.grad(out, leaves, grad_out)
     return {"out": out.detach(), "state": state.detach(), **dict(zip(DIFFERENTIABLE, grads, strict=True))}
 

@@ -7,7 +7,7 @@ from typing import Any
 import tilelang
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo_cuda import backward, forward, prefix, reductions
+from kernels.mamba3_mimo_cuda import backward, backward_states, forward, prefix, reductions
 from kernels.mamba3_mimo_cuda.shape import ScanShape
 from kernels.mamba3_mimo_cuda.variant import Variant
 
@@ -20,10 +20,10 @@ KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
     "decays": lambda s, v, n: prefix.decays(s, num_tokens=n),
     "local_states": lambda s, v, n: forward.local_states(s),
     "pass_states": lambda s, v, n: forward.pass_states(s, reverse=False),
-    "outputs": lambda s, v, n: forward.outputs(s),
-    "local_gradients": lambda s, v, n: backward.local_gradients(s),
+    "outputs": lambda s, v, n: forward.outputs(s, save_states=v.save_states),
+    "local_gradients": lambda s, v, n: backward_states.local_gradients(s),
     "pass_gradients": lambda s, v, n: forward.pass_states(s, reverse=True),
-    "chunk_states": lambda s, v, n: backward.chunk_states(s),
+    "chunk_states": lambda s, v, n: backward_states.chunk_states(s),
     "gradients": lambda s, v, n: backward.gradients(s),
     "reduce_heads": lambda s, v, n: reductions.reduce_heads(s),
     "scalar_gradients": lambda s, v, n: reductions.scalar_gradients(s, num_tokens=n),
@@ -46,6 +46,4 @@ def pass_configs(variant: Variant) -> dict[Any, Any]:
 def kernel(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     """Return the compiled kernel `name`; it takes torch tensors in the order of its program, outputs included."""
     program = KERNELS[name](shape, variant, num_tokens)
-    return tilelang.compile(
-        program, target=TARGET, execution_backend="tvm_ffi", pass_configs=pass_configs(variant)
-    )
+    return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=pass_configs(variant))

@@ -5,6 +5,10 @@ i % C and j % C alone. Letters: see shape.py. Scalars per token come from prefix
 decay, `sk` write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the end of its super-chunk.
 """
 
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
+# mypy: ignore-errors
+
 from typing import Any
 
 import tilelang.language as T
@@ -128,8 +132,12 @@ def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
     return f2_pass_states
 
 
-def outputs(s: ScanShape, *, threads: int = 128) -> Any:
-    """F3: o [B,S,H,P] bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks."""
+def outputs(s: ScanShape, *, save_states: bool = False, threads: int = 128) -> Any:
+    """F3: o [B,S,H,P] bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks.
+
+    With `save_states` also the state that enters every chunk, bf16 [B,H,S/C,N,P]; else `states` has length 1 there.
+    """
+    num_states = s.chunks if save_states else 1
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated_shared(s, threads)
     piece, expanded = make_piece(s, threads), make_expanded(s, threads)
@@ -154,6 +162,7 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
         gm: T.Tensor((B, H, S), F32),
         start: T.Tensor((B, H, K, N, P), F32),
         o: T.Tensor((B, S, H, P), BF16),
+        states: T.Tensor((B, H, num_states, N, P), BF16),
     ):
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
             T.annotate_min_blocks_per_sm(3)
@@ -218,9 +227,13 @@ def outputs(s: ScanShape, *, threads: int = 128) -> Any:
                 load(q_raw, q, bar, b, h, t1)
                 load(k_raw, k, bar, b, h, t1)
                 T.mbarrier_arrive(bar[0])
-                T.gemm(q_s, h_s, y, clear_accum=True)
-                T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
+                T.wgmma_gemm(q_s, h_s, y, clear_accum=True)
+                T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
                 T.gemm(k_s, xw_s, state, transpose_A=True)
+                T.warpgroup_fence_operand(y, num_regs=M * P // threads)
+                T.warpgroup_fence_operand(score, num_regs=M * M // threads)
+                if save_states:
+                    T.copy(h_s, states[b, h, sc * (L // C) + ic, :, :])
                 for i, j in T.Parallel(M, M):
                     mixed[i, j] = bf16(score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, skip[0], 0.0))
                 for i, p in T.Parallel(M, P):

@@ -6,6 +6,10 @@ decay from the start of the super-chunk to the token, and per super-chunk `carry
 start adds -92 to the log2 decay, which makes everything before it vanish (2**-92). Letters: see shape.py.
 """
 
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: N812, PLR0913, PLR0917
+# mypy: ignore-errors
+
 import math
 from typing import Any
 
@@ -20,7 +24,7 @@ TAU = 2 * math.pi
 
 
 def tanh(x: Any) -> Any:
-    """Return tanh(x) with an absolute error near 1e-7: angles add up over the sequence."""
+    """Return the hyperbolic tangent with an absolute error near 1e-7: angles add up over the sequence."""
     return 1.0 - 2.0 / (1.0 + T.exp2(x * (2 * LOG2E)))
 
 
@@ -53,7 +57,10 @@ def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
 
 
 def tables(s: ScanShape, *, threads: int = 128) -> Any:
-    """F0b: cos and sin table [B,H,S/C,A/4,C,8] fp16, 8 angles of cos then of sin; `before` [B,H,K,A] is the angle at the start of each super-chunk."""
+    """F0b: cos and sin table [B,H,S/C,A/4,C,8] fp16, 8 angles of cos then the same of sin.
+
+    `before` [B,H,K,A] is the angle at the start of each super-chunk.
+    """
     B, S, H, A, C, L, K = s.B, s.S, s.H, s.A, s.C, s.L, s.K
     run = L * A // threads
 

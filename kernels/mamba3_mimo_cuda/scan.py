@@ -92,8 +92,8 @@ class Scan:
         self.run("decays", t["adt"], t["dt"], t["trap"], self.reset, lc, sk, gm, wk, wq, carry)
         return Prefix(cs, lc, sk, gm, wk, wq, carry, self.reset)
 
-    def forward(self) -> tuple[Tensor, Tensor, Prefix, Tensor]:
-        """Return (o, final state, prefix, states entering the super-chunks)."""
+    def forward(self) -> tuple[Tensor, Tensor, Prefix, Tensor, Tensor]:
+        """Return (o, final state, prefix, states entering the super-chunks, states entering the chunks if saved)."""
         s, t, pre = self.shape, self.t, self.prefix()
         start = self.empty(s.B, s.H, s.K, s.N, s.P)
         final = self.empty(s.B, s.H, s.N, s.P)
@@ -101,11 +101,25 @@ class Scan:
         flat = (s.B * s.H, s.K, s.N * s.P)
         self.run("pass_states", start.view(flat), pre.carry.view(flat[:2]), final.view(flat[0], flat[2]))
         out = self.empty(s.B, s.S, s.H, s.P, dtype=torch.bfloat16)
+        saved = s.chunks if self.variant.save_states else 1
+        states = self.empty(s.B, s.H, saved, s.N, s.P, dtype=torch.bfloat16)
         weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
         self.run(
-            "outputs", t["q"], t["k"], t["v"], t["z"], *weights, pre.cs, pre.lc, pre.sk, pre.gm, start, out
+            "outputs",
+            t["q"],
+            t["k"],
+            t["v"],
+            t["z"],
+            *weights,
+            pre.cs,
+            pre.lc,
+            pre.sk,
+            pre.gm,
+            start,
+            out,
+            states,
         )
-        return out[:, : self.tokens], self._restarted(final, pre.cs), pre, start
+        return out[:, : self.tokens], self._restarted(final, pre.cs), pre, start, states
 
     def _restarted(self, final: Tensor, cs: Tensor) -> Tensor:
         """Return the final state with its angles counted from the start of the last document."""
@@ -115,13 +129,14 @@ class Scan:
         at = torch.arange(self.shape.S, device=final.device)
         first = (self.reset * at).amax(1)
         before, rows = (first - 1).clamp_min(0), torch.arange(self.shape.B, device=final.device)
-        turned = cs[rows, :, before // self.shape.C, :, before % self.shape.C].float().unflatten(2, (A // 8, 2))
+        turned = cs[rows, :, before // self.shape.C, :, before % self.shape.C].float()
+        turned = turned.view(*turned.shape[:2], A // 8, 2, 8)
         cos, sin = (turned[:, :, :, which].flatten(2).unsqueeze(-1) for which in (0, 1))
         lo, hi = final[:, :, :A], final[:, :, half : half + A]
         back = torch.cat((lo * cos + hi * sin, final[:, :, A:half], hi * cos - lo * sin, final[:, :, half + A :]), 2)
         return torch.where((first > 0).view(-1, 1, 1, 1), back, final)
 
-    def backward(self, grad_out: Tensor, pre: Prefix, start: Tensor) -> dict[str, Tensor]:
+    def backward(self, grad_out: Tensor, pre: Prefix, start: Tensor, states: Tensor) -> dict[str, Tensor]:
         """Return the gradients of all tensors in `DIFFERENTIABLE`, in the kernels' dtypes."""
         s, t = self.shape, self.t
         do = self._prepared("v", grad_out)
@@ -130,28 +145,32 @@ class Scan:
         self.run("local_gradients", t["q"], t["z"], do, t["q_bias"], t["zeta"], t["phi"], pre.cs, pre.wq, leaving)
         discarded = self.empty(flat[0], flat[2])
         self.run("pass_gradients", leaving.view(flat), pre.carry.view(flat[:2]), discarded)
-        states = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
-        self.run("chunk_states", t["k"], t["v"], t["k_bias"], t["psi"], pre.cs, pre.lc, pre.sk, start, states)
+        if not self.variant.save_states:
+            states = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
+            self.run("chunk_states", t["k"], t["v"], t["k_bias"], t["psi"], pre.cs, pre.lc, pre.sk, start, states)
         per_head = [self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for _ in range(2)]
         dv, dz = (torch.empty_like(t["v"]) for _ in range(2))
         dtheta = self.empty(s.B, s.H, s.S, s.A)
         rows = [self.empty(s.B, s.H, s.S) for _ in range(4)]
         partial = [self.empty(s.B, s.K, s.H, s.R, s.C // 8, s.P) for _ in range(3)]
-        p_d, decay_edge, angle_edge = self.empty(s.B, s.K, s.H), self.empty(s.B, s.H, s.K), self.empty(s.B, s.H, s.K, s.A)
+        p_d, decay_edge, angle_edge = (
+            self.empty(s.B, s.K, s.H),
+            self.empty(s.B, s.H, s.K),
+            self.empty(s.B, s.H, s.K, s.A),
+        )
         self.run("edges", leaving, start, decay_edge, angle_edge)
         weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
         self.run(
             "gradients", t["q"], t["k"], t["v"], t["z"], do, *weights, pre.cs, pre.lc, pre.sk, pre.gm, states, leaving,
             *per_head, dv, dz, dtheta, *rows, *(p.flatten(3, 4) for p in partial), p_d,
         )  # fmt: skip
-        del states
         grads = {"v": dv, "z": dz, "D": p_d.sum((0, 1))}
         grads |= {name: p.sum((0, 1)).sum(2) for name, p in zip(("psi", "zeta", "phi"), partial, strict=True)}
         grads["zeta"] *= t["phi"]
-        for name, heads in zip(("q", "k"), per_head, strict=True):
+        for name in ("q", "k"):
             grads[name] = torch.empty_like(t[name])
             bias = self.empty(s.B, -(-s.S // HEAD_BLOCK), s.H, s.R, s.N)
-            self.run("reduce_heads", heads, grads[name], bias)
+            self.run("reduce_heads", per_head.pop(0), grads[name], bias)
             grads[f"{name}_bias"] = bias.sum((0, 1))
         grads |= self._scalar_gradients(pre, (*rows, decay_edge), dtheta, angle_edge)
         return {name: self._trimmed(name, grad) for name, grad in grads.items()}
@@ -159,7 +178,7 @@ class Scan:
     def _scalar_gradients(
         self, pre: Prefix, rows: tuple[Tensor, ...], dtheta: Tensor, angle_edge: Tensor
     ) -> dict[str, Tensor]:
-        s, t = self.shape, self.t
+        t = self.t
         dadt, ddt, dtrap = (torch.zeros_like(t["dt"]) for _ in range(3))
         self.run("scalar_gradients", t["dt"], t["trap"], self.reset, pre.sk, *rows, dadt, ddt, dtrap)
         if self.cumulated:
@@ -177,7 +196,7 @@ class Scan:
 
 def chunk_parallel_cuda(inputs: ScanInputs, variant: Variant | None = None) -> tuple[Tensor, Tensor]:
     """Return (o [B,S,H,P] bf16, final state [B,H,N,P] fp32, without gradient). Raises ValueError with the reason."""
-    out, state = _CudaScan.apply(inputs, variant or Variant(), *inputs.tensors())
+    out, state = _CudaScan.apply(inputs, variant or Variant(), *inputs.tensors())  # type: ignore[no-untyped-call]
     return out, state
 
 
@@ -185,15 +204,15 @@ class _CudaScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: ScanInputs, variant: Variant, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         scan = Scan(inputs.with_tensors(tensors), variant)
-        out, final, pre, start = scan.forward()
+        out, final, pre, start, states = scan.forward()
         ctx.scan = scan
         ctx.dtypes = [tensor.dtype for tensor in tensors]
-        ctx.save_for_backward(*pre, start)
+        ctx.save_for_backward(*pre, start, states)
         ctx.mark_non_differentiable(final)
         return out, final
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, _grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
-        *pre, start = ctx.saved_tensors
-        grads = ctx.scan.backward(grad_out, Prefix(*pre), start)
+        *pre, start, states = ctx.saved_tensors
+        grads = ctx.scan.backward(grad_out, Prefix(*pre), start, states)
         return None, None, *(grads[name].to(dtype) for name, dtype in zip(DIFFERENTIABLE, ctx.dtypes, strict=True))

@@ -4,6 +4,7 @@ Letters: B batch, S padded sequence (a multiple of C), H value heads, G groups s
 width, R MIMO rank, A rotary angles, C tokens per chunk, M = R * C rows of one chunk in (rank, time) order,
 L tokens per super-chunk, K super-chunks.
 """
+# ruff: noqa: N802
 
 from dataclasses import dataclass
 

@@ -3,6 +3,10 @@
 Each is a TileLang macro expanded into the calling kernel. Letters: see shape.py. Rows are i = r * C + c.
 """
 
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0913, PLR0917
+# mypy: ignore-errors
+
 from typing import Any
 
 import tilelang.language as T
@@ -40,13 +44,31 @@ def make_load(s: Any) -> Any:
     return load
 
 
+def make_fetch(s: Any) -> Any:
+    """Return macro(h_s, v_s, z_s, do_s, cs_s, their tensors, bar, b, h, t0, slot): start the other copies of a chunk.
+
+    v_s [2C,P] and cs_s [2A/4,C,8] hold two chunks, because the end of one chunk still reads them.
+    """
+    A, C = s.A, s.C
+
+    @T.macro
+    def fetch(h_s, v_s, z_s, do_s, cs_s, states, v, z, do, cs, bar, b, h, t0, slot):
+        T.tma_copy(states[b, h, t0 // C, :, :], h_s, barrier=bar[0])
+        T.tma_copy(v[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], barrier=bar[0])
+        T.tma_copy(z[b, t0 : t0 + C, h, :], z_s, barrier=bar[0])
+        T.tma_copy(do[b, t0 : t0 + C, h, :], do_s, barrier=bar[0])
+        T.tma_copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], barrier=bar[0])
+
+    return fetch
+
+
 def make_angles(s: Any, threads: int) -> Any:
     """Return macro(cos, sin [8 * turns], cs [B,H,S/C,A/4,C,8], b, h, t0, tx): the thread's angles of one chunk.
 
     Thread tx works on row tx % M of a tile and on groups of 8 columns, so that the lanes of a warp hit different banks
     of a swizzled tile. `turns` = A * M / (8 * threads) groups turn.
     """
-    A, C, M, turns = s.A, s.C, s.M, s.A * s.M // (8 * threads)
+    C, M, turns = s.C, s.M, s.A * s.M // (8 * threads)
 
     @T.macro
     def angles(cos, sin, cs, b, h, t0, tx):

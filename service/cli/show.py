@@ -189,8 +189,8 @@ def _measured(found: Verdict, variant: VariantVerdict) -> str:
 
 
 def _memory(found: Verdict, arm: str) -> str:
-    """Return the change of the arm's peak reserved memory in MiB."""
-    peaks = [found.arms.get(name, {}).get("peak_reserved_bytes") for name in (arm, found.baseline)]
+    """Return the change of the arm's peak memory in tensors, in MiB."""
+    peaks = [found.arms.get(name, {}).get("peak_allocated_bytes") for name in (arm, found.baseline)]
     if peaks[0] is None or peaks[1] is None:
         return wording.NOTHING
     return f"{wording.signed((peaks[0] - peaks[1]) / 2**20, 1)} MiB"

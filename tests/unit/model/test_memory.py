@@ -17,17 +17,39 @@ def touch(mib: int) -> None:
 
 
 def test_peak_meter_sees_memory_that_was_given_back() -> None:
+    before = PeakMeter(CPU).read(lambda: touch(1), held_bytes=0).reserved_bytes
     meter = PeakMeter(CPU)
     touch(96)
-    peak = meter.read()
-    assert 90 * MIB < peak.allocated_bytes < 130 * MIB
-    assert peak.reserved_bytes > peak.allocated_bytes
+    grown = meter.read(lambda: touch(1), held_bytes=0).reserved_bytes - before
+    assert 64 * MIB < grown < 130 * MIB
 
 
 def test_peak_meter_forgets_what_was_before_it() -> None:
+    meter = PeakMeter(CPU)
     touch(192)
-    peak = PeakMeter(CPU).read()
-    assert peak.allocated_bytes < 64 * MIB
+    earlier = meter.read(lambda: touch(1), held_bytes=0).reserved_bytes
+    assert PeakMeter(CPU).read(lambda: touch(1), held_bytes=0).reserved_bytes < earlier - 100 * MIB
+
+
+def test_peak_meter_adds_what_the_pass_takes_to_what_is_held() -> None:
+    peak = PeakMeter(CPU).read(lambda: touch(7), held_bytes=5 * MIB)
+    assert peak.allocated_bytes == 12 * MIB
+
+
+def test_watched_peak_is_the_highest_sum_alive_at_once() -> None:
+    def two_then_one() -> None:
+        kept = torch.ones(3 * MIB, dtype=torch.uint8)
+        touch(2)
+        touch(4)
+        del kept
+
+    assert memory.watched_peak_bytes(two_then_one) == 7 * MIB
+    assert memory.watched_peak_bytes(two_then_one) == 7 * MIB
+
+
+def test_watched_peak_refuses_to_report_nothing() -> None:
+    with pytest.raises(MeasurementError, match="reported no allocation"):
+        memory.watched_peak_bytes(lambda: None)
 
 
 def test_peak_meter_says_when_the_peak_cannot_be_reset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -40,7 +62,7 @@ def test_peak_meter_says_when_the_status_cannot_be_read(monkeypatch: pytest.Monk
     meter = PeakMeter(CPU)
     monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
     with pytest.raises(MeasurementError, match="status failed"):
-        meter.read()
+        meter.read(lambda: touch(1), held_bytes=0)
 
 
 def test_peak_meter_says_when_the_field_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -48,4 +70,4 @@ def test_peak_meter_says_when_the_field_is_missing(monkeypatch: pytest.MonkeyPat
     (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t  10 kB\n")
     monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
     with pytest.raises(MeasurementError, match="has no field VmHWM"):
-        meter.read()
+        meter.read(lambda: touch(1), held_bytes=0)

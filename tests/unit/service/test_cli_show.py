@@ -48,8 +48,8 @@ def test_verdict_names_the_loss_requirement_that_failed() -> None:
 
 def test_verdict_shows_the_change_of_peak_memory() -> None:
     found = _verdict(calibrated=True)
-    arms = {name: {"peak_reserved_bytes": 2**30} for name in (found.baseline, *(v.arm for v in found.variants))}
-    arms[found.variants[0].arm] = {"peak_reserved_bytes": 2**30 + 3 * 2**20}
+    arms = {name: {"peak_allocated_bytes": 2**30} for name in (found.baseline, *(v.arm for v in found.variants))}
+    arms[found.variants[0].arm] = {"peak_allocated_bytes": 2**30 + 3 * 2**20}
     assert "+3 MiB" in _text(show.verdict(found.model_copy(update={"arms": arms})))
 
 
