@@ -220,9 +220,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of everything in a manifest but the digest itself."""
+    """Return "sha256:<hex>" of everything in a manifest but the digest itself."""
     described = {name: value for name, value in manifest.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(described, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(json.dumps(described, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -42,7 +42,8 @@ def gradients(s: ScanShape, *, threads: int = 128) -> Any:
     token `row_q`, `row_k` = <q~, dq~>, <k~, dk~> with the share `diag` of the same step in both, and `same` = d/dgamma
     of the same step, fp32 [B,H,S]. y is linear in q~
     and bilinear in k~ and x, so the first two are <g, y> and <x, dx>.
-    Partial sums over one super-chunk `p_psi`, `p_zeta`, `p_phi` [B,K,H,M/8,P] (every 8 rows) and `p_d` [B,K,H]; p_zeta still lacks its factor phi.
+    Partial sums over one super-chunk: `p_psi`, `p_zeta` (still without its factor phi), `p_phi` [B,K,H,M/8,P], one per
+    8 rows, and `p_d` [B,K,H].
     """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     load, rotated = make_load(s), make_rotated_shared(s, threads)

@@ -8,12 +8,16 @@ import statistics
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from kernels.mamba3_mimo_cuda.check import Case, check, make_inputs
 from kernels.mamba3_mimo_cuda.scan import Scan, chunk_parallel_cuda
 from kernels.mamba3_mimo_cuda.variant import Variant
+
+CHECKED = Case(B=2, S=1024, H=16)
+"""What must be right before anything is timed."""
 
 SHAPES = {
     "B8 S8192 H16": (Case(B=8, S=8192, H=16), 2.950, 15.71),
@@ -24,13 +28,13 @@ SHAPES = {
 
 def median_ms(run: Callable[[], object], repeats: int = 20) -> float:
     """Return the median time of `run` in milliseconds, by CUDA events on a busy stream, after three warm-up runs."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 4)]
+    marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 4)]  # type: ignore[no-untyped-call]
     marks[0].record()
     for mark in marks[1:]:
         run()
         mark.record()
     torch.cuda.synchronize()
-    times = [begin.elapsed_time(end) for begin, end in pairwise(marks)]
+    times: list[float] = [begin.elapsed_time(end) for begin, end in pairwise(marks)]
     return statistics.median(times[3:])
 
 
@@ -70,7 +74,7 @@ def main() -> int:
     parser.add_argument("--kernels", action="store_true", help="also print the time of every kernel")
     arguments = parser.parse_args()
     variant = Variant()
-    errors, bad = check(Case(B=2, S=1024, H=16), variant)
+    errors, bad = check(CHECKED, variant)
     sys.stdout.write("".join(f"  {n:8s} global {a:.5f} row {b:.5f}\n" for n, (a, b) in errors.items()))
     if bad:
         sys.stdout.write(f"over the limits: {', '.join(bad)}; no speed is measured\n")

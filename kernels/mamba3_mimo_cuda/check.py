@@ -5,7 +5,10 @@ whose exact value nearly vanishes (the gradients of decay and angle at a documen
 against a tenth of the root mean square row.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +18,8 @@ from kernels.mamba3_mimo.operands import psiv
 from kernels.mamba3_mimo.reference import chunk_parallel
 from kernels.mamba3_mimo_cuda.scan import chunk_parallel_cuda
 from kernels.mamba3_mimo_cuda.variant import Variant
+
+_poison: Any = torch.utils.deterministic
 
 GLOBAL_LIMIT, ROW_LIMIT = 0.012, 0.05
 TIME_AXIS = {"out": 1, "q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
@@ -79,6 +84,19 @@ def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant) -> dict[str, Te
     return {"out": out.detach(), "state": state.detach(), **dict(zip(DIFFERENTIABLE, grads, strict=True))}
 
 
+@contextmanager
+def poisoned_buffers() -> Iterator[None]:
+    """Fill every buffer made by torch.empty with NaN, so that an output nobody wrote fails its check."""
+    deterministic, filled = torch.are_deterministic_algorithms_enabled(), _poison.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    _poison.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        _poison.fill_uninitialized_memory = filled
+
+
 def compare(got: dict[str, Tensor], want: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
     """Return {name: (global error, worst row error)}; NaN anywhere gives NaN."""
     errors = {}
@@ -99,6 +117,8 @@ def check(case: Case, variant: Variant | None = None) -> tuple[dict[str, tuple[f
     inputs = make_inputs(case)
     gen = torch.Generator(device="cuda").manual_seed(case.seed + 1)
     grad_out = torch.randn(inputs.v.shape, generator=gen, device="cuda").bfloat16()
-    errors = compare(ours(inputs, grad_out, variant or Variant()), reference(inputs, grad_out))
+    with poisoned_buffers():
+        got = ours(inputs, grad_out, variant or Variant())
+    errors = compare(got, reference(inputs, grad_out))
     bad = [name for name, (overall, row) in errors.items() if not (overall < GLOBAL_LIMIT and row < ROW_LIMIT)]
     return errors, bad

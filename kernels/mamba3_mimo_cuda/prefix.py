@@ -62,7 +62,7 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
     `before` [B,H,K,A] is the angle at the start of each super-chunk.
     """
     B, S, H, A, C, L, K = s.B, s.S, s.H, s.A, s.C, s.L, s.K
-    run = L * A // threads
+    run, parts = L * A // threads, threads // A
 
     @T.prim_func
     def f0_tables(
@@ -78,7 +78,7 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
             part = tx // A
             step = T.alloc_local((run,), F32)
             theta = T.alloc_local((1,), F32)
-            total_s = T.alloc_shared((threads // A, A), F32)
+            total_s = T.alloc_shared((parts, A), F32)
             theta[0] = 0.0
             for i in T.unroll(run):
                 at = T.min(sc * L + part * run + i, S - 1)

@@ -31,20 +31,25 @@ class Variant:
 
 def refusal(variant: Variant, shape: ScanShape) -> str | None:
     """Return why `variant` cannot run `shape`, or None when it can."""
-    if not variant.tma:
-        return "tma off is not implemented: q, k and states are loaded by bulk tensor copies only"
-    if variant.warp_specialize or variant.pipeline_stages:
-        return "warp_specialize and pipeline_stages are not implemented: one warp group, next chunk's copies in flight"
-    if variant.aggressive_smem_merge:
-        return "aggressive_smem_merge is refused: with a loop of run-time length the merged buffers gave NaN (S = 1001)"
-    if variant.psiv_cache:
-        return "psiv_cache is not implemented: PsiV is recomputed in every pass"
-    if shape.M != 64:
-        return f"chunk_size * rank is {shape.M}; allowed: 64, one row block of the matrix unit"
-    if shape.L % shape.C:
-        return f"superchunk is {shape.L}; allowed: a multiple of chunk_size = {shape.C}"
-    if shape.N != 64 or shape.P != 64:
-        return f"N={shape.N}, P={shape.P}; allowed: 64 and 64, since tiles of both widths share buffers"
-    if shape.A % 16:
-        return f"{shape.A} rotary angles; allowed: multiples of 16, two groups of eight per row"
-    return None
+    reasons = (
+        (not variant.tma, "tma off is not implemented: q, k and states are loaded by bulk tensor copies only"),
+        (variant.warp_specialize, "warp_specialize is not implemented: one warp group does loads and arithmetic"),
+        (
+            variant.pipeline_stages > 0,
+            "pipeline_stages is not implemented: one chunk's copies are in flight",
+        ),
+        (
+            variant.aggressive_smem_merge,
+            "aggressive_smem_merge is refused: with a loop of run-time length the merged buffers gave NaN (S = 1001)",
+        ),
+        (variant.psiv_cache, "psiv_cache is not implemented: PsiV is recomputed in every pass"),
+        (shape.M != 64, f"chunk_size * rank is {shape.M}; allowed: 64, one row block of the matrix unit"),
+        (shape.C % 8 > 0, f"chunk_size is {shape.C}; allowed: a multiple of 8"),
+        (shape.L % shape.C > 0, f"superchunk is {shape.L}; allowed: a multiple of chunk_size = {shape.C}"),
+        (
+            (shape.N, shape.P) != (64, 64),
+            f"N={shape.N}, P={shape.P}; allowed: 64 and 64, since tiles of both widths share buffers",
+        ),
+        (shape.A % 16 > 0, f"{shape.A} rotary angles; allowed: multiples of 16, two groups of eight per row"),
+    )
+    return next((reason for refused, reason in reasons if refused), None)
