@@ -135,3 +135,12 @@ class Unavailable(ServiceError):
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     slug = "unavailable"
+
+
+_TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}
+"""RFC 9110 renamed them; the standard library follows only from Python 3.13."""
+
+
+def title_of(status: int) -> str:
+    """Return the name of an HTTP status."""
+    return _TITLES.get(status) or HTTPStatus(status).phrase

@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 from experiments.errors import SpecError, SpecProblem
-from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable
+from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def problem(
     request_id = request.scope.get("state", {}).get("request_id", "")
     body = {
         "type": TYPE_PREFIX + slug,
-        "title": HTTPStatus(status).phrase,
+        "title": title_of(status),
         "status": status,
         "detail": detail,
         "instance": request.url.path,

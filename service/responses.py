@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from service.errors import title_of
 from service.problems import MEDIA_TYPE, TYPE_PREFIX
 
 _EXAMPLES: dict[int, tuple[str, str]] = {
@@ -45,7 +46,7 @@ def _declared(status: int) -> dict[str, Any]:
         errors = [{"pointer": pointer, "detail": "unknown gate 'psiv_cach'; known: psiv_cache, schedule", "hint": hint}]
     example = {
         "type": TYPE_PREFIX + slug,
-        "title": HTTPStatus(status).phrase,
+        "title": title_of(status),
         "status": status,
         "detail": detail,
         "instance": "/v1/ablations",
@@ -53,7 +54,7 @@ def _declared(status: int) -> dict[str, Any]:
         "request_id": "req_01KAHZ3V5T8QW2R4Y6M9N0P1S9",
     }
     content = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
-    return {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: content}}
+    return {"description": title_of(status), "content": {MEDIA_TYPE: content}}
 
 
 def etag_of(body: bytes) -> str:

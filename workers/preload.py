@@ -3,12 +3,12 @@
 A thread pool that exists before a fork is dead after it; therefore nothing is computed here.
 """
 
-import model.init
 import numpy
 import torch
 import torch.optim
 
 import model.data
+import model.init
 import model.memory
 import model.train
 import workers.trial

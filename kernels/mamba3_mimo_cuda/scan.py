@@ -85,9 +85,9 @@ class Scan:
         else:
             sums = self.empty(s.B, s.H, s.K, s.A)
             self.run("angle_sums", t["angles"], t["dt"], sums)
-            # a product with a triangle of ones: torch.cumsum is not deterministic on a GPU
-            earlier = torch.ones(s.K, s.K, device=sums.device).tril(-1)
-            before = torch.remainder(earlier @ sums, TAU)
+            # a product with a triangle of ones: torch.cumsum is not deterministic on a GPU, and float32 may mean tf32
+            earlier = torch.ones(s.K, s.K, dtype=torch.float64, device=sums.device).tril(-1)
+            before = torch.remainder(earlier @ sums.double(), TAU).float()
             self.run("tables", t["angles"], t["dt"], before, cs)
         lc, sk, gm, wk, wq = (self.empty(s.B, s.H, s.S) for _ in range(5))
         carry = self.empty(s.B, s.H, s.K)

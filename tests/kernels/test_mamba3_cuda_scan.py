@@ -17,6 +17,7 @@ CASES = {
     "reference": Case(B=4, S=2048, H=16, cumulated=True),
     "raw_angles": Case(B=2, S=1024, H=16),
     "odd_length": Case(B=2, S=1001, H=16),
+    "odd_long": Case(B=1, S=8191, H=16),
     "groups": Case(B=2, S=512, H=16, G=4),
     "full_rotary": Case(B=2, S=512, H=16, rope=1.0),
 }

@@ -1,0 +1,55 @@
+"""Every bad spec through the real submission path, on both stores: a problem with its pointer, and nothing stored."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select
+
+from service.store.tables import metadata
+from tests.api_stack import Api, running_api
+from tests.bad_specs import BAD, BAD_TEXTS, JSON, bad_values
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with running_api(request.param, tmp_path_factory.mktemp("bad"), max_body_bytes=1 << 20) as running:
+        yield running
+
+
+def post(api: Api, body: bytes, kind: str) -> httpx.Response:
+    headers = {**api.admin, "Idempotency-Key": uuid.uuid4().hex, "Content-Type": kind}
+    return api.client.post("/v1/ablations", content=body, headers=headers)
+
+
+def stored(api: Api) -> dict[str, int]:
+    names = ("ablations", "blocks", "trials", "events", "outbox", "idempotency", "labels")
+    with api.store.read() as connection:
+        return {n: connection.execute(select(func.count()).select_from(metadata.tables[n])).scalar_one() for n in names}
+
+
+def pointers(answer: httpx.Response, status: int) -> list[str]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document["status"] == status
+    assert document["request_id"] == answer.headers["x-request-id"]
+    return [error["pointer"] for error in document["errors"]]
+
+
+@pytest.mark.parametrize(("changes", "where"), [row[1:3] for row in BAD], ids=[row[0] for row in BAD])
+def test_bad_spec_gets_a_problem_and_leaves_nothing(api: Api, changes: dict[str, Any], where: str) -> None:
+    answer = post(api, json.dumps(bad_values(changes)).encode(), JSON)
+    assert where in pointers(answer, 422)
+    assert not any(stored(api).values())
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "where"), [row[1:4] for row in BAD_TEXTS[:-1]], ids=[row[0] for row in BAD_TEXTS[:-1]]
+)
+def test_bad_text_gets_a_problem_and_leaves_nothing(api: Api, body: bytes, kind: str, where: str) -> None:
+    assert where in pointers(post(api, body, kind), 422)
+    assert not any(stored(api).values())
