@@ -9,9 +9,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo_cuda.prefix import tanh
-from kernels.mamba3_mimo_cuda.shape import ScanShape
-from kernels.mamba3_mimo_cuda.tiles import BF16, F32, bf16, f32
+from kernels.mamba3_mimo.cuda.prefix import tanh
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.tiles import BF16, F32, bf16, f32
 
 HEAD_BLOCK = 128
 """Tokens per block of `reduce_heads`."""

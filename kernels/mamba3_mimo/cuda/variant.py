@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kernels.mamba3_mimo_cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 
 @dataclass(frozen=True, kw_only=True)

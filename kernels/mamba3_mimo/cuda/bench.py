@@ -1,6 +1,6 @@
 """Time the CUDA lane after checking it: no speed is printed unless every output is within its limits.
 
-Usage: python -m kernels.mamba3_mimo_cuda.bench [--kernels]
+Usage: python -m kernels.mamba3_mimo.cuda.bench [--kernels]
 """
 
 import argparse
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from kernels.mamba3_mimo_cuda.check import Case, check, make_inputs
-from kernels.mamba3_mimo_cuda.scan import Scan, chunk_parallel_cuda
-from kernels.mamba3_mimo_cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.check import Case, check, make_inputs
+from kernels.mamba3_mimo.cuda.scan import Scan, chunk_parallel_cuda
+from kernels.mamba3_mimo.cuda.variant import Variant
 
 CHECKED = Case(B=2, S=1024, H=16)
 """What must be right before anything is timed."""

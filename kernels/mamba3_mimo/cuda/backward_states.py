@@ -12,8 +12,8 @@ from typing import Any
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo_cuda.shape import ScanShape
-from kernels.mamba3_mimo_cuda.tiles import (
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.tiles import (
     BF16,
     F16,
     F32,

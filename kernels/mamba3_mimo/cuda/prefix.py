@@ -15,8 +15,8 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo_cuda.shape import ScanShape
-from kernels.mamba3_mimo_cuda.tiles import F16, F32
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.tiles import F16, F32
 
 LOG2E = math.log2(math.e)
 RESET = -92.0

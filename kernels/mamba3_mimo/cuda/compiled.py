@@ -7,9 +7,9 @@ from typing import Any
 import tilelang
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo_cuda import backward, backward_states, forward, prefix, reductions
-from kernels.mamba3_mimo_cuda.shape import ScanShape
-from kernels.mamba3_mimo_cuda.variant import Variant
+from kernels.mamba3_mimo.cuda import backward, backward_states, forward, prefix, reductions
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.variant import Variant
 
 TARGET = {"kind": "cuda", "arch": "sm_90a"}
 """Named, not probed: the same cache key on a machine without a GPU."""

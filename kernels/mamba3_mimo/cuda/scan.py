@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.mamba3_mimo.cuda.compiled import kernel
+from kernels.mamba3_mimo.cuda.prefix import TAU
+from kernels.mamba3_mimo.cuda.reductions import HEAD_BLOCK
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.variant import Variant, refusal
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from kernels.mamba3_mimo.operands import document_starts
-from kernels.mamba3_mimo_cuda.compiled import kernel
-from kernels.mamba3_mimo_cuda.prefix import TAU
-from kernels.mamba3_mimo_cuda.reductions import HEAD_BLOCK
-from kernels.mamba3_mimo_cuda.shape import ScanShape
-from kernels.mamba3_mimo_cuda.variant import Variant, refusal
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")

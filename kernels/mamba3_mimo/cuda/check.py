@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.mamba3_mimo.cuda.scan import chunk_parallel_cuda
+from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from kernels.mamba3_mimo.operands import psiv
 from kernels.mamba3_mimo.reference import chunk_parallel
-from kernels.mamba3_mimo_cuda.scan import chunk_parallel_cuda
-from kernels.mamba3_mimo_cuda.variant import Variant
 
 _poison: Any = torch.utils.deterministic
 
