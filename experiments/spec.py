@@ -179,7 +179,13 @@ class Limits(_Part):
     trial: Seconds = Field(
         default=1200, description="Wall time after which one trial is stopped.", json_schema_extra={"default": "20m"}
     )
-    device_minutes: float = Field(default=180.0, gt=0, le=1_000_000, description="Budget of the whole ablation.")
+    device_minutes: float = Field(
+        default=180.0,
+        gt=0,
+        le=1_000_000,
+        description="Budget of the whole ablation, broken attempts included. "
+        "Once it is used up, blocks that still wait are cancelled and the verdict misses their data.",
+    )
     priority: int = Field(default=50, ge=0, le=100, description="Higher runs first.")
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, Table, func, select, tuple_
 
 from service.errors import AblationOver, NotFound
-from service.lifecycle import OVER, AblationState, BlockState, TrialState
-from service.store.clock import db_now
+from service.lifecycle import OVER, AblationState, BlockState
+from service.store.blocks import cancel_blocks
 from service.store.journal import Journal, lock_ablation
 from service.store.settle import settle
 from service.store.tables import ablations, blocks, labels, receipts, trials
@@ -125,13 +125,6 @@ def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
         raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
     journal = Journal(connection, ablation_id, actor=actor)
     journal.move("ablation", [ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
-    ended, reason = {"finished_at": db_now()}, "the ablation is being cancelled"
-    journal.move(
-        "block", ids, BlockState.QUEUED, BlockState.CANCELLED, reason="the ablation is being cancelled", **ended
-    )
-    cancelled = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.CANCELLED)
-    waiting = select(trials.c.id).where(trials.c.block_id.in_(cancelled), trials.c.state == TrialState.QUEUED)
-    trial_ids = list(connection.execute(waiting).scalars())
-    journal.move("trial", trial_ids, TrialState.QUEUED, TrialState.CANCELLED, reason=reason)
+    cancel_blocks(connection, journal, ablation_id, ids, reason="the ablation is being cancelled")
     journal.flush()
     settle(connection, ablation_id)

@@ -1,12 +1,13 @@
-"""End an ablation when its last block ended, and ask for what follows from that."""
+"""End an ablation when its last block ended or its budget is spent, and ask for what follows from that."""
 
 from sqlalchemy import Connection, func, select, update
 
 from service.lifecycle import OVER, AblationState, BlockState, TrialState
 from service.store import outbox
+from service.store.blocks import cancel_blocks
 from service.store.clock import db_now
 from service.store.journal import Journal, lock_ablation
-from service.store.tables import ablations, blocks, trials
+from service.store.tables import ablations, attempts, blocks, trials
 
 
 def settle(connection: Connection, ablation_id: str) -> None:
@@ -14,6 +15,7 @@ def settle(connection: Connection, ablation_id: str) -> None:
     state = lock_ablation(connection, ablation_id)
     if state in OVER:
         return
+    _stop_when_spent(connection, ablation_id)
     counts = _count(connection, ablation_id)
     planned = sum(counts.values())
     done, failed, cancelled = (counts.get(s, 0) for s in (BlockState.DONE, BlockState.FAILED, BlockState.CANCELLED))
@@ -29,7 +31,27 @@ def settle(connection: Connection, ablation_id: str) -> None:
         )
     )
     if done + failed + cancelled == planned:
-        _end(connection, ablation_id, AblationState(state), done=done, failed=failed)
+        _end(connection, ablation_id, AblationState(state), done=done, failed=failed, cancelled=cancelled)
+
+
+def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
+    """Cancel the blocks that still wait once the attempts, broken ones included, have used the device minutes up.
+
+    A block that is being claimed at this moment is skipped instead of waited for: locks are taken on blocks first.
+    """
+    used = select(func.sum(attempts.c.ended_at - attempts.c.started_at) / 60).join(
+        blocks, blocks.c.id == attempts.c.block_id
+    )
+    used_minutes = connection.execute(used.where(blocks.c.ablation_id == ablation_id)).scalar_one() or 0.0
+    budget = connection.execute(select(ablations.c.device_minutes).where(ablations.c.id == ablation_id)).scalar_one()
+    if used_minutes < budget:
+        return
+    waiting = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.QUEUED)
+    ids = list(connection.execute(waiting.with_for_update(skip_locked=True)).scalars())
+    journal = Journal(connection, ablation_id, actor="service")
+    reason = f"{used_minutes:.2f} of {budget:g} device minutes are used up"
+    cancel_blocks(connection, journal, ablation_id, ids, reason=reason)
+    journal.flush()
 
 
 def _count(connection: Connection, ablation_id: str) -> dict[str, int]:
@@ -37,13 +59,16 @@ def _count(connection: Connection, ablation_id: str) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def _end(connection: Connection, ablation_id: str, old: AblationState, *, done: int, failed: int) -> None:
+def _end(
+    connection: Connection, ablation_id: str, old: AblationState, *, done: int, failed: int, cancelled: int
+) -> None:
     if old == AblationState.CANCELLING:
         new, reason, errand = AblationState.CANCELLED, "no block is running any more", outbox.REPORT
     elif done:
-        new, reason, errand = AblationState.COMPLETED, f"{done} blocks done, {failed} failed", outbox.JUDGE
+        left = f", {cancelled} not run: the device minutes are used up" if cancelled else ""
+        new, reason, errand = AblationState.COMPLETED, f"{done} blocks done, {failed} failed{left}", outbox.JUDGE
     else:
-        new, reason, errand = AblationState.FAILED, f"all {failed} blocks failed", outbox.JUDGE
+        new, reason, errand = AblationState.FAILED, f"no block counted, {failed} failed", outbox.JUDGE
     journal = Journal(connection, ablation_id, actor="service")
     journal.move("ablation", [ablation_id], old, new, reason=reason, finished_at=db_now())
     journal.flush()

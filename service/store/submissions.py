@@ -105,6 +105,7 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
         "rule_digest": plan.rule_digest,
         "plan": plan.model_dump_json(),
         "trial_timeout_s": spec.limits.trial,
+        "device_minutes": spec.limits.device_minutes,
         "submitted_by": submission.submitted_by,
         "blocks_planned": len(plan.blocks),
         "blocks_done": 0,

@@ -66,6 +66,7 @@ ablations = Table(
     Column("rule_digest", String(71), nullable=False),
     Column("plan", Text, nullable=False),
     Column("trial_timeout_s", Double, nullable=False),
+    Column("device_minutes", Double, nullable=False),
     Column("submitted_by", String(64), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("started_at", Double),

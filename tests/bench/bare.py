@@ -112,6 +112,7 @@ def _ablation(ablation_id: str, spec: Spec, plan: str) -> dict[str, object]:
         "rule_digest": DIGEST,
         "plan": plan,
         "trial_timeout_s": 1200.0,
+        "device_minutes": 180.0,
         "submitted_by": "bench",
         "blocks_planned": BLOCKS,
         "blocks_done": 0,

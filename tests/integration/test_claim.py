@@ -303,3 +303,25 @@ def test_progress_events_are_dropped_with_the_block_that_they_describe(api: Api)
     with api.store.read() as connection:
         query = select(events.c.kind).where(events.c.ablation_id == made["id"], events.c.kind == "trial.progress")
         assert connection.execute(query).all() == []
+
+
+def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
+    limits = {"trial": "5m", "device_minutes": 1e-7, "priority": 99}
+    made = api.submit(limits=limits)
+    node_id = api.register()
+    block = claimed(api, node_id)
+    assert block["ablation_id"] == made["id"]
+    assert api.attempt(block, "report", receipts=receipts_of(block, node_id, limits=limits)).status_code == 200
+    shown = state_of(api, made["id"])
+    assert (shown["state"], shown["blocks"]["done"], shown["trials"]["done"]) == ("completed", 1, len(block["trials"]))
+    states = [item["state"] for item in api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]]
+    assert sorted(states) == ["cancelled"] * 5 + ["done"]
+    reasons = [data["reason"] for name, data in api.events(made["id"]) if name == "block.state"]
+    assert any("of 1e-07 device minutes are used up" in reason for reason in reasons)
+
+
+def test_device_minutes_of_broken_attempts_count(api: Api) -> None:
+    made = api.submit(limits={"trial": "5m", "device_minutes": 1e-7, "priority": 99})
+    block = claimed(api, api.register())
+    assert api.attempt(block, "report", failure_class="timeout", message="too slow").status_code == 200
+    assert state_of(api, made["id"])["state"] == "failed"

@@ -23,6 +23,7 @@ def upgrade() -> None:
         sa.Column("rule_digest", sa.String(length=71), nullable=False),
         sa.Column("plan", sa.Text(), nullable=False),
         sa.Column("trial_timeout_s", sa.Double(), nullable=False),
+        sa.Column("device_minutes", sa.Double(), nullable=False),
         sa.Column("submitted_by", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=True),
