@@ -316,8 +316,10 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     assert (shown["state"], shown["blocks"]["done"], shown["trials"]["done"]) == ("completed", 1, len(block["trials"]))
     states = [item["state"] for item in api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]]
     assert sorted(states) == ["cancelled"] * 5 + ["done"]
-    reasons = [data["reason"] for name, data in api.events(made["id"]) if name == "block.state"]
-    assert any("of 1e-07 device minutes are used up" in reason for reason in reasons)
+    with api.store.read() as connection:
+        reasons = connection.execute(select(events.c.reason).where(events.c.ablation_id == made["id"])).scalars().all()
+    assert sum("of 1e-07 device minutes are used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
+    assert reasons[-1] == "1 blocks done, 0 failed, 5 not run: the device minutes are used up"
 
 
 def test_device_minutes_of_broken_attempts_count(api: Api) -> None:

@@ -118,8 +118,9 @@ def test_train_differs_between_seeds(home: Path, dataset: Dataset, baseline: Tra
 
 def test_train_follows_the_stored_curve(dataset: Dataset, baseline: TrainResult) -> None:
     stored = json.loads(GOLDEN.read_text())
-    if stored["data"] != dataset.digest:
+    if stored["torch"].partition("+")[0] != torch.__version__.partition("+")[0]:
         pytest.skip("the stored curve is of the headers of another torch version")
+    assert dataset.digest == stored["data"]
     np.testing.assert_allclose(losses(baseline), stored["losses"], rtol=0, atol=GOLDEN_TOLERANCE)
 
 
