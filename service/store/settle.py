@@ -39,17 +39,16 @@ def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
 
     A block that is being claimed at this moment is skipped instead of waited for: locks are taken on blocks first.
     """
-    used = select(func.sum(attempts.c.ended_at - attempts.c.started_at) / 60).join(
-        blocks, blocks.c.id == attempts.c.block_id
-    )
-    used_minutes = connection.execute(used.where(blocks.c.ablation_id == ablation_id)).scalar_one() or 0.0
-    budget = connection.execute(select(ablations.c.device_minutes).where(ablations.c.id == ablation_id)).scalar_one()
-    if used_minutes < budget:
+    spent = select(func.sum(attempts.c.ended_at - attempts.c.started_at) / 60)
+    spent = spent.join(blocks, blocks.c.id == attempts.c.block_id).where(blocks.c.ablation_id == ablation_id)
+    query = select(ablations.c.device_minutes, func.coalesce(spent.scalar_subquery(), 0.0).label("used"))
+    budget, used = connection.execute(query.where(ablations.c.id == ablation_id)).one()
+    if used < budget:
         return
     waiting = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.QUEUED)
     ids = list(connection.execute(waiting.with_for_update(skip_locked=True)).scalars())
     journal = Journal(connection, ablation_id, actor="service")
-    reason = f"{used_minutes:.2f} of {budget:g} device minutes are used up"
+    reason = f"{used:.2f} of {budget:g} device minutes are used up"
     cancel_blocks(connection, journal, ablation_id, ids, reason=reason)
     journal.flush()
 
