@@ -6,10 +6,9 @@ per document because rotary scores depend on differences only.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from kernels import facts
-from kernels.errors import KernelUnsupported
+from model.attention_backends import ATTEND
 from model.config import HybridConfig
 from model.layers import Linear
 
@@ -19,39 +18,25 @@ class CausalAttention(nn.Module):
 
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
-        if config.attention.backend != "sdpa":
-            raise KernelUnsupported(
-                f"attention backend '{config.attention.backend}' has no implementation; implemented: sdpa"
-            )
+        self.backend = config.attention.backend
         self.num_heads, self.rope_theta = config.attention.num_heads, config.attention.rope_theta
         self.qkv_proj = Linear(config.d_model, 3 * config.d_model, compute_dtype=compute_dtype)
         self.out_proj = Linear(config.d_model, config.d_model, compute_dtype=compute_dtype)
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
-        """Return the attended tokens [B,S,D]."""
+        """Return the attended tokens [B,S,D]. Raises KernelUnsupported when the backend cannot run here."""
         projected = self.qkv_proj(x_BSD)
         heads = projected.view(*projected.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         q_BHSE, k_BHSE, v_BHSE = heads.unbind(0)
-        _record_implementation()
-        attended_BHSE = functional.scaled_dot_product_attention(
+        _record_implementation(self.backend)
+        attended_BHSE = ATTEND[self.backend](
             rotate_positions(q_BHSE, self.rope_theta),
             rotate_positions(k_BHSE, self.rope_theta),
             v_BHSE,
-            attn_mask=document_mask(segment_ids_BS),
+            segment_ids_BS,
         )
         mixed: Tensor = self.out_proj(attended_BHSE.transpose(1, 2).flatten(2))
         return mixed
-
-
-def document_mask(segment_ids_BS: Tensor) -> Tensor:
-    """Return [B,1,S,S] bool: row t may look at column u, same document and u <= t.
-
-    A document is a run of equal ids, so an id that comes back later in the row is another document.
-    """
-    changes = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
-    run_BS = functional.pad(changes.cumsum(1), (1, 0))
-    same_BSS = run_BS.unsqueeze(2) == run_BS.unsqueeze(1)
-    return same_BSS.tril().unsqueeze(1)
 
 
 def rotate_positions(x_BHSE: Tensor, theta: float) -> Tensor:
@@ -66,5 +51,5 @@ def rotate_positions(x_BHSE: Tensor, theta: float) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _record_implementation() -> None:
-    facts.record("attention.implementation", "sdpa")
+def _record_implementation(backend: str) -> None:
+    facts.record("attention.implementation", backend)

@@ -1,9 +1,11 @@
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from kernels import facts
 from kernels.errors import KernelUnsupported
-from model.attention import CausalAttention, document_mask, rotate_positions
+from model.attention import rotate_positions
+from model.attention_backends import ATTEND, block_mask, document_mask, documents, once_per_batch
 from model.config import AttentionConfig, HybridConfig, TrainConfig
 from model.init import build
 
@@ -67,8 +69,32 @@ def test_rotate_positions_scores_depend_on_distance_only():
     assert abs(scores[5, 2].item() - scores[5, 4].item()) > 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_mask_and_dense_mask_agree():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 150, 8, generator=generator)
+    ids_BS = torch.tensor([[0] * 40 + [1] * 70 + [0] * 40, [4] * 150])
+    flexed = flex_attention(q, k, v, block_mask=block_mask(ids_BS))
+    assert torch.allclose(flexed, ATTEND["sdpa"](q, k, v, ids_BS), atol=1e-5)
+
+
+def test_documents_are_laid_end_to_end():
+    found = documents(torch.tensor([[7, 7, 3, 7], [7, 7, 7, 7]]))
+    assert found.offsets.tolist() == [0, 2, 3, 4, 8]
+    assert found.longest == 4
+
+
+def test_documents_of_one_batch_are_found_once():
+    ids_BS = torch.tensor([[1, 1, 2]])
+    first = once_per_batch(ids_BS, documents)
+    assert once_per_batch(ids_BS, documents) is first
+    ids_BS[0, 1] = 2
+    assert once_per_batch(ids_BS, documents).offsets.tolist() == [0, 1, 3]
+
+
 @pytest.mark.parametrize("backend", ["flash", "cudnn", "flex"])
-def test_other_backend_is_refused(backend):
-    config = HybridConfig(attention=AttentionConfig(backend=backend))
-    with pytest.raises(KernelUnsupported, match=f"attention backend '{backend}' has no implementation"):
-        CausalAttention(config, compute_dtype=torch.float32)
+def test_backend_of_another_device_is_refused(backend):
+    config = HybridConfig(d_model=32, pattern="A", attention=AttentionConfig(backend=backend))
+    module = build(TrainConfig(model=config)).blocks[0].mixer
+    with pytest.raises(KernelUnsupported, match=f"attention '{backend}' runs on an NVIDIA GPU; q is on cpu"):
+        module(torch.zeros(1, 4, 32), torch.zeros(1, 4, dtype=torch.int64))
