@@ -4,7 +4,8 @@ Each takes q, k, v [B,H,S,E] and segment ids [B,S] and returns [B,H,S,E]: a toke
 tokens of its document. A document is a run of equal ids, so an id that comes back later in the row is another one.
 
     sdpa    torch chooses the kernel, with the mask written out [B,1,S,S]
-    flash   FlashAttention over documents laid end to end; no mask exists
+    flash   FlashAttention over documents laid end to end; no mask exists. Never traced: the number of documents and
+            the longest one differ from batch to batch, and a graph specialised for them is compiled again each time
     cudnn   cuDNN's kernel, with the mask written out
     flex    a kernel that torch generates from the mask's definition; blocks of other documents are skipped
 
@@ -81,6 +82,7 @@ def _sdpa(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor
     return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
