@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.installed
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs test test-fast test-gpu test-tpu browser bench-api clean
+.PHONY: help install demo up down status check fix docs test test-fast test-gpu test-tpu browser bench-api bench-kernels peer clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -64,6 +64,17 @@ test-tpu: $(STAMP)  ## only the tests that need a TPU v6e
 
 bench-api: $(STAMP)  ## POST /v1/ablations against a bare endpoint that inserts the same rows
 	$(BIN)/python -m tests.bench.api
+
+bench-kernels: $(STAMP)  ## on an H200: accuracy and speed of the kernels beside the official ones, stored as a receipt
+	$(BIN)/python -m kernels.mamba3_mimo.bench $(if $(ABLATE_PEER_SITE),--peer-site '$(ABLATE_PEER_SITE)') $(BENCH)
+
+# The official kernels, in a folder of their own: their TileLang and ours cannot share one. setup.py needs wheel.
+PEER_PINS := tilelang==0.1.8 apache-tvm-ffi==0.1.9 z3-solver==4.15.4.0 einops==0.8.2
+peer: $(STAMP)  ## install the official Mamba-3 kernels for lane peer into .peer; then export ABLATE_PEER_SITE=.peer
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check wheel setuptools packaging
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peer $(PEER_PINS)
+	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --no-deps --no-build-isolation --upgrade --target .peer mamba-ssm==2.3.2.post1
 
 clean:  ## stop the stack; remove .venv and the stack's state
 	@if [ -x $(BIN)/ablate ]; then $(BIN)/ablate down; fi

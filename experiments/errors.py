@@ -34,3 +34,15 @@ class ReceiptError(ExperimentError, ValueError):
 
 class ProjectionError(ExperimentError):
     """MLflow could not be reached or refused a call; nothing is lost, and the projection can be repeated."""
+
+
+class PlanFileError(ExperimentError, ValueError):
+    """A plan file is damaged, was altered, or does not fit this code or this machine."""
+
+
+class BundleError(ExperimentError, ValueError):
+    """A bundle is damaged or was altered; every file that is not as it was written is listed."""
+
+    def __init__(self, problems: Sequence[SpecProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{p.pointer}: {p.detail}" for p in self.problems))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from experiments.arms import Arm
 from experiments.errors import ReceiptError
 from experiments.gates import GATES, Claim
-from experiments.guards import block_problems, clock_problem, receipt_problems
+from experiments.guards import block_problems, clock_problem, receipt_problems, unchanged_kernels
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.plan import Plan
 from experiments.receipts import Receipt
@@ -91,6 +91,8 @@ class Collection:
         for receipt in (pair.baseline, pair.variant):
             yield from (f"arm '{receipt.arm}': {problem}" for problem in receipt_problems(receipt, self.plan))
         yield from block_problems([pair.baseline, pair.variant])
+        if unchanged := unchanged_kernels(pair.variant, pair.baseline):
+            yield unchanged
 
 
 def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], Receipt]:

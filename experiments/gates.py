@@ -21,6 +21,7 @@ Facts: TypeAlias = Mapping[str, Any]
 ANY_LANE = tuple(Lane)
 ON_REFERENCE = (Lane.REFERENCE,)
 ON_CUDA = (Lane.CUDA,)
+NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
 
 
 class Claim(StrEnum):
@@ -48,10 +49,14 @@ class Gate:
     claim: Claim
     lanes: Mapping[GateValue, tuple[Lane, ...]] = field(default_factory=dict)
     """Lanes that implement a value; a value that is not listed needs no particular lane."""
+    nodes: Mapping[GateValue, tuple[NodeClass, ...]] = field(default_factory=dict)
+    """Node classes that can run a value; a value that is not listed runs on any."""
     requires: Mapping[str, GateValue] = field(default_factory=dict)
     """Values that other gates must have when this one is not at its default."""
-    unused_with: Mapping[str, GateValue] = field(default_factory=dict)
-    """Values of other gates under which this one has no effect, so that naming it is a contradiction."""
+    unused_with: tuple[Mapping[str, GateValue], ...] = ()
+    """Settings of other gates, each as a whole, under which this one has no effect: naming it is a contradiction."""
+    in_kernels: bool = False
+    """Whether it changes generated kernels, so that equal kernels in two arms prove that it changed nothing."""
     block: str | None = None
     """Letter of the block kind that the pattern must contain for this gate to do anything."""
     attest: Callable[[Facts], Any]
@@ -76,10 +81,13 @@ class Gate:
         """Return why `value` cannot run with `lane` on `node_class`, or None when it can."""
         if self.name == "lane":
             return lane_refusal(Lane(str(value)), node_class)
+        setting = f"gate '{self.name}'" if value is True else f"gate '{self.name}' = {show(value)}"
+        nodes = self.nodes.get(value, tuple(NodeClass))
+        if node_class not in nodes:
+            return f"{setting} needs node class {' or '.join(nodes)}; this is '{node_class}'"
         needed = self.lanes.get(value, ANY_LANE)
         if lane in needed:
             return None
-        setting = f"gate '{self.name}'" if value is True else f"gate '{self.name}' = {show(value)}"
         names = " or ".join(needed)
         if not set(needed) & set(LANES_ON[node_class]):
             return f"{setting} needs lane {names}, which has no implementation on node class '{node_class}'"
@@ -87,9 +95,9 @@ class Gate:
 
     def unused_because(self, gates: Mapping[str, Any]) -> str | None:
         """Return the setting among `gates` under which this gate has no effect, for example "schedule = sequential"."""
-        for name, value in self.unused_with.items():
-            if gates.get(name) == value:
-                return f"{name} = {show(value)}"
+        for setting in self.unused_with:
+            if all(gates.get(name) == value for name, value in setting.items()):
+                return " and ".join(f"{name} = {show(value)}" for name, value in setting.items())
         return None
 
 
@@ -105,7 +113,7 @@ class GatePublic(BaseModel):
     claim: Claim
     field: str
     requires: dict[str, GateValue]
-    unused_with: dict[str, GateValue]
+    unused_with: tuple[dict[str, GateValue], ...]
     node_classes: dict[str, tuple[NodeClass, ...]]
     """For each value (as written in a spec): the node classes that can run it today."""
     attested_by: str
@@ -132,19 +140,25 @@ def _compiled(facts: Facts) -> bool | None:
     return facts.get("compile.graphs", 0) > 0 if facts else None
 
 
-def _cuda_flag(name: str, question: str, *, requires: Mapping[str, GateValue] | None = None) -> Gate:
+def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
+    """Return a switch of the cuda lane's generated kernels, true or false unless `changes` says otherwise."""
+    fields: dict[str, Any] = {
+        "values": (False, True),
+        "default": False,
+        "claim": Claim.SCHEDULE_ONLY,
+        "unused_with": NOT_CUDA,
+        **changes,
+    }
     return Gate(
         name=name,
         question=question,
-        values=(False, True),
-        default=False,
         path=f"model.scan.{name}",
-        claim=Claim.SCHEDULE_ONLY,
-        lanes={True: ON_CUDA},
-        requires=requires or {},
+        lanes=dict.fromkeys(fields["values"], ON_CUDA),
+        in_kernels=True,
         block="M",
         attest=_fact(f"mamba3_mimo.{name}"),
         attested_by=f"fact mamba3_mimo.{name}",
+        **fields,
     )
 
 
@@ -156,7 +170,11 @@ _ENTRIES = (
         default="chunk_parallel",
         path="model.scan.schedule",
         claim=Claim.RE_ASSOCIATES,
-        lanes={"sequential": (Lane.REFERENCE, Lane.CUDA)},
+        lanes={
+            "sequential": (Lane.REFERENCE, Lane.CUDA, Lane.PEER),
+            "chunk_parallel": (Lane.REFERENCE, Lane.CUDA, Lane.XLA),
+        },
+        in_kernels=True,
         block="M",
         attest=_fact("mamba3_mimo.schedule"),
         attested_by="fact mamba3_mimo.schedule",
@@ -168,7 +186,8 @@ _ENTRIES = (
         default=16,
         path="model.scan.chunk_size",
         claim=Claim.RE_ASSOCIATES,
-        unused_with={"schedule": "sequential"},
+        unused_with=({"schedule": "sequential", "lane": "reference"},),
+        in_kernels=True,
         block="M",
         attest=_fact("mamba3_mimo.chunk_size"),
         attested_by="fact mamba3_mimo.chunk_size",
@@ -181,6 +200,7 @@ _ENTRIES = (
         path="model.scan.psiv_cache",
         claim=Claim.SCHEDULE_ONLY,
         lanes={True: (Lane.REFERENCE, Lane.CUDA)},
+        in_kernels=True,
         block="M",
         attest=_psiv_cached,
         attested_by="facts mamba3_mimo.psiv_saved_bytes and mamba3_mimo.psiv_recomputes",
@@ -195,16 +215,38 @@ _ENTRIES = (
         attest=_fact("loss.implementation"),
         attested_by="fact loss.implementation",
     ),
-    _cuda_flag(
+    _kernel_gate(
         "tma",
         "Does loading tiles with the tensor memory accelerator hide memory latency?",
-        requires={"layout_2d": True},
+        default=True,
     ),
-    _cuda_flag(
-        "warp_specialize", "Do separate producer and consumer warps overlap loads with math?", requires={"tma": True}
+    _kernel_gate(
+        "warp_specialize",
+        "Do warp groups with different roles overlap loads, exchange and arithmetic?",
+        requires={"tma": True, "layout_2d": True, "pipeline_stages": 1, "psiv_cache": False},
     ),
-    _cuda_flag("aggressive_smem_merge", "Does overlapping shared-memory buffers raise occupancy?"),
-    _cuda_flag("layout_2d", "Do two-dimensional shared-memory tiles cost anything by themselves?"),
+    _kernel_gate("aggressive_smem_merge", "Does overlapping shared-memory buffers raise occupancy?"),
+    _kernel_gate("layout_2d", "Do two-dimensional shared-memory tiles cost anything by themselves?", default=True),
+    _kernel_gate(
+        "superchunk",
+        "How many tokens per block balance parallel blocks against states passed between them?",
+        values=(64, 128, 256, 512, 1024),
+        default=256,
+        claim=Claim.RE_ASSOCIATES,
+        unused_with=(*NOT_CUDA, {"schedule": "sequential"}),
+    ),
+    _kernel_gate(
+        "pipeline_stages",
+        "How many chunks ahead of the arithmetic should tiles be loaded?",
+        values=(0, 1, 2),
+        default=1,
+    ),
+    _kernel_gate(
+        "fast_math",
+        "What do the hardware's approximate functions gain, and what do they cost in accuracy?",
+        default=True,
+        claim=Claim.RE_ASSOCIATES,
+    ),
     Gate(
         name="attention",
         question="Which attention implementation is fastest under the document mask?",
@@ -212,7 +254,7 @@ _ENTRIES = (
         default="sdpa",
         path="model.attention.backend",
         claim=Claim.RE_ASSOCIATES,
-        lanes={"flash": ON_CUDA, "cudnn": ON_CUDA, "flex": ON_CUDA},
+        nodes=dict.fromkeys(("flash", "cudnn", "flex"), (NodeClass.H200,)),
         block="A",
         attest=_fact("attention.implementation"),
         attested_by="fact attention.implementation",
@@ -258,8 +300,8 @@ GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 
 def runs_on(gate: Gate, value: GateValue) -> tuple[NodeClass, ...]:
     """Return the node classes on which some implemented lane can run `gate` at `value`."""
-    needed = gate.lanes.get(value, ANY_LANE)
-    return tuple(node for node, lanes in LANES_ON.items() if set(lanes) & set(needed))
+    needed, nodes = gate.lanes.get(value, ANY_LANE), gate.nodes.get(value, tuple(NodeClass))
+    return tuple(node for node, lanes in LANES_ON.items() if node in nodes and set(lanes) & set(needed))
 
 
 def catalogue() -> list[GatePublic]:
@@ -273,7 +315,7 @@ def catalogue() -> list[GatePublic]:
             claim=gate.claim,
             field=gate.path,
             requires=dict(gate.requires),
-            unused_with=dict(gate.unused_with),
+            unused_with=tuple(dict(setting) for setting in gate.unused_with),
             node_classes={show(value): runs_on(gate, value) for value in gate.values},
             attested_by=gate.attested_by,
         )

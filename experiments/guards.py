@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments.gates import GATES
 from experiments.outcomes import Outcome
 from experiments.plan import Plan
 from experiments.receipts import Receipt
@@ -82,6 +83,34 @@ def block_problems(receipts: Sequence[Receipt]) -> list[str]:
         if any(value != values[0] for value in values):
             found.append(f"{what} differs inside the block")
     return found
+
+
+def unchanged_kernels(variant: Receipt, baseline: Receipt) -> str | None:
+    """Return which kernel gates changed nothing: they differ between the arms, and the arms' kernels do not."""
+    own, other = _requested(variant), _requested(baseline)
+    changed = [
+        gate.name
+        for gate in GATES.values()
+        if gate.in_kernels and own.get(gate.name) != other.get(gate.name) and gate.unused_because(own) is None
+    ]
+    kernels = _kernel_hashes(variant)
+    if not changed or not kernels or kernels != _kernel_hashes(baseline):
+        return None
+    names = " and ".join(f"gate '{name}'" for name in changed)
+    return f"kernel source is identical to the baseline's: {names} changed nothing"
+
+
+def _requested(receipt: Receipt) -> dict[str, Any]:
+    return {name: reading.requested for name, reading in receipt.gates.items()}
+
+
+def _kernel_hashes(receipt: Receipt) -> dict[str, Any]:
+    """Return the hashes of the kernels that ran: of the machine code where it was read, else of the source."""
+    for kind in ("binary_hash", "source_hash"):
+        found = {name: value for name, value in receipt.facts.items() if name.startswith(f"mamba3_mimo.{kind}")}
+        if found:
+            return found
+    return {}
 
 
 def clock_problem(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> str | None:

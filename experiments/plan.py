@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, ConfigDict
-
 from experiments.arms import Arm
 from experiments.errors import SpecError, SpecProblem
 from experiments.order import orders
+from experiments.plan_types import BlockPlan, Plan
 from experiments.power import detectable_per_sd
 from experiments.problems import pointer
 from experiments.resolve import resolve
@@ -14,42 +13,6 @@ from experiments.rule import rule_digest
 from experiments.spec import AblationSpec
 
 __all__ = ["Arm", "BlockPlan", "Plan", "make_plan"]
-
-
-class BlockPlan(BaseModel):
-    """One seed's arms in the order in which they run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    index: int
-    seed: int
-    order: tuple[str, ...]
-    """Arm names; every arm exactly once."""
-
-
-class Plan(BaseModel):
-    """What a submitted spec will run. Stored whole; workers receive their block from it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    ablation: str
-    spec_digest: str
-    rule_digest: str
-    """Digest of the verdict rule with the estimator: hashed before the first sample."""
-    node_class: str
-    devices: int
-    arms: tuple[Arm, ...]
-    """Baseline first."""
-    blocks: tuple[BlockPlan, ...]
-    mde_pct_per_sd_pct: float
-    """Detectable effect in percent for each percent of sd of the paired difference (5 % two-sided, 80 % power)."""
-    expected_device_minutes: float | None
-    """From earlier receipts of the same arms; None when nothing is known."""
-
-    @property
-    def baseline(self) -> Arm:
-        """The arm that variants are compared with."""
-        return self.arms[0]
 
 
 def make_plan(spec: AblationSpec) -> Plan:

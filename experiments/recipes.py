@@ -54,8 +54,8 @@ HYBRID_TINY = Recipe(
 
 HYBRID_REF_H200 = Recipe(
     name="hybrid-ref-h200",
-    version=1,
-    summary="The reference hybrid of one H200: H16 G1 N64 P64 R4, 8192 tokens per row, eight mixer layers.",
+    version=2,
+    summary="The reference hybrid of one H200: H16 G1 N64 P64 R4, 4096 tokens per row (to 65536), six mixer layers.",
     node_classes=(NodeClass.H200,),
     config=TrainConfig(
         model=HybridConfig(
@@ -64,10 +64,10 @@ HYBRID_REF_H200 = Recipe(
             pattern="MFMFMFAFMFMFMFAF",
             mlp_ratio=2.0,
             mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=1, mimo_rank=4),
-            attention=AttentionConfig(num_heads=8),
+            attention=AttentionConfig(num_heads=8, backend="flash"),
             scan=ScanConfig(lane=Lane.CUDA),
         ),
-        data=DataConfig(seq_len=8192, max_corpus_mib=64.0),
+        data=DataConfig(seq_len=4096, max_corpus_mib=64.0),
         optim=OptimConfig(learning_rate=1e-3),
         micro_batch=8,
         dtype="bfloat16",

@@ -100,9 +100,14 @@ def _arm(
     node_class: NodeClass,
 ) -> Resolution:
     asked = {**dict(inherited), **dict(own)}
-    config = replace_fields(base, {GATES[gate].path: _typed(gate, value) for gate, value in asked.items()})
-    gates = {gate.name: gate.read(config) for gate in GATES.values()}
     where = _Where(arm=name, own=frozenset(dict(own)), inherited=frozenset(dict(inherited)))
+    try:
+        config = replace_fields(base, {GATES[gate].path: _typed(gate, value) for gate, value in asked.items()})
+    except ConfigError as error:
+        guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
+        detail = f"the gates do not fit together: {guilty} {error.message}"
+        return Resolution(arms=(), problems=(SpecProblem(pointer=where.pointer(guilty), detail=detail),))
+    gates = {gate.name: gate.read(config) for gate in GATES.values()}
     problems = join(_gate_problems(gate, gates, where, config.model.pattern, node_class) for gate in GATES.values())
     values = config_to_json(config)
     del values["seed"]
@@ -135,14 +140,17 @@ def _gate_problems(
 ) -> list[SpecProblem]:
     value, asked = gates[gate.name], gate.name in where.own
     found = []
-    if reason := gate.supports(node_class, Lane(gates["lane"]), value):
+    setting = gate.unused_because(gates)
+    used = setting is None
+    reason = gate.supports(node_class, Lane(gates["lane"]), value) if used or asked else None
+    if reason is not None:
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=reason, hint=_support_hint(gate, node_class)))
     for other, needed in gate.requires.items():
-        if value != gate.default and gates[other] != needed:
+        if used and value != gate.default and gates[other] != needed:
             detail = f"gate '{gate.name}' = {show(value)} requires {other} = {show(needed)}; it is {show(gates[other])}"
             hint = f"add {other}: {show(needed)}"
             found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=hint))
-    if asked and (setting := gate.unused_because(gates)):
+    if asked and not used and reason is None:
         detail = f"gate '{gate.name}' has no effect with {setting}"
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=f"remove {gate.name}"))
     if asked and gate.block and gate.block not in pattern:
@@ -154,6 +162,8 @@ def _gate_problems(
 
 def _support_hint(gate: Gate, node_class: NodeClass) -> str | None:
     able = [show(value) for value in gate.values if node_class in runs_on(gate, value)]
+    if not able:
+        return None
     return f"values of '{gate.name}' that run on {node_class}: {listed(able)}"
 
 

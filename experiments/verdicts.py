@@ -24,6 +24,10 @@ _CAPPED = frozenset({VerdictWord.BETTER, VerdictWord.SAME, VerdictWord.WORSE})
 """Words that need a calibrated node class."""
 
 
+NODE_CLASS_IS_CALIBRATED = False
+"""No node class has been calibrated by A/A blocks yet, so every published word is capped at `inconclusive`."""
+
+
 def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], calibrated: bool) -> Verdict:
     """Return the verdict of every variant of `plan`.
 

@@ -1,7 +1,7 @@
 """Lanes and node classes: which implementation family runs where. Torch-free, importable by the service.
 
-A *lane* is one implementation family of an operation. Only the `reference` lane has code today; asking for
-another is refused with the reason below, never replaced silently.
+A *lane* is one implementation family of an operation. Asking for one that a node class does not have is refused with
+the reason below, never replaced silently.
 """
 
 from enum import StrEnum
@@ -26,7 +26,7 @@ class NodeClass(StrEnum):
 
 LANES_ON: dict[NodeClass, tuple[Lane, ...]] = {
     NodeClass.CPU: (Lane.REFERENCE,),
-    NodeClass.H200: (Lane.REFERENCE,),
+    NodeClass.H200: (Lane.CUDA, Lane.PEER, Lane.REFERENCE),
     NodeClass.TPU_V6E: (),
 }
 """Lanes that have an implementation on each node class, best first."""

@@ -28,22 +28,32 @@ class ScanConfig:
     schedule: Literal["sequential", "chunk_parallel"] = "chunk_parallel"
     """`sequential` walks time step by step (reference lane) or chunk by chunk (cuda); `chunk_parallel` is two-level."""
     chunk_size: int = 16
-    """Tokens per chunk C, used by chunk_parallel."""
+    """Tokens per chunk C; not read by the reference lane's sequential schedule."""
     psiv_cache: bool = False
     """Save PsiV = v * psi for the backward pass instead of recomputing it."""
-    tma: bool = False
+    superchunk: int = 256
+    """Tokens per super-chunk, what one block of the chunk_parallel schedule walks (cuda lane)."""
+    pipeline_stages: int = 1
+    """Chunks whose tiles are in flight ahead of the arithmetic; 0 loads synchronously (cuda lane)."""
+    fast_math: bool = True
+    """Let the compiler use the hardware's approximate functions (cuda lane)."""
+    tma: bool = True
     """Load tiles with the tensor memory accelerator (cuda lane)."""
     warp_specialize: bool = False
-    """Split producer and consumer warps (cuda lane)."""
+    """Give warp groups different roles (cuda lane)."""
     aggressive_smem_merge: bool = False
     """Let the compiler overlap shared-memory buffers (cuda lane)."""
-    layout_2d: bool = False
+    layout_2d: bool = True
     """Two-dimensional shared-memory tiles (cuda lane)."""
 
     def __post_init__(self) -> None:
         _between("model.scan.chunk_size", self.chunk_size, 8, 256)
         if self.chunk_size & (self.chunk_size - 1):
             raise ConfigError("model.scan.chunk_size", f"is {self.chunk_size}; allowed: a power of two from 8 to 256")
+        if self.superchunk % self.chunk_size or not self.chunk_size <= self.superchunk <= 4096:
+            allowed = f"a multiple of chunk_size = {self.chunk_size}, at most 4096"
+            raise ConfigError("model.scan.superchunk", f"is {self.superchunk}; allowed: {allowed}")
+        _between("model.scan.pipeline_stages", self.pipeline_stages, 0, 4)
 
 
 @dataclass(frozen=True, kw_only=True)

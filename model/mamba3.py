@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.mamba3_mimo import CUDA_FEATURES, ScanInputs, mamba3_mimo
+from kernels.mamba3_mimo import ScanInputs, ScanOptions, mamba3_mimo
 from model.config import HybridConfig
 from model.layers import Linear, RMSNorm
 
@@ -19,6 +19,7 @@ class Mamba3(nn.Module):
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
+        self._options = ScanOptions(**vars(config.scan))
         mamba, heads = config.mamba, config.num_value_heads
         per_state = (heads, mamba.mimo_rank, mamba.d_state)
         per_value = (heads, mamba.mimo_rank, mamba.headdim)
@@ -31,15 +32,7 @@ class Mamba3(nn.Module):
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
         """Return the mixed tokens [B,S,D]; nothing passes from one document of a row to the next."""
-        scan = self.config.scan
-        result = mamba3_mimo(
-            self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS),
-            lane=scan.lane,
-            schedule=scan.schedule,
-            chunk_size=scan.chunk_size,
-            psiv_cache=scan.psiv_cache,
-            features=tuple(name for name in CUDA_FEATURES if getattr(scan, name)),
-        )
+        result = mamba3_mimo(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), self._options)
         mixed: Tensor = self.out_proj(result.out.flatten(2))
         return mixed
 
@@ -64,7 +57,7 @@ class Mamba3(nn.Module):
             adt=adt_BSH.transpose(1, 2),
             dt=dt_BSH.transpose(1, 2),
             trap=trap.transpose(1, 2),
-            angles=angles.float().unsqueeze(2).expand(-1, -1, heads, -1),
+            angles=angles.float().unsqueeze(2),
             segment_ids=segment_ids_BS,
         )
 

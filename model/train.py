@@ -22,6 +22,7 @@ from torch.utils import deterministic
 
 from kernels import facts
 from model import flops, init, loss, optim
+from model.clock import read_clock_mhz
 from model.compilation import Compilation, Forward, record_compilation, start_compiled
 from model.config import TrainConfig
 from model.data import Dataset
@@ -47,6 +48,8 @@ class StepRecord:
     """Mean cross entropy in nats over valid tokens, before the update."""
     grad_norm: float
     """Global L2 norm before clipping."""
+    clock_mhz: float | None = None
+    """Device clock just after the step, where it can be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,8 @@ class TrainResult:
     """Seconds of the pass that compiles, its one execution included; 0 when eager."""
     compile_cache_hit: bool | None
     """Whether every compiled graph came from the compiler's cache; None when eager."""
+    kernels: tuple[Mapping[str, facts.Fact], ...]
+    """One row per generated kernel that ran in step 0: name, registers, shared memory, instructions."""
     facts: Mapping[str, facts.Fact]
     """What the code that ran said about itself in step 0."""
     parameters: int
@@ -105,7 +110,8 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep) -> TrainRes
         loss_val=loss_val,
         compile_s=trainer.compilation.seconds,
         compile_cache_hit=trainer.compilation.cache_hit,
-        facts=observed,
+        facts=dict(observed),
+        kernels=tuple(observed.kernels.values()),
         parameters=sum(parameter.numel() for parameter in trainer.parameters),
         flops_per_step=flops.step_flops(config),
         peak_allocated_bytes=peak.allocated_bytes,
@@ -114,7 +120,7 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep) -> TrainRes
     )
 
 
-def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], dict[str, facts.Fact]]:
+def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], facts.Facts]:
     """Run every step in its phase; return the records and the facts of step 0."""
     records: list[StepRecord] = []
 
@@ -131,7 +137,7 @@ def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, 
     run("warmup", range(1, first_timed))
     with _no_automatic_gc():
         run("timed", range(first_timed, trainer.config.steps.total))
-    return tuple(records), dict(observed)
+    return tuple(records), observed
 
 
 class _Trainer:
@@ -169,13 +175,15 @@ class _Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         loss_value, norm_value = torch.stack((loss_now.detach(), grad_norm)).tolist()
+        seconds = time.perf_counter() - start
         record = StepRecord(
             index=index,
             phase=phase,
-            seconds=time.perf_counter() - start,
+            seconds=seconds,
             tokens=self.config.tokens_per_step,
             loss=loss_value,
             grad_norm=norm_value,
+            clock_mhz=read_clock_mhz(self.device),
         )
         _check_finite(record)
         return record

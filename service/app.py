@@ -20,7 +20,7 @@ from service.errors import ConfigurationError
 from service.limits import RateLimiter
 from service.metrics import registry_for
 from service.middleware import RequestMiddleware
-from service.routes import ablations, attempts, catalogue, health, submissions, trials
+from service.routes import ablations, attempts, catalogue, health, imports, submissions, trials
 from service.settings import Settings, get_settings
 from service.store.migrate import upgrade
 from service.store.session import Store
@@ -60,7 +60,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.add_middleware(RequestMiddleware, settings=settings)
     problems.install(app)
     openapi.install(app)
-    for module in (submissions, ablations, trials, catalogue, attempts, health):
+    for module in (submissions, imports, ablations, trials, catalogue, attempts, health):
         app.include_router(module.router)
     return app
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from experiments.ids import new_id
 from experiments.mlflow_sink import Sink
 from service.errands import Errands
 from service.errors import ConfigurationError
-from service.ids import new_id
 from service.reconciler import Reconciler
 from service.settings import Settings, get_settings
 from service.store import leaders, outbox

@@ -7,7 +7,7 @@ document; a service that cannot be reached as `Unreachable`.
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -20,7 +20,16 @@ from experiments.gates import GatePublic
 from experiments.receipts import Receipt
 from experiments.verdicts import Verdict
 from service.answers import Event, Problem
-from service.schemas import AblationAccepted, AblationPublic, BlockPublic, NodeList, NodePublic, PlanPublic, TrialPublic
+from service.schemas import (
+    AblationAccepted,
+    AblationPublic,
+    BlockPublic,
+    ImportPublic,
+    NodeList,
+    NodePublic,
+    PlanPublic,
+    TrialPublic,
+)
 from service.settings import get_client_settings
 
 _TIMEOUT = httpx.Timeout(30.0, connect=3.0)
@@ -135,6 +144,12 @@ class Ablations:
         headers = {**body.headers(), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
         return AblationAccepted.model_validate(answer.json())
+
+    def import_bundles(self, bundles: Sequence[Mapping[str, str]]) -> ImportPublic:
+        """Take in bundles of one plan, each as the text of its files by path; again changes nothing."""
+        body = {"bundles": [{"files": dict(files)} for files in bundles]}
+        answer = self._connection.call("POST", "/v1/ablations:import", json=body)
+        return ImportPublic.model_validate(answer.json())
 
     def get(self, ablation_id: str) -> AblationPublic:
         """Return one ablation."""

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from experiments.errors import SpecProblem
+from experiments.ids import id_pattern
 from experiments.load import CONTENT_TYPES
 from service.dispatch import Relay
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
-from service.ids import id_pattern
 from service.lifecycle import AblationState
 from service.limits import RateLimiter
 from service.settings import Settings
@@ -75,6 +75,7 @@ def requires(scope: Scope) -> Callable[..., Awaitable[Principal]]:
 ServicesDep = Annotated[Services, Depends(_services)]
 Reader = Annotated[Principal, Depends(requires(Scope.READ))]
 Submitter = Annotated[Principal, Depends(requires(Scope.SUBMIT))]
+Operator = Annotated[Principal, Depends(requires(Scope.OPERATE))]
 Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
 
 AblationId = Annotated[str, Path(pattern=id_pattern("abl"), examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])]

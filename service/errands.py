@@ -9,7 +9,7 @@ from collections.abc import Callable
 from experiments.load import parse_spec
 from experiments.mlflow_sink import Sink
 from experiments.report import render
-from experiments.verdicts import judge
+from experiments.verdicts import NODE_CLASS_IS_CALIBRATED, judge
 from service.store import outbox, results
 from service.store.session import Store
 from service.store.view import ablation_view
@@ -20,9 +20,6 @@ HOLD_S = 120.0
 """An errand whose taker died is due again after this long."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
-
-NODE_CLASS_IS_CALIBRATED = False
-"""No node class has been calibrated by A/A blocks yet, so every published word is capped at `inconclusive`."""
 
 
 class Errands:

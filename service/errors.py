@@ -116,6 +116,13 @@ class AblationOver(ServiceError):
     slug = "ablation-over"
 
 
+class ImportedOtherwise(ServiceError):
+    """This ablation is here already, from other bundles or submitted; what was judged is not changed."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "imported-otherwise"
+
+
 class NotYet(ServiceError):
     """This does not exist yet."""
 

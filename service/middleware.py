@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from service.ids import new_id
+from experiments.ids import new_id
 from service.metrics import observe_request
 from service.settings import Settings
 
@@ -53,8 +53,8 @@ class RequestMiddleware:
             observe_request(scope, status, time.perf_counter() - started)
 
     def _limited(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Receive:
-        is_report = scope["path"].endswith(":report")
-        limit = self._settings.max_report_bytes if is_report else self._settings.max_body_bytes
+        carries_receipts = scope["path"].endswith((":report", ":import"))
+        limit = self._settings.max_report_bytes if carries_receipts else self._settings.max_body_bytes
         declared = headers.get(b"content-length", b"")
         too_large = declared.isdigit() and int(declared) > limit
         seen = 0

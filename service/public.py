@@ -57,6 +57,7 @@ def ablation_public(
         waiting_for=waiting_for,
         labels=dict(labels),
         mlflow_url=_mlflow_url(row, mlflow),
+        bundles=json.loads(row.bundles) if row.bundles else [],
         links=links_of(row.id),
     )
 

@@ -102,6 +102,8 @@ class AblationPublic(_Public):
     """What a queued ablation waits for, in words."""
     labels: dict[str, str]
     mlflow_url: str | None
+    bundles: list[str] = []
+    """Digests of the bundles that it was imported from; empty when it was submitted here."""
     links: Links
 
 
@@ -193,6 +195,36 @@ class PlanPublic(_Public):
     mde_pct_per_sd_pct: float
     expected_device_minutes: float | None
     node_classes: list[NodeClassAnswer]
+
+
+class BundleFiles(_Public):
+    """One bundle, as `ablate exec` wrote it."""
+
+    files: dict[str, str] = Field(
+        description="Text of every file by its path below the bundle.", examples=[{"manifest.json": "{...}"}]
+    )
+
+
+class ImportRequest(_Public):
+    """Bundles of one plan; together they are the ablation."""
+
+    bundles: list[BundleFiles] = Field(min_length=1, max_length=100)
+
+
+class ImportPublic(_Public):
+    """What an import did."""
+
+    id: str = Field(examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])
+    name: str
+    state: AblationState
+    changed: bool
+    """False when exactly these bundles had been imported before."""
+    blocks_imported: int
+    blocks_missing: list[int]
+    """Indices of planned blocks that no bundle holds: missing data."""
+    remarks: list[str]
+    """What does not stop the import but has to be known."""
+    links: Links
 
 
 class NodePublic(_Public):

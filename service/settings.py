@@ -57,9 +57,9 @@ class Settings(BaseSettings):
     claim_poll_s: float = Field(default=5.0, gt=0)
     """Workers ask for work at least this often."""
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
-    """Largest request body, block reports excepted."""
+    """Largest request body, block reports and imports excepted."""
     max_report_bytes: int = Field(default=67_108_864, ge=1024)
-    """Largest body of a block report: it carries the raw steps of every trial."""
+    """Largest body of a block report or an import: they carry the raw steps of every trial."""
     rate_limit_per_s: float = Field(default=2000.0, gt=0)
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)

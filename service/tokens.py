@@ -10,8 +10,8 @@ from pathlib import Path
 from sqlalchemy import Connection, insert, select, update
 
 from experiments.digest import digest_bytes
+from experiments.ids import new_id
 from service.errors import ConfigurationError
-from service.ids import new_id
 from service.settings import Settings
 from service.store.clock import db_now
 from service.store.session import Store

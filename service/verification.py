@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from experiments.chain import mismatches, read_path
 from experiments.digest import canonical_json, digest
 from experiments.errors import SpecProblem
 from experiments.messages import BlockReport, ClaimedBlock, ClaimedTrial
@@ -79,7 +80,7 @@ def verify_report(store: Store, attempt_id: str, report: BlockReport) -> list[Ve
     problems = list(_problems(report, expected))
     if problems:
         raise Invalid("the report does not fit the block that was claimed", problems=problems)
-    return [_verified(dict(receipt)) for receipt in report.receipts]
+    return [verified(dict(receipt)) for receipt in report.receipts]
 
 
 def _expected(store: Store, attempt_id: str) -> dict[str, dict[str, Any]]:
@@ -117,28 +118,21 @@ def _problems(report: BlockReport, expected: dict[str, dict[str, Any]]) -> Itera
     seen: set[str] = set()
     for number, receipt in enumerate(report.receipts):
         where = f"#/receipts/{number}"
-        trial_id = _read(receipt, "ids/trial")
+        trial_id = read_path(receipt, "ids/trial")
         if trial_id not in expected or trial_id in seen:
             yield SpecProblem(pointer=f"{where}/ids/trial", detail=f"{trial_id!r} is not an open trial of this block")
             continue
         seen.add(trial_id)
-        for path, wanted in expected[trial_id].items():
-            given = _read(receipt, path)
-            if given != wanted:
-                yield SpecProblem(pointer=f"{where}/{path}", detail=f"is {given!r}; expected {wanted!r}")
+        for path, detail in mismatches(receipt, expected[trial_id]):
+            yield SpecProblem(pointer=f"{where}/{path}", detail=detail)
         for fault in verify(receipt):
             yield SpecProblem(pointer=where, detail=fault)
     for trial_id in sorted(set(expected) - seen):
         yield SpecProblem(pointer="#/receipts", detail=f"no receipt for trial {trial_id}", hint="report a block whole")
 
 
-def _read(value: Any, path: str) -> Any:
-    for part in path.split("/"):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str | int | float | None) else repr(value)
-
-
-def _verified(receipt: dict[str, Any]) -> VerifiedReceipt:
+def verified(receipt: dict[str, Any]) -> VerifiedReceipt:
+    """Return a receipt, which the caller has checked, as the store takes it."""
     return VerifiedReceipt(
         trial_id=receipt["ids"]["trial"],
         outcome=receipt["outcome"],

@@ -9,6 +9,7 @@ JSON, YAML, TOML = "application/json", "application/yaml", "application/toml"
 
 LONG = "x" * 501
 GATES = "variants__psiv-on__gates"
+ON_H200 = {"workload__recipe": "hybrid-ref-h200", "placement__node_class": "h200"}
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("unknown key at the top", {"bloks": 1}, "#/bloks", "unknown key 'bloks'"),
     ("unknown key inside", {"design__seedz": [1]}, "#/design/seedz", "known: seeds, blocks, order_seed"),
@@ -23,10 +24,16 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("list as a gate value", {GATES: {"loss": ["dense"]}}, "#/variants/psiv-on/gates/loss", "a list"),
     ("gate of another lane", {GATES: {"layout_2d": True}}, "#/variants/psiv-on/gates/layout_2d", "needs lane cuda"),
     ("lane without code", {GATES: {"lane": "cuda"}}, "#/variants/psiv-on/gates/lane", "no implementation"),
-    ("required gate missing", {GATES: {"warp_specialize": True}}, "#/variants/psiv-on/gates/warp_specialize",
-     "requires tma = true"),
+    ("required gate missing", {**ON_H200, GATES: {"warp_specialize": True, "tma": False}},
+     "#/variants/psiv-on/gates/warp_specialize", "requires tma = true"),
+    ("kernel gate on another lane", {**ON_H200, GATES: {"lane": "reference", "tma": False}},
+     "#/variants/psiv-on/gates/tma", "this arm runs lane reference"),
+    ("gates that do not fit together", {**ON_H200, GATES: {"chunk_size": 128, "superchunk": 64}},
+     "#/variants/psiv-on/gates/superchunk", "a multiple of chunk_size = 128"),
+    ("super-chunk without super-chunks", {**ON_H200, GATES: {"schedule": "sequential", "superchunk": 512}},
+     "#/variants/psiv-on/gates/superchunk", "no effect with schedule = sequential"),
     ("contradiction", {GATES: {"schedule": "sequential", "chunk_size": 32}},
-     "#/variants/psiv-on/gates/chunk_size", "no effect with schedule = sequential"),
+     "#/variants/psiv-on/gates/chunk_size", "no effect with schedule = sequential and lane = reference"),
     ("contradicts the baseline", {"baseline__gates": {"schedule": "sequential"}},
      "#/variants/chunk-32/gates/chunk_size", "no effect"),
     ("gate of the baseline", {"baseline__gates": {"tma": True, "layout_2d": True}}, "#/baseline/gates/tma", "cuda"),
@@ -56,8 +63,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("name with a newline", {"ablation": "demo\n"}, "#/ablation", "not allowed"),
     ("long name", {"ablation": "a" * 64}, "#/ablation", "1 to 63"),
     ("unknown recipe", {"workload__recipe": "hybrid-tinny"}, "#/workload/recipe", "known: hybrid-tiny"),
-    ("recipe without a lane yet", {"workload__recipe": "hybrid-ref-h200", "placement__node_class": "h200"},
-     "#/workload/recipe", "lane 'cuda' has no implementation on node class 'h200'"),
+    ("lane of another node class", {**ON_H200, GATES: {"lane": "xla"}}, "#/variants/psiv-on/gates/lane",
+     "lane 'xla' has no implementation on node class 'h200'"),
     ("recipe on another node", {"workload__recipe": "hybrid-ref-h200"}, "#/placement/node_class", "it runs on: h200"),
     ("unknown override", {"workload__overrides": {"seqlen": 128}}, "#/workload/overrides/seqlen", "unknown override"),
     ("gate as an override", {"workload__overrides": {"chunk_size": 8}}, "#/workload/overrides/chunk_size", "unknown"),

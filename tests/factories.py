@@ -60,6 +60,9 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
         "loss.implementation": gates["loss"],
         "hidden.dtype": gates["dtype"],
     }
+    if gates["lane"] == "cuda":
+        switches = ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math")
+        facts |= {f"mamba3_mimo.{name}": gates[name] for name in ("superchunk", *switches)}
     if gates["schedule"] == "chunk_parallel":
         facts["mamba3_mimo.chunk_size"] = gates["chunk_size"]
         facts["mamba3_mimo.psiv_saved_bytes" if gates["psiv_cache"] else "mamba3_mimo.psiv_recomputes"] = 4096

@@ -1,23 +1,16 @@
 """What a trial runs on, for its receipt: code, versions, machine. Read once, when the worker starts."""
 
-import hashlib
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from experiments.code import SOURCE_ROOT, code_digest
 from experiments.digest import digest_bytes
 from workers.devices import Devices
-
-SOURCE_ROOT = Path(__file__).resolve().parent.parent
-"""Folder that holds the packages; the root of the checkout in a development install."""
-
-CODE_PACKAGES = ("kernels", "model", "workers")
-"""Packages whose source decides what is measured."""
 
 _DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "torch_xla", "triton")
 _GIT_TIMEOUT_S = 20.0
@@ -28,7 +21,7 @@ class CodeState:
     """Which code this worker loaded."""
 
     digest: str
-    """Of the source files of CODE_PACKAGES."""
+    """Of the source files of `experiments.code.CODE_PACKAGES`."""
     git_commit: str | None
     git_dirty_digest: str | None
 
@@ -41,15 +34,6 @@ def read_code(root: Path = SOURCE_ROOT) -> CodeState:
         git_commit=commit.decode().strip() if commit else None,
         git_dirty_digest=_dirty_digest(root) if commit else None,
     )
-
-
-def code_digest(root: Path, packages: Iterable[str] = CODE_PACKAGES) -> str:
-    """Return the digest over names and contents of all Python files of `packages`."""
-    whole = hashlib.sha256()
-    for path in sorted(path for package in packages for path in (root / package).rglob("*.py")):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        whole.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
-    return f"sha256:{whole.hexdigest()}"
 
 
 def versions(devices: Devices) -> dict[str, str]:

@@ -28,3 +28,7 @@ class ApiRefused(WorkerError):
 
 class StaleLease(WorkerError):
     """Another attempt owns this block, or the ablation is over: whatever this attempt knows does not count."""
+
+
+class ExecRefused(WorkerError):
+    """This node does not run this plan, or not into this folder; nothing was run."""

@@ -7,7 +7,6 @@ from kernels.backends import NodeClass
 from workers import devices, environment
 from workers.devices import Devices
 from workers.environment import CodeState
-from workers.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +42,11 @@ class Node:
         )
 
 
-def probe(settings: Settings) -> Node:
-    """Look at this machine."""
-    found = devices.probe(settings.node_class)
+def probe(name: str, node_class: NodeClass | None = None) -> Node:
+    """Look at this machine; `node_class` overrides what the probe would choose."""
+    found = devices.probe(node_class)
     return Node(
-        name=settings.node_name,
+        name=name,
         devices=found,
         code=environment.read_code(),
         versions=environment.versions(found),

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from workers.settings import TRIAL_MARK
+from workers.inherited import TRIAL_MARK
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_EVERY_S = 0.01

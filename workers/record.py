@@ -51,6 +51,8 @@ class TrialRecord:
     ending: Ending
     started_at: datetime
     load_average: float
+    device_events: Mapping[str, Any] | None
+    """What happened to the device meanwhile."""
 
     def receipt(self) -> Receipt:
         """Build and seal the receipt.
@@ -84,6 +86,7 @@ class TrialRecord:
                 "memory": self._memory(result),
                 "compile_s": result.compile_s,
                 "compile_cache_hit": result.compile_cache_hit,
+                "kernels": result.kernels,
                 "parameters": result.parameters,
                 "flops_per_step": result.flops_per_step,
                 "started_at": self.started_at.isoformat(),
@@ -135,6 +138,7 @@ class TrialRecord:
             versions=self.node.versions,
             cpu_threads=int(self.trial.config.get("threads") or self.node.cores),
             load_average_before=self.load_average,
+            throttle=self.device_events,
         )
 
     def _memory(self, result: TrialResult) -> Memory | None:
@@ -161,16 +165,23 @@ def _judge(
     """Return the failure class and its sentence; (None, None) for a trial that measured what was asked for."""
     if result.failure_class is not None:
         return result.failure_class, result.message
-    dead = sorted(name for name, reading in gates.items() if not reading.live)
-    if dead:
-        reading = gates[dead[0]]
-        what = f"gate '{dead[0]}' was requested as {reading.requested!r}, observed {reading.observed!r} ({reading.how})"
-        return FailureClass.GATE_REFUSED, what
+    dead = dead_gate(gates)
+    if dead is not None:
+        return FailureClass.GATE_REFUSED, dead
     if len(_finite(steps)) < len(steps):
         return FailureClass.NUMERICS, f"step {len(_finite(steps))} has a loss or gradient norm that is not finite"
     if result.loss_val is not None and not math.isfinite(result.loss_val):
         return FailureClass.NUMERICS, "the validation loss is not finite"
     return None, None
+
+
+def dead_gate(gates: Mapping[str, GateReading]) -> str | None:
+    """Return the sentence about the first gate that was requested and is not live, None when all are."""
+    dead = sorted(name for name, reading in gates.items() if not reading.live)
+    if not dead:
+        return None
+    reading = gates[dead[0]]
+    return f"gate '{dead[0]}' was requested as {reading.requested!r}, observed {reading.observed!r} ({reading.how})"
 
 
 def _has_window(result: TrialResult, failure: FailureClass | None) -> bool:

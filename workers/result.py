@@ -45,6 +45,8 @@ class TrialResult(BaseModel):
     compile_s: float = 0.0
     compile_cache_hit: bool | None = None
     facts: Mapping[str, Any] = {}
+    kernels: tuple[Mapping[str, Any], ...] = ()
+    """One row per generated kernel that ran."""
     parameters: int = 0
     flops_per_step: int = 0
     peak_allocated_bytes: int | None = None

@@ -1,23 +1,25 @@
 """A worker's life: probe, register, fork server, wake-ups, supervisor, clean end."""
 
 import logging
-import signal
 from collections.abc import Callable
 from typing import TypeVar
 
 from rich.console import Console
-from rich.table import Table
 
 from workers import node as nodes
 from workers.bell import Bell
+from workers.blocks import Bench
 from workers.errors import ApiUnreachable, WorkerError
 from workers.forkserver import ForkServer
-from workers.node import Node
+from workers.inherited import wait_passively
+from workers.node_table import describe
+from workers.paths import JobPaths
 from workers.reaper import Reaper
 from workers.reporting import ServiceApi
 from workers.runner import Runner
-from workers.settings import Settings, get_settings, wait_passively
-from workers.supervisor import Bench, Supervisor
+from workers.settings import Settings, get_settings
+from workers.stopping import StopFlag
+from workers.supervisor import Desk, Supervisor
 from workers.tasks import WakeListener
 
 _log = logging.getLogger(__name__)
@@ -30,27 +32,6 @@ _LONGEST_PAUSE_S = 2.0
 
 class Stopped(Exception):
     """The worker was asked to end before it had registered."""
-
-
-class StopFlag:
-    """Set by SIGTERM and SIGINT."""
-
-    def __init__(self, bell: Bell) -> None:
-        self._bell = bell
-        self._set = False
-
-    def install(self) -> None:
-        """Catch the two signals; the main thread must call this."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def __call__(self) -> bool:
-        """Return whether this worker has to end."""
-        return self._set
-
-    def _on_signal(self, _number: int, _frame: object) -> None:
-        self._set = True
-        self._bell.ring()
 
 
 def serve() -> int:
@@ -73,7 +54,7 @@ def _serve(settings: Settings, console: Console) -> None:
     bell = Bell()
     stopping = StopFlag(bell)
     stopping.install()
-    node = nodes.probe(settings)
+    node = nodes.probe(settings.node_name, settings.node_class)
     console.print(describe(node))
     wait_passively()
     server = ForkServer()
@@ -82,31 +63,23 @@ def _serve(settings: Settings, console: Console) -> None:
         api = ServiceApi(settings.url, _until(lambda: _token(settings), bell, stopping))
         registered = _until(lambda: api.register(node.name, node.registration()), bell, stopping)
         runner = Runner(server, reaper, bell, grace_s=settings.grace_s, preempted=stopping)
-        bench = Bench(settings=settings, node=node, runner=runner, api=api, bell=bell)
+        bench = Bench(
+            node=node,
+            node_id=registered.node_id,
+            runner=runner,
+            paths=JobPaths(home=settings.home_dir),
+            data_dir=settings.data_path,
+        )
         poll_s = min(settings.poll_s, registered.claim_poll_s)
+        desk = Desk(api=api, bell=bell, poll_s=poll_s, keep_attempts=settings.keep_attempts)
         listener = WakeListener(settings.broker, node.node_class, bell)
         listener.start()
         _log.info("node %s is %s and asks for work of class %s", node.name, registered.node_id, node.node_class)
         try:
-            Supervisor(bench, registered.node_id, poll_s=poll_s, stopping=stopping).run()
+            Supervisor(bench, desk, stopping=stopping).run()
         finally:
             listener.stop()
             api.close()
-
-
-def describe(node: Node) -> Table:
-    """Return what the probe found and what it lacks, for people."""
-    table = Table(title=f"node {node.name}", show_header=False, title_justify="left")
-    table.add_row("class", node.node_class.value)
-    for device in node.devices.devices:
-        table.add_row(f"device {device.index}", f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB")
-    table.add_row("cores", str(node.cores))
-    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in node.versions.items()))
-    dirty = " with uncommitted changes" if node.code.git_dirty_digest else ""
-    table.add_row("code", f"{node.code.digest[:19]}, commit {(node.code.git_commit or 'unknown')[:12]}{dirty}")
-    for sentence in node.lacks:
-        table.add_row("[yellow]lacks[/yellow]", sentence)
-    return table
 
 
 def _until(ask: Callable[[], _T], bell: Bell, stopping: Callable[[], bool]) -> _T:

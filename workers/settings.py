@@ -1,6 +1,5 @@
 """Settings of a worker, from the environment (prefix ABLATE_). The only module here that touches it."""
 
-import os
 import socket
 from functools import lru_cache
 from pathlib import Path
@@ -15,9 +14,6 @@ PLACEHOLDERS = frozenset(
     {"changeme", "change-me", "change_me", "secret", "token", "password", "placeholder", "todo", "xxx"}
 )
 """Values that people leave in example files; none of them is accepted as a token."""
-
-TRIAL_MARK = "ABLATE_TRIAL_ID"
-"""Environment variable that every process below a trial inherits, so that strays can be found."""
 
 
 class Settings(BaseSettings):
@@ -91,17 +87,3 @@ def _check_token(token: str, where: str) -> None:
 def get_settings() -> Settings:
     """Read the settings once."""
     return Settings()
-
-
-def mark_process(trial_id: str) -> None:
-    """Mark this process and all it will start as belonging to `trial_id`."""
-    os.environ[TRIAL_MARK] = trial_id
-
-
-def wait_passively() -> None:
-    """Let idle OpenMP threads sleep in every trainer that is forked after this, unless the operator chose otherwise.
-
-    Their default is to spin at barriers: with another process on the same cores, measured steps got 10 to 50 times
-    slower. The OpenMP runtime reads the variable when torch is loaded, so the trainer itself would be too late.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

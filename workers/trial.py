@@ -11,12 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernels.backends import Lane
 from model.config import TrainConfig
 from workers.failures import classify
+from workers.inherited import keep_kernels, mark_process, peer_site
 from workers.paths import write_whole
 from workers.processes import die_with_parent
 from workers.result import TrialOrder, TrialResult, read_config
-from workers.settings import mark_process
 
 if TYPE_CHECKING:
     from model.data import Dataset
@@ -64,6 +65,8 @@ def _train(order: TrialOrder) -> TrialResult:
 
     config = read_config(order.config)
     dataset = _dataset(order, config)
+    keep_kernels(order.data_dir / "kernels")
+    _find_lane(config.model.scan.lane)
     with _StepFile(order.paths.steps) as steps:
         result = train.train(config, dataset=dataset, on_step=steps.append)
     return TrialResult(
@@ -73,12 +76,22 @@ def _train(order: TrialOrder) -> TrialResult:
         compile_s=result.compile_s,
         compile_cache_hit=result.compile_cache_hit,
         facts=result.facts,
+        kernels=result.kernels,
         parameters=result.parameters,
         flops_per_step=result.flops_per_step,
         peak_allocated_bytes=result.peak_allocated_bytes,
         peak_reserved_bytes=result.peak_reserved_bytes,
         training_s=result.training_s,
     )
+
+
+def _find_lane(lane: Lane) -> None:
+    """Make the lane's kernels importable: those of lane peer need another TileLang, from a folder of its own."""
+    folder = peer_site()
+    if lane is Lane.PEER and folder is not None:
+        from kernels.mamba3_mimo import peer
+
+        peer.use_site(folder)
 
 
 def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":

@@ -1,9 +1,11 @@
 """Mamba-3 MIMO scan: a rank-R state space recurrence with trapezoidal input, rotary keys and gated output.
 
-Public: `mamba3_mimo(ScanInputs(...), ...)`, `ScanResult`, `supports`. Under torch.compile the scan is an opaque
-call (a graph break): its facts are recorded by the code that runs, and its backward pass recomputes the forward one.
+Public: `mamba3_mimo(ScanInputs(...), ScanOptions(...))`, `ScanResult`, `supports`; for decoding `decode_state` and
+`decode_step`. Under torch.compile the cuda lane is an operator of the graph; the reference lane is a graph break. The
+facts of a scan are recorded by the code that runs.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,17 +15,20 @@ from torch import Tensor
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
-from kernels.mamba3_mimo.options import CUDA_FEATURES, ScanOptions, supports
+from kernels.mamba3_mimo.options import ScanOptions, supports
+from kernels.mamba3_mimo.peer import peer_scan
 from kernels.mamba3_mimo.recompute import Form, scan
 from kernels.mamba3_mimo.reference import chunk_parallel
-from kernels.mamba3_mimo.step import step_form
+from kernels.mamba3_mimo.step import DecodeState, decode_state, decode_step, step_form
 
 __all__ = [
-    "CUDA_FEATURES",
     "DIFFERENTIABLE",
+    "DecodeState",
     "ScanInputs",
     "ScanOptions",
     "ScanResult",
+    "decode_state",
+    "decode_step",
     "mamba3_mimo",
     "supports",
 ]
@@ -33,32 +38,53 @@ class ScanResult(NamedTuple):
     """Output of one scan."""
 
     out: Tensor
-    """o [B,S,H,P], dtype of v."""
+    """o [B,S,H,P], or [B,S,R,H,P] without phi; dtype of v."""
     final_state: Tensor
-    """S after the last token [B,H,N,P], float32, without gradient."""
+    """S after the last token [B,H,N,P], float32, without gradient; `decode_state` adds what decoding needs."""
+
+
+_DEFAULTS = ScanOptions()
+
+
+def mamba3_mimo(inputs: ScanInputs, options: ScanOptions = _DEFAULTS) -> ScanResult:
+    """Run the scan and return its output and final state.
+
+    Records the facts mamba3_mimo.{lane, schedule, chunk_size, psiv_saved_bytes} when it runs and psiv_recomputes in
+    the backward pass; the cuda lane also what its binaries contain (see cuda/op.py). Raises KernelUnsupported, with
+    the reason, when the lane cannot run this combination; nothing is ever replaced silently.
+    """
+    if options.lane is Lane.CUDA and torch.compiler.is_compiling():
+        return ScanResult(*_cuda(inputs, options))  # an operator of the graph, which refuses when it runs
+    return ScanResult(*_eager(inputs, options))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def mamba3_mimo(
-    inputs: ScanInputs,
-    *,
-    lane: Lane = Lane.REFERENCE,
-    schedule: str = "chunk_parallel",
-    chunk_size: int = 16,
-    psiv_cache: bool = False,
-    features: tuple[str, ...] = (),
-) -> ScanResult:
-    """Run the scan and return its output and final state.
-
-    Options: see `ScanOptions`. Records the facts mamba3_mimo.{lane, schedule, chunk_size, psiv_saved_bytes} when it
-    runs and psiv_recomputes in the backward pass. Raises KernelUnsupported, with the reason, when the lane cannot run
-    this combination; nothing is ever replaced silently.
-    """
-    options = ScanOptions(
-        lane=lane, schedule=schedule, chunk_size=chunk_size, psiv_cache=psiv_cache, features=tuple(features)
-    )
+def _eager(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
     refusal = supports(options, inputs.v.device.type)
     if refusal is not None:
         raise KernelUnsupported(refusal)
-    form: Form = step_form if schedule == "sequential" else partial(chunk_parallel, chunk_size=chunk_size)
-    return ScanResult(*scan(inputs, form, psiv_cache=psiv_cache))
+    return _LANES[options.lane](inputs, options)
+
+
+def _reference(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
+    sequential = options.schedule == "sequential"
+    form: Form = step_form if sequential else partial(chunk_parallel, chunk_size=options.chunk_size)
+    return scan(inputs, form, psiv_cache=options.psiv_cache)
+
+
+def _cuda(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
+    from kernels.mamba3_mimo.cuda import op  # tilelang is imported on first use: a CPU node has none
+
+    return op.scan(inputs, options)
+
+
+def _peer(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
+    return peer_scan(inputs, chunk_size=options.chunk_size)
+
+
+_LANES: dict[Lane, Callable[[ScanInputs, ScanOptions], tuple[Tensor, Tensor]]] = {
+    Lane.REFERENCE: _reference,
+    Lane.CUDA: _cuda,
+    Lane.PEER: _peer,
+}
+"""Implementation of every lane that has one."""

@@ -14,7 +14,9 @@ from torch import Tensor
 from kernels.errors import ShapeError
 
 DIFFERENTIABLE = ("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "trap", "angles")
-"""The fourteen tensors that receive a gradient, in the order of `ScanInputs.tensors()`."""
+"""The fourteen tensors that can receive a gradient, in the order of `ScanInputs.tensors()`."""
+OPTIONAL = ("z", "zeta", "phi", "D")
+"""Those that may be left out; z and zeta only together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +29,20 @@ class ScanInputs:
     """[B,S,R,G,N] writing directions, without bias and rotation."""
     v: Tensor
     """[B,S,H,P] values."""
-    z: Tensor
-    """[B,S,H,P] gate, before silu."""
+    z: Tensor | None = None
+    """[B,S,H,P] gate, before silu. None together with zeta: no gate."""
     q_bias: Tensor
     """[H,R,N]."""
     k_bias: Tensor
     """[H,R,N]."""
     psi: Tensor
     """[H,R,P] expands one value per head to R."""
-    zeta: Tensor
+    zeta: Tensor | None = None
     """[H,R,P] expands the gate to R."""
-    phi: Tensor
-    """[H,R,P] contracts R outputs to one."""
-    D: Tensor
-    """[H] skip weight."""
+    phi: Tensor | None = None
+    """[H,R,P] contracts R outputs to one. None: the output keeps its R ranks, [B,S,R,H,P]."""
+    D: Tensor | None = None
+    """[H] skip weight. None: no skip."""
     adt: Tensor
     """[B,H,S] log decay of each step, <= 0."""
     dt: Tensor
@@ -48,15 +50,19 @@ class ScanInputs:
     trap: Tensor
     """[B,H,S] trapezoid mix before the sigmoid."""
     angles: Tensor
-    """[B,S,H,A] raw angles, or cumulated ones in radians when `angles_cumulated`."""
+    """[B,S,H,A] raw angles, or [B,S,1,A] for all heads; or cumulated ones in radians when `angles_cumulated`."""
     segment_ids: Tensor | None = None
     """[B,S] integers; the scan restarts wherever the id changes. None: every row is one document."""
     angles_cumulated: bool = False
     """Whether `angles` already holds the running sum over time."""
 
     def __post_init__(self) -> None:
+        if (self.z is None) != (self.zeta is None):
+            alone, missing = ("zeta", "z") if self.z is None else ("z", "zeta")
+            raise ShapeError(f"{alone} is given without {missing}; allowed: both, or neither for no gate")
         for name, shape in self._expected_shapes().items():
-            given = tuple(getattr(self, name).shape)
+            tensor = getattr(self, name)
+            given = shape if tensor is None else tuple(tensor.shape)
             if given != shape:
                 raise ShapeError(f"{name} has shape {list(given)}; expected {list(shape)}")
         if self.num_heads % self.num_groups:
@@ -77,7 +83,8 @@ class ScanInputs:
         shapes |= dict.fromkeys(("q_bias", "k_bias"), (h, r, n))
         shapes |= dict.fromkeys(("psi", "zeta", "phi"), (h, r, p))
         shapes |= dict.fromkeys(("adt", "dt", "trap"), (b, h, s))
-        shapes["angles"] = (b, s, h, self.angles.shape[-1])
+        shared = self.angles.shape[2] == 1 and not self.angles_cumulated
+        shapes["angles"] = (b, s, 1 if shared else h, self.angles.shape[-1])
         if self.segment_ids is not None:
             shapes["segment_ids"] = (b, s)
         if s == 0 or n % 4:
@@ -85,9 +92,9 @@ class ScanInputs:
         return shapes
 
     def _check_dtypes(self) -> None:
-        dtypes = {name: getattr(self, name).dtype for name in ("q", "k", "v", "z")}
-        if len(set(dtypes.values())) > 1:
-            raise ShapeError(f"q, k, v and z have dtypes {[str(d) for d in dtypes.values()]}; expected one dtype")
+        dtypes = [tensor.dtype for tensor in (self.q, self.k, self.v, self.z) if tensor is not None]
+        if len(set(dtypes)) > 1:
+            raise ShapeError(f"q, k, v and z have dtypes {[str(dtype) for dtype in dtypes]}; expected one dtype")
         if self.segment_ids is not None and self.segment_ids.is_floating_point():
             raise ShapeError(f"segment_ids has dtype {self.segment_ids.dtype}; expected an integer dtype")
 
@@ -111,11 +118,16 @@ class ScanInputs:
         """Dtype of states and sums: float32, or float64 when the operation runs in float64."""
         return torch.promote_types(self.v.dtype, torch.float32)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the differentiable tensors that are given, in the order of `DIFFERENTIABLE`."""
+        return tuple(name for name in DIFFERENTIABLE if getattr(self, name) is not None)
+
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the differentiable tensors in the order of `DIFFERENTIABLE`."""
-        return tuple(getattr(self, name) for name in DIFFERENTIABLE)
+        """Return the differentiable tensors that are given, in the order of `names`."""
+        return tuple(getattr(self, name) for name in self.names)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> "ScanInputs":
-        """Return a copy whose differentiable tensors are `tensors`."""
-        changes: dict[str, Any] = dict(zip(DIFFERENTIABLE, tensors, strict=True))
+        """Return a copy whose differentiable tensors are `tensors`, in the order of `names`."""
+        changes: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         return replace(self, **changes)

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from kernels.mamba3_mimo.inputs import ScanInputs
 
+_SUM_BLOCK = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
@@ -34,16 +36,19 @@ class Operands:
     """Whether a token begins a document; None when every row is one document."""
 
 
-def operands(inputs: ScanInputs, x_BHSRP: Tensor) -> Operands:
-    """Return the recurrence's operands; `x_BHSRP` is PsiV and stands in for v and psi."""
+def operands(inputs: ScanInputs, x_BHSRP: Tensor, start_BHA: Tensor | None = None) -> Operands:
+    """Return the recurrence's operands; `x_BHSRP` is PsiV and stands in for v and psi.
+
+    `start_BHA` is the cumulated angle of the token before the first, 0 when None.
+    """
     acc = inputs.accumulate_dtype
     dt_BHS = inputs.dt.to(acc)
     mix_BHS = torch.sigmoid(inputs.trap.to(acc))
     starts_BS = None if inputs.segment_ids is None else document_starts(inputs.segment_ids)
-    angle_BHSA = _cumulated_angles(inputs, starts_BS)
+    angle_BHSA = _cumulated_angles(inputs, starts_BS, start_BHA)
     return Operands(
-        q_BHSRN=_rotated(inputs.q, inputs.q_bias, angle_BHSA),
-        k_BHSRN=_rotated(inputs.k, inputs.k_bias, angle_BHSA),
+        q_BHSRN=rotated(inputs.q, inputs.q_bias, angle_BHSA),
+        k_BHSRN=rotated(inputs.k, inputs.k_bias, angle_BHSA),
         x_BHSRP=x_BHSRP.to(acc),
         adt_BHS=inputs.adt.to(acc),
         gamma_BHS=mix_BHS * dt_BHS,
@@ -67,28 +72,62 @@ def document_starts(segment_ids_BS: Tensor) -> Tensor:
 
 
 def gated_output(inputs: ScanInputs, y_BHSRP: Tensor, x_BHSRP: Tensor) -> Tensor:
-    """Return o [B,S,H,P]: add the skip D * x, gate by silu(z * zeta), contract the ranks with phi."""
+    """Return o: the skip D * x added, gated by silu(z * zeta), the ranks contracted with phi, each where given.
+
+    [B,S,H,P], or [B,S,R,H,P] without phi.
+    """
     acc = inputs.accumulate_dtype
-    y_BHSRP = torch.addcmul(y_BHSRP, inputs.D.to(acc).view(-1, 1, 1, 1), x_BHSRP)
-    gate_BHSRP = inputs.z.to(acc).transpose(1, 2).unsqueeze(3) * inputs.zeta.to(acc).unsqueeze(1)
-    gated_BHSRP = y_BHSRP * functional.silu(gate_BHSRP) * inputs.phi.to(acc).unsqueeze(1)
-    return gated_BHSRP.sum(3).transpose(1, 2).to(inputs.v.dtype)
+    if inputs.D is not None:
+        y_BHSRP = torch.addcmul(y_BHSRP, inputs.D.to(acc).view(-1, 1, 1, 1), x_BHSRP)
+    if inputs.z is not None and inputs.zeta is not None:
+        gate_BHSRP = inputs.z.to(acc).transpose(1, 2).unsqueeze(3) * inputs.zeta.to(acc).unsqueeze(1)
+        y_BHSRP = y_BHSRP * functional.silu(gate_BHSRP)
+    if inputs.phi is None:
+        return y_BHSRP.permute(0, 2, 3, 1, 4).to(inputs.v.dtype)
+    return (y_BHSRP * inputs.phi.to(acc).unsqueeze(1)).sum(3).transpose(1, 2).to(inputs.v.dtype)
 
 
-def _cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None) -> Tensor:
+def _cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None, start_BHA: Tensor | None) -> Tensor:
     """Return theta [B,H,S,A] in [0, 2 pi), summed in float64 because it grows with the sequence.
 
     Only differences within a document matter. The sum restarts with the document all the same, or the gradients of
     its angles would carry the rounding noise of every later document.
     """
-    angle_BHSA = inputs.angles.transpose(1, 2).double()
-    if not inputs.angles_cumulated:
-        step_BHSA = math.pi * torch.tanh(angle_BHSA) * inputs.dt.double().unsqueeze(-1)
-        angle_BHSA = torch.cumsum(step_BHSA, dim=2)
+    if inputs.angles_cumulated:
+        angle_BHSA = inputs.angles.transpose(1, 2).double()
+    else:
+        step_BHSA = angle_steps(inputs)
+        angle_BHSA = running_sum(step_BHSA, dim=2)
+        if start_BHA is not None:
+            angle_BHSA = angle_BHSA + start_BHA.double().unsqueeze(2)
         if starts_BS is not None:
             first_BHSA = _first_token(starts_BS)[:, None, :, None].expand_as(angle_BHSA)
             angle_BHSA = angle_BHSA - (angle_BHSA - step_BHSA).gather(2, first_BHSA)
-    return torch.remainder(angle_BHSA, 2 * math.pi).to(inputs.accumulate_dtype)
+    return torch.remainder(angle_BHSA, math.tau).to(inputs.accumulate_dtype)
+
+
+def running_sum(t: Tensor, *, dim: int) -> Tensor:
+    """Return the inclusive running sum of the float64 `t` along `dim`, deterministic on every device.
+
+    torch.cumsum of floating point is not deterministic on a GPU; there the sum is a product with triangles of ones.
+    """
+    if t.device.type != "cuda":
+        return torch.cumsum(t, dim=dim)
+    length = t.shape[dim]
+    rows = functional.pad(t.movedim(dim, -1), (0, -length % _SUM_BLOCK))
+    inside = rows.reshape(*rows.shape[:-1], -1, _SUM_BLOCK) @ _ones(_SUM_BLOCK, t).triu()
+    before = inside[..., -1] @ _ones(inside.shape[-2], t).triu(1)
+    summed = (inside + before.unsqueeze(-1)).flatten(-2)[..., :length]
+    return summed.movedim(-1, dim)
+
+
+def _ones(size: int, like: Tensor) -> Tensor:
+    return torch.ones(size, size, dtype=like.dtype, device=like.device)
+
+
+def angle_steps(inputs: ScanInputs) -> Tensor:
+    """Return what every token adds to the angle, pi * tanh(raw angle) * dt, float64 [B,H,S,A]."""
+    return math.pi * torch.tanh(inputs.angles.transpose(1, 2).double()) * inputs.dt.double().unsqueeze(-1)
 
 
 def _first_token(starts_BS: Tensor) -> Tensor:
@@ -97,7 +136,7 @@ def _first_token(starts_BS: Tensor) -> Tensor:
     return torch.where(starts_BS, index_S, 0).cummax(1).values
 
 
-def _rotated(direction_BSRGN: Tensor, bias_HRN: Tensor, angle_BHSA: Tensor) -> Tensor:
+def rotated(direction_BSRGN: Tensor, bias_HRN: Tensor, angle_BHSA: Tensor) -> Tensor:
     """Return [B,H,S,R,N]: groups spread over heads, bias added, pairs (j, N/2 + j) turned by angle j."""
     acc = angle_BHSA.dtype
     num_heads, half = bias_HRN.shape[0], direction_BSRGN.shape[-1] // 2

@@ -5,7 +5,6 @@ Everything else of the forward pass is computed again in the backward pass, so b
 the same numbers: outputs and gradients are bit-identical.
 """
 
-import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,13 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels import facts
-from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
+from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import psiv
 
 Form: TypeAlias = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]
 """Step or chunk-parallel form: (inputs, PsiV) -> (o, final state)."""
-
-_V, _PSI = DIFFERENTIABLE.index("v"), DIFFERENTIABLE.index("psi")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +32,7 @@ class _Call:
 
 
 def scan(inputs: ScanInputs, form: Form, *, psiv_cache: bool) -> tuple[Tensor, Tensor]:
-    """Return (o [B,S,H,P], final state [B,H,N,P]); the state receives no gradient."""
+    """Return (o, final state [B,H,N,P]); the state receives no gradient."""
     tensors = inputs.tensors()
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         detached = inputs.with_tensors(tuple(tensor.detach() for tensor in tensors))
@@ -52,8 +49,6 @@ class _Scan(torch.autograd.Function):
         x_BHSRP = psiv(inputs.v, inputs.psi)
         out, state = call.form(inputs, x_BHSRP)
         ctx.call = call
-        # The backward pass of a GPU runs on another thread; the facts must still reach this collector.
-        ctx.facts_context = contextvars.copy_context()
         ctx.save_for_backward(*tensors, *([x_BHSRP] if call.psiv_cache else []))
         if call.psiv_cache:
             facts.add("mamba3_mimo.psiv_saved_bytes", x_BHSRP.nbytes)
@@ -64,12 +59,13 @@ class _Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
         saved: tuple[Tensor, ...] = ctx.saved_tensors
-        tensors = saved[: len(DIFFERENTIABLE)]
+        tensors = saved[: len(ctx.call.inputs.names)]
         if ctx.call.psiv_cache:
             x_BHSRP = saved[-1]
         else:
-            x_BHSRP = psiv(tensors[_V], tensors[_PSI])
-            ctx.facts_context.run(facts.add, "mamba3_mimo.psiv_recomputes", 1)
+            inputs = ctx.call.inputs.with_tensors(tensors)
+            x_BHSRP = psiv(inputs.v, inputs.psi)
+            facts.add("mamba3_mimo.psiv_recomputes", 1)
         needed = ctx.needs_input_grad[1:]
         return None, *_gradients(ctx.call, tensors, x_BHSRP, grad_out, needed)
 
@@ -82,13 +78,14 @@ def _gradients(
     x_BHSRP = x_BHSRP.detach().requires_grad_()
     with torch.enable_grad():
         out, _ = call.form(call.inputs.with_tensors(leaves), x_BHSRP)
-    through = [i for i, need in enumerate(needed) if need and i not in (_V, _PSI)]
+    at_v, at_psi = call.inputs.names.index("v"), call.inputs.names.index("psi")
+    through = [i for i, need in enumerate(needed) if need and i not in (at_v, at_psi)]
     *grads, grad_x_BHSRP = torch.autograd.grad(out, [*(leaves[i] for i in through), x_BHSRP], grad_out)
     result: list[Tensor | None] = [None] * len(tensors)
     for i, grad in zip(through, grads, strict=True):
         result[i] = grad
-    if needed[_V] or needed[_PSI]:
-        result[_V], result[_PSI] = _psiv_gradients(tensors[_V], tensors[_PSI], grad_x_BHSRP)
+    if needed[at_v] or needed[at_psi]:
+        result[at_v], result[at_psi] = _psiv_gradients(tensors[at_v], tensors[at_psi], grad_x_BHSRP)
     return result
 
 

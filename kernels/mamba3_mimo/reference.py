@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kernels import facts
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import Operands, gated_output, operands
+from kernels.mamba3_mimo.operands import Operands, gated_output, operands, running_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,10 @@ class _Decays:
 
 
 def chunk_parallel(inputs: ScanInputs, x_BHSRP: Tensor, *, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """Return (o [B,S,H,P], final state [B,H,N,P]) from PsiV `x_BHSRP`; S need not be a multiple of `chunk_size`."""
+    """Return (o, final state [B,H,N,P]) from PsiV `x_BHSRP`; S need not be a multiple of `chunk_size`.
+
+    o is [B,S,H,P], or [B,S,R,H,P] without phi.
+    """
     facts.record("mamba3_mimo.lane", "reference")
     facts.record("mamba3_mimo.schedule", "chunk_parallel")
     facts.record("mamba3_mimo.chunk_size", chunk_size)
@@ -79,7 +82,7 @@ def _weigh(scores_BHKMM: Tensor, weight_BHKCC: Tensor) -> Tensor:
 
 def _decays(parts: Operands, chunk_size: int) -> _Decays:
     # float64: gradients of decays are differences of sums, and must cancel between the documents of a chunk.
-    sum_BHKC = _chunked(parts.adt_BHS, chunk_size).double().cumsum(-1)
+    sum_BHKC = running_sum(_chunked(parts.adt_BHS, chunk_size).double(), dim=-1)
     acc = parts.adt_BHS.dtype
     log_BHKC, rest_BHKC = sum_BHKC.to(acc), (sum_BHKC[..., -1:] - sum_BHKC).to(acc)
     gamma_BHKC = _chunked(parts.gamma_BHS, chunk_size)

@@ -12,7 +12,7 @@ from experiments.gates import catalogue
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, Decision
 from experiments.spec import ablation_json_schema
 from experiments.verdicts import VariantVerdict
-from service.cli import gates_page, receipts, show
+from service.cli import bundles, gates_page, receipts, show
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.cli.report_file import home_files, save_report
 from service.cli.spec_argument import SpecArgument, read_spec
@@ -22,15 +22,31 @@ from service.lifecycle import AblationState
 from service.schemas import AblationAccepted, AblationPublic
 
 app = typer.Typer()
+app.add_typer(bundles.app)
 app.add_typer(receipts.app, name="receipts")
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
+JudgedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ABLATION", help="The ablation's id (abl_...), or a bundle: judged here, without a service."
+    ),
+]
 
 
 @app.command()
 @guarded
-def plan(spec: SpecArgument, as_json: JsonOption = False) -> None:
+def plan(
+    spec: SpecArgument,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
+    if out_file is not None:
+        bundles.write_plan(read_spec(spec), out_file, as_json=as_json)
+        return
     with Client() as client:
         answer = client.ablations.plan(read_spec(spec))
     print_json(answer) if as_json else out().print(show.plan(answer))
@@ -110,7 +126,7 @@ def cancel(ablation: AblationArgument, as_json: JsonOption = False) -> None:
 @app.command()
 @guarded
 def verdict(
-    ablation: AblationArgument,
+    ablation: JudgedArgument,
     explain: Annotated[bool, typer.Option("--explain", help="Say why, with every requirement of the rule.")] = False,
     require: Annotated[
         Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")
@@ -121,8 +137,7 @@ def verdict(
 
     With several variants it is 0 when one can be adopted, otherwise the highest of their codes.
     """
-    with Client() as client:
-        found = client.ablations.verdict(ablation)
+    found = bundles.verdict_of(ablation)
     if as_json:
         print_json(found)
     else:
@@ -147,18 +162,19 @@ def exit_code(variants: tuple[VariantVerdict, ...], require: Decision | None) ->
 @app.command()
 @guarded
 def report(
-    ablation: AblationArgument,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="File, or - for standard output.")] = None,
+    ablation: JudgedArgument,
+    output: Annotated[
+        str | None, typer.Option("--output", "--out", "-o", help="File, or - for standard output.")
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Save the report: one HTML page that needs nothing else. Default: $ABLATE_HOME/reports/<id>.html."""
-    with Client() as client:
-        page = client.ablations.report(ablation)
+    name, page = bundles.report_of(ablation)
     if output == "-":
         typer.echo(page)
         return
-    path = save_report(home_files(), ablation, page, Path(output) if output else None)
+    path = save_report(home_files(), name, page, Path(output) if output else None)
     print_json({"path": str(path)}) if as_json else out().print(str(path))
     if open_:
         webbrowser.open(path.as_uri())

@@ -27,7 +27,8 @@ def _section(gate: GatePublic) -> str:
         f"- attested by: {gate.attested_by}",
     ]
     lines += [f"- needs: {_pairs(gate.requires)}"] if gate.requires else []
-    lines += [f"- has no effect with: {_pairs(gate.unused_with)}"] if gate.unused_with else []
+    settings = "; ".join(_pairs(setting) for setting in gate.unused_with)
+    lines += [f"- has no effect with: {settings}"] if settings else []
     lines += ["", "| value | runs today on |", "|---|---|"]
     lines += [f"| `{value}` | {', '.join(classes) or 'nothing yet'} |" for value, classes in gate.node_classes.items()]
     return "\n".join(lines) + "\n"

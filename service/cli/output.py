@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.catalog_files import UnknownCatalogFile
-from experiments.errors import ExperimentError, SpecError
+from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ERROR_EXIT_CODE
 from service.answers import Problem, ProblemEntry
 from service.client import ClientError
@@ -80,6 +80,9 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, SpecError):
         entries = [ProblemEntry(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
         return Problem(title="The spec is not acceptable", errors=tuple(entries))
+    if isinstance(error, BundleError):
+        entries = [ProblemEntry(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
+        return Problem(title="The bundle is damaged or was altered", errors=tuple(entries))
     return Problem(title="Error", detail=str(error.args[0] if isinstance(error, LookupError) else error))
 
 

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from experiments.errors import ReceiptError
+from experiments.bundle import RECEIPT, open_bundle
+from experiments.bundle_files import is_bundle, read_bundle_files
+from experiments.errors import BundleError, ReceiptError
 from experiments.receipts import Receipt, verify
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
@@ -21,11 +23,13 @@ DAMAGED_EXIT_CODE = 1
 @app.command("verify")
 @guarded
 def verify_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSON: one receipt, or a list of them.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="JSON: one receipt, or a list of them; or a bundle.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Recompute digests and statistics from the raw samples. Exit 1 when a receipt is damaged or was altered."""
-    findings = {name: verify(receipt) for path in files for name, receipt in _load(path)}
+    findings = {name: found for path in files for name, found in _examine(path)}
     if as_json:
         print_json({"receipts": [{"receipt": name, "problems": found} for name, found in findings.items()]})
     else:
@@ -57,6 +61,21 @@ def get(
 
 def _of_ablation(client: Client, ablation: str) -> list[Receipt]:
     return [client.trials.receipt(trial.id) for trial in client.ablations.trials(ablation) if trial.receipt_digest]
+
+
+def _examine(path: Path) -> list[tuple[str, list[str]]]:
+    """Return what is wrong with every receipt in a file, or with every file of a bundle, under names to show."""
+    if not is_bundle(path):
+        return [(name, verify(receipt)) for name, receipt in _load(path)]
+    files = read_bundle_files(path)
+    try:
+        open_bundle(files)
+    except BundleError as error:
+        damaged = {problem.pointer for problem in error.problems}
+        found = {name: [p.detail for p in error.problems if p.pointer == name] for name in sorted({*files, *damaged})}
+    else:
+        found = {name: [] for name in files}
+    return [(f"{path}/{name}", details) for name, details in found.items() if details or name.endswith(RECEIPT)]
 
 
 def _load(path: Path) -> list[tuple[str, Mapping[str, Any]]]:

@@ -69,6 +69,7 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
         ("node class", row.node_class),
         ("spec", row.spec_digest),
         ("rule", row.rule_digest),
+        *(("imported from", digest) for digest in row.bundles),
         ("created", wording.moment(row.created_at)),
         ("mlflow", row.mlflow_url or "not projected yet"),
     )

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 
 from experiments.digest import digest_bytes
+from experiments.ids import new_id
 from experiments.load import CONTENT_TYPES, parse_spec
 from experiments.plan import Plan, make_plan
 from kernels.backends import LANES_ON, NodeClass
 from service.deps import Reader, Services, ServicesDep, SpecBody, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
-from service.ids import new_id
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
 from service.public import links_of, silent_limit_s
 from service.responses import etag_of, secured

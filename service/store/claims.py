@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
-from service.ids import new_id
+from experiments.ids import new_id
 from service.lifecycle import AblationState, AttemptState, BlockState
 from service.store.clock import db_now
 from service.store.journal import Journal, lock_ablation

@@ -64,7 +64,7 @@ def _end(
     if old == AblationState.CANCELLING:
         new, reason, errand = AblationState.CANCELLED, "no block is running any more", outbox.REPORT
     elif done:
-        left = f", {cancelled} not run: the device minutes are used up" if cancelled else ""
+        left = f", {cancelled} not run" if cancelled else ""
         new, reason, errand = AblationState.COMPLETED, f"{done} blocks done, {failed} failed{left}", outbox.JUDGE
     else:
         new, reason, errand = AblationState.FAILED, f"no block counted, {failed} failed", outbox.JUDGE

@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from experiments.ids import new_ids
 from experiments.plan import Plan
 from experiments.spec import AblationSpec
 from service.errors import IdempotencyMismatch, ServiceError
-from service.ids import new_ids
 from service.lifecycle import AblationState, BlockState, TrialState
 from service.store import outbox
 from service.store.bulk import insert_many
@@ -33,6 +33,15 @@ class Submission:
     spec_text: str
     content_type: str
     submitted_by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkIds:
+    """Ids of what an ablation consists of."""
+
+    blocks: tuple[str, ...]
+    trials: tuple[tuple[str, ...], ...]
+    """For each block, in running order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +84,26 @@ def store_submission(connection: Connection, submission: Submission, key: Key, a
         connection.execute(_ANSWER, {**row, "ablation_id": answer.ablation_id, "answer": answer.text})
     except IntegrityError as error:
         raise KeyKnown from error
-    ablation = _ablation_row(submission)
-    block_rows, trial_rows = _work_rows(submission)
-    connection.execute(_ABLATION, ablation)
+    insert_rows(connection, submission, fresh_ids(submission.plan))
+    journal = Journal(connection, submission.ablation_id, actor=submission.submitted_by)
+    journal.note("ablation.state", submission.ablation_id, reason="submitted", new=AblationState.QUEUED)
+    journal.flush_new()
+    outbox.add(connection, outbox.WAKE, submission.plan.node_class)
+
+
+def fresh_ids(plan: Plan) -> WorkIds:
+    """Return new ids for the blocks and trials of `plan`."""
+    trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
+    return WorkIds(
+        blocks=tuple(new_ids("blk", len(plan.blocks))),
+        trials=tuple(tuple(next(trial_ids) for _ in block.order) for block in plan.blocks),
+    )
+
+
+def insert_rows(connection: Connection, submission: Submission, ids: WorkIds, *, bundles: str | None = None) -> None:
+    """Insert the ablation with its labels, blocks and trials, all queued."""
+    block_rows, trial_rows = _work_rows(submission, ids)
+    connection.execute(_ABLATION, {**_ablation_row(submission), "bundles": bundles})
     insert_many(connection, blocks, block_rows)
     insert_many(connection, trials, trial_rows)
     if submission.spec.labels:
@@ -85,10 +111,6 @@ def store_submission(connection: Connection, submission: Submission, key: Key, a
         connection.execute(
             insert(labels), [{"ablation_id": submission.ablation_id, "key": k, "value": str(v)} for k, v in pairs]
         )
-    journal = Journal(connection, submission.ablation_id, actor=submission.submitted_by)
-    journal.note("ablation.state", submission.ablation_id, reason="submitted", new=AblationState.QUEUED)
-    journal.flush_new()
-    outbox.add(connection, outbox.WAKE, submission.plan.node_class)
 
 
 def _ablation_row(submission: Submission) -> dict[str, Any]:
@@ -116,12 +138,10 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
     }
 
 
-def _work_rows(submission: Submission) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _work_rows(submission: Submission, ids: WorkIds) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     plan, ablation_id = submission.plan, submission.ablation_id
     priority = submission.spec.limits.priority
     roles = {arm.name: arm.role for arm in plan.arms}
-    block_ids = new_ids("blk", len(plan.blocks))
-    trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
     block_rows = [
         {
             "id": block_id,
@@ -136,11 +156,11 @@ def _work_rows(submission: Submission) -> tuple[list[dict[str, Any]], list[dict[
             "attempt_no": 0,
             "not_before": 0.0,
         }
-        for block_id, block in zip(block_ids, plan.blocks, strict=True)
+        for block_id, block in zip(ids.blocks, plan.blocks, strict=True)
     ]
     trial_rows = [
         {
-            "id": next(trial_ids),
+            "id": trial_id,
             "ablation_id": ablation_id,
             "block_id": block_id,
             "block_index": block.index,
@@ -149,7 +169,7 @@ def _work_rows(submission: Submission) -> tuple[list[dict[str, Any]], list[dict[
             "role": roles[arm],
             "state": TrialState.QUEUED.value,
         }
-        for block_id, block in zip(block_ids, plan.blocks, strict=True)
-        for position, arm in enumerate(block.order)
+        for block_id, trial_ids, block in zip(ids.blocks, ids.trials, plan.blocks, strict=True)
+        for position, (trial_id, arm) in enumerate(zip(trial_ids, block.order, strict=True))
     ]
     return block_rows, trial_rows

@@ -81,6 +81,7 @@ ablations = Table(
     Column("report_html", Text),
     Column("mlflow_experiment_id", String(64)),
     Column("mlflow_run_id", String(64)),
+    Column("bundles", Text),
     Index("ix_ablations_state_id", "state", "id"),
 )
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from workers.bell import Bell
 from workers.forkserver import ForkServer
+from workers.inherited import mark_process
 from workers.lease import Lease
 from workers.paths import TrialPaths
 from workers.processes import die_with_parent
 from workers.reaper import Reaper
 from workers.result import TrialOrder
 from workers.runner import Runner
-from workers.settings import mark_process
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 

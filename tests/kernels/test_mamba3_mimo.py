@@ -6,10 +6,11 @@ row is taken relative to the largest row of the tensor, 5e-2, and over the whole
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo
+from kernels.mamba3_mimo import DIFFERENTIABLE, ScanOptions, mamba3_mimo
 from kernels.testing import TIME_AXIS, ScanShape, global_error, random_inputs, worst_row_error
 from tests.kernels.oracle import Oracle
 
@@ -57,7 +58,7 @@ def compare(shape, form, *, dtype, ids=None, cumulated=False, cache=False):
         inputs = inputs.with_tensors(tuple(t.double() for t in inputs.tensors()))
     inputs = replace(inputs, segment_ids=ids, angles_cumulated=cumulated)
     leaves = tuple(t.requires_grad_() for t in inputs.tensors())
-    result = mamba3_mimo(inputs, psiv_cache=cache, **form)
+    result = mamba3_mimo(inputs, ScanOptions(psiv_cache=cache, **form))
     grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
     actual = dict(zip(DIFFERENTIABLE, torch.autograd.grad(result.out, leaves, grad_out), strict=True))
     actual |= {"out": result.out.detach(), "final_state": result.final_state}
@@ -118,10 +119,26 @@ def test_long_decay_does_not_overflow(form):
     inputs = random_inputs(BASE)
     inputs = replace(inputs, adt=inputs.adt * 200)
     leaves = tuple(t.requires_grad_() for t in inputs.tensors())
-    out = mamba3_mimo(inputs, **form).out
+    out = mamba3_mimo(inputs, ScanOptions(**form)).out
     grads = torch.autograd.grad(out.sum(), leaves)
     assert out.isfinite().all()
     assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("kind", ["one_document", "several"])
+def test_angles_shared_by_all_heads_equal_the_same_angles_for_each(form, kind):
+    inputs = random_inputs(BASE, seed=6)
+    inputs = inputs.with_tensors(tuple(t.double() for t in inputs.tensors()))
+    shared = inputs.angles[:, :, :1].clone().requires_grad_()
+    each = shared.detach().expand_as(inputs.angles).clone().requires_grad_()
+    outs = [
+        mamba3_mimo(replace(inputs, angles=angles, segment_ids=document_ids(BASE, kind)), ScanOptions(**form)).out
+        for angles in (shared, each)
+    ]
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-12, atol=1e-12)
+    grads = [torch.autograd.grad(out.sum(), angles)[0] for out, angles in zip(outs, (shared, each), strict=True)]
+    torch.testing.assert_close(grads[0], grads[1].sum(2, keepdim=True), rtol=1e-10, atol=1e-10)
 
 
 def test_wrong_last_row_of_chunk_is_seen_by_the_row_error_alone():
@@ -136,7 +153,50 @@ def test_wrong_last_row_of_chunk_is_seen_by_the_row_error_alone():
 def test_no_gradient_is_returned_for_frozen_inputs(form):
     inputs = random_inputs(BASE)
     inputs.v.requires_grad_()
-    mamba3_mimo(inputs, **form).out.sum().backward()
+    mamba3_mimo(inputs, ScanOptions(**form)).out.sum().backward()
     assert inputs.v.grad is not None
     assert inputs.psi.grad is None
     assert inputs.q.grad is None
+
+
+UNIT_GATE = 1.2784645427610738
+"""u with silu(u) = 1: a gate of this value does nothing."""
+
+
+def oracle_without(inputs, missing, grad_out):
+    """Return outputs and gradients without some tensors: no skip is D = 0, one rank's output a one-hot phi."""
+    values = {name: getattr(inputs, name) for name in DIFFERENTIABLE}
+    values = {name: None if t is None else t.detach().double().numpy() for name, t in values.items()}
+    if "D" in missing:
+        values["D"] = np.zeros(BASE.heads)
+    if "z" in missing:
+        values["z"] = np.full(values["v"].shape, UNIT_GATE)
+        values["zeta"] = np.ones(values["psi"].shape)
+    if "phi" not in missing:
+        oracle = Oracle(values)
+        return oracle.out, oracle.gradients(grad_out.numpy())
+    outs, sums = [], {}
+    for rank in range(BASE.ranks):
+        phi = np.zeros(values["psi"].shape)
+        phi[:, rank] = 1
+        oracle = Oracle(values | {"phi": phi})
+        outs.append(oracle.out)
+        for name, grad in oracle.gradients(grad_out[:, :, rank].numpy()).items():
+            sums[name] = sums.get(name, 0) + grad
+    return np.stack(outs, axis=2), sums
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("missing", [("D",), ("z", "zeta"), ("phi",), ("D", "phi"), ("z", "zeta", "phi", "D")])
+def test_scan_without_skip_gate_or_contraction_matches_oracle(form, missing):
+    inputs = random_inputs(BASE, seed=5)
+    inputs = replace(inputs.with_tensors(tuple(t.double() for t in inputs.tensors())), **dict.fromkeys(missing))
+    leaves = tuple(t.requires_grad_() for t in inputs.tensors())
+    out = mamba3_mimo(inputs, ScanOptions(**form)).out
+    grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    grads = dict(zip(inputs.names, torch.autograd.grad(out, leaves, grad_out), strict=True))
+    expected, expected_grads = oracle_without(inputs, missing, grad_out)
+    assert set(grads) == set(DIFFERENTIABLE) - set(missing)
+    torch.testing.assert_close(out.detach(), torch.from_numpy(expected), rtol=1e-10, atol=1e-10)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, torch.from_numpy(expected_grads[name]), rtol=1e-9, atol=1e-10, msg=name)

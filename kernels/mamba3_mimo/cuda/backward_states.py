@@ -4,14 +4,16 @@ Letters: see shape.py; scalars per token: see prefix.py.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# ruff: noqa: N812, PLR0913, PLR0915, PLR0917
+# A gate that is known when compiling is an `if` around one that is not (SIM102).
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
 # mypy: ignore-errors
 
 from typing import Any
 
 import tilelang.language as T
-from tilelang.layout import make_swizzled_layout
+from tilelang import PassConfigKey
 
+from kernels.mamba3_mimo.cuda.outer import make_outer
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.tiles import (
     BF16,
@@ -23,143 +25,261 @@ from kernels.mamba3_mimo.cuda.tiles import (
     make_bias,
     make_expanded,
     make_factor,
-    make_load,
     make_piece,
     make_rotated,
-    make_scales,
+    make_row_scales,
+    make_window_scales,
+    pieces,
+    spread,
+    window,
 )
+from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.walk import given, make_walk
 
 
-def local_gradients(s: ScanShape, *, threads: int = 128) -> Any:
-    """B1: local[b,h,k] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,K,N,P]."""
+def make_gated(s: ScanShape, threads: int) -> Any:
+    """Return macro(g_s, do_s, z_s, scale, zeta, phi, first, tx, into): the gradient of y, times `scale`.
+
+    g [M,P] = dO * silu(z * zeta) * phi from row `into` of g_s on; the chunk's tiles start at row `first` * C of z_s
+    [slots*C,P] and of do_s, which has C rows per chunk, or M without phi. `zeta` (halved), `phi` [4 * R] are the
+    thread's columns; `scale` one number per row of its pieces.
+    """
+    C, R = s.C, s.R
+    lanes, step, units, guarded = pieces(s, threads)
+
+    @T.macro
+    def gated(g_s, do_s, z_s, scale, zeta, phi, first, tx, into):
+        row = T.min(tx // lanes, C - 1) if guarded else tx // lanes
+        z_l, do_l = T.alloc_local((units * 4,), F32), T.alloc_local((units * 4,), F32)
+        grad, half_u = T.alloc_local((4,), F32), T.alloc_local((4,), F32)
+        # all loads first: the compiler cannot know that g_s is another buffer
+        for u in T.unroll(units):
+            for e in T.vectorized(4):
+                if s.gated:
+                    z_l[u * 4 + e] = f32(z_s[first * C + u * step + row, tx % lanes * 4 + e])
+            for e in T.vectorized(4):
+                if s.reduced:
+                    do_l[u * 4 + e] = f32(do_s[first * C + u * step + row, tx % lanes * 4 + e]) * scale[u]
+        for r in T.unroll(R):
+            for u in T.unroll(units):
+                for e in T.vectorized(4):
+                    if s.reduced:
+                        grad[e] = do_l[u * 4 + e] * phi[r * 4 + e]
+                    else:
+                        grad[e] = f32(do_s[(first * R + r) * C + u * step + row, tx % lanes * 4 + e]) * scale[u]
+                if s.gated:
+                    for e in T.vectorized(4):
+                        half_u[e] = z_l[u * 4 + e] * zeta[r * 4 + e]
+                    for e in T.vectorized(4):
+                        grad[e] = grad[e] * (half_u[e] * T.tanh(half_u[e]) + half_u[e])
+                if (not guarded) | (tx // lanes < C):
+                    for e in T.vectorized(4):
+                        g_s[into + r * C + u * step + tx // lanes, tx % lanes * 4 + e] = bf16(grad[e])
+
+    return gated
+
+
+def local_gradients(s: ScanShape, v: Variant) -> Any:
+    """B1: local[b,h,k] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,K,N,P].
+
+    `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
+    """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
-    piece, hold, step = make_piece(s, threads), make_bias(s, threads), 4 * threads // P
-    rows = C // step
+    walk = make_walk(s, v, small=True)
+    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
+    outer, factor, gated = make_outer(s, threads, loads), make_factor(s), make_gated(s, threads)
+    row_scales = make_row_scales(s, threads)
+    part, do_rows = pieces(s, threads), C if s.reduced else M
+    copies = R * len(loads.columns()) + 1 + s.gated + (1 if s.reduced else R)
+
+    @T.macro
+    def start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n):
+        t0, slot = sc * L + n * C, loads.slot(n)
+        loads.rows(q_raw, q, full, b, h, t0, n)
+        if s.gated:
+            loads.copy(z[b, t0 : t0 + C, h, :], z_s[slot * C : (slot + 1) * C, :], full, n)
+        if s.reduced:
+            loads.copy(do[b, t0 : t0 + C, h, :], do_s[slot * C : (slot + 1) * C, :], full, n)
+        else:
+            for r in T.unroll(R):
+                loads.copy(do[b, t0 : t0 + C, r, h, :], do_s[(slot * R + r) * C : (slot * R + r + 1) * C, :], full, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
+        loads.posted(full, n)
 
     @T.prim_func
     def b1_local_gradients(
         q: T.Tensor((B, S, R, G, N), BF16),
-        z: T.Tensor((B, S, H, P), BF16),
-        do: T.Tensor((B, S, H, P), BF16),
+        z: given(s.gated, (B, S, H, P), BF16),
+        do: T.Tensor((B, S, H, P) if s.reduced else (B, S, R, H, P), BF16),
         q_bias: T.Tensor((H, R, N), BF16),
-        zeta: T.Tensor((H, R, P), F32),
-        phi: T.Tensor((H, R, P), F32),
+        zeta: given(s.gated, (H, R, P), F32),
+        phi: given(s.reduced, (H, R, P), F32),
         cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         wq: T.Tensor((B, H, S), F32),
         local: T.Tensor((B, H, K, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            raw_s, q_s, g_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
-            held = T.alloc_local((N * M // threads,), BF16)
-            zeta_s, phi_s = T.alloc_shared((R, P), F32), T.alloc_shared((R, P), F32)
+        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
+            q_raw = loads.tile()
+            z_s = T.alloc_shared((loads.slots * C, P), BF16) if s.gated else None
+            do_s = T.alloc_shared((loads.slots * do_rows, P), BF16)
+            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
+            g_s = T.alloc_shared((outer.slots * M, P), BF16)
             wq_s = T.alloc_shared((L,), F32)
-            bar = T.alloc_barrier([threads])
-            cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
-            z_l, d_l = (T.alloc_local((rows * 4,), BF16) for _ in range(2))
-            d32 = T.alloc_local((rows * 4,), F32)
-            half_u = T.alloc_local((4,), F32)
-            acc = T.alloc_fragment((N, P), F32)
-            T.annotate_layout({raw_s: make_swizzled_layout(raw_s)})
+            acc, left, held = outer.acc(), outer.left(), outer.held()
+            zeta_l, phi_l = (T.alloc_local((4 * R,), F32) for _ in range(2))
+            scale = T.alloc_local((part.units,), F32)
+            full, empty = walk.full(), walk.empty()
+            T.annotate_layout({**loads.layouts(q_raw), **outer.layouts(g_s)})
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
-            load(raw_s, q, bar, b, h, sc * L)
-            T.mbarrier_arrive(bar[0])
-            hold(held, q_bias, h, tx)
-            for r, p in T.Parallel(R, P):
-                zeta_s[r, p] = 0.5 * zeta[h, r, p]
-                phi_s[r, p] = phi[h, r, p]
-            T.copy(wq[b, h, sc * L : (sc + 1) * L], wq_s)
-            T.clear(acc)
-            angles(cos, sin, cs, b, h, sc * L, tx)
-            piece(z_l, z, b, h, sc * L, tx)
-            piece(d_l, do, b, h, sc * L, tx)
-            for ic in T.serial(nc):
-                t1 = sc * L + T.min(ic + 1, nc - 1) * C
-                for u in T.unroll(rows):
-                    for e in T.vectorized(4):
-                        d32[u * 4 + e] = f32(d_l[u * 4 + e]) * wq_s[ic * C + u * step + tx // (P // 4)]
-                for r in T.unroll(R):
-                    for u in T.unroll(rows):
-                        for e in T.vectorized(4):
-                            half_u[e] = f32(z_l[u * 4 + e]) * zeta_s[r, tx % (P // 4) * 4 + e]
-                        for e in T.vectorized(4):
-                            g_s[r * C + u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = bf16(
-                                d32[u * 4 + e]
-                                * (half_u[e] * T.tanh(half_u[e]) + half_u[e])
-                                * phi_s[r, tx % (P // 4) * 4 + e]
-                            )
-                T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(q_s, raw_s, held, cos, sin, tx)
-                angles(cos, sin, cs, b, h, t1, tx)
-                piece(z_l, z, b, h, t1, tx)
-                piece(d_l, do, b, h, t1, tx)
-                T.sync_threads()
-                load(raw_s, q, bar, b, h, t1)
-                T.mbarrier_arrive(bar[0])
-                T.gemm(q_s, g_s, acc, transpose_A=True)
-            T.mbarrier_wait_parity(bar[0], nc % 2)
-            T.copy(acc, local[b, h, sc, :, :])
+            if walk.computes(tx):
+                if not split:
+                    for n in tuple(range(ahead)):
+                        if n < nc:
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
+                outer.begin(acc, held, q_bias, h, tx)
+                if s.gated:
+                    factor(zeta_l, zeta, h, tx)
+                    for e in T.unroll(4 * R):
+                        zeta_l[e] = 0.5 * zeta_l[e]
+                if s.reduced:
+                    factor(phi_l, phi, h, tx)
+                for t in T.Parallel(L):
+                    wq_s[t] = wq[b, h, T.min(sc * L + t, S - 1)]
+                walk.sync()
+                for n in T.serial(nc):
+                    if ahead == 0:
+                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
+                    if walk.early:
+                        if n + ahead < nc:
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n + ahead)
+                    loads.wait(full, n, nc, copies)
+                    if outer.slots == 1:
+                        walk.sync()
+                    row_scales(scale, wq_s, n * C, tx)
+                    gated(g_s, do_s, z_s, scale, zeta_l, phi_l, loads.slot(n), tx, n % outer.slots * M)
+                    outer.turn(left, acc, q_raw, held, cs_s, n, tx)
+                    walk.sync()
+                    if split:
+                        walk.release(empty, n)
+                    elif ahead > 0 and not walk.early:
+                        if n + ahead < nc:
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n + ahead)
+                    outer.add(left, g_s, acc, n)
+                outer.store(acc, local, b, h, sc, tx)
+            else:
+                for n in T.serial(nc):
+                    walk.acquire(empty, n)
+                    start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
 
     return b1_local_gradients
 
 
-def chunk_states(s: ScanShape, *, threads: int = 128) -> Any:
-    """B2: the state that enters every chunk, bf16 [B,H,S/C,N,P], from those that enter the super-chunks."""
+def chunk_states(s: ScanShape, v: Variant) -> Any:
+    """B2: the state that enters every chunk, bf16 [B,H,S/C,N,P], from those that enter the super-chunks.
+
+    With `psiv_cache` from `psiv` [B,H,S/C,M,P] in place of v and psi.
+    """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
-    piece, expanded, scales = make_piece(s, threads), make_expanded(s, threads), make_scales(s)
-    hold, factor, step = make_bias(s, threads), make_factor(s), 4 * threads // P
+    walk, W, cached, stored = make_walk(s, v, small=True), window(s), v.psiv_cache, not v.tma
+    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
+    angles, hold, rotated = make_angles(s, threads), make_bias(s, threads), make_rotated(s, threads, loads.at)
+    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
+    row_scales = make_row_scales(s, threads)
+    scales, way, part = make_window_scales(s), spread(s, threads), pieces(s, threads)
+    copies, v_rows = R * len(loads.columns()) + 2, M if cached else C
+
+    @T.macro
+    def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, sc, n):
+        t0, slot = sc * L + n * C, loads.slot(n)
+        loads.rows(k_raw, k, full, b, h, t0, n)
+        if cached:
+            loads.copy(v_in[b, h, t0 // C, :, :], v_s[slot * M : (slot + 1) * M, :], full, n)
+        else:
+            loads.copy(v_in[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
+        loads.posted(full, n)
+
+    @T.macro
+    def written(x_s, v_s, v_l, write_s, scale, psi_l, at, slot, tx):
+        if cached:
+            for i, p in T.Parallel(M, P):
+                x_s[i, p] = bf16(f32(v_s[slot * M + i, p]) * write_s[at + i % C])
+        else:
+            piece(v_l, v_s, slot * C, tx)
+            row_scales(scale, write_s, at, tx)
+            expanded(x_s, v_l, scale, psi_l, tx)
 
     @T.prim_func
     def b2_chunk_states(
         k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
+        v: given(not cached, (B, S, H, P), BF16),
         k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
+        psi: given(not cached, (H, R, P), F32),
         cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         lc: T.Tensor((B, H, S), F32),
         sk: T.Tensor((B, H, S), F32),
-        start: T.Tensor((B, H, K, N, P), F32),
+        entering: T.Tensor((B, H, K, N, P), F32),
+        psiv: given(cached, (B, H, S // C, M, P), BF16),
         states: T.Tensor((B, H, S // C, N, P), BF16),
     ):
-        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            raw_s, k_s, x_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
-            h_s = T.alloc_shared((N, P), BF16)
-            held, psi_l = T.alloc_local((N * M // threads,), BF16), T.alloc_local((4 * R,), F32)
-            read_s, write_s = T.alloc_shared((L,), F32), T.alloc_shared((L,), F32)
-            bar = T.alloc_barrier([threads])
-            cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
-            v_l, scale = T.alloc_local((C // step * 4,), BF16), T.alloc_local((C // step,), F32)
+        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            k_raw = loads.tile()
+            v_s = T.alloc_shared((loads.slots * v_rows, P), BF16)
+            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
+            k_s, x_s, h_s = (T.alloc_shared(tile, BF16) for tile in ((M, N), (M, P), (N, P)))
+            read_s, write_s = T.alloc_shared((W,), F32), T.alloc_shared((W,), F32)
+            held, psi_l = T.alloc_local((way.held,), BF16), T.alloc_local((4 * R,), F32)
+            cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))
+            v_l, scale = T.alloc_local((part.units * 4,), BF16), T.alloc_local((part.units,), F32)
             state = T.alloc_fragment((N, P), F32)
-            T.annotate_layout({raw_s: make_swizzled_layout(raw_s)})
+            full, empty = walk.full(), walk.empty()
+            T.annotate_layout(loads.layouts(k_raw))
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
-            load(raw_s, k, bar, b, h, sc * L)
-            T.mbarrier_arrive(bar[0])
-            hold(held, k_bias, h, tx)
-            factor(psi_l, psi, h, tx)
-            scales(read_s, write_s, lc, sk, b, h, sc)
-            T.copy(start[b, h, sc, :, :], state)
-            angles(cos, sin, cs, b, h, sc * L, tx)
-            piece(v_l, v, b, h, sc * L, tx)
-            for ic in T.serial(nc):
-                t1 = sc * L + T.min(ic + 1, nc - 1) * C
-                T.copy(state, h_s)
-                for n, p in T.Parallel(N, P):
-                    state[n, p] = state[n, p] * read_s[ic * C + C - 1]
-                for u in T.unroll(C // step):
-                    scale[u] = write_s[ic * C + u * step + tx // (P // 4)]
-                expanded(x_s, v_l, scale, psi_l, tx)
-                T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(k_s, raw_s, held, cos, sin, tx)
-                angles(cos, sin, cs, b, h, t1, tx)
-                piece(v_l, v, b, h, t1, tx)
-                T.sync_threads()
-                load(raw_s, k, bar, b, h, t1)
-                T.mbarrier_arrive(bar[0])
-                T.gemm(k_s, x_s, state, transpose_A=True)
-                T.copy(h_s, states[b, h, sc * (L // C) + ic, :, :])
-            T.mbarrier_wait_parity(bar[0], nc % 2)
+            source = psiv if cached else v
+            if walk.computes(tx):
+                if not split:
+                    for n in tuple(range(ahead)):
+                        if n < nc:
+                            start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n)
+                hold(held, k_bias, h, tx)
+                if not cached:
+                    factor(psi_l, psi, h, tx)
+                if L == W:
+                    scales(read_s, write_s, lc, sk, b, h, sc * L)
+                T.copy(entering[b, h, sc, :, :], state)
+                for n in T.serial(nc):
+                    if L > W:
+                        if n % (W // C) == 0:
+                            walk.sync()
+                            scales(read_s, write_s, lc, sk, b, h, sc * L + n * C)
+                            walk.sync()
+                    at = n * C % W
+                    if ahead == 0:
+                        start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n)
+                    if walk.early:
+                        if n + ahead < nc:
+                            start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n + ahead)
+                    T.copy(state, h_s)
+                    for i, p in T.Parallel(N, P):
+                        state[i, p] = state[i, p] * read_s[at + C - 1]
+                    loads.wait(full, n, nc, copies)
+                    angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
+                    written(x_s, v_s, v_l, write_s, scale, psi_l, at, loads.slot(n), tx)
+                    rotated(k_s, k_raw, held, cos, sin, tx, n)
+                    walk.sync()
+                    if split:
+                        walk.release(empty, n)
+                    elif ahead > 0 and not walk.early:
+                        if n + ahead < nc:
+                            start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n + ahead)
+                    T.gemm(k_s, x_s, state, transpose_A=True)
+                    T.copy(h_s, states[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
+            else:
+                for n in T.serial(nc):
+                    walk.acquire(empty, n)
+                    start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n)
 
     return b2_chunk_states

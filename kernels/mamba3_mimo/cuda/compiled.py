@@ -7,7 +7,14 @@ from typing import Any
 import tilelang
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda import backward, backward_states, forward, prefix, reductions
+from kernels.mamba3_mimo.cuda import (
+    backward,
+    backward_states,
+    backward_walk_split,
+    forward,
+    prefix,
+    reductions,
+)
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
 
@@ -17,20 +24,29 @@ TARGET = {"kind": "cuda", "arch": "sm_90a"}
 KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
     "angle_sums": lambda s, v, n: prefix.angle_sums(s),
     "tables": lambda s, v, n: prefix.tables(s),
-    "decays": lambda s, v, n: prefix.decays(s, num_tokens=n),
-    "local_states": lambda s, v, n: forward.local_states(s),
+    "decays": lambda s, v, n: prefix.decays(s, num_tokens=n, parallel=v.schedule == "chunk_parallel"),
+    "local_states": lambda s, v, n: forward.local_states(s, v),
     "pass_states": lambda s, v, n: forward.pass_states(s, reverse=False),
-    "outputs": lambda s, v, n: forward.outputs(s, save_states=v.save_states),
-    "local_gradients": lambda s, v, n: backward_states.local_gradients(s),
+    "outputs": lambda s, v, n: forward.outputs(s, v),
+    "local_gradients": lambda s, v, n: backward_states.local_gradients(s, v),
     "pass_gradients": lambda s, v, n: forward.pass_states(s, reverse=True),
-    "chunk_states": lambda s, v, n: backward_states.chunk_states(s),
-    "gradients": lambda s, v, n: backward.gradients(s),
+    "chunk_states": lambda s, v, n: backward_states.chunk_states(s, v),
+    "gradients": lambda s, v, n: _walk(v)(s, v),
     "reduce_heads": lambda s, v, n: reductions.reduce_heads(s),
-    "scalar_gradients": lambda s, v, n: reductions.scalar_gradients(s, num_tokens=n),
-    "edges": lambda s, v, n: reductions.edges(s),
-    "angle_gradients": lambda s, v, n: reductions.angle_gradients(s),
+    "sum_weights": lambda s, v, n: reductions.sum_weights(s),
+    "sum_biases": lambda s, v, n: reductions.sum_biases(s),
+    "time_gradients": lambda s, v, n: reductions.time_gradients(s, num_tokens=n),
 }
 """Name -> builder of the TileLang program for (shape, variant, true sequence length)."""
+
+KNOW_THE_LENGTH = ("decays", "time_gradients")
+"""Kernels that depend on the true sequence length; the others only on the padded one."""
+
+
+def _walk(variant: Variant) -> Callable[..., Any]:
+    if variant.warp_specialize:
+        return backward_walk_split.gradients
+    return backward.gradients
 
 
 def pass_configs(variant: Variant) -> dict[Any, Any]:
@@ -42,8 +58,12 @@ def pass_configs(variant: Variant) -> dict[Any, Any]:
     }
 
 
-@lru_cache(maxsize=256)
 def kernel(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     """Return the compiled kernel `name`; it takes torch tensors in the order of its program, outputs included."""
+    return _compiled(name, shape, variant, num_tokens if name in KNOW_THE_LENGTH else shape.S)
+
+
+@lru_cache(maxsize=256)
+def _compiled(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     program = KERNELS[name](shape, variant, num_tokens)
     return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=pass_configs(variant))

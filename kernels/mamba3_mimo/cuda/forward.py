@@ -6,14 +6,20 @@ decay, `sk` write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
+# A gate that is known when compiling is an `if` around one that is not (SIM102).
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
 # mypy: ignore-errors
 
 from typing import Any
 
 import tilelang.language as T
+from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
+from kernels.mamba3_mimo.cuda import forward_lifted
+from kernels.mamba3_mimo.cuda.lifted import lifts
+from kernels.mamba3_mimo.cuda.loads import panels
+from kernels.mamba3_mimo.cuda.outer import make_outer
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.tiles import (
     BF16,
@@ -22,25 +28,39 @@ from kernels.mamba3_mimo.cuda.tiles import (
     bf16,
     f32,
     make_angles,
-    make_bias,
     make_expanded,
     make_factor,
-    make_load,
     make_piece,
-    make_rotated,
     make_rotated_shared,
-    make_weight_scales,
+    make_row_scales,
     make_weights,
+    make_window,
+    pieces,
     rank_sum,
+    spread,
+    window,
 )
+from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.walk import given, make_walk
 
 
-def local_states(s: ScanShape, *, threads: int = 128) -> Any:
+def local_states(s: ScanShape, v: Variant) -> Any:
     """F1: local[b,h,k] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,K,N,P]."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated(s, threads)
-    piece, expanded = make_piece(s, threads), make_expanded(s, threads)
-    hold, factor, step = make_bias(s, threads), make_factor(s), 4 * threads // P
+    walk = make_walk(s, v, small=True)
+    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
+    outer = make_outer(s, threads, loads)
+    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
+    row_scales = make_row_scales(s, threads)
+    part, copies = pieces(s, threads), R * len(loads.columns()) + 2
+
+    @T.macro
+    def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, sc, n):
+        t0, slot = sc * L + n * C, loads.slot(n)
+        loads.rows(k_raw, k, full, b, h, t0, n)
+        loads.copy(v_in[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
+        loads.posted(full, n)
 
     @T.prim_func
     def f1_local_states(
@@ -52,40 +72,54 @@ def local_states(s: ScanShape, *, threads: int = 128) -> Any:
         wk: T.Tensor((B, H, S), F32),
         local: T.Tensor((B, H, K, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            raw_s, k_s, x_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((M, P), BF16)
-            held, psi_l = T.alloc_local((N * M // threads,), BF16), T.alloc_local((4 * R,), F32)
+        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
+            k_raw = loads.tile()
+            v_s = T.alloc_shared((loads.slots * C, P), BF16)
+            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
+            x_s = T.alloc_shared((outer.slots * M, P), BF16)
             wk_s = T.alloc_shared((L,), F32)
-            bar = T.alloc_barrier([threads])
-            cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
-            v_l, scale = T.alloc_local((C // step * 4,), BF16), T.alloc_local((C // step,), F32)
-            acc = T.alloc_fragment((N, P), F32)
-            T.annotate_layout({raw_s: make_swizzled_layout(raw_s)})
+            acc, left, held, psi_l = outer.acc(), outer.left(), outer.held(), T.alloc_local((4 * R,), F32)
+            v_l, scale = T.alloc_local((part.units * 4,), BF16), T.alloc_local((part.units,), F32)
+            full, empty = walk.full(), walk.empty()
+            T.annotate_layout({**loads.layouts(k_raw), **outer.layouts(x_s)})
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
-            load(raw_s, k, bar, b, h, sc * L)
-            T.mbarrier_arrive(bar[0])
-            hold(held, k_bias, h, tx)
-            factor(psi_l, psi, h, tx)
-            T.copy(wk[b, h, sc * L : (sc + 1) * L], wk_s)
-            T.clear(acc)
-            angles(cos, sin, cs, b, h, sc * L, tx)
-            piece(v_l, v, b, h, sc * L, tx)
-            for ic in T.serial(nc):
-                t1 = sc * L + T.min(ic + 1, nc - 1) * C
-                for u in T.unroll(C // step):
-                    scale[u] = wk_s[ic * C + u * step + tx // (P // 4)]
-                expanded(x_s, v_l, scale, psi_l, tx)
-                T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(k_s, raw_s, held, cos, sin, tx)
-                angles(cos, sin, cs, b, h, t1, tx)
-                piece(v_l, v, b, h, t1, tx)
-                T.sync_threads()
-                load(raw_s, k, bar, b, h, t1)
-                T.mbarrier_arrive(bar[0])
-                T.gemm(k_s, x_s, acc, transpose_A=True)
-            T.mbarrier_wait_parity(bar[0], nc % 2)
-            T.copy(acc, local[b, h, sc, :, :])
+            if walk.computes(tx):
+                if not split:
+                    for n in tuple(range(ahead)):
+                        if n < nc:
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
+                outer.begin(acc, held, k_bias, h, tx)
+                factor(psi_l, psi, h, tx)
+                for t in T.Parallel(L):
+                    wk_s[t] = wk[b, h, T.min(sc * L + t, S - 1)]
+                walk.sync()
+                for n in T.serial(nc):
+                    if ahead == 0:
+                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
+                    if walk.early:
+                        if n + ahead < nc:
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n + ahead)
+                    loads.wait(full, n, nc, copies)
+                    if outer.slots == 1:
+                        walk.sync()
+                    piece(v_l, v_s, loads.slot(n) * C, tx)
+                    row_scales(scale, wk_s, n * C, tx)
+                    expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
+                    outer.turn(left, acc, k_raw, held, cs_s, n, tx)
+                    walk.sync()
+                    if split:
+                        walk.release(empty, n)
+                    elif ahead > 0 and not walk.early:
+                        if n + ahead < nc:
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n + ahead)
+                    outer.add(left, x_s, acc, n)
+                outer.store(acc, local, b, h, sc, tx)
+            else:
+                for n in T.serial(nc):
+                    walk.acquire(empty, n)
+                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
 
     return f1_local_states
 
@@ -94,11 +128,31 @@ def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
     """F2: replace every local state by the state that enters its super-chunk; `final` is the one that leaves the last.
 
     In place on local [B,H,K,N,P] fp32; carry [B,H,K] fp32 is the decay of a whole super-chunk. With `reverse` the
-    super-chunks are walked from the last to the first.
+    super-chunks are walked from the last to the first. The next `ahead` super-chunks are loaded while those before
+    them are added.
     """
     B, H, N, P, K = s.B, s.H, s.N, s.P, s.K
-    per_block, ahead = threads * 2, 8
-    blocks = N * P // per_block
+    wide = 4 if N * P % (4 * threads) == 0 else 2
+    ahead = 8 if K > 4 else 4
+    per_block, rounds = threads * wide, -(-K // ahead)
+
+    @T.macro
+    def fetch(entry, decay, local, carry, bh, at, group):
+        for u in T.unroll(ahead):
+            near = T.min(group * ahead + u, K - 1)
+            for e in T.vectorized(wide):
+                entry[u * wide + e] = local[bh, K - 1 - near if reverse else near, at + e]
+            decay[u] = carry[bh, K - 1 - near if reverse else near]
+
+    @T.macro
+    def passed(state, entry, decay, local, bh, at, group):
+        for u in T.unroll(ahead):
+            if group * ahead + u < K:
+                sc = K - 1 - (group * ahead + u) if reverse else group * ahead + u
+                for e in T.vectorized(wide):
+                    local[bh, sc, at + e] = state[e]
+                for e in T.vectorized(wide):
+                    state[e] = state[e] * decay[u] + entry[u * wide + e]
 
     @T.prim_func
     def f2_pass_states(
@@ -106,145 +160,197 @@ def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
         carry: T.Tensor((B * H, K), F32),
         final: T.Tensor((B * H, N * P), F32),
     ):
-        with T.Kernel(blocks, B * H, threads=threads) as (bx, bh):
-            state = T.alloc_local((2,), F32)
-            entry = T.alloc_local((ahead * 2,), F32)
-            decay = T.alloc_local((ahead,), F32)
-            at = bx * per_block + T.get_thread_binding() * 2
-            for e in T.vectorized(2):
+        with T.Kernel(N * P // per_block, B * H, threads=threads) as (bx, bh):
+            state = T.alloc_local((wide,), F32)
+            entry, later = T.alloc_local((ahead * wide,), F32), T.alloc_local((ahead * wide,), F32)
+            decay, decay_later = T.alloc_local((ahead,), F32), T.alloc_local((ahead,), F32)
+            at = bx * per_block + T.get_thread_binding() * wide
+            for e in T.vectorized(wide):
                 state[e] = 0.0
-            for group in T.serial(T.ceildiv(K, ahead)):
-                for u in T.unroll(ahead):
-                    near = T.min(group * ahead + u, K - 1)
-                    for e in T.vectorized(2):
-                        entry[u * 2 + e] = local[bh, K - 1 - near if reverse else near, at + e]
-                    decay[u] = carry[bh, K - 1 - near if reverse else near]
-                for u in T.unroll(ahead):
-                    if group * ahead + u < K:
-                        sc = K - 1 - (group * ahead + u) if reverse else group * ahead + u
-                        for e in T.vectorized(2):
-                            local[bh, sc, at + e] = state[e]
-                        for e in T.vectorized(2):
-                            state[e] = state[e] * decay[u] + entry[u * 2 + e]
-            for e in T.vectorized(2):
+            fetch(entry, decay, local, carry, bh, at, 0)
+            for pair in T.serial(-(-rounds // 2)):
+                fetch(later, decay_later, local, carry, bh, at, pair * 2 + 1)
+                passed(state, entry, decay, local, bh, at, pair * 2)
+                fetch(entry, decay, local, carry, bh, at, pair * 2 + 2)
+                passed(state, later, decay_later, local, bh, at, pair * 2 + 1)
+            for e in T.vectorized(wide):
                 final[bh, at + e] = state[e]
 
     return f2_pass_states
 
 
-def outputs(s: ScanShape, *, save_states: bool = False, threads: int = 128) -> Any:
-    """F3: o [B,S,H,P] bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks.
+def outputs(s: ScanShape, v: Variant) -> Any:
+    """F3: o bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks.
 
-    With `save_states` also the state that enters every chunk, bf16 [B,H,S/C,N,P]; else `states` has length 1 there.
+    o is [B,S,H,P], or [B,S,R,H,P] without phi. With `save_states` also the state that enters every chunk, bf16
+    [B,H,S/C,N,P]; else `states` has length 1 there. With `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential
+    schedule also the state that leaves the last chunk, `final` fp32 [B,H,N,P].
     """
-    num_states = s.chunks if save_states else 1
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    load, angles, rotated = make_load(s), make_angles(s, threads), make_rotated_shared(s, threads)
-    piece, expanded = make_piece(s, threads), make_expanded(s, threads)
-    factor, step = make_factor(s), 4 * threads // P
-    weight_scales, weights = make_weight_scales(s), make_weights(s)
+    if lifts(s):
+        return forward_lifted.outputs(s, v)
+    walk, W = make_walk(s, v), window(s)
+    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.loads.ahead
+    angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at)
+    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
+    row_scales = make_row_scales(s, threads)
+    fill, weights = make_window(s), make_weights(s)
+    way, part = spread(s, threads), pieces(s, threads)
+    copies = 2 * R * len(loads.columns()) + 2 + s.gated * len(panels(P))
+    paired, own_rows, stored = M % 64 == 0 and N % 64 == 0, threads // 2 == M, not v.tma
+    by_rows = T.GemmWarpPolicy.FullRow if own_rows else T.GemmWarpPolicy.Square
+    out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
+    save_states, psiv_cache, sequential = v.save_states, v.psiv_cache, v.schedule == "sequential"
+
+    @T.macro
+    def start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v_in, z, cs, full, b, h, sc, n):
+        t0, slot, held = sc * L + n * C, loads.slot(n), loads.held_slot(n)
+        loads.rows(q_raw, q, full, b, h, t0, n)
+        loads.rows(k_raw, k, full, b, h, t0, n)
+        loads.copy(v_in[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
+        if s.gated:
+            for cols in panels(P):
+                loads.copy(z[b, t0 : t0 + C, h, cols], z_s[held * C : (held + 1) * C, cols], full, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
+        loads.posted(full, n)
 
     @T.prim_func
     def f3_outputs(
         q: T.Tensor((B, S, R, G, N), BF16),
         k: T.Tensor((B, S, R, G, N), BF16),
         v: T.Tensor((B, S, H, P), BF16),
-        z: T.Tensor((B, S, H, P), BF16),
+        z: given(s.gated, (B, S, H, P), BF16),
         q_bias: T.Tensor((H, R, N), BF16),
         k_bias: T.Tensor((H, R, N), BF16),
         psi: T.Tensor((H, R, P), F32),
-        zeta: T.Tensor((H, R, P), F32),
-        phi: T.Tensor((H, R, P), F32),
+        zeta: given(s.gated, (H, R, P), F32),
+        phi: given(s.reduced, (H, R, P), F32),
         D: T.Tensor((H,), F32),
         cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         lc: T.Tensor((B, H, S), F32),
         sk: T.Tensor((B, H, S), F32),
         gm: T.Tensor((B, H, S), F32),
-        start: T.Tensor((B, H, K, N, P), F32),
-        o: T.Tensor((B, S, H, P), BF16),
-        states: T.Tensor((B, H, num_states, N, P), BF16),
+        entering: T.Tensor((B, H, K, N, P), F32),
+        o: T.Tensor(out_shape, BF16),
+        states: T.Tensor((B, H, S // C if save_states else 1, N, P), BF16),
+        psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
+        final: given(sequential, (B, H, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
-            T.annotate_min_blocks_per_sm(3)
-            q_raw, k_raw = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
+        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            if N * P <= 64 * 64 and M == 64 and ahead <= 1:
+                T.annotate_min_blocks_per_sm(3)
+            q_raw, k_raw = loads.tile(), loads.tile()
+            v_s = T.alloc_shared((loads.slots * C, P), BF16)
+            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
+            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
             h_s = T.alloc_shared((N, P), BF16)
+            mix_s = None if own_rows else T.alloc_shared((M, M), BF16)
             w_s = T.alloc_shared((C, C + 8), F32)
-            z_s = T.alloc_shared((C, P + 8), BF16)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
-            zeta_s, phi_s = T.alloc_shared((R, P), F32), T.alloc_shared((R, P), F32)
-            psi_l = T.alloc_local((4 * R,), F32)
-            lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((L,), F32) for _ in range(5))
-            bar = T.alloc_barrier([threads])
-            cos, sin = (T.alloc_local((A * M // threads,), F16) for _ in range(2))
-            v_l, z_l = (T.alloc_local((C // step * 4,), BF16) for _ in range(2))
-            one, scale = (T.alloc_local((C // step,), F32) for _ in range(2))
+            zeta_s = T.alloc_shared((R, P), F32) if s.gated else None
+            phi_s = T.alloc_shared((R, P), F32) if s.reduced else None
+            lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((W,), F32) for _ in range(5))
+            psi_l, skip = T.alloc_local((4 * R,), F32), T.alloc_local((1,), F32)
+            cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))
+            v_l = T.alloc_local((part.units * 4,), BF16)
+            one, scale = (T.alloc_local((part.units,), F32) for _ in range(2))
             state, y = T.alloc_fragment((N, P), F32), T.alloc_fragment((M, P), F32)
             score, mixed = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), BF16)
-            skip = T.alloc_local((1,), F32)
-            T.annotate_layout({t: make_swizzled_layout(t) for t in (q_raw, k_raw)})
+            full, empty = walk.full(), walk.empty()
+            T.annotate_layout(loads.layouts(q_raw, k_raw))
+            if s.gated:
+                T.annotate_layout({z_s: make_swizzled_layout(z_s)})
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
-            load(q_raw, q, bar, b, h, sc * L)
-            load(k_raw, k, bar, b, h, sc * L)
-            T.mbarrier_arrive(bar[0])
-            T.copy(q_bias[h : h + 1, :, :], qb_s)
-            T.copy(k_bias[h : h + 1, :, :], kb_s)
-            for r, p in T.Parallel(R, P):
-                zeta_s[r, p] = 0.5 * zeta[h, r, p]
-                phi_s[r, p] = phi[h, r, p]
-            weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc)
-            T.copy(start[b, h, sc, :, :], state)
-            skip[0] = D[h]
-            factor(psi_l, psi, h, tx)
-            for u in T.unroll(C // step):
-                one[u] = 1.0
-            angles(cos, sin, cs, b, h, sc * L, tx)
-            piece(v_l, v, b, h, sc * L, tx)
-            piece(z_l, z, b, h, sc * L, tx)
-            for ic in T.serial(nc):
-                at = ic * C
-                t1 = sc * L + T.min(ic + 1, nc - 1) * C
-                for u in T.unroll(C // step):
-                    scale[u] = write_s[at + u * step + tx // (P // 4)]
-                expanded(x_s, v_l, one, psi_l, tx)
-                expanded(xw_s, v_l, scale, psi_l, tx)
-                for u in T.unroll(C // step):
-                    for e in T.vectorized(4):
-                        z_s[u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = z_l[u * 4 + e]
-                weights(w_s, lc_s, sk_s, gm_s, at)
-                T.copy(state, h_s)
-                for n, p in T.Parallel(N, P):
-                    state[n, p] = state[n, p] * read_s[at + C - 1]
-                T.mbarrier_wait_parity(bar[0], ic % 2)
-                rotated(q_s, q_raw, qb_s, cos, sin, tx)
-                rotated(k_s, k_raw, kb_s, cos, sin, tx)
-                angles(cos, sin, cs, b, h, t1, tx)
-                piece(v_l, v, b, h, t1, tx)
-                piece(z_l, z, b, h, t1, tx)
-                T.sync_threads()
-                load(q_raw, q, bar, b, h, t1)
-                load(k_raw, k, bar, b, h, t1)
-                T.mbarrier_arrive(bar[0])
-                T.wgmma_gemm(q_s, h_s, y, clear_accum=True)
-                T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
-                T.gemm(k_s, xw_s, state, transpose_A=True)
-                T.warpgroup_fence_operand(y, num_regs=M * P // threads)
-                T.warpgroup_fence_operand(score, num_regs=M * M // threads)
-                if save_states:
-                    T.copy(h_s, states[b, h, sc * (L // C) + ic, :, :])
-                for i, j in T.Parallel(M, M):
-                    mixed[i, j] = bf16(score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, skip[0], 0.0))
-                for i, p in T.Parallel(M, P):
-                    y[i, p] = y[i, p] * read_s[at + i % C]
-                T.gemm(mixed, x_s, y)
-                for i, p in T.Parallel(M, P):
-                    half_u = f32(z_s[i % C, p]) * zeta_s[i // C, p]
-                    y[i, p] = y[i, p] * ((half_u * T.tanh(half_u) + half_u) * phi_s[i // C, p])
-                T.copy(y, x_s)
-                for c, p in T.Parallel(C, P):
-                    o[b, sc * L + at + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
-            T.mbarrier_wait_parity(bar[0], nc % 2)
+            if walk.computes(tx):
+                if not split:
+                    for n in tuple(range(ahead)):
+                        if n < nc:
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
+                T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
+                for r, p in T.Parallel(R, P):
+                    if s.gated:
+                        zeta_s[r, p] = 0.5 * zeta[h, r, p]
+                    if s.reduced:
+                        phi_s[r, p] = phi[h, r, p]
+                if L == W:
+                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L)
+                T.copy(entering[b, h, sc, :, :], state)
+                skip[0] = D[h]
+                factor(psi_l, psi, h, tx)
+                for u in T.unroll(part.units):
+                    one[u] = 1.0
+                for n in T.serial(nc):
+                    if L > W:
+                        if n % (W // C) == 0:
+                            walk.sync()
+                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L + n * C)
+                            walk.sync()
+                    at = n * C % W
+                    if ahead == 0:
+                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                    weights(w_s, lc_s, sk_s, gm_s, at)
+                    T.copy(state, h_s)
+                    for i, p in T.Parallel(N, P):
+                        state[i, p] = state[i, p] * read_s[at + C - 1]
+                    loads.wait(full, n, nc, copies)
+                    angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
+                    piece(v_l, v_s, loads.slot(n) * C, tx)
+                    row_scales(scale, write_s, at, tx)
+                    expanded(x_s, v_l, one, psi_l, tx)
+                    expanded(xw_s, v_l, scale, psi_l, tx)
+                    rotated(q_s, q_raw, qb_s, cos, sin, tx, n)
+                    rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
+                    walk.sync()
+                    if split:
+                        walk.release(empty, n)
+                    elif ahead > 0:
+                        if n + ahead < nc:
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n + ahead)
+                    if paired:
+                        T.wgmma_gemm(q_s, h_s, y, clear_accum=True, policy=by_rows)
+                        T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True, policy=by_rows)
+                        T.gemm(k_s, xw_s, state, transpose_A=True)
+                        T.warpgroup_fence_operand(y, num_regs=M * P // threads)
+                        T.warpgroup_fence_operand(score, num_regs=M * M // threads)
+                    else:
+                        T.gemm(q_s, h_s, y, clear_accum=True)
+                        T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
+                        T.gemm(k_s, xw_s, state, transpose_A=True)
+                    if save_states:
+                        T.copy(h_s, states[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
+                    if psiv_cache:
+                        T.copy(x_s, psiv[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
+                    for i, j in T.Parallel(M, M):
+                        mixed[i, j] = bf16(score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, skip[0], 0.0))
+                    for i, p in T.Parallel(M, P):
+                        y[i, p] = y[i, p] * read_s[at + i % C]
+                    if own_rows:
+                        T.gemm(mixed, x_s, y, policy=by_rows)
+                    else:
+                        T.copy(mixed, mix_s)
+                        T.gemm(mix_s, x_s, y)
+                    for i, p in T.Parallel(M, P):
+                        if s.gated:
+                            half_u = f32(z_s[loads.held_slot(n) * C + i % C, p]) * zeta_s[i // C, p]
+                            y[i, p] = y[i, p] * (half_u * T.tanh(half_u) + half_u)
+                        if s.reduced:
+                            y[i, p] = y[i, p] * phi_s[i // C, p]
+                    T.copy(y, x_s)
+                    if s.reduced:
+                        for c, p in T.Parallel(C, P):
+                            o[b, sc * L + n * C + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
+                    else:
+                        for i, p in T.Parallel(M, P):
+                            o[b, sc * L + n * C + i % C, i // C, h, p] = x_s[i, p]
+                if sequential:
+                    T.copy(state, final[b, h, :, :])
+            else:
+                for n in T.serial(nc):
+                    walk.acquire(empty, n)
+                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
 
     return f3_outputs

@@ -1,65 +1,62 @@
-"""The chunk-parallel scan on one GPU: the order of the kernels, their buffers, and the autograd node around them.
+"""The scan on one GPU: the order of the kernels and their buffers, forward and backward.
 
-Between the passes only the inputs, the prefix tables and the states entering the super-chunks are kept.
+Between the passes only the inputs, the prefix tables and the states of the chunks are kept. Nothing here depends on a
+tensor's content, and nothing waits for the device.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.compiled import kernel
-from kernels.mamba3_mimo.cuda.prefix import TAU
-from kernels.mamba3_mimo.cuda.reductions import HEAD_BLOCK
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.edges import edge_size
+from kernels.mamba3_mimo.cuda.prefix import BLOCK, TAU
+from kernels.mamba3_mimo.cuda.reductions import head_block
+from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.variant import Variant, refusal
-from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
+from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import document_starts
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")
+NARROW = ("q", "k", "v", "z", "q_bias", "k_bias")
+"""Tensors that the kernels read as bfloat16; the others are float32."""
 
-
-class Prefix(NamedTuple):
-    """Outputs of the prefix kernels; see prefix.py."""
-
-    cs: Tensor
-    lc: Tensor
-    sk: Tensor
-    gm: Tensor
-    wk: Tensor
-    wq: Tensor
-    carry: Tensor
-    reset: Tensor
+Tensors = dict[str, Tensor]
 
 
 class Scan:
-    """One scan's shape, variant and prepared tensors."""
+    """One scan's shape, variant and prepared tensors; `saved` names what `forward` returns for `backward`."""
 
     def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
-        B, tokens, R, G, N = inputs.q.shape
-        H, P = inputs.v.shape[2:]
-        C = variant.chunk_size
-        padded = -(-tokens // C) * C
-        self.tokens, self.variant, self.cumulated = tokens, variant, inputs.angles_cumulated
-        self.shape = ScanShape(
-            B=B, S=padded, H=H, G=G, N=N, P=P, R=R, A=inputs.angles.shape[-1], C=C, L=variant.superchunk
-        )
+        self.shape = shape_of(inputs, variant)
+        self.check(variant)
+        self.tokens, self.variant, self.angles = inputs.q.shape[1], variant, inputs.angles.shape[-1]
+        self.given, self.parallel = inputs.names, variant.schedule == "chunk_parallel"
+        self.t = {name: self._prepared(name, tensor) for name, tensor in zip(self.given, inputs.tensors(), strict=True)}
+        self.segment_ids, self.device = inputs.segment_ids, inputs.v.device
+        if inputs.D is None:
+            self.t["D"] = torch.zeros(self.shape.H, device=self.device)
+        kept = {"wq": self.parallel, "carry": self.parallel, "start": not variant.save_states}
+        kept |= {"states": variant.save_states, "psiv": variant.psiv_cache}
+        names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "start", "states", "psiv")
+        self.saved = tuple(name for name in names if kept.get(name, True))
+
+    def check(self, variant: Variant) -> None:
+        """Raise KernelUnsupported with the reason when no kernel does `variant` for this shape."""
         reason = refusal(variant, self.shape)
         if reason is not None:
-            raise ValueError(reason)
-        self.t = {name: self._prepared(name, getattr(inputs, name)) for name in DIFFERENTIABLE}
-        reset = torch.zeros(B, padded, dtype=torch.int32, device=inputs.v.device)
-        if inputs.segment_ids is not None:
-            reset[:, :tokens] = document_starts(inputs.segment_ids)
-        self.reset, self.documents = reset, inputs.segment_ids is not None
+            raise KernelUnsupported(reason)
 
     def _prepared(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor as the kernels read it: dtype, padding, contiguous."""
-        wide = torch.bfloat16 if name in ("q", "k", "v", "z", "q_bias", "k_bias") else torch.float32
         missing = self.shape.S - self.tokens
-        tensor = tensor.detach().to(wide)
+        tensor = tensor.detach().to(torch.bfloat16 if name in NARROW else torch.float32)
+        if name == "angles" and self.angles < self.shape.A:
+            tensor = functional.pad(tensor, (0, self.shape.A - self.angles))
         if missing and name in TIME_FIRST:
             tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
         if missing and name in TIME_LAST:
@@ -72,149 +69,203 @@ class Scan:
 
     def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return an uninitialised tensor on the scan's device."""
-        return torch.empty(size, dtype=dtype, device=self.reset.device)
+        return torch.empty(size, dtype=dtype, device=self.device)
 
-    def prefix(self) -> Prefix:
-        """Run the prefix kernels."""
+    def _some(self, *names: str) -> tuple[Tensor, ...]:
+        """Return those of the input tensors that this scan has."""
+        return tuple(self.t[name] for name in names if name in self.t)
+
+    def prefix(self) -> Tensors:
+        """Run the prefix kernels; see prefix.py for what they make."""
         s, t = self.shape, self.t
-        cs = self.empty(s.B, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
-        if self.cumulated:
+        pre = {"reset": torch.zeros(s.B, s.S, dtype=torch.int32, device=self.device)}
+        if self.segment_ids is not None:
+            pre["reset"][:, : self.tokens] = document_starts(self.segment_ids)
+        pre["cs"] = self.empty(s.B, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
+        if s.cumulated:
             theta = torch.remainder(t["angles"].transpose(1, 2), TAU).view(s.B, s.H, s.chunks, s.C, s.A // 8, 8)
             table = torch.stack((theta.cos(), theta.sin()), dim=5)
-            cs.copy_(table.permute(0, 1, 2, 4, 5, 3, 6).reshape(cs.shape))
+            pre["cs"].copy_(table.permute(0, 1, 2, 4, 5, 3, 6).reshape(pre["cs"].shape))
         else:
-            sums = self.empty(s.B, s.H, s.K, s.A)
+            sums = self.empty(s.B, s.H, -(-s.S // BLOCK), s.A)
             self.run("angle_sums", t["angles"], t["dt"], sums)
-            # a product with a triangle of ones: torch.cumsum is not deterministic on a GPU, and float32 may mean tf32
-            earlier = torch.ones(s.K, s.K, dtype=torch.float64, device=sums.device).tril(-1)
-            before = torch.remainder(earlier @ sums.double(), TAU).float()
-            self.run("tables", t["angles"], t["dt"], before, cs)
-        lc, sk, gm, wk, wq = (self.empty(s.B, s.H, s.S) for _ in range(5))
-        carry = self.empty(s.B, s.H, s.K)
-        self.run("decays", t["adt"], t["dt"], t["trap"], self.reset, lc, sk, gm, wk, wq, carry)
-        return Prefix(cs, lc, sk, gm, wk, wq, carry, self.reset)
+            self.run("tables", t["angles"], t["dt"], sums, pre["cs"])
+        pre |= {name: self.empty(s.B, s.H, s.S) for name in ("lc", "sk", "gm")}
+        if self.parallel:
+            pre |= {name: self.empty(s.B, s.H, s.S) for name in ("wk", "wq")} | {"carry": self.empty(s.B, s.H, s.K)}
+        of_super_chunks = (pre[name] for name in ("wk", "wq", "carry") if self.parallel)
+        self.run(
+            "decays", t["adt"], t["dt"], t["trap"], pre["reset"], pre["lc"], pre["sk"], pre["gm"], *of_super_chunks
+        )
+        return pre
 
-    def forward(self) -> tuple[Tensor, Tensor, Prefix, Tensor, Tensor]:
-        """Return (o, final state, prefix, states entering the super-chunks, states entering the chunks if saved)."""
+    def forward(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return (o, final state fp32 [B,H,N,P], the tensors of `saved`)."""
         s, t, pre = self.shape, self.t, self.prefix()
-        start = self.empty(s.B, s.H, s.K, s.N, s.P)
         final = self.empty(s.B, s.H, s.N, s.P)
-        self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre.cs, pre.wk, start)
-        flat = (s.B * s.H, s.K, s.N * s.P)
-        self.run("pass_states", start.view(flat), pre.carry.view(flat[:2]), final.view(flat[0], flat[2]))
-        out = self.empty(s.B, s.S, s.H, s.P, dtype=torch.bfloat16)
+        if self.parallel:
+            pre["start"] = self.empty(s.B, s.H, s.K, s.N, s.P)
+            self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"], pre["start"])
+            self._pass("pass_states", pre["start"], pre["carry"], final)
+        else:
+            pre["start"] = torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
+        ranks = () if s.reduced else (s.R,)
+        out = self.empty(s.B, s.S, *ranks, s.H, s.P, dtype=torch.bfloat16)
         saved = s.chunks if self.variant.save_states else 1
-        states = self.empty(s.B, s.H, saved, s.N, s.P, dtype=torch.bfloat16)
-        weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
+        pre["states"] = self.empty(s.B, s.H, saved, s.N, s.P, dtype=torch.bfloat16)
+        if self.variant.psiv_cache:
+            pre["psiv"] = self.empty(s.B, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
         self.run(
             "outputs",
-            t["q"],
-            t["k"],
-            t["v"],
-            t["z"],
-            *weights,
-            pre.cs,
-            pre.lc,
-            pre.sk,
-            pre.gm,
-            start,
+            *self._some("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D"),
+            *(pre[name] for name in ("cs", "lc", "sk", "gm", "start")),
             out,
-            states,
+            *(pre[name] for name in ("states", "psiv") if name in pre),
+            *(() if self.parallel else (final,)),
         )
-        return out[:, : self.tokens], self._restarted(final, pre.cs), pre, start, states
+        return out[:, : self.tokens], self._restarted(final, pre), tuple(pre[name] for name in self.saved)
 
-    def _restarted(self, final: Tensor, cs: Tensor) -> Tensor:
+    def _pass(self, name: str, local: Tensor, carry: Tensor, final: Tensor) -> None:
+        """Turn the super-chunks' own states into those at their edges."""
+        s = self.shape
+        flat = (s.B * s.H, s.K, s.N * s.P)
+        self.run(name, local.view(flat), carry.view(flat[:2]), final.view(flat[0], flat[2]))
+
+    def _restarted(self, final: Tensor, pre: Tensors) -> Tensor:
         """Return the final state with its angles counted from the start of the last document."""
-        if not self.documents or self.cumulated:
+        if self.segment_ids is None or self.shape.cumulated:
             return final
         A, half = self.shape.A, self.shape.N // 2
-        at = torch.arange(self.shape.S, device=final.device)
-        first = (self.reset * at).amax(1)
-        before, rows = (first - 1).clamp_min(0), torch.arange(self.shape.B, device=final.device)
-        turned = cs[rows, :, before // self.shape.C, :, before % self.shape.C].float()
+        at = torch.arange(self.shape.S, device=self.device)
+        first = (pre["reset"] * at).amax(1)
+        before, rows = (first - 1).clamp_min(0), torch.arange(self.shape.B, device=self.device)
+        turned = pre["cs"][rows, :, before // self.shape.C, :, before % self.shape.C].float()
         turned = turned.view(*turned.shape[:2], A // 8, 2, 8)
         cos, sin = (turned[:, :, :, which].flatten(2).unsqueeze(-1) for which in (0, 1))
         lo, hi = final[:, :, :A], final[:, :, half : half + A]
         back = torch.cat((lo * cos + hi * sin, final[:, :, A:half], hi * cos - lo * sin, final[:, :, half + A :]), 2)
         return torch.where((first > 0).view(-1, 1, 1, 1), back, final)
 
-    def backward(self, grad_out: Tensor, pre: Prefix, start: Tensor, states: Tensor) -> dict[str, Tensor]:
-        """Return the gradients of all tensors in `DIFFERENTIABLE`, in the kernels' dtypes."""
-        s, t = self.shape, self.t
+    def backward(self, grad_out: Tensor, saved: Sequence[Tensor]) -> Tensors:
+        """Return the gradients of the tensors that were given, in the kernels' dtypes."""
+        pre = dict(zip(self.saved, saved, strict=True))
         do = self._prepared("v", grad_out)
-        leaving = self.empty(s.B, s.H, s.K, s.N, s.P)
-        flat = (s.B * s.H, s.K, s.N * s.P)
-        self.run("local_gradients", t["q"], t["z"], do, t["q_bias"], t["zeta"], t["phi"], pre.cs, pre.wq, leaving)
-        discarded = self.empty(flat[0], flat[2])
-        self.run("pass_gradients", leaving.view(flat), pre.carry.view(flat[:2]), discarded)
         if not self.variant.save_states:
-            states = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
-            self.run("chunk_states", t["k"], t["v"], t["k_bias"], t["psi"], pre.cs, pre.lc, pre.sk, start, states)
-        per_head = [self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for _ in range(2)]
-        dv, dz = (torch.empty_like(t["v"]) for _ in range(2))
-        dtheta = self.empty(s.B, s.H, s.S, s.A)
-        rows = [self.empty(s.B, s.H, s.S) for _ in range(4)]
-        partial = [self.empty(s.B, s.K, s.H, s.R, s.C // 8, s.P) for _ in range(3)]
-        p_d, decay_edge, angle_edge = (
-            self.empty(s.B, s.K, s.H),
-            self.empty(s.B, s.H, s.K),
-            self.empty(s.B, s.H, s.K, s.A),
-        )
-        self.run("edges", leaving, start, decay_edge, angle_edge)
-        weights = (t[name] for name in ("q_bias", "k_bias", "psi", "zeta", "phi", "D"))
-        self.run(
-            "gradients", t["q"], t["k"], t["v"], t["z"], do, *weights, pre.cs, pre.lc, pre.sk, pre.gm, states, leaving,
-            *per_head, dv, dz, dtheta, *rows, *(p.flatten(3, 4) for p in partial), p_d,
-        )  # fmt: skip
-        grads = {"v": dv, "z": dz, "D": p_d.sum((0, 1))}
-        grads |= {name: p.sum((0, 1)).sum(2) for name, p in zip(("psi", "zeta", "phi"), partial, strict=True)}
-        grads["zeta"] *= t["phi"]
-        for name in ("q", "k"):
-            grads[name] = torch.empty_like(t[name])
-            bias = self.empty(s.B, -(-s.S // HEAD_BLOCK), s.H, s.R, s.N)
-            self.run("reduce_heads", per_head.pop(0), grads[name], bias)
-            grads[f"{name}_bias"] = bias.sum((0, 1))
-        grads |= self._scalar_gradients(pre, (*rows, decay_edge), dtheta, angle_edge)
-        return {name: self._trimmed(name, grad) for name, grad in grads.items()}
+            pre["states"] = self._chunk_states(pre)
+        walked = self._walk(pre, do, self._leaving(pre, do))
+        grads: Tensors = {name: walked[name] for name in ("v", "z") if name in walked}
+        grads |= {"D": walked["D"].sum((0, 1))} | self._weight_gradients(walked) | self._reduced_heads(walked)
+        grads |= self._time_gradients(pre, walked)
+        return {name: self._trimmed(name, grads[name]) for name in self.given}
 
-    def _scalar_gradients(
-        self, pre: Prefix, rows: tuple[Tensor, ...], dtheta: Tensor, angle_edge: Tensor
-    ) -> dict[str, Tensor]:
-        t = self.t
-        dadt, ddt, dtrap = (torch.zeros_like(t["dt"]) for _ in range(3))
-        self.run("scalar_gradients", t["dt"], t["trap"], self.reset, pre.sk, *rows, dadt, ddt, dtrap)
-        if self.cumulated:
-            return {"adt": dadt, "dt": ddt, "trap": dtrap, "angles": dtheta.transpose(1, 2)}
-        dangles = torch.empty_like(t["angles"])
-        self.run("angle_gradients", t["angles"], t["dt"], dtheta, angle_edge, dangles, ddt)
-        return {"adt": dadt, "dt": ddt, "trap": dtrap, "angles": dangles}
+    def _leaving(self, pre: Tensors, do: Tensor) -> Tensor:
+        """Return the gradient of the state that leaves every super-chunk, fp32 [B,H,K,N,P]."""
+        s = self.shape
+        if not self.parallel:
+            return torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
+        leaving = self.empty(s.B, s.H, s.K, s.N, s.P)
+        self.run(
+            "local_gradients", *self._some("q", "z"), do, *self._some("q_bias", "zeta", "phi"),
+            pre["cs"], pre["wq"], leaving,
+        )  # fmt: skip
+        self._pass("pass_gradients", leaving, pre["carry"], self.empty(s.B, s.H, s.N, s.P))
+        return leaving
+
+    def _chunk_states(self, pre: Tensors) -> Tensor:
+        """Return the state that enters every chunk, bf16 [B,H,S/C,N,P]."""
+        s, t, cached = self.shape, self.t, self.variant.psiv_cache
+        states = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
+        values = (t["k"], t["k_bias"]) if cached else (t["k"], t["v"], t["k_bias"], t["psi"])
+        made = (pre[name] for name in ("cs", "lc", "sk", "start", "psiv") if name in pre)
+        self.run("chunk_states", *values, *made, states)
+        return states
+
+    def _walk(self, pre: Tensors, do: Tensor, leaving: Tensor) -> Tensors:
+        """Run the walk: per-head gradients of q and k, gradients of v and z, and what the others are summed from."""
+        s = self.shape
+        walked = {name: self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
+        walked |= {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
+        walked["dtheta"] = self.empty(s.B, s.H, s.S, s.A)
+        walked |= {name: self.empty(s.B, s.H, s.S) for name in ("row_q", "row_k", "same", "diag")}
+        walked["weights"] = self.empty(len(self._weights()), s.B, s.K, s.H, s.M // 8, s.P)
+        walked |= {"D": self.empty(s.B, s.K, s.H), "edges": self.empty(*edge_size(s))}
+        self.run(
+            "gradients",
+            *self._some("q", "k", "v", "z"),
+            do,
+            *self._some("q_bias", "k_bias", "psi", "zeta", "phi", "D"),
+            *(pre[name] for name in ("cs", "lc", "sk", "gm", "states")),
+            leaving,
+            *((pre["psiv"],) if self.variant.psiv_cache else ()),
+            *(part for name, made in walked.items() for part in (made if name == "weights" else (made,))),
+        )
+        return walked
+
+    def _weight_gradients(self, walked: Tensors) -> Tensors:
+        """Return the gradients of psi, zeta and phi."""
+        s, partial = self.shape, walked["weights"]
+        sums = self.empty(partial.shape[0], s.H * s.R, s.P)
+        self.run("sum_weights", partial.view(partial.shape[0], -1, s.P), sums)
+        grads = dict(zip(self._weights(), sums.view(-1, s.H, s.R, s.P), strict=True))
+        if s.gated and s.reduced:
+            grads["zeta"] *= self.t["phi"]
+        return grads
+
+    def _reduced_heads(self, walked: Tensors) -> Tensors:
+        """Return the gradients of q, k and their biases; takes the per-head gradients out of `walked`."""
+        s = self.shape
+        grads = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
+        partial, sums = self.empty(2, s.B, -(-s.S // head_block(s)), s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
+        for at, name in enumerate(grads):
+            self.run("reduce_heads", walked.pop(name), grads[name], partial[at])
+        self.run("sum_biases", partial.view(2, -1, s.N), sums)
+        return grads | dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
+
+    def _weights(self) -> tuple[str, ...]:
+        """Return which of psi, zeta and phi are given."""
+        return tuple(name for name in ("psi", "zeta", "phi") if name in self.t)
+
+    def _time_gradients(self, pre: Tensors, walked: Tensors) -> Tensors:
+        t, cumulated = self.t, self.shape.cumulated
+        grads = {name: torch.empty_like(t[name]) for name in ("adt", "dt", "trap")}
+        grads["angles"] = walked["dtheta"].transpose(1, 2) if cumulated else torch.empty_like(t["angles"])
+        self.run(
+            "time_gradients", t["dt"], t["trap"], pre["reset"], pre["sk"],
+            *(walked[name] for name in ("row_q", "row_k", "same", "diag", "edges")),
+            *(() if cumulated else (t["angles"], walked["dtheta"])),
+            *(grads[name] for name in ("adt", "dt", "trap")),
+            *(() if cumulated else (grads["angles"],)),
+        )  # fmt: skip
+        return grads
 
     def _trimmed(self, name: str, grad: Tensor) -> Tensor:
         """Return the gradient without the padding."""
+        if name == "angles":
+            grad = grad[..., : self.angles]
         if name in TIME_FIRST:
             return grad[:, : self.tokens]
         return grad[..., : self.tokens] if name in TIME_LAST else grad
 
 
-def chunk_parallel_cuda(inputs: ScanInputs, variant: Variant | None = None) -> tuple[Tensor, Tensor]:
-    """Return (o [B,S,H,P] bf16, final state [B,H,N,P] fp32, without gradient). Raises ValueError with the reason."""
-    out, state = _CudaScan.apply(inputs, variant or Variant(), *inputs.tensors())  # type: ignore[no-untyped-call]
-    return out, state
-
-
-class _CudaScan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, inputs: ScanInputs, variant: Variant, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        scan = Scan(inputs.with_tensors(tensors), variant)
-        out, final, pre, start, states = scan.forward()
-        ctx.scan = scan
-        ctx.dtypes = [tensor.dtype for tensor in tensors]
-        ctx.save_for_backward(*pre, start, states)
-        ctx.mark_non_differentiable(final)
-        return out, final
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor, _grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
-        *pre, start, states = ctx.saved_tensors
-        grads = ctx.scan.backward(grad_out, Prefix(*pre), start, states)
-        return None, None, *(grads[name].to(dtype) for name, dtype in zip(DIFFERENTIABLE, ctx.dtypes, strict=True))
+def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
+    """Return the sizes of the kernels for `inputs`."""
+    B, tokens, R, G, N = inputs.q.shape
+    H, P = inputs.v.shape[2:]
+    C = variant.chunk_size
+    padded = -(-tokens // C) * C
+    return ScanShape(
+        B=B,
+        S=padded,
+        H=H,
+        G=G,
+        N=N,
+        P=P,
+        R=R,
+        A=padded_angles(inputs.angles.shape[-1], N),
+        C=C,
+        L=variant.superchunk if variant.schedule == "chunk_parallel" else padded,
+        gated=inputs.z is not None,
+        reduced=inputs.phi is not None,
+        cumulated=inputs.angles_cumulated,
+        shared_angles=inputs.angles.shape[2] < H,
+    )

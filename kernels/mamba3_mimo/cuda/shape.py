@@ -1,8 +1,8 @@
 """Static sizes that one set of compiled kernels is specialised for.
 
 Letters: B batch, S padded sequence (a multiple of C), H value heads, G groups sharing q and k, N state size, P head
-width, R MIMO rank, A rotary angles, C tokens per chunk, M = R * C rows of one chunk in (rank, time) order,
-L tokens per super-chunk, K super-chunks.
+width, R MIMO rank, A rotary angles of the tables, C tokens per chunk, M = R * C rows of one chunk in (rank, time)
+order, L tokens per super-chunk, K super-chunks.
 """
 # ruff: noqa: N802
 
@@ -28,11 +28,19 @@ class ScanShape:
     R: int
     """MIMO rank."""
     A: int
-    """Rotary angles: N / 4 or N / 2."""
+    """Rotary angles of the tables: see `padded_angles`."""
     C: int = 16
     """Tokens per chunk."""
     L: int = 256
-    """Tokens per super-chunk, a multiple of C."""
+    """Tokens per super-chunk, a multiple of C; S when one block walks the whole sequence."""
+    gated: bool = True
+    """Whether z and zeta are given."""
+    reduced: bool = True
+    """Whether phi is given: o and dO are [B,S,H,P], else [B,S,R,H,P]."""
+    cumulated: bool = False
+    """Whether the angles given are cumulated over time."""
+    shared_angles: bool = False
+    """Whether the raw angles given are one set for all heads, [B,S,1,A]."""
 
     @property
     def M(self) -> int:
@@ -58,3 +66,16 @@ class ScanShape:
     def heads_per_group(self) -> int:
         """Heads that read the same q and k."""
         return self.H // self.G
+
+    @property
+    def angle_heads(self) -> int:
+        """Sets of raw angles."""
+        return 1 if self.shared_angles else self.H
+
+
+def padded_angles(angles: int, state_size: int) -> int:
+    """Return A for a scan with `angles` rotary angles: a multiple of 16, but at most all N / 2 pairs.
+
+    The angles added are zero: they turn nothing.
+    """
+    return min(-(-angles // 16) * 16, state_size // 2)

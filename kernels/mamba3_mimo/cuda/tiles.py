@@ -7,7 +7,7 @@ Each is a TileLang macro expanded into the calling kernel. Letters: see shape.py
 # ruff: noqa: C901, N812, PLR0913, PLR0917
 # mypy: ignore-errors
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tilelang.language as T
 
@@ -32,184 +32,226 @@ def rank_sum(tile_MP: Any, c: Any, p: Any, ranks: int, chunk: int) -> Any:
     return total
 
 
-def make_load(s: Any) -> Any:
-    """Return macro(raw_s [M,N], raw [B,S,R,G,N], bar, b, h, t0): start the bulk copy of one chunk of q or k."""
-    C, R, per_group = s.C, s.R, s.heads_per_group
+class Spread(NamedTuple):
+    """How a tile [M,N] is spread over the threads: row tx % M, groups of 8 columns tx // M + u * step for units u.
 
-    @T.macro
-    def load(raw_s, raw, bar, b, h, t0):
-        for r in T.unroll(R):
-            T.tma_copy(raw[b, t0 : t0 + C, r, h // per_group, :], raw_s[r * C : (r + 1) * C, :], barrier=bar[0])
-
-    return load
-
-
-def make_fetch(s: Any) -> Any:
-    """Return macro(h_s, v_s, z_s, do_s, cs_s, their tensors, bar, b, h, t0, slot): start the other copies of a chunk.
-
-    v_s [2C,P] and cs_s [2A/4,C,8] hold two chunks, because the end of one chunk still reads them.
+    A unit holds one group of the first half of the columns and its partner in the second half. The lanes of a warp
+    work on different rows, so that they hit different banks of a swizzled tile.
     """
-    A, C = s.A, s.C
 
-    @T.macro
-    def fetch(h_s, v_s, z_s, do_s, cs_s, states, v, z, do, cs, bar, b, h, t0, slot):
-        T.tma_copy(states[b, h, t0 // C, :, :], h_s, barrier=bar[0])
-        T.tma_copy(v[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], barrier=bar[0])
-        T.tma_copy(z[b, t0 : t0 + C, h, :], z_s, barrier=bar[0])
-        T.tma_copy(do[b, t0 : t0 + C, h, :], do_s, barrier=bar[0])
-        T.tma_copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], barrier=bar[0])
+    step: int
+    """Groups per unit: threads per row."""
+    groups: int
+    """Groups of 8 columns in half a row."""
+    turning: int
+    """How many of them, the first ones, are rotated."""
 
-    return fetch
+    @property
+    def units(self) -> int:
+        """Units per thread."""
+        return -(-self.groups // self.step)
+
+    @property
+    def turns(self) -> int:
+        """Units that hold a group which is rotated, in some thread."""
+        return -(-self.turning // self.step)
+
+    @property
+    def angles(self) -> int:
+        """Angles per thread."""
+        return 8 * self.turns
+
+    @property
+    def held(self) -> int:
+        """Columns per thread."""
+        return 16 * self.units
+
+    def all_turn(self, u: int) -> bool:
+        """Return whether unit u is rotated in every thread."""
+        return (u + 1) * self.step <= self.turning
+
+    def all_stay(self, u: int) -> bool:
+        """Return whether unit u is rotated in no thread, and every thread has one."""
+        return u * self.step >= self.turning and (u + 1) * self.step <= self.groups
+
+
+def spread(s: Any, threads: int) -> Spread:
+    """Return how the [M,N] tiles of `s` are spread over the threads."""
+    return Spread(threads // s.M, s.N // 16, s.A // 8)
+
+
+def plain_row(_n: Any, row: Any, column: Any) -> tuple[Any, Any]:
+    """Return the index of an element of a [M,N] tile that has one slot."""
+    return row, column
 
 
 def make_angles(s: Any, threads: int) -> Any:
-    """Return macro(cos, sin [8 * turns], cs [B,H,S/C,A/4,C,8], b, h, t0, tx): the thread's angles of one chunk.
-
-    Thread tx works on row tx % M of a tile and on groups of 8 columns, so that the lanes of a warp hit different banks
-    of a swizzled tile. `turns` = A * M / (8 * threads) groups turn.
-    """
-    C, M, turns = s.C, s.M, s.A * s.M // (8 * threads)
+    """Return macro(cos, sin [angles], cs_s [slots*A/4,C,8], first, tx): the thread's angles from row `first` on."""
+    C, M = s.C, s.M
+    step, _, turning = spread(s, threads)
+    units = tuple(range(spread(s, threads).turns))
 
     @T.macro
-    def angles(cos, sin, cs, b, h, t0, tx):
-        for u in T.unroll(turns):
+    def angles(cos, sin, cs_s, first, tx):
+        for u in units:
+            # a thread without a rotated group in this unit reads some other angle and does not use it
+            at = first + T.min(tx // M + u * step, turning - 1) * 2
             for e in T.vectorized(8):
-                cos[u * 8 + e] = cs[b, h, t0 // C, (tx // M + u * (threads // M)) * 2, tx % C, e]
+                cos[u * 8 + e] = cs_s[at, tx % C, e]
             for e in T.vectorized(8):
-                sin[u * 8 + e] = cs[b, h, t0 // C, (tx // M + u * (threads // M)) * 2 + 1, tx % C, e]
+                sin[u * 8 + e] = cs_s[at + 1, tx % C, e]
 
     return angles
 
 
 def make_bias(s: Any, threads: int) -> Any:
-    """Return macro(held [N * M / threads], bias [H,R,N] or [R,N] slice, h, tx): the thread's biases into registers."""
-    A, C, M, half = s.A, s.C, s.M, s.N // 2
-    turns, stills, step = A * M // (8 * threads), (half - A) * M // (8 * threads), threads // M
+    """Return macro(held [columns], bias [H,R,N] or [1,R,N], h, tx): the thread's biases into registers."""
+    C, M, half = s.C, s.M, s.N // 2
+    step, groups, _ = spread(s, threads)
+    units = tuple(range(spread(s, threads).units))
 
     @T.macro
     def hold(held, bias, h, tx):
-        for u in T.unroll(turns + stills):
+        for u in units:
+            at = T.min(tx // M + u * step, groups - 1) * 8
             for e in T.vectorized(8):
-                held[u * 16 + e] = bias[h, tx % M // C, (tx // M + u * step) * 8 + e]
+                held[u * 16 + e] = bias[h, tx % M // C, at + e]
             for e in T.vectorized(8):
-                held[u * 16 + 8 + e] = bias[h, tx % M // C, half + (tx // M + u * step) * 8 + e]
+                held[u * 16 + 8 + e] = bias[h, tx % M // C, half + at + e]
 
     return hold
 
 
-def make_rotated(s: Any, threads: int) -> Any:
-    """Return macro(tile_s [M,N], raw_s [M,N], held, cos, sin, tx): add the bias, rotate, round to bf16.
+def make_rotated(s: Any, threads: int, at: Any = plain_row, *, paired: bool = False) -> Any:
+    """Return macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): add the bias in float32, rotate, round to bf16.
 
-    `held` [N * M / threads] bf16 are the thread's biases, from `make_bias`.
+    `held` bf16 are the thread's biases, from `make_bias`; `at(n, row, column)` is the index in raw_s of chunk n.
+    With `paired` the columns are reordered: 16 * g + i is column 8 * g + i % 8 of the half i // 8.
     """
-    A, M, half = s.A, s.M, s.N // 2
-    turns, stills, step = A * M // (8 * threads), (half - A) * M // (8 * threads), threads // M
+    M, half = s.M, s.N // 2
+    way = spread(s, threads)
+    step, groups, turning = way
+    units = tuple(range(way.units))
+    wide, far = (16, 8) if paired else (8, half)
 
     @T.macro
-    def rotated(tile_s, raw_s, held, cos, sin, tx):
-        lo, hi = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
-        for u in T.unroll(turns):
-            for e in T.vectorized(8):
-                lo[e] = raw_s[tx % M, (tx // M + u * step) * 8 + e] + held[u * 16 + e]
-            for e in T.vectorized(8):
-                hi[e] = raw_s[tx % M, half + (tx // M + u * step) * 8 + e] + held[u * 16 + 8 + e]
-            for e in T.vectorized(8):
-                tile_s[tx % M, (tx // M + u * step) * 8 + e] = bf16(
-                    f32(lo[e]) * f32(cos[u * 8 + e]) - f32(hi[e]) * f32(sin[u * 8 + e])
-                )
-            for e in T.vectorized(8):
-                tile_s[tx % M, half + (tx // M + u * step) * 8 + e] = bf16(
-                    f32(lo[e]) * f32(sin[u * 8 + e]) + f32(hi[e]) * f32(cos[u * 8 + e])
-                )
-        for u in T.unroll(turns, turns + stills):
-            for e in T.vectorized(8):
-                tile_s[tx % M, (tx // M + u * step) * 8 + e] = (
-                    raw_s[tx % M, (tx // M + u * step) * 8 + e] + held[u * 16 + e]
-                )
-            for e in T.vectorized(8):
-                tile_s[tx % M, half + (tx // M + u * step) * 8 + e] = (
-                    raw_s[tx % M, half + (tx // M + u * step) * 8 + e] + held[u * 16 + 8 + e]
-                )
+    def turned(tile_s, raw_s, held, cos, sin, tx, n, u):
+        lo, hi = T.alloc_local((8,), F32), T.alloc_local((8,), F32)
+        for e in T.vectorized(8):
+            lo[e] = f32(raw_s[at(n, tx % M, (tx // M + u * step) * 8 + e)]) + f32(held[u * 16 + e])
+        for e in T.vectorized(8):
+            hi[e] = f32(raw_s[at(n, tx % M, half + (tx // M + u * step) * 8 + e)]) + f32(held[u * 16 + 8 + e])
+        for e in T.vectorized(8):
+            tile_s[tx % M, (tx // M + u * step) * wide + e] = bf16(
+                lo[e] * f32(cos[u * 8 + e]) - hi[e] * f32(sin[u * 8 + e])
+            )
+        for e in T.vectorized(8):
+            tile_s[tx % M, far + (tx // M + u * step) * wide + e] = bf16(
+                lo[e] * f32(sin[u * 8 + e]) + hi[e] * f32(cos[u * 8 + e])
+            )
+
+    @T.macro
+    def stayed(tile_s, raw_s, held, tx, n, u):
+        for e in T.vectorized(8):
+            tile_s[tx % M, (tx // M + u * step) * wide + e] = (
+                raw_s[at(n, tx % M, (tx // M + u * step) * 8 + e)] + held[u * 16 + e]
+            )
+        for e in T.vectorized(8):
+            tile_s[tx % M, far + (tx // M + u * step) * wide + e] = (
+                raw_s[at(n, tx % M, half + (tx // M + u * step) * 8 + e)] + held[u * 16 + 8 + e]
+            )
+
+    @T.macro
+    def rotated(tile_s, raw_s, held, cos, sin, tx, n=0):
+        for u in units:
+            if way.all_turn(u):
+                turned(tile_s, raw_s, held, cos, sin, tx, n, u)
+            elif way.all_stay(u):
+                stayed(tile_s, raw_s, held, tx, n, u)
+            else:
+                group = tx // M + u * step
+                if group < turning:
+                    turned(tile_s, raw_s, held, cos, sin, tx, n, u)
+                if (group >= turning) & (group < groups):
+                    stayed(tile_s, raw_s, held, tx, n, u)
 
     return rotated
 
 
-def make_rotated_shared(s: Any, threads: int) -> Any:
+def make_rotated_shared(s: Any, threads: int, at: Any = plain_row, *, paired: bool = False) -> Any:
     """Return `make_rotated`'s macro with the biases read from bias_s [1,R,N] in shared memory at every use."""
-    hold, rotated = make_bias(s, threads), make_rotated(s, threads)
+    hold, rotated = make_bias(s, threads), make_rotated(s, threads, at, paired=paired)
 
     @T.macro
-    def rotated_shared(tile_s, raw_s, bias_s, cos, sin, tx):
-        held = T.alloc_local((s.N * s.M // threads,), BF16)
+    def rotated_shared(tile_s, raw_s, bias_s, cos, sin, tx, n=0):
+        held = T.alloc_local((spread(s, threads).held,), BF16)
         hold(held, bias_s, 0, tx)
-        rotated(tile_s, raw_s, held, cos, sin, tx)
+        rotated(tile_s, raw_s, held, cos, sin, tx, n)
 
     return rotated_shared
 
 
-def make_unrotated(s: Any, threads: int) -> Any:
-    """Return macro(out_s, grad_s, tile_s [M,N], turn [8 * turns], cos, sin, tx): undo the rotation of grad_s.
+class Pieces(NamedTuple):
+    """How a tile [C,P] is spread over the threads: 4 columns of row u * step + tx // lanes for units u."""
 
-    grad_s holds the gradient of the rotated tile_s; all bf16. Adds the gradient of the thread's angles to `turn`.
-    """
-    A, M, half = s.A, s.M, s.N // 2
-    turns, stills, step = A * M // (8 * threads), (half - A) * M // (8 * threads), threads // M
+    lanes: int
+    """Threads per row."""
+    step: int
+    """Rows per unit."""
+    units: int
+    """Rows per thread."""
+    guarded: bool
+    """Whether some threads have no row."""
+
+
+def pieces(s: Any, threads: int) -> Pieces:
+    """Return how the [C,P] tiles of `s` are spread over the threads."""
+    step = 4 * threads // s.P
+    return Pieces(s.P // 4, step, max(1, s.C // step), step > s.C)
+
+
+def make_row_scales(s: Any, threads: int) -> Any:
+    """Return macro(scale [units], table, first, tx): the numbers of the thread's rows, from table[first] on."""
+    lanes, step, units, guarded = pieces(s, threads)
 
     @T.macro
-    def unrotated(out_s, grad_s, tile_s, turn, cos, sin, tx):
-        lo, hi = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
-        left, right = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
-        for u in T.unroll(turns):
-            for e in T.vectorized(8):
-                lo[e] = grad_s[tx % M, (tx // M + u * step) * 8 + e]
-            for e in T.vectorized(8):
-                hi[e] = grad_s[tx % M, half + (tx // M + u * step) * 8 + e]
-            for e in T.vectorized(8):
-                left[e] = tile_s[tx % M, (tx // M + u * step) * 8 + e]
-            for e in T.vectorized(8):
-                right[e] = tile_s[tx % M, half + (tx // M + u * step) * 8 + e]
-            for e in T.unroll(8):
-                turn[u * 8 + e] += f32(hi[e]) * f32(left[e]) - f32(lo[e]) * f32(right[e])
-            for e in T.vectorized(8):
-                out_s[tx % M, (tx // M + u * step) * 8 + e] = bf16(
-                    f32(lo[e]) * f32(cos[u * 8 + e]) + f32(hi[e]) * f32(sin[u * 8 + e])
-                )
-            for e in T.vectorized(8):
-                out_s[tx % M, half + (tx // M + u * step) * 8 + e] = bf16(
-                    f32(hi[e]) * f32(cos[u * 8 + e]) - f32(lo[e]) * f32(sin[u * 8 + e])
-                )
-        for u in T.unroll(stills):
-            for e in T.vectorized(8):
-                out_s[tx % M, A + (tx // M + u * step) * 8 + e] = grad_s[tx % M, A + (tx // M + u * step) * 8 + e]
-            for e in T.vectorized(8):
-                out_s[tx % M, half + A + (tx // M + u * step) * 8 + e] = grad_s[
-                    tx % M, half + A + (tx // M + u * step) * 8 + e
-                ]
+    def row_scales(scale, table, first, tx):
+        row = T.min(tx // lanes, s.C - 1) if guarded else tx // lanes
+        for u in T.unroll(units):
+            scale[u] = table[first + u * step + row]
 
-    return unrotated
+    return row_scales
 
 
 def make_expanded(s: Any, threads: int) -> Any:
-    """Return macro(x_s [M,P], source, scale, factor, tx): x[r * C + c, p] = source * scale[c] * factor[r, p].
+    """Return macro(x_s, source, scale, factor, tx, first): x[first + r * C + c, p] = source * scale[c] * factor[r, p].
 
     `source` is the thread's piece of a [C,P] tile: 4 columns in each of its rows; `scale` one number per such row;
     `factor` [4 * R] the thread's columns of a [R,P] tensor.
     """
-    C, R, P = s.C, s.R, s.P
-    step = 4 * threads // P
+    C, R = s.C, s.R
+    lanes, step, units, guarded = pieces(s, threads)
 
     @T.macro
-    def expanded(x_s, source, scale, factor, tx):
-        wide = T.alloc_local((C // step * 4,), F32)
-        for u in T.unroll(C // step):
-            for e in T.vectorized(4):
-                wide[u * 4 + e] = f32(source[u * 4 + e]) * scale[u]
+    def written(x_s, wide, factor, tx, first):
         for r in T.unroll(R):
-            for u in T.unroll(C // step):
+            for u in T.unroll(units):
                 for e in T.vectorized(4):
-                    x_s[r * C + u * step + tx // (P // 4), tx % (P // 4) * 4 + e] = bf16(
+                    x_s[first + r * C + u * step + tx // lanes, tx % lanes * 4 + e] = bf16(
                         wide[u * 4 + e] * factor[r * 4 + e]
                     )
+
+    @T.macro
+    def expanded(x_s, source, scale, factor, tx, first=0):
+        wide = T.alloc_local((units * 4,), F32)
+        for u in T.unroll(units):
+            for e in T.vectorized(4):
+                wide[u * 4 + e] = f32(source[u * 4 + e]) * scale[u]
+        if guarded:
+            if tx // lanes < C:
+                written(x_s, wide, factor, tx, first)
+        else:
+            written(x_s, wide, factor, tx, first)
 
     return expanded
 
@@ -228,47 +270,56 @@ def make_factor(s: Any) -> Any:
 
 
 def make_piece(s: Any, threads: int) -> Any:
-    """Return macro(piece [4 * rows], tensor [B,S,H,P], b, h, t0, tx): the thread's piece of a chunk of v, z or dO."""
-    C, P = s.C, s.P
-    step = 4 * threads // P
+    """Return macro(piece [4 * units], tile_s [rows,P], first, tx): the thread's piece of the [C,P] tile at `first`."""
+    lanes, step, units, guarded = pieces(s, threads)
 
     @T.macro
-    def piece(out, tensor, b, h, t0, tx):
-        for u in T.unroll(C // step):
+    def piece(out, tile_s, first, tx):
+        row = T.min(tx // lanes, s.C - 1) if guarded else tx // lanes
+        for u in T.unroll(units):
             for e in T.vectorized(4):
-                out[u * 4 + e] = tensor[b, t0 + u * step + tx // (P // 4), h, tx % (P // 4) * 4 + e]
+                out[u * 4 + e] = tile_s[first + u * step + row, tx % lanes * 4 + e]
 
     return piece
 
 
-def make_scales(s: Any) -> Any:
-    """Return macro(read_s, write_s [L], lc, sk, b, h, sc): the scalars of a super-chunk.
+WINDOW = 256
+"""Tokens whose scalars are in shared memory at a time: a sequential walk is too long for all of them."""
+
+
+def window(s: Any) -> int:
+    """Return the tokens of the scalar tables of a walk over one super-chunk."""
+    return min(s.L, WINDOW)
+
+
+def make_window_scales(s: Any) -> Any:
+    """Return macro(read_s, write_s [window], lc, sk, b, h, t0): the scalars of the tokens from t0 on.
 
     read_s is the decay from the start of the token's chunk to the token; write_s, to its end, times the write scale.
     """
-    S, C, L = s.S, s.C, s.L
+    S, C, W = s.S, s.C, window(s)
 
     @T.macro
-    def scales(read_s, write_s, lc, sk, b, h, sc):
-        for t in T.Parallel(L):
-            at = T.min(sc * L + t, S - 1)
-            last = T.min(sc * L + t // C * C + C - 1, S - 1)
+    def scales(read_s, write_s, lc, sk, b, h, t0):
+        for t in T.Parallel(W):
+            at = T.min(t0 + t, S - 1)
+            last = T.min(t0 + t // C * C + C - 1, S - 1)
             read_s[t] = T.exp2(lc[b, h, at])
             write_s[t] = T.exp2(lc[b, h, last] - lc[b, h, at]) * sk[b, h, at]
 
     return scales
 
 
-def make_weight_scales(s: Any) -> Any:
-    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [L], lc, sk, gm, b, h, sc): `make_scales` and its sources."""
-    S, L = s.S, s.L
-    scales = make_scales(s)
+def make_window(s: Any) -> Any:
+    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [window], lc, sk, gm, b, h, t0): the scalars."""
+    S, W = s.S, window(s)
+    scales = make_window_scales(s)
 
     @T.macro
-    def weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc):
-        scales(read_s, write_s, lc, sk, b, h, sc)
-        for t in T.Parallel(L):
-            at = T.min(sc * L + t, S - 1)
+    def weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, t0):
+        scales(read_s, write_s, lc, sk, b, h, t0)
+        for t in T.Parallel(W):
+            at = T.min(t0 + t, S - 1)
             lc_s[t] = lc[b, h, at]
             sk_s[t] = sk[b, h, at]
             gm_s[t] = gm[b, h, at]

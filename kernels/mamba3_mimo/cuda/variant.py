@@ -1,8 +1,15 @@
 """Which of the possible kernels to run: the gates of the CUDA lane, and why a value is refused."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 
 from kernels.mamba3_mimo.cuda.shape import ScanShape
+
+SCHEDULES = ("chunk_parallel", "sequential")
+RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
+KERNEL_FILES = ("backward", "backward_walk_split")
+"""Files of this folder with refusals(variant, shape): what their kernels cannot do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,46 +17,59 @@ class Variant:
     """Switches of the generated kernels. None changes the mathematics."""
 
     tma: bool = True
-    """Load tiles with the bulk tensor copy engine. Off is not implemented."""
+    """Load tiles with the bulk tensor copy engine; off: cp.async."""
     warp_specialize: bool = False
-    """Give loads to a warp group of their own."""
+    """Give the warp groups of the backward walk different roles."""
     aggressive_smem_merge: bool = False
     """Let the compiler overlap shared buffers whose lifetimes do not meet."""
+    layout_2d: bool = True
+    """Stage q and k in shared memory as swizzled [R * C, N] tiles; off: plain [R, C, N] ones."""
     psiv_cache: bool = False
     """Save PsiV in the forward pass and load it in the backward pass."""
     save_states: bool = True
-    """Keep the bf16 state of every chunk from the forward pass (8 KiB each) instead of recomputing it."""
+    """Keep the bf16 state of every chunk from the forward pass (2 * N * P bytes each) instead of recomputing it."""
     fast_math: bool = True
     """Use the hardware's approximate exp2 and tanh."""
+    schedule: str = "chunk_parallel"
+    """`chunk_parallel`: a block per super-chunk, head and row; `sequential`: one per head and row walks all chunks."""
     chunk_size: int = 16
     """Tokens per chunk."""
     superchunk: int = 256
-    """Tokens per super-chunk."""
-    pipeline_stages: int = 0
-    """Tiles in flight; 0 loads synchronously."""
+    """Tokens per super-chunk; the sequential schedule has none."""
+    pipeline_stages: int = 1
+    """Chunks whose tiles are in flight ahead of the arithmetic; 0 loads synchronously."""
 
 
 def refusal(variant: Variant, shape: ScanShape) -> str | None:
     """Return why `variant` cannot run `shape`, or None when it can."""
-    reasons = (
-        (not variant.tma, "tma off is not implemented: q, k and states are loaded by bulk tensor copies only"),
-        (variant.warp_specialize, "warp_specialize is not implemented: one warp group does loads and arithmetic"),
+    return next((reason for refused, reason in _all_refusals(variant, shape) if refused), None)
+
+
+def _all_refusals(variant: Variant, shape: ScanShape) -> Iterator[tuple[bool, str]]:
+    yield from _host_refusals(variant, shape)
+    for name in KERNEL_FILES:  # imported here: the kernel files import this one
+        yield from import_module(f"kernels.mamba3_mimo.cuda.{name}").refusals(variant, shape)
+
+
+def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
+    """Return what no kernel of this lane can do."""
+    return (
+        (v.schedule not in SCHEDULES, f"schedule is '{v.schedule}'; allowed: {', '.join(SCHEDULES)}"),
+        (s.R not in RANKS, f"rank is {s.R}; allowed: {_listed(RANKS)}"),
+        (s.N not in STATE_SIZES, f"state size is {s.N}; allowed: {_listed(STATE_SIZES)}"),
+        (s.P not in HEAD_WIDTHS, f"head width is {s.P}; allowed: {_listed(HEAD_WIDTHS)}"),
+        (s.C < 8 or s.C & (s.C - 1) > 0, f"chunk_size is {s.C}; allowed: 8, 16, 32, 64"),
         (
-            variant.pipeline_stages > 0,
-            "pipeline_stages is not implemented: one chunk's copies are in flight",
+            s.M not in CHUNK_ROWS,
+            f"chunk_size * rank is {s.C} * {s.R} = {s.M}; allowed: {_listed(CHUNK_ROWS)}, what the matrix unit takes",
         ),
         (
-            variant.aggressive_smem_merge,
-            "aggressive_smem_merge is refused: with a loop of run-time length the merged buffers gave NaN (S = 1001)",
+            v.schedule == "chunk_parallel" and (s.L < s.C or s.L % s.C > 0),
+            f"superchunk is {s.L}; allowed: a multiple of chunk_size = {s.C}",
         ),
-        (variant.psiv_cache, "psiv_cache is not implemented: PsiV is recomputed in every pass"),
-        (shape.M != 64, f"chunk_size * rank is {shape.M}; allowed: 64, one row block of the matrix unit"),
-        (shape.C % 8 > 0, f"chunk_size is {shape.C}; allowed: a multiple of 8"),
-        (shape.L % shape.C > 0, f"superchunk is {shape.L}; allowed: a multiple of chunk_size = {shape.C}"),
-        (
-            (shape.N, shape.P) != (64, 64),
-            f"N={shape.N}, P={shape.P}; allowed: 64 and 64, since tiles of both widths share buffers",
-        ),
-        (shape.A % 16 > 0, f"{shape.A} rotary angles; allowed: multiples of 16, two groups of eight per row"),
+        (not 0 <= v.pipeline_stages <= 2, f"pipeline_stages is {v.pipeline_stages}; allowed: 0, 1, 2"),
     )
-    return next((reason for refused, reason in reasons if refused), None)
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

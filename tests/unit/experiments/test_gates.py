@@ -6,7 +6,7 @@ from experiments.fields import config_to_json
 from experiments.gates import GATES, Claim, Gate, GateValue, catalogue, show
 from experiments.recipes import RECIPES
 from experiments.resolve import _typed
-from kernels.backends import LANES_ON, Lane, NodeClass
+from kernels.backends import Lane, NodeClass
 from model.config import TrainConfig
 
 OTHER_VALUES = [
@@ -41,8 +41,8 @@ def test_gate_value_changes_exactly_the_declared_field(gate: Gate, value: GateVa
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=lambda gate: gate.name)
 def test_gate_refers_only_to_known_gates_and_values(gate: Gate) -> None:
-    for other, value in {**gate.requires, **gate.unused_with}.items():
-        assert GATES[other].allows(value)
+    for setting in (gate.requires, *gate.unused_with):
+        assert all(GATES[other].allows(value) for other, value in setting.items())
     assert set(gate.lanes) <= set(gate.values)
     assert gate.question.endswith("?")
 
@@ -50,14 +50,28 @@ def test_gate_refers_only_to_known_gates_and_values(gate: Gate) -> None:
 def test_gate_supports_says_which_lane_is_missing_where() -> None:
     reason = GATES["tma"].supports(NodeClass.CPU, Lane.REFERENCE, True)
     assert reason == "gate 'tma' needs lane cuda, which has no implementation on node class 'cpu'"
-    assert GATES["tma"].supports(NodeClass.CPU, Lane.REFERENCE, False) is None
 
 
-def test_gate_supports_tells_a_wrong_lane_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LANES_ON, NodeClass.H200, (Lane.CUDA, Lane.REFERENCE))
+def test_gate_supports_tells_a_wrong_lane_from_a_missing_one() -> None:
     assert GATES["tma"].supports(NodeClass.H200, Lane.CUDA, True) is None
     reason = GATES["tma"].supports(NodeClass.H200, Lane.REFERENCE, True)
     assert reason == "gate 'tma' needs lane cuda; this arm runs lane reference"
+
+
+def test_kernel_gates_have_no_effect_in_another_lane() -> None:
+    values = {gate.name: gate.default for gate in GATES.values()}
+    for name in ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math"):
+        assert GATES[name].unused_because(values) == "lane = reference"
+        assert GATES[name].unused_because({**values, "lane": "cuda"}) is None
+    sequential = {**values, "lane": "cuda", "schedule": "sequential"}
+    assert GATES["superchunk"].unused_because(sequential) == "schedule = sequential"
+    assert GATES["chunk_size"].unused_because(sequential) is None
+
+
+def test_gate_supports_names_the_node_class_that_a_value_needs() -> None:
+    reason = GATES["attention"].supports(NodeClass.CPU, Lane.REFERENCE, "flash")
+    assert reason == "gate 'attention' = flash needs node class h200; this is 'cpu'"
+    assert GATES["attention"].supports(NodeClass.H200, Lane.REFERENCE, "flash") is None
 
 
 def test_gate_claims_are_those_of_the_design() -> None:
@@ -85,7 +99,7 @@ def test_compile_attestation_needs_a_compiled_graph() -> None:
 def test_catalogue_lists_where_each_value_runs() -> None:
     public = {gate.name: gate for gate in catalogue()}
     assert set(public) == set(GATES)
-    assert public["tma"].node_classes == {"false": ("cpu", "h200"), "true": ()}
+    assert public["tma"].node_classes == {"false": ("h200",), "true": ("h200",)}
     assert public["schedule"].node_classes["sequential"] == ("cpu", "h200")
 
 

@@ -98,7 +98,7 @@ def test_submit_reports_every_illegal_override_at_once() -> None:
         ({GATES: {"psiv_cach": True}}, "did you mean 'psiv_cache'?"),
         ({"workload__overrides": {"chunk_size": 8}}, "'chunk_size' is a gate: put it under gates"),
         ({"workload__overrides": {"d_model": 100}}, "override 'headdim' as well"),
-        ({GATES: {"layout_2d": True}}, "values of 'layout_2d' that run on cpu: false"),
+        ({GATES: {"lane": "cuda"}}, "values of 'lane' that run on cpu: reference"),
     ],
 )
 def test_submit_hints_at_what_was_meant(changes: dict[str, Any], hint: str) -> None:

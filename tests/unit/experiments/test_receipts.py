@@ -177,4 +177,4 @@ def test_read_gates_without_facts_trusts_defaults_and_nothing_else() -> None:
 def test_read_gates_knows_what_another_gate_makes_useless() -> None:
     gates = {**PLAN.arms[2].gates, "schedule": "sequential"}
     reading = read_gates(gates, observed_facts(gates))["chunk_size"]
-    assert (reading.live, reading.how) == (True, "not used with schedule = sequential")
+    assert (reading.live, reading.how) == (True, "not used with schedule = sequential and lane = reference")

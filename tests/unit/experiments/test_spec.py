@@ -17,9 +17,10 @@ def accepts(values: Any) -> bool:
     return bool(jsonschema_rs.Draft202012Validator(SCHEMA).is_valid(values))
 
 
-def test_schema_accepts_the_demo_and_refuses_gates_that_no_node_runs() -> None:
+def test_schema_accepts_the_demos_and_refuses_a_lane_that_no_node_runs() -> None:
     assert accepts(load_values(read_catalog_file("demo"), "application/yaml"))
-    assert not accepts(load_values(read_catalog_file("demo-refused"), "application/yaml"))
+    assert accepts(load_values(read_catalog_file("demo-refused"), "application/yaml"))
+    assert not accepts(spec_values(**{"variants__psiv-on__gates": {"lane": "xla"}}))
 
 
 @pytest.mark.parametrize(

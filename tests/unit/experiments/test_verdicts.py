@@ -8,7 +8,7 @@ from experiments.outcomes import Decision, Outcome, VerdictWord
 from experiments.receipts import Receipt
 from experiments.spec import AblationSpec
 from experiments.verdicts import VariantVerdict, Verdict, judge, markdown
-from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
+from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec, observed_facts
 
 SPEC = make_spec()
 PLAN = make_plan(SPEC)
@@ -41,7 +41,7 @@ def test_judge_adopts_what_is_better_beyond_the_bound() -> None:
     assert found.primary.ci_low_pct < found.primary.ci90_low_pct < 3 < found.primary.ci90_high_pct
     assert found.primary.p_sign_flip == 2 / 64
     assert found.primary.blocks == len(found.primary.differences_pct) == 6
-    assert found.gates_live == "72/72"
+    assert found.gates_live == "90/90"
     assert found.reason.startswith("tokens_per_s +")
 
 
@@ -207,6 +207,34 @@ def test_judge_confirms_a_difference_in_cycles_when_clocks_differ(
         for r in make_receipts(PLAN, {"psiv-on": speed}, sd=0.0005)
     ]
     assert psiv(judge(PLAN, SPEC, receipts, True)).verdict is word
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "same"),
+    [
+        ({"source_hash.forward": "f", "source_hash.backward": "b"}, {}, True),
+        ({"source_hash.forward": "f", "source_hash.backward": "b"}, {"source_hash.backward": "c"}, False),
+        ({"source_hash.forward": "f", "binary_hash.forward": "x"}, {"binary_hash.forward": "y"}, False),
+        ({"source_hash.forward": "f", "binary_hash.forward": "x"}, {"source_hash.forward": "g"}, True),
+        ({}, {}, False),
+    ],
+)
+def test_judge_says_when_a_gate_left_the_kernels_as_they_were(
+    own: dict[str, str], other: dict[str, str], same: bool
+) -> None:
+    def hashes(arm: str) -> dict[str, str]:
+        return {f"mamba3_mimo.{name}": value for name, value in (own | (other if arm == "baseline" else {})).items()}
+
+    receipts = [
+        make_receipt(PLAN, block, arm, facts=observed_facts(known.gates) | hashes(arm))
+        for block in PLAN.blocks
+        for arm in block.order
+        for known in PLAN.arms
+        if known.name == arm
+    ]
+    found = psiv(judge(PLAN, SPEC, receipts, True))
+    reason = "block 0: kernel source is identical to the baseline's: gate 'psiv_cache' changed nothing"
+    assert (found.verdict is VerdictWord.INVALID and found.reason == reason) is same
 
 
 def test_judge_lets_another_order_of_sums_differ_in_loss() -> None:

@@ -1,3 +1,5 @@
+import threading
+
 from kernels import facts
 
 
@@ -39,3 +41,27 @@ def test_collect_nested_keeps_apart():
         facts.record("c", 3)
     assert outer == {"a": 1, "c": 3}
     assert inner == {"b": 2}
+
+
+def test_describe_keeps_one_row_per_kernel_beside_the_facts():
+    facts.describe("outputs", {"registers": 1})
+    with facts.collect() as seen:
+        facts.describe("outputs", {"registers": 168})
+        facts.describe("outputs", {"registers": 168})
+    assert seen == {}
+    assert seen.kernels == {"outputs": {"registers": 168}}
+
+
+def test_record_from_another_thread_reaches_the_collector():
+    with facts.collect() as seen:
+        thread = threading.Thread(target=facts.record, args=("a", 1))
+        thread.start()
+        thread.join()
+    assert seen == {"a": 1}
+
+
+def test_collecting_tells_whether_anybody_listens():
+    assert not facts.collecting()
+    with facts.collect():
+        assert facts.collecting()
+    assert not facts.collecting()

@@ -8,7 +8,7 @@ import torch
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported, ShapeError
-from kernels.mamba3_mimo import CUDA_FEATURES, ScanOptions, mamba3_mimo, supports
+from kernels.mamba3_mimo import DIFFERENTIABLE, ScanOptions, mamba3_mimo, supports
 from kernels.testing import ScanShape, random_inputs
 
 SHAPE = ScanShape(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=2)
@@ -21,15 +21,9 @@ def test_supports_other_lane_is_refused_with_reason(lane):
     )
 
 
-@pytest.mark.parametrize("feature", CUDA_FEATURES)
-def test_mamba3_mimo_cuda_feature_on_reference_is_refused(feature):
-    with pytest.raises(KernelUnsupported, match=f"feature '{feature}' belongs to generated GPU kernels"):
-        mamba3_mimo(random_inputs(SHAPE), features=(feature,))
-
-
 def test_mamba3_mimo_other_lane_raises():
     with pytest.raises(KernelUnsupported, match="lane 'cuda' has no implementation on node class 'cpu'"):
-        mamba3_mimo(random_inputs(SHAPE), lane=Lane.CUDA)
+        mamba3_mimo(random_inputs(SHAPE), ScanOptions(lane=Lane.CUDA))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -53,9 +47,9 @@ def test_supports_names_what_is_wrong(options, device, part):
 
 def test_mamba3_mimo_records_what_ran():
     with facts.collect() as chunked:
-        mamba3_mimo(random_inputs(SHAPE), chunk_size=8)
+        mamba3_mimo(random_inputs(SHAPE), ScanOptions(chunk_size=8))
     with facts.collect() as stepped:
-        mamba3_mimo(random_inputs(SHAPE), schedule="sequential")
+        mamba3_mimo(random_inputs(SHAPE), ScanOptions(schedule="sequential"))
     assert chunked == {
         "mamba3_mimo.lane": "reference",
         "mamba3_mimo.schedule": "chunk_parallel",
@@ -90,3 +84,16 @@ def test_scan_inputs_heads_not_divisible_by_groups():
 def test_scan_inputs_empty_sequence():
     with pytest.raises(ShapeError, match="S=0"):
         random_inputs(replace(SHAPE, length=0))
+
+
+@pytest.mark.parametrize(("given", "missing"), [("z", "zeta"), ("zeta", "z")])
+def test_scan_inputs_half_a_gate_is_refused(given, missing):
+    with pytest.raises(ShapeError, match=f"{given} is given without {missing}; allowed: both, or neither"):
+        replace(random_inputs(SHAPE), **{missing: None})
+
+
+def test_scan_inputs_names_are_those_given():
+    inputs = replace(random_inputs(SHAPE), D=None, phi=None)
+    assert set(DIFFERENTIABLE) - set(inputs.names) == {"D", "phi"}
+    assert len(inputs.tensors()) == len(inputs.names)
+    assert inputs.with_tensors(inputs.tensors()).phi is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels.mamba3_mimo import mamba3_mimo
+from kernels.mamba3_mimo import ScanOptions, mamba3_mimo
 from kernels.testing import ScanShape, random_inputs
 from model import flops
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, ScanConfig, TrainConfig
@@ -40,7 +40,7 @@ def counted_forward(model):
 def counted_scan(chunk_size=16):
     shape = ScanShape(batch=BATCH, length=LENGTH, heads=8, groups=2, state=16, width=16, ranks=2)
     with FlopCounterMode(display=False) as counter:
-        mamba3_mimo(random_inputs(shape), chunk_size=chunk_size)
+        mamba3_mimo(random_inputs(shape), ScanOptions(chunk_size=chunk_size))
     return counter.get_total_flops()
 
 

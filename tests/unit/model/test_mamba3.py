@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from model.config import HybridConfig, MambaConfig, ScanConfig, TrainConfig
 from model.init import build
@@ -103,7 +104,7 @@ def test_decay_rate_heavy_tail_gradient_is_finite_and_negative(x):
 
 
 def test_forward_passes_switches_to_the_operation():
-    model = HybridConfig(d_model=32, pattern="M", mamba=MambaConfig(headdim=16), scan=ScanConfig(tma=True))
+    model = HybridConfig(d_model=32, pattern="M", mamba=MambaConfig(headdim=16), scan=ScanConfig(lane=Lane.CUDA))
     mixer = build(TrainConfig(model=model)).blocks[0].mixer
-    with pytest.raises(KernelUnsupported, match="feature 'tma'"):
+    with pytest.raises(KernelUnsupported, match="lane 'cuda' has no implementation on node class 'cpu'"):
         mixer(torch.zeros(1, 8, 32), torch.zeros(1, 8, dtype=torch.long))

@@ -1,12 +1,12 @@
 import subprocess
 from pathlib import Path
 
-from workers import environment
-from workers.environment import code_digest, read_code
+from experiments.code import CODE_PACKAGES, code_digest
+from workers.environment import read_code
 
 
 def _checkout(root: Path) -> Path:
-    for package in environment.CODE_PACKAGES:
+    for package in CODE_PACKAGES:
         (root / package).mkdir()
         (root / package / "a.py").write_text("x = 1\n")
     for command in (

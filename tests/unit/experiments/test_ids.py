@@ -1,6 +1,6 @@
 import re
 
-from service.ids import id_pattern, new_id, new_ids
+from experiments.ids import id_pattern, new_id, new_ids
 
 
 def test_new_ids_grow_are_distinct_and_match_the_pattern() -> None:

@@ -1,0 +1,158 @@
+"""How near an implementation of the scan is to the float64 reference, on the inputs of the official tests.
+
+global = max |got - reference| / max |reference|; row = max over time of ||got_t - reference_t|| / ||reference_t||,
+where a row whose exact value nearly vanishes (the gradients of decay and angle at a document's first token are zero)
+is measured against a tenth of the root mean square row. Imports no kernel, so that every lane can be measured.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import psiv
+from kernels.mamba3_mimo.reference import chunk_parallel
+
+_poison: Any = torch.utils.deterministic
+
+GLOBAL_LIMIT, ROW_LIMIT = 0.012, 0.05
+TIME_AXIS = {"out": 1, "q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
+
+Run: TypeAlias = Callable[[ScanInputs], tuple[Tensor, Tensor]]
+"""One way to run the scan: inputs -> (o, final state)."""
+Errors: TypeAlias = dict[str, tuple[float, float]]
+"""Name of an output or gradient -> (global error, worst row error)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One problem."""
+
+    B: int = 2
+    """Batch."""
+    S: int = 512
+    """Tokens per row."""
+    H: int = 4
+    """Value heads."""
+    G: int = 1
+    """Groups sharing q and k."""
+    N: int = 64
+    """State size."""
+    P: int = 64
+    """Head width."""
+    R: int = 4
+    """MIMO rank."""
+    rope: float = 0.5
+    """Share of the state that is rotated: 0.5 or 1."""
+    documents: int = 1
+    """Documents per row."""
+    seed: int = 0
+    """Of the inputs."""
+    cumulated: bool = False
+    """Whether the angles are given cumulated."""
+    shared_angles: bool = False
+    """Whether all heads share one set of angles."""
+    without: tuple[str, ...] = ()
+    """Optional tensors that are left out."""
+    gradients: bool = True
+    """Whether the backward pass belongs to the problem."""
+
+
+def make_inputs(case: Case, device: str = "cuda") -> ScanInputs:
+    """Return random inputs in the distribution of the official tests.
+
+    q, k, v and z are bf16, as the kernels take them; trap is float32 with values that bf16 holds, because the official
+    kernels take it in bf16 and all lanes shall read the same numbers.
+    """
+    gen = torch.Generator(device=device).manual_seed(case.seed)
+    B, S, H, G, N, P, R = case.B, case.S, case.H, case.G, case.N, case.P, case.R
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=gen, device=device)
+
+    def uniform(*size: int) -> Tensor:
+        return torch.rand(size, generator=gen, device=device)
+
+    dt = torch.nn.functional.softplus(-3 + normal(B, H, S))
+    segments = None
+    if case.documents > 1:
+        cuts = uniform(B, S).argsort(1)[:, : case.documents - 1]
+        segments = torch.zeros(B, S, dtype=torch.int64, device=device).scatter_(1, cuts, 1).cumsum(1)
+    tensors = {
+        "q": normal(B, S, R, G, N).bfloat16(), "k": normal(B, S, R, G, N).bfloat16(),
+        "v": normal(B, S, H, P).bfloat16(), "z": normal(B, S, H, P).bfloat16(),
+        "q_bias": normal(H, R, N), "k_bias": normal(H, R, N), "psi": normal(H, R, P) / R, "zeta": normal(H, R, P),
+        "phi": normal(H, R, P) / R, "D": normal(H), "adt": -dt * uniform(B, H, S), "dt": dt,
+        "trap": uniform(B, H, S).bfloat16().float(),
+        "angles": uniform(B, S, 1 if case.shared_angles else H, int(N * case.rope) // 2),
+    }  # fmt: skip
+    given: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in case.without}
+    return ScanInputs(**given, segment_ids=segments, angles_cumulated=case.cumulated)
+
+
+def make_grad(inputs: ScanInputs, seed: int) -> Tensor:
+    """Return a random gradient of o, bf16: the shape of v, with the ranks where there is no phi."""
+    gen = torch.Generator(device=inputs.v.device).manual_seed(seed)
+    ranks = inputs.psi.shape[1:2] if inputs.phi is None else ()
+    size = (*inputs.v.shape[:2], *ranks, *inputs.v.shape[2:])
+    return torch.randn(size, generator=gen, device=inputs.v.device).bfloat16()
+
+
+def reference(inputs: ScanInputs, grad_out: Tensor | None) -> dict[str, Tensor]:
+    """Return output and final state in float64, with `grad_out` also every gradient."""
+
+    def run(wide: ScanInputs) -> tuple[Tensor, Tensor]:
+        return chunk_parallel(wide, psiv(wide.v, wide.psi), chunk_size=16)
+
+    wide = inputs.with_tensors(tuple(t.detach().double() for t in inputs.tensors()))
+    return outputs(run, wide, None if grad_out is None else grad_out.double())
+
+
+def outputs(run: Run, inputs: ScanInputs, grad_out: Tensor | None) -> dict[str, Tensor]:
+    """Return {out, state} of `run`, with `grad_out` also the gradient of every tensor by its name."""
+    if grad_out is None:
+        with torch.no_grad():
+            out, state = run(inputs)
+        return {"out": out, "state": state}
+    leaves = tuple(t.detach().requires_grad_() for t in inputs.tensors())
+    out, state = run(inputs.with_tensors(leaves))
+    grads = torch.autograd.grad(out, leaves, grad_out)
+    return {"out": out.detach(), "state": state.detach(), **dict(zip(inputs.names, grads, strict=True))}
+
+
+@contextmanager
+def poisoned_buffers() -> Iterator[None]:
+    """Fill every buffer made by torch.empty with NaN, so that an output nobody wrote fails its check."""
+    deterministic, filled = torch.are_deterministic_algorithms_enabled(), _poison.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    _poison.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        _poison.fill_uninitialized_memory = filled
+
+
+def compare(got: dict[str, Tensor], want: dict[str, Tensor]) -> Errors:
+    """Return the errors of every output; NaN anywhere gives NaN."""
+    errors = {}
+    for name, ref in want.items():
+        diff = got[name].double() - ref
+        overall = (diff.abs().max() / ref.abs().max().clamp_min(1e-30)).item()
+        row = 0.0
+        if name in TIME_AXIS:
+            axes = [axis for axis in range(ref.dim()) if axis != TIME_AXIS[name]]
+            size = ref.pow(2).sum(axes).sqrt()
+            floor = (0.1 * size.pow(2).mean().sqrt()).clamp_min(1e-30)
+            row = (diff.pow(2).sum(axes).sqrt() / size.clamp_min(floor)).max().item()
+        errors[name] = (overall, row)
+    return errors
+
+
+def over_limits(errors: Errors) -> list[str]:
+    """Return the names whose error is over a limit; NaN counts as over."""
+    return [name for name, (overall, row) in errors.items() if not (overall < GLOBAL_LIMIT and row < ROW_LIMIT)]

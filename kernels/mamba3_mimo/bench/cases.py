@@ -1,0 +1,106 @@
+"""The problems of the table: what must be right, and what is timed beside the official kernels."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kernels.backends import Lane
+from kernels.mamba3_mimo.accuracy import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchCase:
+    """One problem with the chunk size that the official kernels are tested with."""
+
+    name: str
+    """Row heading."""
+    case: Case
+    """The problem."""
+    official_chunk: int = 16
+    """Tokens per chunk of the official kernels."""
+
+    def options(self, lane: Lane) -> dict[str, Any]:
+        """Return the fields of ScanOptions with which a lane runs this problem.
+
+        Ours has 64 rows of (rank, time) in a chunk, fewer where its shared memory would not hold them.
+        """
+        if lane == Lane.PEER:
+            return {"schedule": "sequential", "chunk_size": self.official_chunk}
+        return {"chunk_size": self.official_chunk if self.case.N == 256 else 64 // self.case.R}
+
+    def compiling(self, lane: Lane) -> Case:
+        """Return the cheapest problem with the same kernels; official ones for packed rows leave B, S, H and G open."""
+        if lane != Lane.PEER or (self.case.documents == 1 and self.case.S % self.official_chunk == 0):
+            return self.case
+        groups = 1 if self.case.G == 1 else self.case.H
+        heads = 1 if groups == 1 else groups
+        return Case(
+            B=1, S=4 * self.official_chunk, H=heads, G=groups, N=self.case.N, P=self.case.P, R=self.case.R,
+            rope=self.case.rope, documents=2, gradients=self.case.gradients,
+        )  # fmt: skip
+
+
+OFFICIAL_SHAPES = (
+    (16, 64, 4, 8), (32, 64, 4, 16), (64, 64, 4, 16), (128, 64, 4, 16), (256, 64, 4, 8), (64, 128, 4, 16),
+    (128, 32, 4, 16), (128, 128, 4, 8), (128, 64, 8, 8), (128, 64, 2, 32), (128, 64, 1, 64),
+)  # fmt: skip
+"""(N, P, R, C) that the official tests run, at B=4 S=2048 H=16 G=1."""
+WITH_GRADIENTS = ((32, 64, 4, 16), (64, 64, 4, 16), (128, 64, 4, 16), (64, 128, 4, 16), (128, 64, 2, 32))
+"""Those whose gradients are compared too; with (16, 64) the official backward pass does not compile."""
+
+
+def _official(shape: tuple[int, int, int, int]) -> BenchCase:
+    state, width, rank, chunk = shape
+    case = Case(B=4, S=2048, H=16, N=state, P=width, R=rank, gradients=shape in WITH_GRADIENTS)
+    return BenchCase(name=f"N{state} P{width} R{rank}", case=case, official_chunk=chunk)
+
+
+ACCURACY = (
+    *(_official(shape) for shape in OFFICIAL_SHAPES),
+    BenchCase(name="S8191", case=Case(B=2, S=8191, H=8)),
+    BenchCase(name="four documents", case=Case(B=2, S=2048, H=16, documents=4)),
+    BenchCase(name="G4", case=Case(B=2, S=2048, H=16, G=4)),
+    BenchCase(name="rope 1", case=Case(B=2, S=2048, H=16, rope=1.0)),
+)
+"""What is compared with the float64 reference."""
+
+SPEED = (
+    BenchCase(name="B8 S8192 H16 N64", case=Case(B=8, S=8192, H=16)),
+    BenchCase(name="B1 S65536 H16 N64", case=Case(B=1, S=65536, H=16)),
+    BenchCase(name="B8 S2048 H32 N128", case=Case(B=8, S=2048, H=32, N=128)),
+)
+"""What is timed."""
+
+ATTENTION = tuple(
+    BenchCase(name=f"S{length} B{batch}", case=Case(B=batch, S=length, H=16))
+    for length, batch in ((4096, 16), (8192, 8), (65536, 1))
+)
+"""Scans that are timed beside causal attention with as many heads of the same width."""
+
+
+SWEEP: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("chunk_size 8", {"chunk_size": 8}),
+    ("chunk_size 32", {"chunk_size": 32}),
+    ("superchunk 128", {"superchunk": 128}),
+    ("superchunk 512", {"superchunk": 512}),
+    ("superchunk 1024", {"superchunk": 1024}),
+    ("tma off", {"tma": False}),
+    ("warp_specialize on", {"warp_specialize": True}),
+    ("tma off, warp_specialize on", {"tma": False, "warp_specialize": True}),
+    ("pipeline_stages 0", {"pipeline_stages": 0}),
+    ("pipeline_stages 2", {"pipeline_stages": 2}),
+    ("psiv_cache on", {"psiv_cache": True}),
+    ("layout_2d off", {"layout_2d": False}),
+    ("fast_math off", {"fast_math": False}),
+    ("aggressive_smem_merge on", {"aggressive_smem_merge": True}),
+    ("schedule sequential", {"schedule": "sequential"}),
+)
+"""Changes to the default that are run on the first timed problem, one at a time."""
+
+
+def checks(case: BenchCase) -> BenchCase:
+    """Return the problem that must be right before `case` is timed: one row of at most 8192 tokens.
+
+    The float64 reference of the whole problem would not fit into the memory of the GPU.
+    """
+    small = replace(case.case, B=1, S=min(case.case.S, 8192), gradients=True)
+    return replace(case, case=small)

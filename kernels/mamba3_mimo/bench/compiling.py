@@ -1,0 +1,58 @@
+"""Compile kernels before anything is measured, several processes at a time, into TileLang's disk cache."""
+
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.backends import Lane
+from kernels.errors import KernelError
+from kernels.mamba3_mimo.accuracy import Case
+from kernels.mamba3_mimo.bench import cases
+from kernels.mamba3_mimo.bench.cases import BenchCase
+from kernels.mamba3_mimo.bench.lane_process import lane_process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """One run that makes a lane compile what it needs."""
+
+    name: str
+    lane: Lane
+    case: Case
+    options: dict[str, Any]
+
+
+def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> list[Compilation]:
+    """Return what a part of the table needs compiled, everything once, the slow official kernels first."""
+    runs: list[tuple[BenchCase, str, dict[str, Any]]] = []
+    for problem in problems:
+        runs.append((problem, "", {}))
+        runs += [] if part == "accuracy" else [(cases.checks(problem), "", {})]
+        runs += [(problem, *change) for change in cases.SWEEP] if part == "sweep" else []
+    found = {}
+    for problem, change, options in runs:
+        for lane in lanes:
+            every, case = {**problem.options(lane), **options}, problem.compiling(lane)
+            name = f"{problem.name} {change}".strip()
+            found[f"{lane} {case} {every}"] = Compilation(name=name, lane=lane, case=case, options=every)
+    return sorted(found.values(), key=lambda job: job.lane != Lane.PEER)
+
+
+def compile_first(jobs: Iterable[Compilation], peer_site: Path | None, processes: int) -> None:
+    """Run the jobs, `processes` at a time. What a lane refuses or fails at is said, and comes again when measured."""
+    with ThreadPoolExecutor(processes) as pool:
+        for line in pool.map(lambda job: _run(job, peer_site), jobs):
+            sys.stderr.write(line + "\n")
+
+
+def _run(job: Compilation, peer_site: Path | None) -> str:
+    try:
+        with lane_process(job.lane) as process:
+            process.ask("ready", peer_site)
+            seconds = process.ask("compile_s", job.case, job.options)
+    except KernelError as error:
+        return f"{job.lane} {job.name}: {error}"
+    return f"{job.lane} {job.name}: compiled in {seconds:.0f} s"

@@ -1,0 +1,111 @@
+"""What a run of the table finds, as it is stored: one JSON file for each part, so that parts can run at other times."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from kernels.mamba3_mimo.accuracy import Errors
+
+SCHEMA = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Machine(_Model):
+    """Where a part ran."""
+
+    date: str
+    """Start, UTC, ISO 8601."""
+    device: str
+    """Name of the GPU."""
+    driver: str
+    """Version of its driver."""
+    clocks_before: str
+    """SM and memory clock before."""
+    clocks_after: str
+    """The same afterwards."""
+    versions: dict[str, dict[str, str]]
+    """Lane -> package -> version."""
+    absent: dict[str, str] = {}
+    """Lane that did not run -> why."""
+
+
+class AccuracyRow(_Model):
+    """Errors of one lane on one problem."""
+
+    name: str
+    lane: str
+    errors: Errors = {}
+    refused: str | None = None
+    """Why there are none."""
+
+
+class SpeedRow(_Model):
+    """Times of one lane, or of one attention implementation, on one problem."""
+
+    name: str
+    lane: str
+    forward_ms: list[float] = []
+    """Samples."""
+    both_ms: list[float] = []
+    """Samples of forward and backward together."""
+    peak_gib: float | None = None
+    """Peak of allocated memory of forward and backward, inputs included."""
+    checked: Errors = {}
+    """Errors of the check that came first."""
+    refused: str | None = None
+    """Why nothing was timed."""
+
+
+class KernelRow(_Model):
+    """Time of one kernel in one forward and backward pass; the floors are those of ours."""
+
+    name: str
+    """The problem."""
+    lane: str
+    kernel: str
+    ms: float
+    floor_ms: float | None = None
+    bytes: float | None = None
+    flops: float | None = None
+
+
+class SweepRow(_Model):
+    """One way to run the reference problem: its times, and what its binaries show."""
+
+    change: str
+    """What differs from the default."""
+    speed: SpeedRow
+    default_ms: list[float] = []
+    """Samples of forward and backward of the default, taken in turn with these."""
+    binaries: list[dict[str, str | int | float | bool]] = []
+    """One row of attest.table for every kernel that walks chunks."""
+
+
+class Part(_Model):
+    """One part of the table."""
+
+    schema_version: int = SCHEMA
+    part: str
+    """accuracy, speed, attention or sweep."""
+    machine: Machine
+    accuracy: list[AccuracyRow] = []
+    speed: list[SpeedRow] = []
+    kernels: list[KernelRow] = []
+    sweep: list[SweepRow] = []
+
+
+def store(part: Part, folder: Path) -> Path:
+    """Write the part below `folder` and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{part.part}.json"
+    path.write_text(part.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def stored(folder: Path, names: tuple[str, ...]) -> list[Part]:
+    """Return the parts that are below `folder`, in the order of `names`."""
+    paths = [folder / f"{name}.json" for name in names]
+    return [Part.model_validate_json(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]

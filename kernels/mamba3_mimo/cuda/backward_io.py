@@ -1,0 +1,139 @@
+"""What the backward walk loads and stores: the tiles of a chunk, per-token rows, partial sums. Letters: see shape.py.
+
+`t` holds the walk's buffers by their names in backward.py. Rows are i = r * C + c.
+"""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
+# ruff: noqa: N812, PLR0913, PLR0917
+# mypy: ignore-errors
+
+from typing import Any
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.loads import Loads, panels
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.tiles import row_sum
+from kernels.mamba3_mimo.cuda.variant import Variant
+
+
+def part(tile: Any, slot: Any, slots: int, rows: int) -> Any:
+    """Return slot `slot` of a tile of `slots` times `rows` rows."""
+    return tile[slot * rows : (slot + 1) * rows, :] if slots > 1 else tile
+
+
+def x_slots(v: Variant, loads: Loads) -> int:
+    """Return the slots of x: as many as of v when it is loaded like v, else one."""
+    return loads.held if v.psiv_cache else 1
+
+
+def threads_of(s: ScanShape) -> int:
+    """Return the threads of a block: 256 where a tile has more than 64 x 64 numbers."""
+    return 256 if max(s.N * s.P, s.M * s.N, s.M * s.P, s.M * s.M) > 64 * 64 else 128
+
+
+def lends(s: ScanShape, v: Variant) -> bool:
+    """Return whether q_raw can hold an operand [M,P] after the rotation: a whole tile of that form.
+
+    Two warp groups share its columns and want it in panels of at most half the width.
+    """
+    fits = threads_of(s) == 128 or s.P >= 128
+    return s.N == s.P and v.layout_2d and v.pipeline_stages <= 1 and fits
+
+
+def fold_of(s: ScanShape) -> Any:
+    """Return the map of a row to a row of the partial sums: two rows of a thread, 8 apart, add up if of one rank."""
+    return (lambda i: i // 16 * 8 + i % 8) if s.C % 16 == 0 else (lambda i: i)
+
+
+def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
+    """Return macro(t, tensors of the walk, b, h, t0, n): start every copy of chunk n, which begins at token t0."""
+    C, N, P, M, R, depth = s.C, s.N, s.P, s.M, s.R, s.A // 4
+
+    @T.macro
+    def start(t, q, k, v_, z, do, cs, lc, sk, gm, states, psiv, b, h, t0, n):
+        held = loads.held_slot(n)
+        one = loads.slot(n)
+        loads.rows(t.q_raw, q, t.bar, b, h, t0, n)
+        loads.rows(t.k_raw, k, t.bar, b, h, t0, n)
+        for cols in panels(P):
+            loads.copy(states[b, h, t0 // C, :, cols], t.h_s[one * N : (one + 1) * N, cols], t.bar, n)
+            loads.copy(v_[b, t0 : t0 + C, h, cols], t.v_s[held * C : (held + 1) * C, cols], t.bar, n)
+            if s.gated:
+                loads.copy(z[b, t0 : t0 + C, h, cols], t.z_s[one * C : (one + 1) * C, cols], t.bar, n)
+            if s.reduced:
+                loads.copy(do[b, t0 : t0 + C, h, cols], t.do_s[one * C : (one + 1) * C, cols], t.bar, n)
+            else:
+                for r in T.unroll(R):
+                    rows = slice(one * M + r * C, one * M + (r + 1) * C)
+                    loads.copy(do[b, t0 : t0 + C, r, h, cols], t.do_s[rows, cols], t.bar, n)
+            if v.psiv_cache:
+                loads.copy(psiv[b, h, t0 // C, :, cols], t.x_s[held * M : (held + 1) * M, cols], t.bar, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], t.cs_s[one * depth : (one + 1) * depth, :, :], t.bar, n)
+        loads.copy(lc[b, h, t0 : t0 + C], t.scalar_s[held * 3, :], t.bar, n)
+        loads.copy(sk[b, h, t0 : t0 + C], t.scalar_s[held * 3 + 1, :], t.bar, n)
+        loads.copy(gm[b, h, t0 : t0 + C], t.scalar_s[held * 3 + 2, :], t.bar, n)
+        loads.posted(t.bar, n)
+
+    return start
+
+
+def copies_of(s: ScanShape, v: Variant, loads: Loads) -> int:
+    """Return how many copies load one chunk."""
+    wide = 2 + s.gated + (1 if s.reduced else s.R) + v.psiv_cache
+    return 2 * s.R * len(loads.columns()) + wide * len(panels(s.P)) + 4
+
+
+def make_rows_out(s: ScanShape) -> Any:
+    """Return macro(t, row_q, row_k, same, diag, b, h, t0): the first four rows of row_s, summed over ranks."""
+    C, R = s.C, s.R
+
+    @T.macro
+    def rows_out(t, row_q, row_k, same, diag, b, h, t0):
+        for c in T.Parallel(C):
+            row_q[b, h, t0 + c] = row_sum(t.row_s, 0, c, R, C)
+            row_k[b, h, t0 + c] = row_sum(t.row_s, 1, c, R, C)
+            same[b, h, t0 + c] = row_sum(t.row_s, 2, c, R, C)
+            diag[b, h, t0 + c] = row_sum(t.row_s, 3, c, R, C)
+
+    return rows_out
+
+
+def make_store(v: Variant) -> tuple[Any, Any]:
+    """Return (macro(tile, out): start to write a tile; macro(): wait until the tiles written may change).
+
+    With bulk copies one thread reads the tile, after a proxy fence and a barrier; otherwise every thread its part.
+    """
+
+    @T.macro
+    def store(tile, out):
+        if v.tma:
+            T.tma_copy(tile, out)
+        else:
+            T.copy(tile, out, disable_tma=True)
+
+    @T.macro
+    def stored():
+        if v.tma:
+            T.tma_store_wait(0)
+
+    return store, stored
+
+
+def make_sums_out(s: ScanShape) -> Any:
+    """Return macro(acc, out [B,K,H,M/8,P], b, sc, h): write the sums over 8 rows of a fragment, in lanes 4 apart."""
+    M, P = s.M, s.P
+    rows = fold_of(s)(M - 1) + 1
+
+    @T.macro
+    def sums_out(acc, out, b, sc, h):
+        for lanes in (4, 8, 16):
+            for i, p in T.Parallel(rows, P):
+                acc[i, p] += T.shfl_xor(acc[i, p], lanes)
+        for i, p in T.Parallel(rows, P):
+            if i % 8 == 0:
+                out[b, sc, h, i // 8 * (M // rows), p] = acc[i, p]
+                if rows < M:
+                    out[b, sc, h, i // 8 * 2 + 1, p] = 0.0
+
+    return sums_out

@@ -1,0 +1,186 @@
+"""The CUDA scan as two torch operators, forward and backward, so that torch.compile takes it without a graph break.
+
+An operator's arguments are the tensors of `ScanInputs`, then the fields of `Variant`: the schema is made from both.
+Its fake kernel is the same host code on tensors without data, with nothing launched, so shapes and strides cannot
+drift from those of the real one. The facts are recorded here, when the kernels run: under torch.compile too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import facts
+from kernels.backends import Lane
+from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo.cuda import attest
+from kernels.mamba3_mimo.cuda.compiled import kernel
+from kernels.mamba3_mimo.cuda.scan import NARROW, TIME_FIRST, TIME_LAST, Scan
+from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
+from kernels.mamba3_mimo.options import ScanOptions, supports
+
+DEFAULTS = {field.name: field.default for field in fields(Variant)}
+SWITCHES = tuple(DEFAULTS)
+
+_ARGUMENTS = ", ".join((
+    *(f"Tensor{'?' if name in OPTIONAL else ''} {name}" for name in DIFFERENTIABLE),
+    "Tensor? segment_ids",
+    "bool angles_cumulated",
+    *(f"{getattr(field.type, '__name__', field.type)} {field.name}" for field in fields(Variant)),
+))  # fmt: skip
+
+
+def scan(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
+    """Return (o, final state [B,H,N,P]); o is bfloat16 [B,S,H,P], or [B,S,R,H,P] without phi.
+
+    The same kernels run with and without gradients: a validation pass compiles nothing. Raises KernelUnsupported with
+    the reason when no kernel does this combination.
+    """
+    switches = [getattr(options, name, DEFAULTS[name]) for name in SWITCHES]
+    tensors = [_prepared(name, getattr(inputs, name)) for name in DIFFERENTIABLE]
+    out, state, *_ = _forward(*tensors, inputs.segment_ids, inputs.angles_cumulated, *switches)
+    return out, state
+
+
+def _prepared(name: str, tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor in the dtype and layout that the kernels read, so that both passes share one copy."""
+    dtype = torch.bfloat16 if name in NARROW else torch.float32
+    return None if tensor is None else tensor.to(dtype).contiguous()
+
+
+def _read(arguments: tuple[Any, ...]) -> tuple[ScanInputs, Variant]:
+    """Return an operator's arguments as what they were made from."""
+    at = len(DIFFERENTIABLE)
+    tensors = dict(zip(DIFFERENTIABLE, arguments[:at], strict=True))
+    segment_ids, angles_cumulated, *switches = arguments[at:]
+    inputs = ScanInputs(**tensors, segment_ids=segment_ids, angles_cumulated=angles_cumulated)
+    return inputs, Variant(**dict(zip(SWITCHES, switches, strict=True)))
+
+
+class _Launched(Scan):
+    """A scan whose kernels run, and say afterwards what they are."""
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        inputs, variant = _read(arguments)
+        reason = supports(ScanOptions(lane=Lane.CUDA), inputs.v.device.type)
+        if reason is not None:
+            raise KernelUnsupported(reason)
+        self._kernels: dict[str, Any] = {}
+        self._touched: list[int] = []
+        super().__init__(inputs, variant)
+
+    def run(self, name: str, *tensors: Tensor) -> None:
+        """Launch one kernel."""
+        self._kernels[name] = kernel(name, self.shape, self.variant, self.tokens)
+        self._kernels[name](*tensors)
+        if facts.collecting():
+            self._touched += [tensor.data_ptr() for tensor in tensors]
+
+    def record(self, direction: str, saved: Sequence[Tensor]) -> None:
+        """Record what ran, `direction` being forward or backward; `saved` are the tensors kept between the two."""
+        if not facts.collecting():
+            return
+        kept = dict(zip(self.saved, saved, strict=True))
+        if "psiv" in kept:
+            times = self._touched.count(kept["psiv"].data_ptr())
+            facts.add("mamba3_mimo.psiv_saved_bytes", kept["psiv"].nbytes if direction == "forward" else 0)
+            facts.add("mamba3_mimo.psiv_traffic_bytes", kept["psiv"].nbytes * times)
+        elif direction == "backward":
+            facts.add("mamba3_mimo.psiv_recomputes", 1)
+        facts.record("mamba3_mimo.lane", str(Lane.CUDA))
+        for name in ("schedule", "chunk_size", "superchunk"):
+            facts.record(f"mamba3_mimo.{name}", getattr(self.variant, name))
+        rows = attest.table(self._kernels)
+        for row in rows:
+            facts.describe(str(row["name"]), row)
+        for name, value in attest.facts(rows).items():
+            facts.record(f"{name}.{direction}" if name.endswith("_hash") else name, value)
+
+
+class _Shapes(Scan):
+    """A scan on tensors without data: allocates what the real one does and launches nothing."""
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        super().__init__(*_read(arguments))
+
+    def check(self, variant: Variant) -> None:
+        """Refuse nothing: the scan that runs says why, where torch.compile does not wrap the reason."""
+
+    def run(self, name: str, *tensors: Tensor) -> None:
+        """Launch nothing."""
+
+
+def _launch_forward(*arguments: Any) -> list[Tensor]:
+    launched = _Launched(arguments)
+    results = _flat(launched)
+    launched.record("forward", results[2:])
+    return results
+
+
+def _flat(made: Scan) -> list[Tensor]:
+    """Return [o, final state, *what the backward pass needs]."""
+    out, final, saved = made.forward()
+    return [out, final, *saved]
+
+
+def _launch_backward(grad_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
+    launched = _Launched(arguments)
+    grads = _gradients(launched, grad_out, saved, arguments)
+    launched.record("backward", saved)
+    return grads
+
+
+def _gradients(made: Scan, grad_out: Tensor, saved: list[Tensor], arguments: tuple[Any, ...]) -> list[Tensor]:
+    """Return one gradient for every tensor of `DIFFERENTIABLE` that is given, in its dtype.
+
+    Those of the weights are parts of common sums, and an operator's results must not share memory: they are copied.
+    """
+    grads = made.backward(grad_out, saved)
+    grads |= {name: grad.clone() for name, grad in grads.items() if name not in (*TIME_FIRST, *TIME_LAST)}
+    given = zip(DIFFERENTIABLE, arguments[: len(DIFFERENTIABLE)], strict=True)
+    return [grads[name].to(tensor.dtype) for name, tensor in given if tensor is not None]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    """Save for the backward pass the tensors among `inputs` and all results but o and the final state."""
+    ctx.is_tensor = [isinstance(value, Tensor) for value in inputs]
+    ctx.plain = [None if isinstance(value, Tensor) else value for value in inputs]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)), *output[2:])
+
+
+def _through(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Return one gradient per argument of the forward operator, None for what is not differentiable."""
+    if grads[0] is None:
+        return tuple(None for _ in ctx.plain)
+    kept = iter(ctx.saved_tensors)
+    arguments = [next(kept) if is_tensor else plain for is_tensor, plain in zip(ctx.is_tensor, ctx.plain, strict=True)]
+    found = iter(_backward(grads[0], list(kept), *arguments))
+    at = len(DIFFERENTIABLE)
+    return tuple(next(found) if given else None for given in ctx.is_tensor[:at]) + (None,) * (len(arguments) - at)
+
+
+_forward = torch.library.custom_op(
+    "ablate::mamba3_scan", _launch_forward, mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor[]"
+)
+_backward = torch.library.custom_op(
+    "ablate::mamba3_scan_backward",
+    _launch_backward,
+    mutates_args=(),
+    schema=f"(Tensor grad_out, Tensor[] saved, {_ARGUMENTS}) -> Tensor[]",
+)
+_forward.register_autograd(_through, setup_context=_keep)
+
+
+@_forward.register_fake
+def _forward_shapes(*arguments: Any) -> list[Tensor]:
+    return _flat(_Shapes(arguments))
+
+
+@_backward.register_fake
+def _backward_shapes(grad_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
+    return _gradients(_Shapes(arguments), grad_out, saved, arguments)

@@ -1,0 +1,229 @@
+"""Peer lane: the official Mamba-3 MIMO kernels of the optional package mamba-ssm, behind our inputs and results.
+
+mamba-ssm pins a TileLang that cannot share a process with the one of the cuda lane. It lives in a folder of its own
+(`use_site`), and one process runs one of the two lanes. Only the modules of the kernels are imported: the package's own
+`__init__` would load a compiled CUDA extension and a model library that they do not need. Shape suffixes: inputs.py.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import facts
+from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import document_starts
+
+MAMBA_SSM, TILELANG = "2.3.2.post1", "0.1.8"
+"""The release whose limits are written down here, and the TileLang that it pins."""
+
+STATES, WIDTHS, RANKS = (16, 32, 64, 128, 256), (32, 64, 128), (1, 2, 4, 8)
+"""N, P and R that the release is tested with."""
+BROKEN = ((16, 32), (256, 128))
+"""(N, P) that the release names as failing to compile."""
+MAX_ROWS = 64
+"""Rows of a chunk, C * R, beyond which the release warns of too much shared memory."""
+
+FOLDER = "mamba_ssm.ops.tilelang.mamba3"
+BUILDERS = {
+    "mamba3_mimo_fwd": ("mamba_mimo_fwd",),
+    "mamba3_mimo_bwd": ("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"),
+    "mamba3_mimo_fwd_varlen": ("mamba_mimo_fwd",),
+    "mamba3_mimo_bwd_varlen": ("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"),
+}
+"""Module -> its functions that make and compile a kernel."""
+LAUNCHERS = {"mamba_mimo_forward": 0, "mamba_mimo_bwd_combined": 1}
+"""Functions that launch the kernels of dense rows -> which of their arguments is q."""
+
+_sizes: ContextVar[dict[str, int]] = ContextVar("sizes", default={})  # noqa: B039 (never changed)
+"""Sizes of the dense scan that is being launched; those of packed rows stay open, their documents come and go."""
+
+INSTALL = (
+    f"lane 'peer' needs mamba-ssm {MAMBA_SSM} and its TileLang {TILELANG} in a folder of their own: `make peer`, "
+    "then name the folder in ABLATE_PEER_SITE"
+)
+
+
+def use_site(folder: Path) -> None:
+    """Put `folder`, which holds mamba-ssm and its TileLang, first on this process's import path.
+
+    Raises:
+        KernelUnsupported: the folder lacks the package, or another TileLang is loaded already.
+
+    """
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    reason = missing()
+    if reason is not None:
+        sys.path.remove(str(folder))
+        raise KernelUnsupported(f"{reason} (given: {folder})")
+
+
+def missing() -> str | None:
+    """Return why this process cannot import the official kernels, or None when it can."""
+    if importlib.util.find_spec("mamba_ssm") is None:
+        return f"the package mamba-ssm is not installed; {INSTALL}"
+    loaded = sys.modules.get("tilelang")
+    version = _version("tilelang") if loaded is None else str(loaded.__version__)
+    if version.split("+")[0] != TILELANG:
+        found = "is not installed" if version == "" else f"is {version} {'' if loaded is None else 'and loaded '}here"
+        return f"TileLang {found}, and one process can use only one; {INSTALL}"
+    return None
+
+
+def refusal(inputs: ScanInputs, chunk_size: int) -> str | None:
+    """Return why the official kernels cannot run `inputs`, or None when they can."""
+    heads, groups, state, width, rank = *_heads(inputs), inputs.state_size, inputs.v.shape[3], inputs.q.shape[2]
+    trained = torch.is_grad_enabled() and any(t.requires_grad for t in inputs.tensors())
+    reasons = (
+        (inputs.v.dtype != torch.bfloat16, f"q, k, v have dtype {inputs.v.dtype}; allowed: torch.bfloat16"),
+        (state not in STATES, f"N is {state}; allowed: {_listed(STATES)}"),
+        (width not in WIDTHS, f"P is {width}; allowed: {_listed(WIDTHS)}"),
+        (rank not in RANKS, f"R is {rank}; allowed: {_listed(RANKS)}"),
+        ((state, width) in BROKEN, f"N={state} with P={width} does not compile in mamba-ssm {MAMBA_SSM}"),
+        (trained and state == 16, "N is 16; allowed: from 32 for a backward pass, which does not compile for 16"),
+        (groups not in (1, heads), f"G is {groups} with H={heads}; allowed: 1 or H, all that the backward pass knows"),
+        (chunk_size < 8 or chunk_size & (chunk_size - 1) > 0, f"chunk_size is {chunk_size}; allowed: 8, 16, 32, 64"),
+        (chunk_size * rank > MAX_ROWS, f"chunk_size * R is {chunk_size * rank}; allowed: up to {MAX_ROWS}"),
+        (inputs.angles_cumulated, "angles are cumulated; allowed: raw angles, the official function sums them itself"),
+        (inputs.q.shape[1] < 2, "S is 1; allowed: at least 2, a sequence of one token fails in the official kernels"),
+    )
+    return next((f"lane 'peer': {reason}" for refused, reason in reasons if refused), None)
+
+
+def peer_scan(inputs: ScanInputs, *, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """Return (o, final state [B,H,N,P] float32 without gradient) by the official kernels and their autograd function.
+
+    o is [B,S,H,P] bf16, or [B,S,R,H,P] without phi. Rows that hold one document of whole chunks take the dense kernels,
+    others the kernels for packed sequences.
+
+    Raises:
+        KernelUnsupported: the package is absent, or its kernels cannot run these inputs.
+
+    """
+    reason = missing() or refusal(inputs, chunk_size)
+    if reason is not None:
+        raise KernelUnsupported(reason)
+    starts_BS = _restarts(inputs, chunk_size)
+    facts.record("mamba3_mimo.lane", "peer")
+    facts.record("mamba3_mimo.schedule", "sequential")
+    facts.record("mamba3_mimo.chunk_size", chunk_size)
+    facts.record("mamba3_mimo.peer", f"mamba-ssm {_version('mamba-ssm')}, tilelang {_version('tilelang')}")
+    facts.record("mamba3_mimo.peer_kernels", "dense" if starts_BS is None else "packed")
+    result = official()(**arguments(inputs, starts_BS), chunk_size=chunk_size, dtype=torch.bfloat16, return_state=True)
+    out, state_BHPN = result[0], result[2]
+    if starts_BS is not None:
+        out = out.unflatten(1, starts_BS.shape).squeeze(0)
+        state_BHPN = state_BHPN[starts_BS.sum(1).cumsum(0) - 1]
+    return out, state_BHPN.transpose(2, 3)
+
+
+def arguments(inputs: ScanInputs, starts_BS: Tensor | None) -> dict[str, Any]:
+    """Return the tensors by the names and dtypes of the official function.
+
+    With `starts_BS`, where every document starts, all rows become one packed row, and cu_seqlens [D+1] int32 names
+    the first token of each of the D documents.
+    """
+    names = {"Q": "q", "K": "k", "V": "v", "Z": "z", "Angles": "angles"}
+    along_time = {official: getattr(inputs, ours) for official, ours in names.items()}
+    per_head = {"ADT": inputs.adt.float(), "DT": inputs.dt.float(), "Trap": inputs.trap.to(torch.bfloat16)}
+    along_time["Angles"] = inputs.angles.float().expand(-1, -1, inputs.num_heads, -1)
+    weights = {"Q_bias": inputs.q_bias, "K_bias": inputs.k_bias, "D": inputs.D}
+    weights |= {"MIMO_V": inputs.psi, "MIMO_Z": inputs.zeta, "MIMO_Out": inputs.phi}
+    starts: Tensor | None = None
+    if starts_BS is not None:
+        along_time = {name: None if t is None else t.flatten(0, 1).unsqueeze(0) for name, t in along_time.items()}
+        per_head = {name: t.transpose(0, 1).flatten(1).unsqueeze(0) for name, t in per_head.items()}
+        first = starts_BS.flatten().nonzero().squeeze(1)
+        starts = torch.cat((first, first.new_tensor([starts_BS.numel()]))).to(torch.int32)
+    wide = {name: None if t is None else t.float() for name, t in weights.items()}
+    divisor = inputs.state_size // inputs.angles.shape[-1]
+    return {**along_time, **per_head, **wide, "rotary_dim_divisor": divisor, "cu_seqlens": starts}
+
+
+@lru_cache(maxsize=1)
+def official() -> Callable[..., Any]:
+    """Return the official function, imported without running the `__init__` of its package.
+
+    The release compiles its kernels for sizes B, S, H and G known at run time only, and makes and compares their
+    programs anew in every call: 130 ms of host time for a forward pass. The repository's kernels before it are compiled
+    for the sizes at hand and take a third of the time. Here they are, too, and every program is made once.
+    """
+    spec = importlib.util.find_spec("mamba_ssm")
+    if spec is None:
+        raise KernelUnsupported(INSTALL)
+    sys.modules.setdefault("mamba_ssm", importlib.util.module_from_spec(spec))
+    for name, builders in BUILDERS.items():
+        module = importlib.import_module(f"{FOLDER}.{name}")
+        for builder in builders:
+            setattr(module, builder, _built_once(getattr(module, builder)))
+    module = importlib.import_module(f"{FOLDER}.mamba3_mimo")
+    for launcher, first in LAUNCHERS.items():
+        setattr(module, launcher, _with_sizes(getattr(module, launcher), first))
+    function: Callable[..., Any] = module.mamba3_mimo
+    return function
+
+
+def _with_sizes(launcher: Callable[..., Any], first: int) -> Callable[..., Any]:
+    """Return `launcher`, whose arguments from number `first` on are q, k and v, so that builders know the sizes."""
+
+    def sized(*arguments: Any, **named: Any) -> Any:
+        q_BSRGN, v_BSHP = arguments[first], arguments[first + 2]
+        sizes = {"B": q_BSRGN.shape[0], "S": q_BSRGN.shape[1], "H": v_BSHP.shape[2], "G": q_BSRGN.shape[3]}
+        token = _sizes.set(sizes)
+        try:
+            return launcher(*arguments, **named)
+        finally:
+            _sizes.reset(token)
+
+    return sized
+
+
+def _built_once(builder: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `builder` with a memory, and with the sizes at hand in place of sizes known at run time only."""
+    kernels: dict[str, Any] = {}
+
+    def remembered(*arguments: Any, **named: Any) -> Any:
+        sizes = _sizes.get()
+        known = [sizes.get(str(value), value) for value in arguments]
+        key = str(([str(value) for value in known], {name: str(value) for name, value in named.items()}))
+        if key not in kernels:
+            kernels[key] = builder(*known, **named)
+        return kernels[key]
+
+    return remembered
+
+
+def _restarts(inputs: ScanInputs, chunk_size: int) -> Tensor | None:
+    """Return [B,S] bool, where a document starts, the first token of a row included; None: dense rows will do."""
+    starts_BS = torch.zeros(inputs.q.shape[:2], dtype=torch.bool, device=inputs.q.device)
+    if inputs.segment_ids is not None:
+        starts_BS = document_starts(inputs.segment_ids)
+    if inputs.q.shape[1] % chunk_size == 0 and not bool(starts_BS.any()):
+        return None
+    starts_BS[:, 0] = True
+    return starts_BS
+
+
+def _heads(inputs: ScanInputs) -> tuple[int, int]:
+    return inputs.num_heads, inputs.num_groups
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,94 @@
+"""Commands for nodes that reach nothing: write a plan file, look into a bundle, import bundles."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from experiments.bundle import Bundle, join, open_bundle
+from experiments.bundle_files import is_bundle, read_bundle_files
+from experiments.bundle_view import judge_bundle, judged
+from experiments.errors import BundleError, SpecProblem
+from experiments.load import parse_spec
+from experiments.plan import make_plan
+from experiments.plan_file import make_plan_file, plan_file_text
+from experiments.verdicts import Verdict
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client, SpecBody
+
+app = typer.Typer()
+
+
+@app.command("import")
+@guarded
+def import_(
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Folders or tar files of one plan.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Take in an ablation that `ablate exec` ran: verified file by file, stored whole or not at all."""
+    contents = [_read(path) for path in bundles]
+    join([bundle for _, bundle in contents])
+    with Client() as client:
+        answer = client.ablations.import_bundles(
+            [{path: data.decode() for path, data in files.items()} for files, _ in contents]
+        )
+    if as_json:
+        print_json(answer)
+        return
+    console = out()
+    for remark in answer.remarks:
+        console.print(f"[yellow]note[/]  {escape(remark)}")
+    if not answer.changed:
+        console.print(f"{answer.id} was imported from exactly this before; nothing was changed")
+        return
+    missing = f"; {len(answer.blocks_missing)} are missing data" if answer.blocks_missing else ""
+    console.print(f"[bold]{escape(answer.name)}[/] imported as [bold]{answer.id}[/]: {answer.state}")
+    console.print(f"  blocks   {answer.blocks_imported} imported{missing}")
+    console.print(f"  answer   ablate verdict {answer.id} --explain")
+    console.print(f"  report   ablate report {answer.id}")
+
+
+def write_plan(spec: SpecBody, path: Path, *, as_json: bool) -> None:
+    """Write the plan file of a spec, and say what to do with it."""
+    plan = make_plan(parse_spec(spec.content, spec.content_type))
+    file = make_plan_file(plan, spec_text=spec.content.decode(), content_type=spec.content_type)
+    path.write_text(plan_file_text(file), encoding="utf-8")
+    if as_json:
+        print_json({"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest})
+        return
+    console = out()
+    arms = ", ".join(arm.name for arm in plan.arms)
+    console.print(f"{escape(str(path))}: {len(plan.blocks)} blocks of {escape(arms)} for node class {plan.node_class}")
+    console.print(f"  plan     {file.digest}")
+    console.print(f"  run      ablate exec {escape(path.name)} --out bundle/    (on the node, in this version's code)")
+    console.print("  or       python -m workers.execute ...    (in a checkout, with nothing installed)")
+
+
+def verdict_of(subject: str) -> Verdict:
+    """Return the verdict of an ablation of the service, or of a bundle, judged here."""
+    if is_bundle(Path(subject)):
+        return judge_bundle(_read(Path(subject))[1])
+    with Client() as client:
+        return client.ablations.verdict(subject)
+
+
+def report_of(subject: str) -> tuple[str, str]:
+    """Return (ablation id, report page) of an ablation of the service, or of a bundle, made here."""
+    if is_bundle(Path(subject)):
+        from experiments.report import render  # matplotlib and jinja2, which clients of a service do without
+
+        view = judged(_read(Path(subject))[1])
+        return view.ablation_id, render(view)
+    with Client() as client:
+        return subject, client.ablations.report(subject)
+
+
+def _read(path: Path) -> tuple[dict[str, bytes], Bundle]:
+    """Return a bundle's files and what they say. Raises BundleError with the bundle's name in front of each file's."""
+    try:
+        files = read_bundle_files(path)
+        return files, open_bundle(files)
+    except BundleError as error:
+        named = [SpecProblem(pointer=f"{path}: {p.pointer}", detail=p.detail, hint=p.hint) for p in error.problems]
+        raise BundleError(named) from error

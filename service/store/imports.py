@@ -1,0 +1,173 @@
+"""An ablation that ran where no service was: all that its bundles hold, in one transaction, through the same moves.
+
+Nothing is left queued: a block is done, used up its attempts, or is missing data and cancelled with that reason.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, insert, select, update
+
+from experiments.bundle import BrokenTry, Bundle, BundledBlock, NodeRecord, Try, is_used_up
+from experiments.messages import LogChunk
+from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
+from service.store import logs, reports
+from service.store.attempts import hold
+from service.store.blocks import cancel_blocks
+from service.store.clock import db_now
+from service.store.journal import Journal
+from service.store.reports import VerifiedReceipt
+from service.store.settle import settle
+from service.store.submissions import Submission, WorkIds, insert_rows
+from service.store.tables import ablations, attempts, blocks, nodes, trials
+
+_MISSING = "the imported bundles do not hold this block"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """Verified bundles on their way into the store."""
+
+    bundle: Bundle
+    submission: Submission
+    receipts: dict[int, list[VerifiedReceipt]]
+    """By block index."""
+
+    @property
+    def bundles(self) -> str:
+        """What the ablation remembers of its bundles."""
+        return json.dumps(self.bundle.digests)
+
+
+def known_bundles(connection: Connection, ablation_id: str) -> tuple[bool, str | None]:
+    """Return whether the ablation is here, and the bundles that it was imported from."""
+    row = connection.execute(select(ablations.c.bundles).where(ablations.c.id == ablation_id)).first()
+    return row is not None, None if row is None else row.bundles
+
+
+def store_import(connection: Connection, imported: Import) -> None:
+    """Insert everything; the ablation is over afterwards, and its verdict is asked for.
+
+    Raises IntegrityError when an ablation of this id is here.
+    """
+    bundle, ablation_id = imported.bundle, imported.submission.ablation_id
+    file = bundle.plan_file
+    ids = WorkIds(blocks=tuple(ids.block_id for ids in file.blocks), trials=tuple(ids.trial_ids for ids in file.blocks))
+    insert_rows(connection, imported.submission, ids, bundles=imported.bundles)
+    journal = Journal(connection, ablation_id, actor=imported.submission.submitted_by)
+    counted = f"{len(bundle.blocks)} of {len(file.plan.blocks)} blocks"
+    reason = f"imported: {counted} from {', '.join(digest[:19] for digest in bundle.digests)}"
+    journal.note("ablation.state", ablation_id, reason=reason, new=AblationState.QUEUED)
+    journal.flush_new()
+    _add_nodes(connection, bundle)
+    for record in bundle.broken:
+        _break(connection, journal, record, file.blocks[record.index].block_id)
+    running = AblationState.RUNNING
+    journal.move("ablation", [ablation_id], AblationState.QUEUED, running, reason="imported", started_at=db_now())
+    _end_missing(connection, journal, bundle)
+    for block in bundle.blocks:
+        _begin(connection, journal, block.attempt, file.blocks[block.attempt.index].block_id)
+    journal.flush()
+    for block in bundle.blocks:
+        _finish(connection, imported, block)
+    settle(connection, ablation_id)
+
+
+def _add_nodes(connection: Connection, bundle: Bundle) -> None:
+    tries: Sequence[Try] = [*(block.attempt for block in bundle.blocks), *bundle.broken]
+    for node in bundle.nodes.values():
+        known = connection.execute(select(nodes.c.id).where(nodes.c.id == node.node_id)).first()
+        seen = max((t.ended_at.timestamp() for t in tries if t.node_id == node.node_id), default=0.0)
+        if known is None:
+            connection.execute(insert(nodes).values(**_node_row(node), registered_at=seen, seen_at=seen))
+
+
+def _node_row(node: NodeRecord) -> dict[str, str]:
+    return {
+        "id": node.node_id,
+        "name": f"{node.name[:80]} ({node.node_id})",
+        "node_class": node.registration.node_class[:32],
+        "registration": node.registration.model_dump_json(),
+    }
+
+
+def _insert_attempt(connection: Connection, attempt: Try, block_id: str) -> None:
+    connection.execute(
+        insert(attempts).values(
+            id=attempt.attempt_id,
+            block_id=block_id,
+            token=attempt.attempt_no,
+            number=attempt.attempt_no,
+            node_id=attempt.node_id,
+            state=AttemptState.RUNNING,
+            started_at=attempt.started_at.timestamp(),
+        )
+    )
+
+
+def _break(connection: Connection, journal: Journal, record: BrokenTry, block_id: str) -> None:
+    """Store a try that broke; its block is still queued."""
+    _insert_attempt(connection, record, block_id)
+    message = record.message[:2000].replace("\0", "\\0")
+    journal.move(
+        "attempt",
+        [record.attempt_id],
+        AttemptState.RUNNING,
+        AttemptState.BROKEN,
+        reason=f"{record.failure_class}: {message}",
+        ended_at=record.ended_at.timestamp(),
+        failure_class=record.failure_class,
+        message=message,
+    )
+
+
+def _begin(connection: Connection, journal: Journal, attempt: Try, block_id: str) -> None:
+    """Store the try that finished a block, as if it were running."""
+    _insert_attempt(connection, attempt, block_id)
+    journal.move(
+        "block",
+        [block_id],
+        BlockState.QUEUED,
+        BlockState.RUNNING,
+        reason=f"imported, attempt {attempt.attempt_no}",
+        token=attempt.attempt_no,
+        attempt_no=attempt.attempt_no,
+        attempt_id=attempt.attempt_id,
+        node_id=attempt.node_id,
+        started_at=attempt.started_at.timestamp(),
+    )
+    connection.execute(update(trials).where(trials.c.block_id == block_id).values(attempt_id=attempt.attempt_id))
+
+
+def _end_missing(connection: Connection, journal: Journal, bundle: Bundle) -> None:
+    file = bundle.plan_file
+    absent = []
+    for index in bundle.missing:
+        tries = [record for record in bundle.broken if record.index == index]
+        if is_used_up(tries):
+            _fail(journal, file.blocks[index].block_id, file.blocks[index].trial_ids, tries[-1])
+        else:
+            absent.append(file.blocks[index].block_id)
+    cancel_blocks(connection, journal, file.ablation_id, absent, reason=_MISSING)
+
+
+def _fail(journal: Journal, block_id: str, trial_ids: Sequence[str], last: BrokenTry) -> None:
+    reason = f"{last.failure_class}: {last.message} (attempt {last.attempt_no})"[:2000].replace("\0", "\\0")
+    journal.move("trial", trial_ids, TrialState.QUEUED, TrialState.FAILED, reason=reason)
+    running = {"attempt_no": last.attempt_no, "started_at": last.started_at.timestamp(), "node_id": last.node_id}
+    journal.move("block", [block_id], BlockState.QUEUED, BlockState.RUNNING, reason="imported", **running)
+    ended = {"finished_at": last.ended_at.timestamp(), "message": reason}
+    journal.move("block", [block_id], BlockState.RUNNING, BlockState.FAILED, reason=reason, **ended)
+
+
+def _finish(connection: Connection, imported: Import, block: BundledBlock) -> None:
+    """Store a block's logs and receipts the way a worker's report is stored, then the times that were measured."""
+    attempt = block.attempt
+    held = hold(connection, attempt.attempt_id, attempt.attempt_no)
+    logs.append(connection, held, [LogChunk(trial_id=t.trial_id, offset=0, text=t.log) for t in block.trials if t.log])
+    verified = imported.receipts[attempt.index]
+    reports.store_block(connection, held, verified, report_digest=imported.bundle.digests[0])
+    ended_at = attempt.ended_at.timestamp()
+    connection.execute(update(attempts).where(attempts.c.id == attempt.attempt_id).values(ended_at=ended_at))
+    connection.execute(update(blocks).where(blocks.c.id == held.block.id).values(finished_at=ended_at))

@@ -1,0 +1,112 @@
+"""Plan files and bundles for tests: made of sealed receipts with believable numbers, nothing is run."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from experiments.bundle import (
+    BLOCK,
+    LOG,
+    MANIFEST,
+    PLAN,
+    RECEIPT,
+    BrokenTry,
+    Manifest,
+    NodeRecord,
+    Try,
+    block_folder,
+    make_manifest,
+    trial_folder,
+)
+from experiments.digest import digest
+from experiments.ids import new_id
+from experiments.messages import DeviceInfo, NodeRegistration
+from experiments.outcomes import FailureClass
+from experiments.plan_file import PlanFile, make_plan_file, plan_file_text
+from tests.factories import make_plan, make_receipt, make_spec, spec_values
+
+BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def make_file(**changes: Any) -> PlanFile:
+    """Return a plan file of the factories' spec; `changes` as in spec_values."""
+    text = json.dumps(spec_values(**changes))
+    return make_plan_file(make_plan(make_spec(**changes)), spec_text=text, content_type="application/json")
+
+
+def resealed(file: PlanFile, **changes: Any) -> PlanFile:
+    """Return the plan file with fields replaced and a digest that fits again."""
+    changed = file.model_copy(update=changes)
+    return changed.model_copy(update={"digest": digest(changed.model_dump(mode="json", exclude={"digest"}))})
+
+
+def make_bundle(
+    file: PlanFile, indices: Sequence[int] = range(6), *, broken: Sequence[BrokenTry] = (), **receipt: Any
+) -> dict[str, bytes]:
+    """Return the files of a bundle with these blocks; `receipt` as in make_receipt."""
+    node = make_node()
+    files = {PLAN: plan_file_text(file).encode(), f"nodes/{node.node_id}.json": node.model_dump_json().encode()}
+    for index in indices:
+        attempt = Try(**names(index, node.node_id))
+        files[f"{block_folder(index)}/{BLOCK}"] = attempt.model_dump_json().encode()
+        for trial in file.claimed(index, attempt_id=attempt.attempt_id, attempt_no=1).trials:
+            ids = {
+                "ablation": file.ablation_id,
+                "block": file.blocks[index].block_id,
+                "trial": trial.trial_id,
+                "attempt": attempt.attempt_id,
+                "node": node.node_id,
+            }
+            made = make_receipt(file.plan, index, trial.arm, ids=ids, **receipt)
+            folder = trial_folder(index, trial.position, trial.arm)
+            files[f"{folder}/{RECEIPT}"] = made.model_dump_json().encode()
+            files[f"{folder}/{LOG}"] = f"trial {trial.arm}: step 0 é\n".encode()
+    for record in broken:
+        known = record.model_copy(update={"node_id": node.node_id})
+        files[f"attempts/{record.attempt_id}.json"] = known.model_dump_json().encode()
+    return sealed(file, files)
+
+
+def sealed(file: PlanFile, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files with a manifest that fits them."""
+    contents = {path: data for path, data in files.items() if path != MANIFEST}
+    manifest: Manifest = make_manifest(file, contents)
+    return {**contents, MANIFEST: manifest.model_dump_json(indent=1).encode()}
+
+
+def make_node() -> NodeRecord:
+    """Return a described machine."""
+    device = DeviceInfo(index=0, name="CPU", memory_bytes=2**34)
+    registration = NodeRegistration(
+        node_class="cpu", devices=(device,), versions={"torch": "2"}, code_digest="sha256:code"
+    )
+    return NodeRecord(node_id=new_id("nod"), name="far-node", registration=registration)
+
+
+def broken_try(index: int, attempt_no: int, failure: FailureClass) -> BrokenTry:
+    """Return a try that broke."""
+    return BrokenTry(**names(index, new_id("nod"), attempt_no), failure_class=failure, message=f"{failure} there")
+
+
+def names(index: int, node_id: str, attempt_no: int = 1) -> dict[str, Any]:
+    """Return the fields of a try at block `index`: one minute each."""
+    began = BEGAN + timedelta(minutes=index)
+    return {
+        "index": index,
+        "attempt_id": new_id("att"),
+        "attempt_no": attempt_no,
+        "node_id": node_id,
+        "started_at": began,
+        "ended_at": began + timedelta(seconds=50),
+    }
+
+
+def write_folder(files: dict[str, bytes], folder: Path) -> Path:
+    """Write the files below `folder`."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder

@@ -1,0 +1,43 @@
+"""Rehearse a block: an arm that trains, one whose gate is not live, a baseline and a variant that cannot train."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+from kernels.backends import NodeClass
+from tests.integration.worker_service import block, config_json, corpus
+from workers import node as nodes
+from workers.bell import Bell
+from workers.blocks import Bench, BlockRunner
+from workers.feed import BlockFeed
+from workers.forkserver import ForkServer
+from workers.lease import Lease
+from workers.paths import JobPaths
+from workers.reaper import Reaper
+from workers.runner import Runner
+
+
+def main() -> None:
+    """Print the refusals as JSON."""
+    home = Path(sys.argv[1])
+    config = config_json(corpus(home / "corpus"))
+    claimed = block([config, config], attempt="rehearsal")
+    first, second = claimed.trials
+    second = second.model_copy(update={"gates": {**second.gates, "loss": "chunked"}})
+    with Reaper() as reaper:
+        runner = Runner(ForkServer(), reaper, Bell(), grace_s=1.0, preempted=lambda: False)
+        node = nodes.probe("here", NodeClass.CPU)
+        bench = Bench(node=node, node_id="nod_1", runner=runner, paths=JobPaths(home=home), data_dir=home / "data")
+        broken = {**first.config, "data": {**first.config["data"], "corpus": "/nowhere"}}
+        third = first.model_copy(update={"trial_id": "trl_fails", "config": broken})
+        fourth = third.model_copy(update={"trial_id": "trl_variant", "role": "variant"})
+        claimed = claimed.model_copy(update={"trials": (first, second, third, fourth)})
+        lease = Lease(math.inf, asked_at=time.monotonic())
+        refused = list(BlockRunner(bench).rehearse(claimed, lease, BlockFeed()))
+    sys.stdout.write(json.dumps(refused))
+
+
+if __name__ == "__main__":
+    main()

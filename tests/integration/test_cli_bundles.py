@@ -1,0 +1,99 @@
+"""The commands around bundles as people type them, against a real API where one is needed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.bundle import RECEIPT
+from experiments.bundle_files import write_tar
+from experiments.plan_file import read_plan_file
+from service.cli import bundles
+from service.cli.client import app
+from service.client import Client
+from tests.api_stack import ADMIN, Api, served_api
+from tests.bundles import make_bundle, make_file, write_folder
+
+FILE = make_file()
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    with served_api("sqlite", tmp_path / "api") as running:
+        url = str(running.client.base_url)
+        monkeypatch.setattr(bundles, "Client", lambda: Client(url, ADMIN))
+        yield running
+
+
+def ablate(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_plan_out_writes_a_plan_file_without_a_service(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    code, out, err = ablate("plan", "demo", "--out", path)
+    assert code == 0, err
+    file = read_plan_file(path.read_bytes())
+    assert file.spec_text.startswith("# Three arms on a CPU node")
+    assert file.digest in out
+    assert "ablate exec plan.json --out bundle/" in out
+    code, out, _err = ablate("plan", "demo", "--out", path, "--json")
+    assert json.loads(out)["ablation"] != file.ablation_id
+
+
+def test_plan_out_refuses_what_no_node_can_run(tmp_path: Path) -> None:
+    code, _out, err = ablate("plan", "demo-refused", "--out", tmp_path / "plan.json")
+    assert code == 5
+    assert "gate 'warp_specialize' needs lane cuda" in err
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_verdict_report_and_receipts_of_a_bundle_need_no_service(tmp_path: Path) -> None:
+    folder = write_folder(make_bundle(FILE), tmp_path / "bundle")
+    code, out, _err = ablate("verdict", folder, "--explain")
+    assert (code, "6/6 blocks on cpu" in out) == (3, True)
+    page = tmp_path / "r.html"
+    assert ablate("report", folder, "--out", page)[0] == 0
+    assert FILE.ablation_id in page.read_text()
+    code, out, _err = ablate("receipts", "verify", folder)
+    assert (code, out.count("good")) == (0, 18)
+
+
+def test_altered_receipt_is_named_by_every_command(tmp_path: Path, api: Api) -> None:
+    folder = write_folder(make_bundle(FILE), tmp_path / "bundle")
+    path = sorted(folder.glob(f"blocks/*/*/{RECEIPT}"))[0]
+    path.write_text(path.read_text().replace('"wall_s":3.0', '"wall_s":2.0'))
+    name = path.relative_to(folder).as_posix()
+    code, out, _err = ablate("receipts", "verify", folder)
+    assert (code, out.count("DAMAGED"), out.count("good")) == (1, 1, 17)
+    for command in ("import", "verdict", "report"):
+        code, _out, err = ablate(command, folder)
+        assert code == 5
+        assert name in err
+        assert "was altered" in err
+    assert api.get("/v1/ablations").json()["items"] == []
+
+
+def test_import_of_folder_and_tar_is_the_same_import(tmp_path: Path, api: Api) -> None:
+    files = make_bundle(FILE, [0, 1, 2])
+    folder = write_folder(files, tmp_path / "bundle")
+    write_tar(files, tmp_path / "bundle.tar")
+    code, out, err = ablate("import", folder)
+    assert code == 0, err
+    assert f"imported as {FILE.ablation_id}: completed" in out
+    assert "3 imported; 3 are missing data" in out
+    code, out, _err = ablate("import", tmp_path / "bundle.tar")
+    assert (code, "nothing was changed" in out) == (0, True)
+    code, out, _err = ablate("import", folder, "--json")
+    assert json.loads(out)["changed"] is False
+
+
+def test_import_refuses_what_is_no_bundle_and_parts_that_do_not_belong_together(tmp_path: Path, api: Api) -> None:
+    code, _out, err = ablate("import", tmp_path / "nothing")
+    assert (code, "no such folder" in err) == (5, True)
+    one = write_folder(make_bundle(FILE, [0]), tmp_path / "one")
+    code, _out, err = ablate("import", one, one)
+    assert (code, "block 1 is in an earlier bundle" in err) == (5, True)

@@ -1,0 +1,216 @@
+"""`ablate exec` as people start it: real trials, killed and resumed; then import, verdict, report and MLflow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from experiments.bundle import RECEIPT, Bundle, open_bundle
+from experiments.bundle_files import read_bundle_files
+from experiments.mlflow_sink import Sink
+from experiments.plan_file import PlanFile, plan_file_text
+from service.errands import Errands
+from service.store import outbox
+from tests import mlflow_server
+from tests.api_stack import running_api
+from tests.bundles import make_file
+from tests.integration.worker_service import corpus, processes_of, until
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = "celery kombu httpx mlflow sqlalchemy scipy tenacity pydantic_settings fastapi jinja2 matplotlib"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan on disk and the folder of its bundle."""
+
+    folder: Path
+    file: PlanFile
+
+    @property
+    def bundle(self) -> Path:
+        return self.folder / "bundle"
+
+    def command(self, *options: str) -> list[str]:
+        plan = self.folder / "plan.json"
+        plan.write_text(plan_file_text(self.file))
+        given = [str(plan), "--out", str(self.bundle), "--data-dir", str(self.folder / "data"), *options]
+        return [sys.executable, "-m", "workers.execute", *given]
+
+    def start(self, *options: str) -> "subprocess.Popen[str]":
+        mark = {"ABLATE_HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            self.command(*options),
+            cwd=ROOT,
+            env={**os.environ, **mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def execute(self, *options: str) -> tuple[int, str, str]:
+        process = self.start(*options)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def read(self) -> Bundle:
+        return open_bundle(read_bundle_files(self.bundle))
+
+
+def tiny(folder: Path, *, timed: int = 3) -> Run:
+    """A plan of two arms that trains a step in milliseconds."""
+    workload = {
+        "recipe": "hybrid-tiny",
+        "overrides": {
+            "seq_len": 32,
+            "d_model": 32,
+            "headdim": 16,
+            "d_state": 16,
+            "num_heads": 2,
+            "vocab_size": 512,
+            "corpus": str(corpus(folder / "corpus")),
+        },
+        "steps": {"warmup": 1, "timed": timed, "val_rows": 2},
+    }
+    return Run(folder, make_file(workload=workload, baseline={}, variants={"psiv-on": {"gates": {"psiv_cache": True}}}))
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that was killed in its second block, at a moment when the block had a receipt already."""
+    run = tiny(tmp_path_factory.mktemp("exec"))
+    process = run.start("--blocks", "1-2")
+    until(lambda: list(run.bundle.glob("blocks/0001/*/receipt.json")), 60)
+    until(lambda: list(run.bundle.glob("work/att_*/*/steps.jsonl")), 30)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    until(lambda: not processes_of(run.folder), 10)
+    return run
+
+
+def test_kill_costs_the_running_block_only_and_the_next_run_goes_on(killed: Run) -> None:
+    before = (killed.bundle / "blocks" / "0001" / "block.json").read_text()
+    (killed.bundle / "blocks" / "x.json.part").write_text("half")
+    code, out, err = killed.execute("--blocks", "1-2", "--json", "--tar")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["blocks_done"], answer["blocks_missing"]) == ([1, 2], [3, 4, 5, 6])
+    assert "in the bundle already, verified and kept: 1" in err
+    assert "rehearsal" not in err
+    assert "block 2/6, psiv-on: measured" in err
+    assert (killed.bundle / "blocks" / "0001" / "block.json").read_text() == before
+    bundle = killed.read()
+    assert bundle.digests == (answer["digest"],)
+    assert {t.receipt.outcome for b in bundle.blocks for t in b.trials} == {"measured"}
+    assert "step    4 timed" in bundle.blocks[0].trials[0].log
+    assert read_bundle_files(killed.folder / "bundle.tar") == read_bundle_files(killed.bundle)
+    assert not processes_of(killed.folder)
+
+
+def test_run_again_with_nothing_left_changes_nothing(killed: Run) -> None:
+    before = read_bundle_files(killed.bundle)
+    code, _out, _err = killed.execute("--blocks", "1")
+    assert code == 0
+    assert read_bundle_files(killed.bundle) == before
+
+
+def test_other_plan_other_content_and_no_resume_are_refused(killed: Run, tmp_path: Path) -> None:
+    other = Run(killed.folder, tiny(tmp_path).file)
+    code, _out, err = other.execute("--blocks", "3")
+    assert code == 5
+    assert "belongs to another plan" in err
+    code, _out, err = killed.execute("--no-resume")
+    assert code == 5
+    assert "holds a bundle already" in err
+    filled = Run(tmp_path, killed.file)
+    filled.bundle.mkdir()
+    (filled.bundle / "thesis.tex").touch()
+    code, _out, err = filled.execute()
+    assert code == 5
+    assert "holds something that is no bundle" in err
+
+
+def test_altered_receipt_is_refused_when_resuming(killed: Run) -> None:
+    path = next(killed.bundle.glob(f"blocks/0001/*/{RECEIPT}"))
+    text = path.read_text()
+    path.write_text(text.replace('"position": 0', '"position": 1'))
+    try:
+        code, _out, err = killed.execute("--blocks", "3")
+        assert code == 5
+        assert f"{path.relative_to(killed.bundle)}: was altered" in err
+    finally:
+        path.write_text(text)
+
+
+def test_node_of_another_class_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file = make_file(placement={"node_class": "h200"}, variants={"psiv-on": {"gates": {"psiv_cache": True}}})
+    run = Run(tmp_path, file)
+    code, _out, err = run.execute()
+    assert code == 5
+    assert "this node is of class 'cpu'; the plan asks for 'h200'" in err
+    assert not run.bundle.exists()
+
+
+def test_stop_ends_the_trial_and_keeps_what_is_done(tmp_path: Path) -> None:
+    run = tiny(tmp_path, timed=10_000)
+    process = run.start("--no-rehearse")
+    until(lambda: list(run.bundle.glob("work/att_*/*/steps.jsonl")), 60)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "it was stopped (preempted); block 1 will run again whole" in err
+    assert "0 of 6 blocks" in out
+    assert run.read().blocks == ()
+    assert not processes_of(run.folder)
+
+
+def test_timeouts_use_up_the_attempts_of_a_block(tmp_path: Path) -> None:
+    run = tiny(tmp_path, timed=10_000)
+    text = json.loads(run.file.spec_text)
+    slow = Run(tmp_path, make_file(**{**text, "limits": {"trial": "1s"}}))
+    code, _out, err = slow.execute("--blocks", "1", "--no-rehearse")
+    assert code == 1
+    assert "block 1 broke, attempt 2 of 2: timeout" in err
+    assert "blocks that used up their attempts: 1" in err
+    assert [record.attempt_no for record in slow.read().broken] == [1, 2]
+
+
+def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path) -> None:
+    files = {path: data.decode() for path, data in read_bundle_files(killed.bundle).items()}
+    (tmp_path / "mlflow").mkdir()
+    with mlflow_server.running(tmp_path / "mlflow") as url, running_api("sqlite", tmp_path, mlflow_url=url) as api:
+        answer = api.client.post("/v1/ablations:import", headers=api.admin, json={"bundles": [{"files": files}]})
+        assert answer.status_code == 200, answer.text
+        own = f"/v1/ablations/{killed.file.ablation_id}"
+        errands = Errands(api.store, Sink(tracking_uri=url, experiment="ablate"))
+        for kind in (outbox.JUDGE, outbox.REPORT, outbox.PROJECT):
+            assert errands.run_due(kind)
+        verdict = api.get(f"{own}/verdict").json()
+        assert verdict["blocks_counted"] == len(killed.read().blocks)
+        assert verdict["variants"][0]["decision"] == "inconclusive"
+        assert "missing data" in json.dumps(verdict)
+        assert killed.file.ablation_id in api.get(f"{own}/report").text
+        assert api.get(own).json()["mlflow_url"].startswith(url)
+
+
+def test_exec_imports_nothing_that_an_air_gapped_node_lacks() -> None:
+    code = (
+        "import sys, workers.execute, workers.exec_cli, workers.preload\n"
+        f"print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_rehearsal_refuses_a_gate_that_is_not_live_and_a_baseline_that_fails(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.integration.exec_rehearsal", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    refused = json.loads(done.stdout)
+    assert len(refused) == 2
+    assert refused[0].startswith("arm 'arm-1': gate 'loss' was requested as 'chunked', observed 'dense'")
+    assert refused[1].startswith("the baseline does not train, so nothing could be compared with it: ")

@@ -1,0 +1,155 @@
+"""What the kernels of the gate table cost when compiled for sm_90a: made here without a GPU, kept in resources.json.
+
+Each case is the reference shape or another one with one gate flipped, and names the kernels that the flip changes.
+Kernels compile in processes of their own, so the one that asks imports neither torch nor tilelang.
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).with_name("resources.json")
+WALKS = ("outputs", "gradients", "local_states", "local_gradients")
+SLOWEST = ("gradients", "outputs", "chunk_states", "local_states", "local_gradients")
+KEPT = (
+    "threads", "registers", "shared_bytes", "stack_bytes", "spill_loads", "spill_stores", "instructions", "tma_loads",
+    "tma_stores", "cp_async", "wgmma", "mma", "mbarrier", "register_reallocations", "barriers", "source_sha256",
+)  # fmt: skip
+"""Columns of a kernel's row that the table holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One scan to compile kernels for: the letters of kernels/mamba3_mimo/cuda/shape.py, and switches of `Variant`."""
+
+    B: int = 8
+    S: int = 8192
+    H: int = 16
+    G: int = 1
+    N: int = 64
+    P: int = 64
+    R: int = 4
+    A: int = 16
+    gated: bool = True
+    reduced: bool = True
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    kernels: tuple[str, ...] = WALKS
+    """Kernels to compile: those that the switches change; empty for all."""
+
+
+CASES = {
+    "baseline": Case(kernels=()),
+    "tma=false": Case(switches={"tma": False}),
+    "warp_specialize=true": Case(switches={"warp_specialize": True}),
+    "aggressive_smem_merge=true": Case(switches={"aggressive_smem_merge": True}, kernels=("outputs", "gradients")),
+    "layout_2d=false": Case(switches={"layout_2d": False}),
+    "pipeline_stages=0": Case(switches={"pipeline_stages": 0}),
+    "pipeline_stages=2": Case(switches={"pipeline_stages": 2}),
+    "psiv_cache=true": Case(switches={"psiv_cache": True}, kernels=("outputs", "gradients")),
+    "fast_math=false": Case(switches={"fast_math": False}, kernels=("outputs", "gradients")),
+    "schedule=sequential": Case(switches={"schedule": "sequential"}, kernels=("outputs", "gradients")),
+    "superchunk=128": Case(switches={"superchunk": 128}, kernels=("outputs", "gradients")),
+    "chunk_size=8": Case(switches={"chunk_size": 8}, kernels=("outputs", "gradients")),
+    "chunk_size=32": Case(switches={"chunk_size": 32}, kernels=("outputs", "gradients")),
+    "N128": Case(S=2048, H=32, N=128, A=32, kernels=("outputs", "gradients")),
+    "P128": Case(P=128, switches={"chunk_size": 8}, kernels=("outputs", "gradients")),
+    "per_rank_ungated": Case(gated=False, reduced=False, kernels=("outputs", "gradients")),
+}
+"""The gate table's kernels: the reference shape, then one gate flipped at a time, then other shapes."""
+
+
+def nvcc_release() -> str | None:
+    """Return the CUDA release of the nvcc on PATH, for example "13.0", or None without one."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return None
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"release (\d+\.\d+)", said)
+    return found[1] if found else None
+
+
+def compile_cases(cases: Mapping[str, Case], cache: Path) -> dict[str, dict[str, Any]]:
+    """Return for each case {"kernels": rows by name}, {"refused": the reason} or {"failed": {kernel: the error}}.
+
+    `cache` is where compiled kernels go. Processes run in parallel, the slowest kernels first.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count() or 2, mp_context=context, initializer=_prepare, initargs=(cache,)) as pool:
+        every = pool.submit(_kernel_names).result()
+        jobs = [(name, kernel) for name, case in cases.items() for kernel in case.kernels or every]
+        jobs.sort(key=lambda job: SLOWEST.index(job[1]) if job[1] in SLOWEST else len(SLOWEST))
+        done = list(pool.map(_compiled, *zip(*((cases[case], kernel) for case, kernel in jobs), strict=True)))
+    found: dict[str, dict[str, Any]] = {name: {} for name in cases}
+    for (name, kernel), result in zip(jobs, done, strict=True):
+        if "refused" in result:
+            found[name]["refused"] = result["refused"]
+        else:
+            found[name].setdefault("failed" if "failed" in result else "kernels", {})[kernel] = next(
+                iter(result.values())
+            )
+    return found
+
+
+def _prepare(cache: Path) -> None:
+    os.environ["TILELANG_CACHE_DIR"] = str(cache)
+    os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
+    for stream in (1, 2):  # a compiler that fails prints the whole program
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
+def _kernel_names() -> tuple[str, ...]:
+    from kernels.mamba3_mimo.cuda import compiled
+
+    return tuple(compiled.KERNELS)
+
+
+def _compiled(case: Case, kernel: str) -> dict[str, Any]:
+    """Return {"row": of one compiled kernel}, {"refused": why its variant is}, or {"failed": the error}."""
+    from kernels.mamba3_mimo.cuda import attest, compiled
+    from kernels.mamba3_mimo.cuda.shape import ScanShape
+    from kernels.mamba3_mimo.cuda.variant import Variant, refusal
+
+    try:
+        variant = Variant(**case.switches)
+        shape = ScanShape(
+            **{name: getattr(case, name) for name in ("B", "S", "H", "G", "N", "P", "R", "A", "gated", "reduced")},
+            C=variant.chunk_size,
+            L=case.S if variant.schedule == "sequential" else variant.superchunk,
+        )
+        reason = refusal(variant, shape)
+        if reason is not None:
+            return {"refused": reason}
+        (row,) = attest.table({kernel: compiled.kernel(kernel, shape, variant, case.S)})
+    except Exception as error:  # of any kind that a compiler may raise: told in the test's report
+        return {"failed": f"{type(error).__name__}: {error}"[:2000]}
+    return {"row": row}
+
+
+@lru_cache(maxsize=1)
+def committed() -> dict[str, Any]:
+    """Return the committed table."""
+    return dict(json.loads(TABLE.read_text(encoding="utf-8")))
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what `compile_cases` found in the form that is committed."""
+    return {
+        "nvcc": nvcc_release(),
+        "cases": {
+            name: {"refused": case["refused"]}
+            if "refused" in case
+            else {
+                "kernels": {kernel: {key: row[key] for key in KEPT} for kernel, row in sorted(case["kernels"].items())}
+            }
+            for name, case in found.items()
+        },
+    }

@@ -1,0 +1,188 @@
+"""The CUDA lane's host code without a GPU: shapes, refusals, padding, buffers, and what every kernel is given."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("tilelang")
+
+from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs
+from kernels.mamba3_mimo.cuda import scan
+from kernels.mamba3_mimo.cuda.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.edges import EDGE, edge_size
+from kernels.mamba3_mimo.cuda.prefix import WARP_TOKENS, lanes_for
+from kernels.mamba3_mimo.cuda.reductions import head_block
+from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.variant import CHUNK_ROWS, RANKS, STATE_SIZES, Variant, refusal
+
+SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
+
+
+class Recorded(scan.Scan):
+    """A scan that launches nothing and keeps what each kernel would have been given."""
+
+    def __init__(self, inputs, variant):
+        self.launched = {}
+        super().__init__(inputs, variant)
+
+    def run(self, name, *tensors):
+        """Keep the tensors."""
+        assert name in KERNELS
+        assert all(tensor.is_contiguous() for tensor in tensors), name
+        self.launched[name] = tensors
+
+
+@pytest.fixture(autouse=True)
+def every_variant_allowed(monkeypatch):
+    """The host code is tested for combinations that a kernel may refuse, too."""
+    monkeypatch.setattr(scan, "refusal", lambda variant, shape: None)
+
+
+def launched(case, variant=None):
+    inputs = make_inputs(case, "cpu")
+    made = Recorded(inputs, variant or Variant())
+    out, state, saved = made.forward()
+    grads = made.backward(make_grad(inputs, 1), saved)
+    return inputs, made, (out, state, saved), grads
+
+
+CASES = {
+    "plain": (Case(), Variant()),
+    "documents": (Case(S=500, documents=3), Variant()),
+    "cumulated": (Case(S=41, cumulated=True), Variant()),
+    "one_token": (Case(S=1), Variant()),
+    "shared_angles": (Case(S=77, shared_angles=True), Variant()),
+    "without_gate": (Case(without=("z", "zeta")), Variant()),
+    "per_rank": (Case(S=100, without=("phi",)), Variant()),
+    "bare": (Case(without=("z", "zeta", "phi", "D")), Variant()),
+    "narrow": (Case(N=16, P=32, R=8), Variant(chunk_size=8)),
+    "wide": (Case(N=256, P=128, R=1, rope=1.0, G=2), Variant(chunk_size=64)),
+    "recomputed": (Case(), Variant(save_states=False)),
+    "cached": (Case(), Variant(psiv_cache=True)),
+    "cached_recomputed": (Case(), Variant(psiv_cache=True, save_states=False)),
+    "sequential": (Case(S=700), Variant(schedule="sequential")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_output_has_the_shape_of_its_tensor(name):
+    case, variant = CASES[name]
+    inputs, made, (out, state, saved), grads = launched(case, variant)
+    assert out.shape == make_grad(inputs, 1).shape
+    assert out.dtype == torch.bfloat16
+    assert state.shape == (case.B, case.H, case.N, case.P)
+    assert len(saved) == len(made.saved)
+    assert {key: grad.shape for key, grad in grads.items()} == {
+        key: tensor.shape for key, tensor in zip(inputs.names, inputs.tensors(), strict=True)
+    }
+
+
+def test_optional_tensors_and_caches_decide_what_the_kernels_are_given():
+    def given(case=CASES["plain"][0], **switches):
+        made = launched(case, Variant(**switches))[1]
+        return {name: len(tensors) for name, tensors in made.launched.items()}
+
+    full = given()
+    assert "chunk_states" not in full
+    without_gate, per_rank = given(Case(without=("z", "zeta"))), given(Case(without=("phi",)))
+    assert full["outputs"] - without_gate["outputs"] == 2
+    assert full["gradients"] - without_gate["gradients"] == 4
+    assert full["gradients"] - per_rank["gradients"] == 2
+    assert given(Case(without=("D",))) == full
+    cached = given(psiv_cache=True)
+    assert (cached["outputs"] - full["outputs"], cached["gradients"] - full["gradients"]) == (1, 1)
+    sequential = given(schedule="sequential")
+    assert not {"local_states", "pass_states", "local_gradients", "pass_gradients"} & set(sequential)
+    assert sequential["outputs"] == full["outputs"] + 1
+    assert given(save_states=False)["chunk_states"] == 9
+
+
+def test_only_what_the_backward_pass_reads_is_saved():
+    saved = {name: launched(CASES[name][0], CASES[name][1])[1].saved for name in ("plain", "recomputed", "sequential")}
+    assert "states" in saved["plain"]
+    assert "start" not in saved["plain"]
+    assert "states" not in saved["recomputed"]
+    assert "start" in saved["recomputed"]
+    assert not {"wq", "carry"} & set(saved["sequential"])
+
+
+def test_padding_is_zero_and_documents_are_marked():
+    inputs, made, *_ = launched(Case(S=41, documents=2))
+    assert made.shape.S == 48
+    assert all(made.t[name][:, 41:].count_nonzero() == 0 for name in ("q", "k", "v", "z", "angles"))
+    assert all(made.t[name][..., 41:].count_nonzero() == 0 for name in ("adt", "dt", "trap"))
+    reset = made.launched["decays"][3]
+    assert reset.sum(1).tolist() == (inputs.segment_ids[:, 1:] != inputs.segment_ids[:, :-1]).sum(1).tolist()
+
+
+def test_missing_skip_is_a_skip_of_zero():
+    made = launched(Case(without=("D",)))[1]
+    assert made.t["D"].tolist() == [0.0] * 4
+
+
+def test_angles_are_padded_to_what_the_kernels_turn():
+    assert [padded_angles(angles, n) for angles, n in ((4, 16), (8, 16), (8, 32), (16, 64), (64, 256))] == [
+        8, 8, 16, 16, 64,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("angles", [8, 16, 32, 64, 128])
+def test_a_warp_covers_its_tokens_and_angles_once(angles):
+    lanes = lanes_for(replace(SHAPE, N=2 * angles, A=angles))
+    seen = [
+        (part * lanes.run + i, tile * lanes.width + group * 8 + e)
+        for tile in range(lanes.rounds)
+        for part in range(lanes.parts)
+        for group in range(lanes.groups)
+        for i in range(lanes.run)
+        for e in range(8)
+    ]
+    assert sorted(seen) == [(t, j) for t in range(WARP_TOKENS) for j in range(angles)]
+    assert lanes.groups * lanes.parts == 32
+
+
+def test_edges_cover_the_sequence_at_the_distance_of_a_warp():
+    assert EDGE == WARP_TOKENS
+    assert edge_size(replace(SHAPE, S=65 * 8)) == (2, 4, 9, 2, 64)
+
+
+@pytest.mark.parametrize("state_size", STATE_SIZES)
+def test_a_block_that_reduces_heads_holds_whole_rows(state_size):
+    shape = replace(SHAPE, N=state_size)
+    assert head_block(shape) * state_size == 8192
+
+
+def test_the_default_variant_runs_the_reference_shape():
+    assert refusal(Variant(), SHAPE) is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "shape", "reason"),
+    [
+        (Variant(schedule="backwards"), SHAPE, "schedule is 'backwards'; allowed: chunk_parallel, sequential"),
+        (Variant(), replace(SHAPE, R=3), "rank is 3; allowed: 1, 2, 4, 8"),
+        (Variant(), replace(SHAPE, N=48), "state size is 48; allowed: 16, 32, 64, 128, 256"),
+        (Variant(), replace(SHAPE, P=96), "head width is 96; allowed: 32, 64, 128"),
+        (Variant(), replace(SHAPE, C=12), "chunk_size is 12; allowed: 8, 16, 32, 64"),
+        (Variant(), replace(SHAPE, C=64), r"chunk_size \* rank is 64 \* 4 = 256; allowed: 32, 64, 128"),
+        (Variant(), replace(SHAPE, L=100), "superchunk is 100; allowed: a multiple of chunk_size = 16"),
+        (Variant(pipeline_stages=3), SHAPE, "pipeline_stages is 3; allowed: 0, 1, 2"),
+    ],
+)
+def test_what_no_kernel_does_is_refused_with_what_is_allowed(variant, shape, reason):
+    with pytest.raises(ValueError, match=reason):
+        raise ValueError(refusal(variant, shape))
+
+
+def test_every_allowed_rank_has_a_chunk_of_one_row_block():
+    assert all(64 // rank * rank in CHUNK_ROWS for rank in RANKS)
+
+
+def test_an_error_is_measured_globally_and_per_time_row():
+    want = {"out": torch.ones(1, 4, 2, 2, dtype=torch.float64)}
+    got = {"out": want["out"].clone()}
+    got["out"][0, 2] *= 1.5
+    assert compare(got, want) == {"out": (0.5, 0.5)}
+    got["out"][0, 0, 0, 0] = float("nan")
+    assert not compare(got, want)["out"][0] < 1

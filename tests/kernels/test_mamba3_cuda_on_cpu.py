@@ -1,0 +1,105 @@
+"""All kernels of the CUDA lane, interpreted on a CPU without rounding, against the reference lane.
+
+Every kernel runs here as it runs on a GPU: its thread indices, barriers, copies in flight and roles, see
+tile_interpreter.py. Only on an H200 can be found what concerns layouts, rounding, memory order and the compiler, and
+whatever concerns the backward walk with warp groups of different roles, which calls functions of its own in CUDA.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("tilelang")
+
+from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo.cuda import scan as host
+from kernels.mamba3_mimo.cuda.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.testing import ScanShape, random_inputs
+from tests.kernels import tile_interpreter
+
+LIMIT = 1e-5
+"""Largest difference over largest value. Inputs and results are float32, what lies between is float64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    shape: dict[str, Any] = field(default_factory=dict)
+    switches: dict[str, Any] = field(default_factory=dict)
+    documents: bool = False
+    without: tuple[str, ...] = ()
+    backward: bool = True
+
+
+CASES = {
+    "reference": Case(),
+    "documents": Case(documents=True),
+    "groups": Case(shape={"heads": 4, "groups": 2, "length": 40}),
+    "full_rotary": Case(shape={"rope_fraction": 1.0}),
+    "rank_2": Case(shape={"ranks": 2}, switches={"chunk_size": 32, "superchunk": 64}),
+    "rank_8": Case(shape={"ranks": 8}, switches={"chunk_size": 8}),
+    "wide_state": Case(shape={"state": 128, "heads": 1}),
+    "widest_state": Case(shape={"state": 256, "heads": 1, "length": 33}, switches={"chunk_size": 8}),
+    "narrow_state": Case(shape={"state": 32}),
+    "wide_head": Case(shape={"width": 128, "heads": 1}, switches={"chunk_size": 8}),
+    "narrow_head": Case(shape={"width": 32}),
+    "chunk_size=8": Case(switches={"chunk_size": 8}),
+    "sequential": Case(switches={"schedule": "sequential"}),
+    "tma=false": Case(switches={"tma": False}),
+    "layout_2d=false": Case(switches={"layout_2d": False}),
+    "tma=false,layout_2d=false": Case(switches={"tma": False, "layout_2d": False}),
+    "pipeline_stages=0": Case(switches={"pipeline_stages": 0}),
+    "pipeline_stages=2": Case(switches={"pipeline_stages": 2}),
+    "psiv_cache=true": Case(switches={"psiv_cache": True}),
+    "warp_specialize=true": Case(switches={"warp_specialize": True}, backward=False),
+    "recomputed_states": Case(switches={"save_states": False}),
+    "ungated": Case(without=("z", "zeta")),
+    "per_rank": Case(without=("phi",)),
+    "without_D": Case(without=("D",)),
+}
+
+
+class Interpreted(host.Scan):
+    """The scan's host code with interpreted kernels; buffers are float64 and start as NaN."""
+
+    def run(self, name: str, *tensors: torch.Tensor) -> None:
+        tile_interpreter.run(KERNELS[name](self.shape, self.variant, self.tokens), *tensors)
+
+    def empty(self, *size: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.full(size, float("nan"), dtype=torch.float64)
+
+
+@lru_cache(maxsize=1)
+def problem(name: str) -> tuple[ScanInputs, torch.Tensor]:
+    """Return the inputs of a case in float64, with gradients wanted, and the gradient of the output."""
+    case = CASES[name]
+    shape = ScanShape(**{"batch": 1, "length": 57, "heads": 2, "groups": 1, "state": 64, "width": 64} | case.shape)
+    inputs = random_inputs(shape)
+    given = {n: getattr(inputs, n).double().requires_grad_() for n in DIFFERENTIABLE if n not in case.without}
+    ids = torch.tensor([[0] * 20 + [1] * 13 + [2] * 24]) if case.documents else None
+    inputs = replace(inputs, **given, **dict.fromkeys(case.without), segment_ids=ids)
+    return inputs, torch.randn(mamba3_mimo(inputs).out.shape, dtype=torch.float64)
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_kernels_match_the_reference(name, monkeypatch):
+    monkeypatch.setattr(host, "NARROW", ())  # the kernels' inputs stay float32
+    inputs, grad_out = problem(name)
+    expected = mamba3_mimo(inputs, ScanOptions())
+    given = {n: getattr(inputs, n) for n in DIFFERENTIABLE if getattr(inputs, n) is not None}
+    scan = Interpreted(inputs, Variant(**{"superchunk": 32} | CASES[name].switches))
+    out, final, saved = scan.forward()
+    found = {"out": error(out, expected.out.detach()), "state": error(final, expected.final_state)}
+    if CASES[name].backward:
+        gradients = torch.autograd.grad(expected.out, list(given.values()), grad_out)
+        computed = scan.backward(grad_out, saved)
+        found |= {n: error(computed[n], gradient) for n, gradient in zip(given, gradients, strict=True)}
+    assert {n: e for n, e in found.items() if not e < LIMIT} == {}

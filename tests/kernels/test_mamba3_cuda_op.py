@@ -1,0 +1,163 @@
+"""The CUDA lane as torch operators: traced without a graph break, attested, and equal to the reference lane."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+pytest.importorskip("tilelang")
+
+from kernels import facts
+from kernels.backends import Lane
+from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, ScanOptions, decode_state, decode_step, mamba3_mimo
+from kernels.mamba3_mimo.cuda import op
+from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.testing import ScanShape, global_error, random_inputs
+
+CUDA = ScanOptions(lane=Lane.CUDA)
+SHAPE = ScanShape(batch=2, length=500, heads=4, groups=2, state=64, width=64, ranks=4)
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an H200"),
+    pytest.mark.filterwarnings("ignore"),  # torch's compiler warns about its own parts
+]
+
+
+@pytest.fixture(autouse=True)
+def nan_filled_buffers():
+    """Replace the folder's fixture: the operators run inside compiled graphs here."""
+    return
+
+
+def trained_inputs(device: str = "cpu", shape: ScanShape = SHAPE) -> ScanInputs:
+    inputs = random_inputs(shape, dtype=torch.bfloat16)
+    return inputs.with_tensors(tuple(t.to(device).requires_grad_() for t in inputs.tensors()))
+
+
+def small_model(inputs: ScanInputs, q: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    """Elementwise work before and after the scan."""
+    return mamba3_mimo(inputs.with_tensors((q * 2, *rest)), CUDA).out.float().square().mean()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compile_takes_forward_and_backward_without_a_graph_break():
+    seen: list[list[str]] = []
+
+    def keep(graph, _examples):
+        seen.append([str(node.target) for node in graph.graph.nodes if "mamba3_scan" in str(node.target)])
+        return graph.forward
+
+    inputs = trained_inputs()
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    with pytest.raises(KernelUnsupported, match="no implementation on node class 'cpu'"):
+        torch.compile(small_model, fullgraph=True, backend=backend)(inputs, *inputs.tensors())
+    assert seen[0] == ["ablate.mamba3_scan.default"]
+
+
+FAKE = {
+    "default": ({}, {}),
+    "psiv_cache": ({"psiv_cache": True}, {}),
+    "sequential": ({"schedule": "sequential"}, {}),
+    "warp_specialize": ({"warp_specialize": True}, {}),
+    "documents": ({}, {"segment_ids": torch.arange(1000).view(2, 500) // 123}),
+    "no_skip": ({}, {"D": None}),
+    "no_gate": ({}, {"z": None, "zeta": None}),
+    "per_rank": ({}, {"phi": None}),
+    "cumulated": ({}, {"angles_cumulated": True}),
+}
+
+
+@pytest.mark.parametrize(("switches", "changes"), FAKE.values(), ids=FAKE)
+def test_fake_kernels_give_shapes_and_dtypes_of_both_passes_without_aliases(switches, changes):
+    inputs = replace(trained_inputs(), **changes)
+    plain = [t.detach() for t in inputs.tensors()]
+    ids = inputs.segment_ids
+    with FakeTensorMode() as mode:
+        fake = inputs.with_tensors(tuple(mode.from_tensor(t).requires_grad_() for t in plain))
+        fake = replace(fake, segment_ids=None if ids is None else mode.from_tensor(ids))
+        out, state = op.scan(fake, replace(CUDA, **switches))
+        grads = torch.autograd.grad(out.float().sum(), fake.tensors())
+    ranks = (4,) if inputs.phi is None else ()
+    assert isinstance(out, FakeTensor)
+    assert (out.shape, out.dtype) == ((2, 500, *ranks, 4, 64), torch.bfloat16)
+    assert (state.shape, state.dtype, state.requires_grad) == ((2, 4, 64, 64), torch.float32, False)
+    assert [(g.shape, g.dtype) for g in grads] == [(t.shape, t.dtype) for t in inputs.tensors()]
+    assert len({t.untyped_storage()._cdata for t in (out, state, *grads, *fake.tensors())}) == 2 + 2 * len(grads)
+
+
+def run(inputs: ScanInputs, options: ScanOptions) -> dict[str, torch.Tensor]:
+    result = mamba3_mimo(inputs, options)
+    grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(7)).to(result.out)
+    grads = torch.autograd.grad(result.out, inputs.tensors(), grad_out)
+    return {"out": result.out, "state": result.final_state} | dict(zip(inputs.names, grads, strict=True))
+
+
+class TestOnGpu:
+    pytestmark = on_gpu
+
+    @pytest.mark.parametrize("missing", [(), ("D",), ("z", "zeta"), ("phi",), ("z", "zeta", "phi", "D")])
+    def test_equals_the_scan_without_operators_bit_for_bit(self, missing):
+        from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
+        from kernels.mamba3_mimo.cuda.check import ours
+
+        inputs = make_inputs(Case(S=500, G=2, documents=3, without=missing))
+        grad_out = make_grad(inputs, 1)
+        expected = ours(inputs, grad_out, Variant())
+        leaves = inputs.with_tensors(tuple(t.requires_grad_() for t in inputs.tensors()))
+        result = mamba3_mimo(leaves, CUDA)
+        grads = torch.autograd.grad(result.out, leaves.tensors(), grad_out)
+        found = {"out": result.out, "state": result.final_state} | dict(zip(leaves.names, grads, strict=True))
+        assert set(found) == set(expected) == {"out", "state", *DIFFERENTIABLE} - set(missing)
+        assert all(torch.equal(found[name], expected[name].to(found[name].dtype)) for name in found)
+
+    def test_operators_keep_torchs_rules(self):
+        inputs = trained_inputs("cuda", replace(SHAPE, length=64))
+        switches = [getattr(CUDA, name, True) for name in op.SWITCHES]
+        arguments = (*(t.detach().requires_grad_() for t in inputs.tensors()), None, False, *switches)
+        tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(torch.ops.ablate.mamba3_scan, arguments, test_utils=tests)
+
+    def test_compiled_model_equals_the_eager_one(self):
+        inputs = trained_inputs("cuda")
+        eager = torch.autograd.grad(small_model(inputs, *inputs.tensors()), inputs.tensors())
+        compiled = torch.compile(small_model, fullgraph=True)
+        found = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
+        for name, ours, theirs in zip(DIFFERENTIABLE, found, eager, strict=True):
+            assert global_error(ours, theirs) < 1e-2, name
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_facts_of_both_passes_are_recorded(self, compiled):
+        inputs = trained_inputs("cuda")
+        model = torch.compile(small_model, fullgraph=True) if compiled else small_model
+        with facts.collect() as seen:
+            model(inputs, *inputs.tensors()).backward()
+        assert seen["mamba3_mimo.lane"] == "cuda"
+        assert seen["mamba3_mimo.tma"] is True
+        assert seen["mamba3_mimo.psiv_recomputes"] == 1
+        assert {"mamba3_mimo.source_hash.forward", "mamba3_mimo.source_hash.backward"} <= set(seen)
+
+    def test_two_runs_give_equal_bits(self):
+        inputs = trained_inputs("cuda")
+        first, second = run(inputs, CUDA), run(inputs, CUDA)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    def test_decoding_continues_the_sequence(self):
+        shape = replace(SHAPE, batch=1, length=100)
+        inputs = random_inputs(shape, dtype=torch.bfloat16)
+        inputs = inputs.with_tensors(tuple(t.cuda() for t in inputs.tensors()))
+        whole = mamba3_mimo(inputs, CUDA).out
+        start = head(inputs, 0, 90)
+        state = decode_state(start, mamba3_mimo(start, CUDA).final_state)
+        for at in range(90, 100):
+            out, state = decode_step(head(inputs, at, at + 1), state)
+            assert global_error(out[:, 0], whole[:, at]) < 0.02, at
+
+
+def head(inputs: ScanInputs, start: int, stop: int) -> ScanInputs:
+    """Return the tokens from `start` to `stop`."""
+    along = {"q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
+    parts = {name: getattr(inputs, name).narrow(axis, start, stop - start) for name, axis in along.items()}
+    return replace(inputs, **parts)

@@ -1,0 +1,81 @@
+"""Every kernel of the gate table, compiled for sm_90a without a GPU, against the committed table of what it costs.
+
+After a change that was wanted: `python -m tests.kernels.freeze_resources`.
+"""
+
+import pytest
+
+from kernels.mamba3_mimo.cuda import attest
+from tests.kernels.resources import CASES, committed, compile_cases, nvcc_release
+
+REGISTERS_MORE, INSTRUCTIONS_MORE = 8, 1.03
+"""How far a kernel may grow before the table must be made again: what another patch release of ptxas changes."""
+EXACT = (
+    "threads", "shared_bytes", "tma_loads", "tma_stores", "cp_async", "wgmma", "mma", "mbarrier",
+    "register_reallocations", "barriers",
+)  # fmt: skip
+BOUNDED = ("stack_bytes", "spill_loads", "spill_stores")
+FREEZE = "if the change is wanted: python -m tests.kernels.freeze_resources"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    pytest.importorskip("tilelang")
+    here, table = nvcc_release(), committed()["nvcc"]
+    if here is None:
+        pytest.skip("no nvcc on PATH: kernels cannot be compiled for sm_90a here")
+    if here != table:
+        pytest.skip(f"nvcc is release {here}; the table was made with {table}, and counts differ between releases")
+    return compile_cases(CASES, tmp_path_factory.mktemp("tilelang"))
+
+
+def test_table_has_the_cases_of_the_gate_table():
+    assert set(committed()["cases"]) == set(CASES), FREEZE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_cost_what_the_table_says(compiled, name):
+    case, table = compiled[name], committed()["cases"][name]
+    assert "failed" not in case, case["failed"]
+    assert case.get("refused") == table.get("refused"), FREEZE
+    assert set(case.get("kernels", {})) == set(table.get("kernels", {})), FREEZE
+    wrong = {kernel: bad for kernel, row in case.get("kernels", {}).items() if (bad := _worse(row, table, kernel))}
+    assert not wrong, f"{wrong}; {FREEZE}"
+
+
+def _worse(row, table, kernel):
+    """Return {column: (now, in the table)} of what differs or is over its bound."""
+    old = table["kernels"][kernel]
+    most = {name: old[name] for name in BOUNDED}
+    most |= {
+        "registers": old["registers"] + REGISTERS_MORE,
+        "instructions": old["instructions"] * INSTRUCTIONS_MORE,
+    }
+    differs = {name: (row[name], old[name]) for name in EXACT if row[name] != old[name]}
+    return differs | {name: (row[name], old[name]) for name, limit in most.items() if row[name] > limit}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_code_shows_the_gates_that_were_asked_for(compiled, name):
+    if "refused" in compiled[name]:
+        pytest.skip(f"refused: {compiled[name]['refused']}")
+    asked = {
+        "tma": True, "warp_specialize": False, "aggressive_smem_merge": False, "layout_2d": True, "pipeline_stages": 1,
+        "fast_math": True, "psiv_cache": False,
+    } | CASES[name].switches  # fmt: skip
+    observed = attest.facts(compiled[name]["kernels"].values())
+    shown = {gate: observed.get(f"mamba3_mimo.{gate}") for gate in asked if f"mamba3_mimo.{gate}" in observed}
+    assert shown == {gate: value for gate, value in asked.items() if gate in shown}
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.switches])
+def test_flipped_gate_changes_the_machine_code(compiled, name):
+    if "refused" in compiled[name]:
+        pytest.skip(f"refused: {compiled[name]['refused']}")
+    code = {
+        which: {k: r["binary_sha256"] for k, r in compiled[which]["kernels"].items()} for which in (name, "baseline")
+    }
+    same = [kernel for kernel, digest in code[name].items() if digest == code["baseline"][kernel]]
+    assert len(same) < len(code[name]), f"nothing changed in {same}"

@@ -1,0 +1,270 @@
+"""The kernel table: floors against numbers worked out by hand, the order of checks and speeds, the page, the files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.backends import Lane
+from kernels.errors import KernelError, KernelUnsupported
+from kernels.mamba3_mimo.bench import cases, parts, render
+from kernels.mamba3_mimo.bench.__main__ import main
+from kernels.mamba3_mimo.bench.cases import BenchCase
+from kernels.mamba3_mimo.bench.compiling import needed
+from kernels.mamba3_mimo.bench.floors import MOVED, PRODUCTS, floors, sizes, whole_pass
+from kernels.mamba3_mimo.bench.lane_process import lane_process
+from kernels.mamba3_mimo.bench.parts import Bench
+from kernels.mamba3_mimo.bench.report import AccuracyRow, KernelRow, Machine, Part, SpeedRow, SweepRow, store, stored
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+
+REFERENCE = ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16, C=16, L=256)
+GOOD = {"out": (0.005, 0.01), "adt": (0.004, 0.03)}
+BAD = {"out": (0.5, 0.9), "adt": (0.004, 0.03)}
+PROBLEM = BenchCase(name="small", case=cases.Case(B=2, S=512))
+
+
+class FakeLane:
+    """Answers like a lane whose runs take `ms` and whose errors are `errors`."""
+
+    def __init__(self, lane: Lane, *, ms: float = 1.0, errors: Any = None, refuses: str | None = None) -> None:
+        self.lane = lane
+        self.asked: list[tuple[str, ...]] = []
+        self._ms, self._errors, self._refuses = ms, GOOD if errors is None else errors, refuses
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        self.asked.append((function, *(a for a in arguments if isinstance(a, str))))
+        if function == "errors" and self._refuses:
+            raise KernelUnsupported(self._refuses)
+        answers: dict[str, Any] = {
+            "errors": self._errors,
+            "errors_beside": self._errors,
+            "prepare": {"peak_gib": 1.5, "facts": {}},
+            "sample_ms": [self._ms] * 2 if "forward" in arguments else [4 * self._ms] * 2,
+            "kernels_ms": {"b3_gradients_kernel": 2.0, "void at::native::something": 0.1},
+            "binaries": [{"name": "outputs", "registers": 128}],
+        }
+        return answers.get(function)
+
+
+def bench(*lanes: FakeLane) -> Bench:
+    return Bench(lanes=lanes, rounds=3, repeats=2)  # type: ignore[arg-type]
+
+
+def test_sizes_of_the_reference_problem_by_hand() -> None:
+    size = sizes(REFERENCE)
+    assert size["direction"] == 8 * 8192 * 4 * 64 * 2  # 32 MiB
+    assert size["value"] == 8 * 8192 * 16 * 64 * 2  # 128 MiB
+    assert size["per_head"] == 16 * size["direction"]
+    assert size["state"] == 8 * 16 * 32 * 64 * 64 * 4  # 64 MiB: 32 super-chunks of 256
+    assert size["chunk_state"] == 8 * 16 * 512 * 64 * 64 * 2  # 512 MiB
+    assert size["scalar"] == 8 * 8192 * 16 * 4
+    assert size["angle"] == size["rotation"] == size["raw_angle"] == 8 * 8192 * 16 * 16 * 4
+    assert sizes(replace(REFERENCE, shared_angles=True))["raw_angle"] == 8 * 8192 * 16 * 4
+
+
+def test_floors_of_the_reference_problem_by_hand() -> None:
+    least = floors(REFERENCE)
+    # one product of 64 x 64 x 64 is 524288 FLOPs; 8 * 16 * 512 chunks of one head; F1 does one, F3 four, B3 eleven
+    assert least["f1_local_states"].flops == 65536 * 524288
+    assert least["f3_outputs"].flops == 4 * 65536 * 524288
+    assert least["b3_gradients"].flops == 11 * 65536 * 524288
+    # q, v, rotations, one scalar, states of the super-chunks
+    assert least["f1_local_states"].bytes == (32 + 128 + 64 + 4 + 64) * 2**20
+    assert least["f2_pass_states"].bytes == 2 * 2 * 64 * 2**20
+    # q and k; v, z, dO, dv, dz; rotations; seven scalars; chunk states; states; dq, dk per head; angle gradients; sums
+    assert least["b3_gradients"].bytes == (64 + 640 + 64 + 28 + 512 + 64 + 1024 + 64 + 24) * 2**20
+    assert least["b3_gradients"].ms == pytest.approx(1e3 * 2484 * 2**20 / 4.28e12)
+    assert least["b4_reduce_heads"].bytes == 2 * (512 + 32) * 2**20
+
+
+def test_floors_with_psiv_cache_move_psiv_out_and_in() -> None:
+    psiv = 8 * 8192 * 16 * 4 * 64 * 2
+    plain, cached = floors(REFERENCE), floors(REFERENCE, psiv_cache=True)
+    more = {name: cached[name].bytes - plain[name].bytes for name in plain}
+    assert {name for name, extra in more.items() if extra} == {"f3_outputs", "b3_gradients"}
+    assert more["f3_outputs"] == psiv
+
+
+def test_whole_pass_reads_inputs_once_and_writes_results_once() -> None:
+    forward, both = whole_pass(REFERENCE, backward=False), whole_pass(REFERENCE, backward=True)
+    assert forward.bytes == (2 * 32 + 3 * 128 + 3 * 4 + 64) * 2**20
+    assert both.bytes == forward.bytes + (2 * (2 * 32 + 2 * 128 + 3 * 4 + 64) + 128) * 2**20
+    assert set(PRODUCTS) <= set(MOVED)
+
+
+def test_official_problems_are_the_eleven_and_the_hard_ones() -> None:
+    names = [problem.name for problem in cases.ACCURACY]
+    assert len(cases.OFFICIAL_SHAPES) == 11
+    assert names[11:] == ["S8191", "four documents", "G4", "rope 1"]
+    assert sum(problem.case.gradients for problem in cases.ACCURACY[:11]) >= 5
+    assert cases.ACCURACY[0].options(Lane.PEER) == {"schedule": "sequential", "chunk_size": 8}
+    assert cases.ACCURACY[0].options(Lane.CUDA) == {"chunk_size": 16}
+
+
+def test_compiling_keeps_what_the_official_kernels_are_specialised_for() -> None:
+    for problem in cases.ACCURACY:
+        small, whole = problem.compiling(Lane.PEER), problem.case
+        same = ("N", "P", "R", "rope", "gradients")
+        assert [getattr(small, name) for name in same] == [getattr(whole, name) for name in same]
+        assert problem.compiling(Lane.CUDA) == whole
+        packed = whole.documents > 1 or whole.S % problem.official_chunk > 0
+        assert (small.documents > 1 and small.S < 256) if packed else small == whole
+
+
+def test_needed_names_every_compilation_once() -> None:
+    lanes = (Lane.CUDA, Lane.PEER)
+    speed = needed("speed", cases.SPEED, lanes)
+    # three problems and two checks, since two of them check the same rows
+    assert len([job for job in speed if job.lane == Lane.CUDA]) == 5
+    assert len([job for job in speed if job.lane == Lane.PEER]) == 5
+    sweep = needed("sweep", cases.SPEED[:1], (Lane.CUDA,))
+    assert len(sweep) == 2 + len(cases.SWEEP)
+    assert {"chunk_size": 16, "tma": False} in [job.options for job in sweep]
+
+
+def test_checks_stays_small_and_includes_the_gradients() -> None:
+    check = cases.checks(cases.SPEED[1])
+    assert (check.case.B, check.case.S, check.case.gradients) == (1, 8192, True)
+    assert check.options(Lane.CUDA) == cases.SPEED[1].options(Lane.CUDA)
+
+
+def test_speed_samples_the_lanes_in_turn() -> None:
+    ours, peer = FakeLane(Lane.CUDA, ms=1.0), FakeLane(Lane.PEER, ms=4.0)
+    rows, kernels = parts.speed(bench(ours, peer), [PROBLEM])
+    assert [(row.lane, row.forward_ms, row.both_ms) for row in rows] == [
+        ("cuda", [1.0] * 6, [4.0] * 6),
+        ("peer", [4.0] * 6, [16.0] * 6),
+    ]
+    assert [asked[0] for asked in ours.asked][:3] == ["errors", "prepare", "sample_ms"]
+    assert ours.asked[-1] == peer.asked[-1] == ("forget",)
+    together, known, unknown, *official = kernels
+    assert [(row.lane, row.floor_ms) for row in official] == [("peer", None)] * 3
+    assert (together.kernel, together.ms) == ("all kernels", 2.1)
+    assert known.kernel == "b3_gradients"
+    assert known.floor_ms is not None
+    assert unknown.floor_ms is None
+
+
+@pytest.mark.parametrize("lane", [Lane.CUDA, Lane.PEER])
+def test_speed_of_a_lane_that_fails_its_check_is_not_measured(lane: Lane) -> None:
+    wrong = FakeLane(lane, errors=BAD)
+    right = FakeLane(Lane.PEER if lane == Lane.CUDA else Lane.CUDA)
+    lanes = (wrong, right) if lane == Lane.CUDA else (right, wrong)
+    rows, _ = parts.speed(bench(*lanes), [PROBLEM])
+    found = {row.lane: row for row in rows}
+    assert found[lane].refused == "the check failed: out; no speed is measured"
+    assert found[lane].both_ms == []
+    assert found[right.lane].both_ms
+    assert "sample_ms" not in [asked[0] for asked in wrong.asked]
+
+
+def test_speed_of_nan_is_not_measured() -> None:
+    rows, _ = parts.speed(bench(FakeLane(Lane.CUDA, errors={"out": (float("nan"), 0.0)})), [PROBLEM])
+    assert "the check failed: out" in str(rows[0].refused)
+
+
+def test_accuracy_keeps_the_reason_of_a_refusal() -> None:
+    rows = parts.accuracy(bench(FakeLane(Lane.CUDA), FakeLane(Lane.PEER, refuses="G is 4")), [PROBLEM])
+    assert [(row.lane, row.errors, row.refused) for row in rows] == [("cuda", GOOD, None), ("peer", {}, "G is 4")]
+
+
+def test_sweep_compares_every_change_with_the_default_beside_it() -> None:
+    ours = FakeLane(Lane.CUDA)
+    rows = parts.sweep(bench(ours), PROBLEM, [("tma off", {"tma": False})])
+    assert [row.change for row in rows] == ["default", "tma off"]
+    assert rows[0].default_ms == []
+    assert rows[1].default_ms == [4.0] * 6
+    assert rows[1].binaries == [{"name": "outputs", "registers": 128}]
+    assert [asked[0] for asked in ours.asked if asked[0].startswith("errors")] == ["errors", "errors_beside"]
+
+
+def test_sweep_without_a_right_default_measures_nothing() -> None:
+    rows = parts.sweep(bench(FakeLane(Lane.CUDA, errors=BAD)), PROBLEM, [("tma off", {"tma": False})])
+    assert [(row.change, row.speed.both_ms) for row in rows] == [("default", [])]
+
+
+def test_attention_is_timed_beside_the_scan() -> None:
+    rows = parts.attention(bench(FakeLane(Lane.CUDA)), cases.ATTENTION[:1], ["cudnn", "flash"])
+    assert [(row.name, row.lane) for row in rows] == [("S4096 B16", lane) for lane in ("cudnn", "flash", "cuda")]
+
+
+def _parts() -> list[Part]:
+    machine = Machine(
+        date="2026-11-21T10:00:00+00:00", device="NVIDIA H200", driver="580", clocks_before="1980 MHz, 3201 MHz",
+        clocks_after="1980 MHz, 3201 MHz", versions={"cuda": {"tilelang": "0.1.15"}}, absent={"peer": "not installed"},
+    )  # fmt: skip
+    accuracy = [
+        AccuracyRow(name="N64", lane="cuda", errors=GOOD),
+        AccuracyRow(name="N64", lane="peer", errors={"out": (0.006, 0.02), "adt": (0.003, 0.2)}),
+        AccuracyRow(name="G4", lane="peer", refused="G is 4"),
+    ]
+    speed = [
+        SpeedRow(name="B8", lane="cuda", forward_ms=[1.0, 2.0, 3.0], both_ms=[4.0, 4.0, 5.0], peak_gib=2.5),
+        SpeedRow(name="B8", lane="peer", forward_ms=[3.0], both_ms=[16.0]),
+    ]
+    kernels = [KernelRow(name="B8", lane="cuda", kernel="b3_gradients", ms=2.0, floor_ms=0.5, bytes=2e9, flops=4e11)]
+    sweep = [
+        SweepRow(change="default", speed=speed[0]),
+        SweepRow(change="tma off", speed=speed[0], default_ms=[2.0], binaries=[{"name": "outputs", "registers": 99}]),
+        SweepRow(change="chunk_size 8", speed=SpeedRow(name="c", lane="cuda", refused="chunk_size * rank is 32")),
+    ]
+    return [
+        Part(part="accuracy", machine=machine, accuracy=accuracy),
+        Part(part="speed", machine=machine, speed=speed, kernels=kernels),
+        Part(part="sweep", machine=machine, sweep=sweep),
+    ]
+
+
+def test_page_shows_ratios_floors_refusals_and_who_is_less_accurate() -> None:
+    text = render.page(_parts())
+    assert "Ours is at least as accurate on 1 of 2 outputs; less accurate: N64 adt." in text
+    official = next(line for line in text.splitlines() if "| peer" in line)
+    cells = ["N64", "peer", "2", "0.00600 out", "0.20000 adt", "over the limits: adt"]
+    assert [cell.strip() for cell in official.split("|")][1:7] == cells
+    assert "G is 4" in text
+    assert "Lane peer did not run: not installed." in text
+    speed_row = next(line for line in text.splitlines() if line.startswith("| B8") and "peer" in line)
+    assert [cell.strip() for cell in speed_row.split("|")][5:8] == ["-", "1.50", "4.00"]
+    kernel_row = next(line for line in text.splitlines() if "b3_gradients" in line)
+    assert [cell.strip() for cell in kernel_row.split("|")][4:9] == ["2.000", "2.000", "400.0", "0.500", "25"]
+    assert "+100.0" in text
+    assert "chunk_size * rank is 32" in text
+    assert "| tma off | outputs |" in text
+
+
+def test_table_lines_up() -> None:
+    assert render.table(("a", "number"), [("x", 1.5), ("long", "-")]).splitlines() == [
+        "| a    | number |",
+        "|------|-------:|",
+        "| x    |    1.5 |",
+        "| long |      - |",
+    ]
+
+
+def test_stored_parts_come_back_equal_and_know_their_schema(tmp_path: Path) -> None:
+    given = _parts()
+    for part in given:
+        assert json.loads(store(part, tmp_path).read_text())["schema_version"] == 1
+    assert stored(tmp_path, ("accuracy", "speed", "attention", "sweep")) == given
+
+
+def test_main_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["bench-kernels", "--out", str(tmp_path)])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("kernels.mamba3_mimo.bench.__main__.lane_process", _no_gpu)
+    assert main() == 1
+    assert "bench-kernels: this machine has no GPU" in capsys.readouterr().err
+
+
+def _no_gpu(lane: Lane) -> Any:
+    raise KernelUnsupported("this machine has no GPU")
+
+
+@pytest.mark.slow
+def test_lane_process_answers_refuses_and_fails() -> None:
+    with lane_process(Lane.REFERENCE) as process:
+        assert "torch" in process.ask("versions")
+        with pytest.raises(KernelError, match=r"lane 'reference', sample_ms: KeyError: 'absent'"):
+            process.ask("sample_ms", "absent", "both", 1)

@@ -1,0 +1,214 @@
+"""The peer lane with a stand-in for mamba-ssm: a package of the same shape that computes with our reference."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import facts
+from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo import peer
+from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, reference
+
+STAND_IN = """
+import torch
+
+
+def mamba_mimo_forward(q, k, v):
+    from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_fwd
+
+    return mamba3_mimo_fwd.mamba_mimo_fwd("B", "S", "H", "G", 64, threads=128)
+
+
+def mamba_mimo_bwd_combined(dout, q, k, v):
+    from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_bwd
+
+    return mamba3_mimo_bwd.mamba_mimo_bwd_bwd("B", "S", "H", "G", 64, threads=256)
+
+
+from kernels import facts
+from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import psiv
+from kernels.mamba3_mimo.reference import chunk_parallel
+
+
+def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out, Angles, D, Z,
+                chunk_size, rotary_dim_divisor, dtype, return_state=False, cu_seqlens=None):
+    assert Trap.dtype == dtype == Q.dtype == torch.bfloat16
+    assert ADT.dtype == DT.dtype == Angles.dtype == Q_bias.dtype == D.dtype == torch.float32
+    assert rotary_dim_divisor * Angles.shape[-1] == Q.shape[-1]
+    if cu_seqlens is None:
+        rows = [slice(0, Q.shape[1])]
+    else:
+        assert cu_seqlens.dtype == torch.int32 and Q.shape[0] == 1
+        cuts = cu_seqlens.tolist()
+        rows = [slice(a, b) for a, b in zip(cuts, cuts[1:])]
+    found = []
+    for t in rows:
+        inputs = ScanInputs(
+            q=Q[:, t], k=K[:, t], v=V[:, t], z=Z[:, t], q_bias=Q_bias, k_bias=K_bias, psi=MIMO_V, zeta=MIMO_Z,
+            phi=MIMO_Out, D=D, adt=ADT[..., t], dt=DT[..., t], trap=Trap[..., t], angles=Angles[:, t],
+        )
+        with facts.collect():
+            found.append(chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=chunk_size))
+    out = torch.cat([o for o, _ in found], dim=1)
+    state = torch.cat([s for _, s in found]).transpose(2, 3)
+    return out, None, state.detach(), None, None
+"""
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has loaded neither TileLang nor mamba-ssm."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("mamba_ssm", "tilelang")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    peer.official.cache_clear()
+    yield
+    peer.official.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == "mamba_ssm"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def site(tmp_path: Path, bare: None) -> Path:
+    """A folder with the stand-in, whose own __init__ must not run."""
+    package = tmp_path / "mamba_ssm" / "ops" / "tilelang" / "mamba3"
+    package.mkdir(parents=True)
+    for name, builders in peer.BUILDERS.items():
+        (package / f"{name}.py").write_text(
+            "".join(f"def {builder}(*sizes, **named):\n    return [sizes, named]\n" for builder in builders)
+        )
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (tmp_path / "mamba_ssm" / "__init__.py").write_text("raise RuntimeError('the CUDA extension would load here')\n")
+    (package / "mamba3_mimo.py").write_text(STAND_IN)
+    for name, version in (("tilelang", peer.TILELANG), ("mamba_ssm", peer.MAMBA_SSM)):
+        described = tmp_path / f"{name}-{version}.dist-info"
+        described.mkdir()
+        (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("length", "documents", "shared", "kernels"),
+    [(48, 1, False, "dense"), (45, 1, False, "packed"), (45, 3, False, "packed"), (48, 3, True, "packed")],
+)
+def test_peer_scan_agrees_with_the_reference(
+    site: Path, length: int, documents: int, shared: bool, kernels: str
+) -> None:
+    peer.use_site(site)
+    case = Case(B=2, S=length, H=4, N=32, P=32, R=2, documents=documents, shared_angles=shared)
+    inputs = make_inputs(case, "cpu")
+    grad_out = make_grad(inputs, case.seed + 1)
+    with facts.collect() as said:
+        got = outputs(lambda given: peer.peer_scan(given, chunk_size=16), inputs, grad_out)
+    errors = compare(got, reference(inputs, grad_out))
+    assert max(overall for overall, _ in errors.values()) < 0.03
+    assert got["state"].shape == (2, 4, 32, 32)
+    assert said["mamba3_mimo.lane"] == "peer"
+    assert said["mamba3_mimo.peer_kernels"] == kernels
+    assert said["mamba3_mimo.peer"] == "mamba-ssm 2.3.2.post1, tilelang 0.1.8"
+
+
+def test_peer_scan_takes_the_dense_kernels_when_no_row_changes_document(site: Path) -> None:
+    peer.use_site(site)
+    inputs = make_inputs(Case(B=2, S=32, N=32, P=32, R=2), "cpu")
+    same = torch.tensor([[7] * 32, [3] * 32])
+    with facts.collect() as said:
+        peer.peer_scan(type(inputs)(**{**vars(inputs), "segment_ids": same}), chunk_size=16)
+    assert said["mamba3_mimo.peer_kernels"] == "dense"
+
+
+def test_official_kernels_are_built_once_for_equal_sizes(site: Path) -> None:
+    peer.use_site(site)
+    peer.official()
+    built = sys.modules[f"{peer.FOLDER}.mamba3_mimo_bwd"].mamba_mimo_bwd_fwd
+    assert built(64, "S", threads=128) is built(64, "S", threads=128)
+    assert built(64, "S", threads=256) is not built(64, "S", threads=128)
+    assert built(32, "S") == [(32, "S"), {}]
+
+
+def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path) -> None:
+    peer.use_site(site)
+    peer.official()
+    module = sys.modules[f"{peer.FOLDER}.mamba3_mimo"]
+    q, v = torch.zeros(2, 48, 4, 1, 64), torch.zeros(2, 48, 16, 64)
+    assert module.mamba_mimo_forward(q, q, v) == [(2, 48, 16, 1, 64), {"threads": 128}]
+    assert module.mamba_mimo_bwd_combined(v, q, q, v) == [(2, 48, 16, 1, 64), {"threads": 256}]
+    assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
+
+
+def test_arguments_pack_rows_and_name_every_document(site: Path) -> None:
+    inputs = make_inputs(Case(B=2, S=6, H=2, N=32, P=32, R=2), "cpu")
+    starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1]], dtype=torch.bool)
+    packed = peer.arguments(inputs, starts)
+    assert packed["cu_seqlens"].tolist() == [0, 3, 6, 11, 12]
+    assert packed["Q"].shape == (1, 12, 2, 1, 32)
+    assert torch.equal(packed["Q"][0, 7], inputs.q[1, 1])
+    assert torch.equal(packed["DT"][0, 1, 8], inputs.dt[1, 1, 2])
+
+
+def test_arguments_leave_out_what_is_not_given() -> None:
+    inputs = make_inputs(Case(S=6, N=32, P=32, R=2), "cpu")
+    bare_inputs = type(inputs)(**{**vars(inputs), "z": None, "zeta": None, "phi": None, "D": None})
+    found = peer.arguments(bare_inputs, None)
+    assert all(found[name] is None for name in ("Z", "MIMO_Z", "MIMO_Out", "D", "cu_seqlens"))
+
+
+def test_use_site_without_the_package_says_how_to_install_it(tmp_path: Path, bare: None) -> None:
+    before = list(sys.path)
+    with pytest.raises(KernelUnsupported, match=r"not installed; .*`make peer`.*ABLATE_PEER_SITE.*given: /"):
+        peer.use_site(tmp_path)
+    assert sys.path == before
+
+
+def test_use_site_after_another_tilelang_is_refused(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = type(sys)("tilelang")
+    loaded.__version__ = "0.1.15"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tilelang", loaded)
+    with pytest.raises(KernelUnsupported, match=r"TileLang is 0.1.15 and loaded here, .*only one"):
+        peer.use_site(site)
+
+
+def test_use_site_with_a_wrong_tilelang_is_refused(site: Path) -> None:
+    (site / "tilelang-0.1.8.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tilelang\nVersion: 9\n")
+    with pytest.raises(KernelUnsupported, match="TileLang is 9"):
+        peer.use_site(site)
+
+
+@pytest.mark.parametrize(
+    ("case", "chunk_size", "reason"),
+    [
+        (Case(N=48), 16, "N is 48; allowed: 16, 32, 64, 128, 256"),
+        (Case(P=16), 16, "P is 16; allowed: 32, 64, 128"),
+        (Case(R=3), 16, "R is 3; allowed: 1, 2, 4, 8"),
+        (Case(N=256, P=128, R=1), 16, "N=256 with P=128 does not compile"),
+        (Case(H=8, G=4), 16, "G is 4 with H=8; allowed: 1 or H"),
+        (Case(), 4, "chunk_size is 4; allowed: 8, 16, 32, 64"),
+        (Case(), 32, "chunk_size \\* R is 128; allowed: up to 64"),
+        (Case(cumulated=True), 16, "angles are cumulated; allowed: raw angles"),
+        (Case(S=1), 16, "S is 1; allowed: at least 2"),
+    ],
+)
+def test_refusal_names_what_was_given_and_what_is_allowed(site: Path, case: Case, chunk_size: int, reason: str) -> None:
+    peer.use_site(site)
+    with pytest.raises(KernelUnsupported, match=f"lane 'peer': {reason}"):
+        peer.peer_scan(make_inputs(case, "cpu"), chunk_size=chunk_size)
+
+
+def test_refusal_of_another_dtype(site: Path) -> None:
+    inputs = make_inputs(Case(S=8), "cpu")
+    wide = inputs.with_tensors(tuple(t.double() for t in inputs.tensors()))
+    assert "q, k, v have dtype torch.float64; allowed: torch.bfloat16" in str(peer.refusal(wide, 16))
+    assert peer.refusal(inputs, 16) is None
+
+
+def test_refusal_of_a_backward_pass_at_the_smallest_state(site: Path) -> None:
+    inputs = make_inputs(Case(S=8, N=16), "cpu")
+    trained = inputs.with_tensors(tuple(t.requires_grad_() for t in inputs.tensors()))
+    assert "N is 16; allowed: from 32 for a backward pass" in str(peer.refusal(trained, 16))
+    with torch.no_grad():
+        assert peer.refusal(trained, 16) is None

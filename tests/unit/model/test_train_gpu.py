@@ -1,0 +1,85 @@
+"""A small hybrid trains on an H200 with the cuda lane: same losses as the reference lane, every gate attested."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("tilelang")
+if not torch.cuda.is_available():
+    pytest.skip("needs an H200", allow_module_level=True)
+
+from experiments.gates import GATES
+from experiments.receipts import read_gates
+from kernels.backends import Lane
+from kernels.errors import KernelUnsupported
+from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, ScanConfig, StepsConfig, TrainConfig
+from model.data import Dataset
+from model.train import TrainResult, train
+from tests.corpora import small_config, small_dataset
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's compiler warns about its own parts
+
+SMALL = TrainConfig(
+    model=HybridConfig(
+        vocab_size=512,
+        d_model=128,
+        pattern="MFAMF",
+        mamba=MambaConfig(d_state=64, headdim=64, mimo_rank=4),
+        attention=AttentionConfig(num_heads=2, backend="flash"),
+        scan=ScanConfig(lane=Lane.CUDA),
+    ),
+    optim=OptimConfig(learning_rate=3e-3),
+    steps=StepsConfig(warmup=2, timed=8, val_rows=4),
+    micro_batch=4,
+    dtype="bfloat16",
+)
+SEQ_LEN = 200
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def dataset(home: Path) -> Dataset:
+    return small_dataset(home, seq_len=SEQ_LEN)
+
+
+def run(home: Path, dataset: Dataset, **scan: Any) -> TrainResult:
+    compiled = scan.pop("compile", False)
+    model = replace(SMALL.model, scan=replace(SMALL.model.scan, **scan))
+    data = small_config(home / "corpus", seq_len=SEQ_LEN)
+    return train(replace(SMALL, model=model, data=data, compile=compiled), dataset=dataset, on_step=lambda _: None)
+
+
+def test_cuda_lane_follows_the_reference_lane(home, dataset):
+    ours, theirs = run(home, dataset), run(home, dataset, lane=Lane.REFERENCE)
+    for own, other in zip(ours.steps, theirs.steps, strict=True):
+        assert own.loss == pytest.approx(other.loss, abs=0.02)
+    assert ours.loss_val == pytest.approx(theirs.loss_val, abs=0.03)
+    assert ours.steps[-1].loss < ours.steps[0].loss - 0.5
+
+
+def test_two_runs_give_equal_losses(home, dataset):
+    first, second = run(home, dataset), run(home, dataset)
+    assert [step.loss for step in first.steps] == [step.loss for step in second.steps]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_gate_is_attested(home, dataset, compiled):
+    result = run(home, dataset, compile=compiled)
+    config = replace(SMALL, compile=compiled)
+    readings = read_gates({gate.name: gate.read(config) for gate in GATES.values()}, result.facts)
+    assert {name: reading for name, reading in readings.items() if not reading.live} == {}
+    assert all(readings[name].observed is not None for name in ("lane", "tma", "schedule", "psiv_cache", "compile"))
+    assert {"outputs", "gradients"} <= {row["name"] for row in result.kernels}
+    assert all(row["registers"] > 0 for row in result.kernels)
+
+
+def test_unsupported_shape_is_refused_with_the_reason(home, dataset):
+    with pytest.raises(KernelUnsupported, match="chunk_size"):
+        run(home, dataset, chunk_size=256)

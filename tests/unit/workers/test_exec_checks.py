@@ -1,0 +1,59 @@
+from dataclasses import replace
+
+import pytest
+
+from kernels.backends import NodeClass
+from tests.bundles import make_file
+from workers.errors import ExecRefused
+from workers.exec_checks import numbers, parse_numbers, refusals, remarks
+from workers.node import Node, probe
+
+
+@pytest.fixture(scope="module")
+def node() -> Node:
+    return replace(probe("here", NodeClass.CPU), lacks=())
+
+
+def test_refusals_node_that_fits_has_none(node: Node) -> None:
+    file = make_file()
+    assert list(refusals(file, node)) == []
+    assert list(remarks(file, node)) == []
+
+
+def test_refusals_other_node_class_and_too_few_devices(node: Node) -> None:
+    bare = replace(node, devices=replace(node.devices, node_class=NodeClass.H200, devices=()))
+    found = list(refusals(make_file(), bare))
+    assert found[0] == "this node is of class 'h200'; the plan asks for 'cpu'"
+    assert found[1] == "this node has 0 devices; the plan asks for 1"
+
+
+def test_refusals_plan_of_other_code(node: Node) -> None:
+    file = make_file()
+    other = file.model_copy(update={"spec_text": file.spec_text.replace('"order_seed": 7', '"order_seed": 8')})
+    found = list(refusals(other, node))
+    assert "digest" in found[0]
+    assert "plan the spec again with the code of this node" in found[-1]
+
+
+def test_remarks_say_that_the_plan_was_made_by_other_source_files(node: Node) -> None:
+    file = make_file().model_copy(update={"code_digest": "sha256:0123456789ab"})
+    (remark,) = remarks(file, node)
+    assert "made beside other source files" in remark
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("", (0, 1, 2, 3, 4, 5)), ("1-3", (0, 1, 2)), ("6", (5,)), ("1, 4-5,4", (0, 3, 4))]
+)
+def test_parse_numbers(text: str, wanted: tuple[int, ...]) -> None:
+    assert parse_numbers(text, 6) == wanted
+
+
+@pytest.mark.parametrize("text", ["0", "7", "3-2", "a", "1-", "-1", "1;2", "²"])
+def test_parse_numbers_refuses(text: str) -> None:
+    with pytest.raises(ExecRefused, match="allowed"):
+        parse_numbers(text, 6)
+
+
+def test_numbers_are_shortened() -> None:
+    assert numbers([0, 1, 2, 5]) == "1-3, 6"
+    assert numbers([]) == ""

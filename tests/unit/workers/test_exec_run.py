@@ -1,0 +1,151 @@
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from experiments.bundle import open_bundle
+from experiments.bundle_files import read_bundle_files
+from experiments.messages import ClaimedBlock
+from experiments.outcomes import FailureClass
+from experiments.receipts import Receipt
+from tests.bundles import make_file, make_node
+from tests.factories import make_receipt
+from workers.blocks import BlockStopped
+from workers.bundle_folder import BundleFolder
+from workers.errors import ExecRefused
+from workers.exec_run import ExecRun, ExecSummary
+from workers.exec_story import Story
+from workers.lease import StopReason
+from workers.record import BlockBroken
+
+FILE = make_file(limits={"device_minutes": 5.0})
+
+
+class Runner:
+    """Ends blocks as it is told, in order; afterwards every block is measured."""
+
+    def __init__(self, folder: BundleFolder, node_id: str) -> None:
+        self.endings: list[Exception] = []
+        self.quarantine: str | None = None
+        self.refused: list[str] = []
+        self.ran: list[tuple[int, int]] = []
+        self.story: Story | None = None
+        self._folder, self._node_id = folder, node_id
+
+    def run(self, block: ClaimedBlock, _lease: object, feed: Any) -> tuple[Receipt, ...]:
+        self.ran.append((block.block_index, block.attempt_no))
+        if self.endings:
+            raise self.endings.pop(0)
+        receipts = []
+        for trial in block.trials:
+            files = self._folder.paths.trial(block.attempt_id, trial.trial_id)
+            files.log.write_text("said\n")
+            feed.add(trial.trial_id, files, steps_total=5)
+            ids = {"ablation": FILE.ablation_id, "block": block.block_id, "trial": trial.trial_id}
+            ids |= {"attempt": block.attempt_id, "node": self._node_id}
+            receipts.append(make_receipt(FILE.plan, block.block_index, trial.arm, ids=ids))
+            if self.story is not None:
+                assert f"block {block.block_index + 1}/6, {trial.arm}: step 0/5" in self.story.now()
+                self.story.measured(receipts[-1])
+        return tuple(receipts)
+
+    def rehearse(self, block: ClaimedBlock, _lease: object, _feed: object) -> list[str]:
+        if self.endings:
+            raise self.endings.pop(0)
+        return self.refused
+
+
+class Rig:
+    def __init__(self, folder: BundleFolder) -> None:
+        self.folder = folder
+        self.said = io.StringIO()
+        node = make_node()
+        node_id = folder.add_node(node.name, node.registration, self.bundle())
+        self.runner = Runner(folder, node_id)
+        self.story = Story(Console(file=self.said, width=300), name="x", blocks=6, trials_per_block=3)
+        self.execution = ExecRun(FILE, folder, self.runner, self.story, node_id=node_id)  # type: ignore[arg-type]
+
+    def bundle(self) -> Any:
+        return open_bundle(read_bundle_files(self.folder.root))
+
+    def run(self, *wanted: int, stopping: Callable[[], bool] = lambda: False) -> ExecSummary:
+        return self.execution.run(wanted, self.bundle(), stopping=stopping)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with BundleFolder(tmp_path / "b", FILE) as folder:
+        folder.open(resume=True)
+        yield Rig(folder)
+
+
+def test_run_measures_what_was_asked_for_and_says_so(rig: Rig) -> None:
+    rig.runner.story = rig.story
+    summary = rig.run(0, 2)
+    assert (summary.done, summary.failed, summary.left, summary.stopped) == ((0, 2), (), (), None)
+    assert [block.attempt.index for block in rig.bundle().blocks] == [0, 2]
+    assert "block 1/6, baseline: measured in 3.0 s" in rig.said.getvalue()
+    assert "min left" in rig.said.getvalue()
+    assert rig.story.now() == ""
+    assert list(rig.folder.work.glob("att_*")) == []
+
+
+def test_run_keeps_finished_blocks(rig: Rig) -> None:
+    rig.run(0)
+    assert rig.run(0, 1).done == (0, 1)
+    assert rig.runner.ran == [(0, 1), (1, 1)]
+
+
+def test_broken_block_is_tried_again_whole(rig: Rig) -> None:
+    rig.runner.endings = [BlockBroken(FailureClass.NO_RECEIPT, "it died")]
+    assert rig.run(0).done == (0,)
+    bundle = rig.bundle()
+    assert [record.attempt_no for record in bundle.broken] == [1]
+    assert bundle.blocks[0].attempt.attempt_no == 2
+    assert "block 1 broke, attempt 1 of 3: no_receipt: it died" in rig.said.getvalue()
+
+
+def test_attempts_are_used_up_over_several_runs(rig: Rig) -> None:
+    rig.runner.endings = [BlockBroken(FailureClass.TIMEOUT, "slow"), BlockStopped(StopReason.PREEMPTED)]
+    first = rig.run(0, 1)
+    assert (first.left, first.stopped) == ((0, 1), "it was stopped (preempted); block 1 will run again whole")
+    rig.runner.endings = [BlockBroken(FailureClass.TIMEOUT, "slow")]
+    second = rig.run(0, 1)
+    assert (second.done, second.failed) == ((1,), (0,))
+    assert rig.runner.ran == [(0, 1), (0, 2), (0, 2), (1, 1)]
+    assert rig.run(0).failed == (0,)
+
+
+def test_nothing_is_started_when_asked_to_stop_or_when_the_node_is_broken(rig: Rig) -> None:
+    assert rig.run(0, stopping=lambda: True).stopped == "it was asked to stop"
+    rig.runner.quarantine = "GPU 0 still holds 99 MiB"
+    assert "must be repaired first: GPU 0 still holds 99 MiB" in str(rig.run(0).stopped)
+    assert rig.runner.ran == []
+
+
+def test_spent_device_minutes_stop_between_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.run(0)
+    path = rig.folder.root / "blocks" / "0001" / "block.json"
+    record = rig.bundle().blocks[0].attempt
+    later = record.model_copy(update={"ended_at": record.started_at.replace(year=record.started_at.year + 1)})
+    path.write_text(later.model_dump_json())
+    rig.folder.seal()
+    summary = rig.run(0, 1)
+    assert (summary.done, summary.left) == ((0,), (1,))
+    assert "of 5 device minutes are used up" in str(summary.stopped)
+
+
+def test_rehearsal_refuses(rig: Rig) -> None:
+    rig.execution.rehearse(0)
+    rig.runner.refused = ["arm 'psiv-on': not implemented"]
+    with pytest.raises(ExecRefused, match="arm 'psiv-on': not implemented"):
+        rig.execution.rehearse(0)
+    rig.runner.endings = [BlockBroken(FailureClass.TIMEOUT, "too slow"), BlockStopped(StopReason.PREEMPTED)]
+    with pytest.raises(ExecRefused, match="the rehearsal failed: too slow"):
+        rig.execution.rehearse(0)
+    with pytest.raises(ExecRefused, match="the rehearsal was stopped: preempted"):
+        rig.execution.rehearse(0)
+    assert rig.bundle().broken == ()

@@ -1,0 +1,168 @@
+"""Run the trials of one block one after another, and make their receipts. Knows nothing of who asked for the block."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from experiments.messages import ClaimedBlock, ClaimedTrial
+from experiments.outcomes import FailureClass
+from experiments.receipts import Receipt, read_gates
+from kernels.backends import NodeClass
+from workers import device_state, devices, environment
+from workers.device_state import DeviceState
+from workers.feed import BlockFeed
+from workers.lease import Lease, StopReason
+from workers.node import Node
+from workers.paths import JobPaths, write_whole
+from workers.record import BlockBroken, TrialRecord, dead_gate
+from workers.result import TrialOrder, TrialResult, read_config, read_result
+from workers.runner import Ending, Runner
+
+_log = logging.getLogger(__name__)
+
+
+class BlockStopped(Exception):
+    """The block was ended from outside, for `reason`."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _say_nothing(_receipt: Receipt) -> None:
+    return
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What this node runs blocks with."""
+
+    node: Node
+    node_id: str
+    runner: Runner
+    paths: JobPaths
+    data_dir: Path
+    """Prepared datasets."""
+
+
+class BlockRunner:
+    """Runs blocks on a bench, and knows what this node has prepared and why it may run nothing more."""
+
+    def __init__(self, bench: Bench, *, on_receipt: Callable[[Receipt], None] = _say_nothing) -> None:
+        self._bench = bench
+        self._on_receipt = on_receipt
+        self._prepared: dict[str, Path] = {}
+        """Dataset folders by what decides their content."""
+        self.quarantine: str | None = None
+        """Why this node must not run anything more, once it is so."""
+
+    def run(self, block: ClaimedBlock, lease: Lease, feed: BlockFeed) -> tuple[Receipt, ...]:
+        """Run every trial of `block` in order and return their receipts, which also lie on disk.
+
+        Raises:
+            BlockBroken: a trial tells nothing about its arm; the block is discarded and rerun whole.
+            BlockStopped: it was ended from outside.
+
+        """
+        used_before = devices.memory_used()
+        try:
+            return tuple(self._trial(block, trial, lease, feed=feed) for trial in block.trials)
+        finally:
+            self.quarantine = devices.memory_is_free(used_before) or self.quarantine
+
+    def rehearse(self, block: ClaimedBlock, lease: Lease, feed: BlockFeed) -> Iterator[str]:
+        """Run one step of every arm of `block`; yield why arms are refused, in sentences, as soon as it is known.
+
+        Nothing of it is kept but what the node caches: datasets and compiled kernels. A variant that fails for another
+        reason than a gate is left to its trial, whose receipt says so; a baseline that fails is refused.
+        """
+        for trial in block.trials:
+            sentence = self._rehearse(block, trial, lease, feed=feed)
+            if sentence is not None:
+                yield sentence
+
+    def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> str | None:
+        bench = self._bench
+        paths = bench.paths.trial(block.attempt_id, trial.trial_id)
+        feed.add(trial.trial_id, paths, steps_total=1)
+        config = {**trial.config, "steps": {**trial.config["steps"], "warmup": 0, "timed": 1, "val_rows": 0}}
+        order = TrialOrder(trial_id=trial.trial_id, config=config, paths=paths, data_dir=bench.data_dir)
+        order = replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
+        self._run(order, lease, timeout_s=trial.timeout_s)
+        result = read_result(paths.result) or TrialResult(
+            failure_class=FailureClass.NO_RECEIPT, message="the trial ended without a result"
+        )
+        if result.failure_class is FailureClass.GATE_REFUSED:
+            return f"arm '{trial.arm}': {result.message}"
+        if result.failure_class is not None:
+            lost = f"the baseline does not train, so nothing could be compared with it: {result.message}"
+            return lost if trial.role == "baseline" else None
+        dead = dead_gate(read_gates(trial.gates, result.facts))
+        return None if dead is None else f"arm '{trial.arm}': {dead}"
+
+    def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> Receipt:
+        """Run one trial; return its receipt and leave it on disk."""
+        bench = self._bench
+        paths = bench.paths.trial(block.attempt_id, trial.trial_id)
+        feed.add(trial.trial_id, paths, steps_total=read_config(trial.config).steps.total)
+        order = TrialOrder(trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=bench.data_dir)
+        order = replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
+        load, started_at = environment.load_average(), datetime.now(UTC)
+        before = self._look()
+        ending = self._run(order, lease, timeout_s=trial.timeout_s)
+        record = TrialRecord(
+            block=block,
+            trial=trial,
+            node=bench.node,
+            node_id=bench.node_id,
+            paths=paths,
+            ending=ending,
+            started_at=started_at,
+            load_average=load,
+            device_events=device_state.changes(before, self._look()),
+        )
+        receipt = record.receipt()
+        write_whole(paths.receipt, receipt.model_dump_json(indent=1))
+        _log.info("trial %s (%s): %s in %.2f s", trial.trial_id, trial.arm, receipt.outcome, ending.wall_s)
+        self._on_receipt(receipt)
+        return receipt
+
+    def _look(self) -> DeviceState | None:
+        """Ask the driver about the trial's device; None on a CPU node."""
+        found = self._bench.node.devices
+        return None if found.node_class is NodeClass.CPU else device_state.read_state(found.first.index)
+
+    def _prepare(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Path | None:
+        """Build the dataset in a process of its own, once, so that no trial's time contains it.
+
+        Returns its folder, or None when it cannot be built: the trial meets the same error and its receipt says so.
+        """
+        key = _data_key(order)
+        known = self._prepared.get(key)
+        if known is not None and known.is_dir():
+            return known
+        self._run(replace(order, prepare_only=True), lease, timeout_s=timeout_s)
+        result = read_result(order.paths.prepared)
+        if result is None:
+            raise BlockBroken(FailureClass.INFRA_NODE, "the dataset's preparation ended without a result")
+        if result.data_folder is not None:
+            self._prepared[key] = result.data_folder
+        return result.data_folder
+
+    def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
+        ending = self._bench.runner.run(order, lease, timeout_s=timeout_s)
+        if ending.survivors:
+            self.quarantine = f"processes {list(ending.survivors)} survived SIGKILL"
+            raise BlockBroken(FailureClass.INFRA_NODE, self.quarantine)
+        if ending.stopped is StopReason.TIMEOUT:
+            raise BlockBroken(FailureClass.TIMEOUT, f"trial {order.trial_id} took longer than {timeout_s:.0f} s")
+        if ending.stopped is not None:
+            raise BlockStopped(ending.stopped)
+        return ending
+
+
+def _data_key(order: TrialOrder) -> str:
+    config = read_config(order.config)
+    return f"{config.data!r} {config.model.vocab_size}"

@@ -1,0 +1,182 @@
+"""The bundle while it is written: finished blocks appear whole, the manifest follows, and a kill costs one block."""
+
+import fcntl
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+from pydantic import BaseModel
+
+from experiments.bundle import (
+    BLOCK,
+    LOG,
+    MANIFEST,
+    PLAN,
+    RECEIPT,
+    BrokenTry,
+    Bundle,
+    Manifest,
+    NodeRecord,
+    Try,
+    altered,
+    block_folder,
+    make_manifest,
+    open_bundle,
+    read_manifest,
+    trial_folder,
+)
+from experiments.bundle_files import WORK, read_bundle_files
+from experiments.errors import BundleError, PlanFileError
+from experiments.ids import new_id
+from experiments.messages import NodeRegistration
+from experiments.plan_file import PlanFile, plan_file_text, read_plan_file
+from experiments.receipts import Receipt
+from workers.errors import ExecRefused
+from workers.feed import LogTail
+from workers.paths import JobPaths, TrialPaths, write_whole
+
+_HALF_WRITTEN = "*.part"
+
+
+class BundleFolder:
+    """One bundle on disk, held by one process at a time; leaving the context gives it free."""
+
+    def __init__(self, root: Path, plan_file: PlanFile) -> None:
+        self.root = root
+        self.paths = JobPaths(home=root)
+        self._plan_file = plan_file
+        self._lock: TextIO | None = None
+
+    def __enter__(self) -> "BundleFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    @property
+    def work(self) -> Path:
+        """Folder of what is running; no part of the bundle."""
+        return self.root / WORK
+
+    def open(self, *, resume: bool) -> Bundle:
+        """Take the folder, verify what is in it, and return that.
+
+        Raises:
+            ExecRefused: the folder is in use, holds another plan, something else, or, without `resume`, anything.
+            BundleError: a file in it was altered.
+
+        """
+        occupied = self.root.is_dir() and any(self.root.iterdir())
+        if occupied and not (self.root / PLAN).is_file() and not self._is_ours():
+            raise ExecRefused(f"{self.root} holds something that is no bundle; name a new or empty folder")
+        if occupied and not resume:
+            raise ExecRefused(f"{self.root} holds a bundle already; leave out --no-resume to go on with it")
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._take()
+        for path in self.root.rglob(_HALF_WRITTEN):
+            path.unlink()
+        self._check_plan()
+        write_whole(self.root / PLAN, plan_file_text(self._plan_file))
+        return self._verified()
+
+    def add_node(self, name: str, registration: NodeRegistration, known: Bundle) -> str:
+        """Describe this machine in the bundle; return its id, the same as before when nothing about it changed."""
+        for node in known.nodes.values():
+            if (node.name, node.registration) == (name, registration):
+                return node.node_id
+        record = NodeRecord(node_id=new_id("nod"), name=name, registration=registration)
+        self._write(f"nodes/{record.node_id}.json", record)
+        self.seal()
+        return record.node_id
+
+    def keep_block(self, attempt: Try, receipts: Sequence[Receipt]) -> None:
+        """Take a finished block in: all of it at once, then the manifest."""
+        folder = self.work / "finished"
+        shutil.rmtree(folder, ignore_errors=True)
+        own = block_folder(attempt.index)
+        for receipt in receipts:
+            files = self.paths.trial(attempt.attempt_id, receipt.ids.trial)
+            target = folder / Path(trial_folder(attempt.index, receipt.ids.position, receipt.arm)).relative_to(own)
+            target.mkdir(parents=True)
+            (target / RECEIPT).write_text(receipt.model_dump_json(indent=1) + "\n")
+            (target / LOG).write_text(_log_text(receipt.ids.trial, files))
+        (folder / BLOCK).write_text(attempt.model_dump_json(indent=1) + "\n")
+        (self.root / own).parent.mkdir(exist_ok=True)
+        folder.replace(self.root / own)
+        self.seal()
+
+    def keep_broken(self, attempt: BrokenTry) -> None:
+        """Remember a try that broke."""
+        self._write(f"attempts/{attempt.attempt_id}.json", attempt)
+        self.seal()
+
+    def drop_work_of(self, attempt_id: str) -> None:
+        """Remove what an attempt left."""
+        shutil.rmtree(self.paths.root / attempt_id, ignore_errors=True)
+
+    def seal(self) -> Manifest:
+        """Write the manifest of what is there now."""
+        contents = {path: data for path, data in read_bundle_files(self.root).items() if path != MANIFEST}
+        manifest = make_manifest(self._plan_file, contents)
+        self._write(MANIFEST, manifest)
+        return manifest
+
+    def drop_work(self) -> None:
+        """Remove everything that is no part of the bundle, when nothing is left to run."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _is_ours(self) -> bool:
+        """Tell whether an `ablate exec` was killed here before it had written anything but its work folder."""
+        return {path.name for path in self.root.iterdir()} <= {WORK, f"{PLAN}.part"}
+
+    def _take(self) -> None:
+        lock = (self.work / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise ExecRefused(f"another `ablate exec` writes {self.root} now") from error
+        self._lock = lock
+
+    def _check_plan(self) -> None:
+        path = self.root / PLAN
+        if not path.is_file():
+            return
+        try:
+            there = read_plan_file(path.read_bytes())
+        except PlanFileError as error:
+            raise ExecRefused(f"{path}: {error}") from error
+        if there.digest != self._plan_file.digest:
+            raise ExecRefused(f"{self.root} belongs to another plan ({there.digest}); give every plan its own folder")
+
+    def _verified(self) -> Bundle:
+        """Compare with the manifest, then take in what a killed run finished and did not get into its manifest."""
+        files = read_bundle_files(self.root)
+        if MANIFEST in files:
+            problems = altered(read_manifest(files), files)
+            if problems:
+                raise BundleError(problems)
+        self.seal()
+        return open_bundle(read_bundle_files(self.root))
+
+    def _write(self, path: str, record: BaseModel) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, record.model_dump_json(indent=1) + "\n")
+
+
+def now() -> datetime:
+    """Return this machine's time."""
+    return datetime.now(UTC)
+
+
+def _log_text(trial_id: str, files: TrialPaths) -> str:
+    """Return the trial's log as a service would have stored it: clean text, cut at its limit."""
+    tail, parts = LogTail(trial_id, files.log), []
+    while (chunk := tail.next_chunk()) is not None:
+        parts.append(chunk.text)
+        tail.accepted(chunk)
+    return "".join(parts)

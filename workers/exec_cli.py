@@ -1,0 +1,195 @@
+"""`ablate exec`: run a plan file on a node that reaches nothing, into a bundle.
+
+The program itself is `python -m workers.execute`, which also works in a plain checkout; `ablate exec` starts it, so
+that trials are forked from a process whose main module costs nothing to import again.
+"""
+
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from experiments.bundle import Bundle
+from experiments.bundle_files import read_bundle_files, write_tar
+from experiments.errors import ExperimentError
+from experiments.outcomes import ERROR_EXIT_CODE
+from experiments.plan_file import PlanFile, read_plan_file
+from workers import exec_checks
+from workers import node as nodes
+from workers.bell import Bell
+from workers.blocks import Bench, BlockRunner
+from workers.bundle_folder import BundleFolder
+from workers.errors import ExecRefused, WorkerError
+from workers.exec_run import ExecRun, ExecSummary
+from workers.exec_story import Story
+from workers.forkserver import ForkServer
+from workers.inherited import wait_passively
+from workers.node import Node
+from workers.node_table import describe
+from workers.reaper import Reaper
+from workers.runner import Runner
+from workers.stopping import StopFlag
+
+app = typer.Typer()
+"""The command as a part of `ablate`."""
+
+INCOMPLETE_EXIT_CODE = 1
+_GRACE_S = 5.0
+
+
+@app.command("exec", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
+def start(context: typer.Context) -> None:
+    """Run a plan file on this node, without a service, into a bundle for `ablate import`."""
+    os.execv(sys.executable, [sys.executable, "-m", "workers.execute", *context.args])  # noqa: S606
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What was asked for."""
+
+    plan_file: PlanFile
+    folder: BundleFolder
+    wanted: tuple[int, ...]
+    data_dir: Path
+    resume: bool
+    rehearse: bool
+
+
+def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file that `ablate plan SPEC --out` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the bundle.")],
+    blocks: Annotated[str, typer.Option(help="Only these blocks, counted from 1: 1-3 or 1,4,6. Default: all.")] = "",
+    resume: Annotated[bool, typer.Option(help="Go on with the bundle that OUT holds.")] = True,
+    rehearse: Annotated[bool, typer.Option(help="First run one step of every arm; refuse what is not live.")] = True,
+    data_dir: Annotated[Path | None, typer.Option(help="Prepared data sets. Default: below OUT while it runs.")] = None,
+    node_name: Annotated[str, typer.Option(help="Name of this machine. Default: its host name.")] = "",
+    tar: Annotated[bool, typer.Option("--tar", help="Write the bundle as OUT.tar, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Run a plan file on this node, without a service, into a bundle for `ablate import`.
+
+    Finished blocks are kept: running the same command again goes on where the last run ended, however it ended. Exit
+    code: 0 when every block that was asked for is in the bundle, 1 when some are not, 5 when nothing could be run.
+    """
+    logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    console = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
+    try:
+        plan_file = read_plan_file(plan.read_bytes())
+        job = _Job(
+            plan_file=plan_file,
+            folder=BundleFolder(out.absolute(), plan_file),
+            wanted=exec_checks.parse_numbers(blocks, len(plan_file.plan.blocks)),
+            data_dir=(data_dir or out / "work" / "data").absolute(),
+            resume=resume,
+            rehearse=rehearse,
+        )
+        node = nodes.probe(node_name or socket.gethostname())
+        summary, digest = _perform(job, node, console)
+        if tar:
+            write_tar(read_bundle_files(job.folder.root), out.absolute().with_name(out.name + ".tar"))
+    except (ExperimentError, WorkerError, OSError) as error:
+        console.print(f"[bold red]refused:[/] {escape(str(error))}")
+        raise typer.Exit(ERROR_EXIT_CODE) from error
+    _conclude(job, summary, digest, console=console, as_json=as_json)
+    if set(job.wanted) - set(summary.done):
+        raise typer.Exit(INCOMPLETE_EXIT_CODE)
+
+
+def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]:
+    """Check, run, seal; return what was done and the bundle's digest."""
+    plan_file, folder = job.plan_file, job.folder
+    console.print(describe(node))
+    refused = list(exec_checks.refusals(plan_file, node))
+    if refused:
+        raise ExecRefused("; ".join(refused))
+    for sentence in exec_checks.remarks(plan_file, node):
+        console.print(f"[yellow]note[/]  {escape(sentence)}")
+    with folder:
+        summary = _fill(job, node, folder.open(resume=job.resume), console=console)
+        digest = folder.seal().digest
+        if len(summary.done) == len(plan_file.plan.blocks):
+            folder.drop_work()
+    return summary, digest
+
+
+def _fill(job: _Job, node: Node, known: Bundle, *, console: Console) -> ExecSummary:
+    """Run what was asked for and is not in the bundle yet."""
+    node_id = job.folder.add_node(node.name, node.registration(), known)
+    here = [block.attempt.index for block in known.blocks]
+    if here:
+        console.print(f"blocks in the bundle already, verified and kept: {exec_checks.numbers(here)}")
+    if set(job.wanted) <= set(here):
+        return ExecSummary(done=tuple(here), failed=(), left=(), stopped=None)
+    return _run(job, node, node_id, known, console=console)
+
+
+def _run(job: _Job, node: Node, node_id: str, known: Bundle, *, console: Console) -> ExecSummary:
+    plan = job.plan_file.plan
+    done = {block.attempt.index for block in known.blocks}
+    open_ = [index for index in job.wanted if index not in done]
+    story = Story(console, name=plan.ablation, blocks=len(open_), trials_per_block=len(plan.arms))
+    with _bench(job, node, node_id) as (bench, stopping):
+        runner = BlockRunner(bench, on_receipt=story.measured)
+        execution = ExecRun(job.plan_file, job.folder, runner, story, node_id=node_id)
+        with story.shown():
+            if job.rehearse and not any(block.attempt.node_id == node_id for block in known.blocks):
+                execution.rehearse(open_[0])
+            return execution.run(open_, known, stopping=stopping)
+
+
+@contextmanager
+def _bench(job: _Job, node: Node, node_id: str) -> Iterator[tuple[Bench, StopFlag]]:
+    """Start what trials need, and end it."""
+    bell = Bell()
+    stopping = StopFlag(bell)
+    stopping.install()
+    wait_passively()
+    with ExitStack() as stack:
+        reaper = stack.enter_context(Reaper())
+        server = ForkServer()
+        server.check()
+        runner = Runner(server, reaper, bell, grace_s=_GRACE_S, preempted=stopping)
+        yield (
+            Bench(node=node, node_id=node_id, runner=runner, paths=job.folder.paths, data_dir=job.data_dir),
+            stopping,
+        )
+
+
+def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console, as_json: bool) -> None:
+    total = len(job.plan_file.plan.blocks)
+    missing = [index for index in range(total) if index not in summary.done]
+    if summary.stopped:
+        console.print(f"[yellow]stopped:[/] {escape(summary.stopped)}")
+    if summary.failed:
+        console.print(f"[red]blocks that used up their attempts:[/] {exec_checks.numbers(summary.failed)}")
+    if as_json:
+        document = {
+            "bundle": str(job.folder.root),
+            "digest": digest,
+            "ablation": job.plan_file.ablation_id,
+            "blocks_planned": total,
+            "blocks_done": [index + 1 for index in summary.done],
+            "blocks_failed": [index + 1 for index in summary.failed],
+            "blocks_missing": [index + 1 for index in missing],
+            "stopped": summary.stopped,
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return
+    out = Console(soft_wrap=True, highlight=False)
+    rest = f"; missing: {exec_checks.numbers(missing)}" if missing else ""
+    out.print(f"{len(summary.done)} of {total} blocks are in {escape(str(job.folder.root))}{rest}")
+    out.print(f"  bundle   {digest}")
+    if missing:
+        out.print("  go on    run the same command again")
+    out.print(f"  answer   ablate verdict {escape(job.folder.root.name)}    (where Ablate is installed whole)")
+    out.print(f"  import   ablate import {escape(job.folder.root.name)}")

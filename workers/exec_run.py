@@ -1,0 +1,152 @@
+"""Run the blocks of a plan on this node into a bundle: the rules of a service without one.
+
+A block runs whole or not at all, is tried again as often as its failure allows, and is not started once the device
+minutes are used up.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from experiments.bundle import BrokenTry, Bundle, Try, is_used_up
+from experiments.ids import new_id
+from experiments.messages import ClaimedBlock
+from experiments.outcomes import MAX_ATTEMPTS, FailureClass
+from experiments.plan_file import PlanFile
+from workers.blocks import BlockRunner, BlockStopped
+from workers.bundle_folder import BundleFolder, now
+from workers.errors import ExecRefused
+from workers.exec_story import Story
+from workers.feed import BlockFeed
+from workers.lease import Lease
+from workers.record import BlockBroken
+
+_MESSAGE_LIMIT = 2000  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecSummary:
+    """What one run did and left to do. Blocks are indices in the plan."""
+
+    done: tuple[int, ...]
+    """In the bundle now, earlier runs included."""
+    failed: tuple[int, ...]
+    """Used up their attempts."""
+    left: tuple[int, ...]
+    """Asked for and neither done nor failed."""
+    stopped: str | None
+    """Why the run ended before its last block."""
+
+
+class ExecRun:
+    """One run of `ablate exec`."""
+
+    def __init__(
+        self, plan_file: PlanFile, folder: BundleFolder, runner: BlockRunner, story: Story, *, node_id: str
+    ) -> None:
+        self._plan_file = plan_file
+        self._folder = folder
+        self._runner = runner
+        self._story = story
+        self._node_id = node_id
+        self._done: dict[int, float] = {}
+        """Seconds of finished blocks."""
+        self._broken: list[BrokenTry] = []
+
+    def run(self, wanted: Sequence[int], known: Bundle, *, stopping: Callable[[], bool]) -> ExecSummary:
+        """Run the blocks `wanted` that `known` does not hold yet."""
+        self._done = {block.attempt.index: block.attempt.seconds for block in known.blocks}
+        self._broken = list(known.broken)
+        stopped = None
+        for index in wanted:
+            while stopped is None and self._is_open(index):
+                stopped = self._why_not(stopping) or self._try(index)
+        failed = tuple(index for index in wanted if index not in self._done and not self._is_open(index))
+        left = tuple(index for index in wanted if index not in self._done and index not in failed)
+        return ExecSummary(done=tuple(sorted(self._done)), failed=failed, left=left, stopped=stopped)
+
+    def rehearse(self, index: int) -> None:
+        """Run one step of every arm. Raises ExecRefused when one is refused or this node cannot run anything."""
+        claimed = self._claim(index)
+        feed = BlockFeed()
+        self._story.begins("rehearsal", claimed, feed)
+        refused = []
+        try:
+            for sentence in self._runner.rehearse(claimed, _endless(), feed):
+                self._story.say(f"rehearsal: {sentence}")
+                refused.append(sentence)
+        except BlockBroken as broken:
+            raise ExecRefused(f"the rehearsal failed: {broken.message}") from broken
+        except BlockStopped as stopped:
+            raise ExecRefused(f"the rehearsal was stopped: {stopped.reason}") from stopped
+        finally:
+            self._story.ends()
+            self._folder.drop_work_of(claimed.attempt_id)
+        if refused:
+            raise ExecRefused("; ".join(refused))
+
+    def _is_open(self, index: int) -> bool:
+        tries = [record for record in self._broken if record.index == index]
+        return index not in self._done and not is_used_up(tries)
+
+    def _why_not(self, stopping: Callable[[], bool]) -> str | None:
+        """Return why nothing more may be started."""
+        if stopping():
+            return "it was asked to stop"
+        if self._runner.quarantine is not None:
+            return f"this node must be repaired first: {self._runner.quarantine}"
+        used = (sum(self._done.values()) + sum(record.seconds for record in self._broken)) / 60
+        budget = self._plan_file.spec.limits.device_minutes
+        return f"{used:.2f} of {budget:g} device minutes are used up" if used >= budget else None
+
+    def _claim(self, index: int) -> ClaimedBlock:
+        before = sum(record.index == index for record in self._broken)
+        return self._plan_file.claimed(index, attempt_id=new_id("att"), attempt_no=before + 1)
+
+    def _try(self, index: int) -> str | None:
+        """Run a block once; return why the whole run has to stop, if it has to."""
+        claimed, started_at = self._claim(index), now()
+        feed = BlockFeed()
+        self._story.begins(f"block {index + 1}/{len(self._plan_file.plan.blocks)}", claimed, feed)
+        try:
+            receipts = self._runner.run(claimed, _endless(), feed)
+            attempt = Try(started_at=started_at, ended_at=now(), **self._names(claimed))
+            self._folder.keep_block(attempt, receipts)
+            self._done[index] = attempt.seconds
+        except BlockBroken as broken:
+            self._keep_broken(claimed, started_at, broken.failure_class, broken.message)
+        except BlockStopped as stopped:
+            return f"it was stopped ({stopped.reason}); block {index + 1} will run again whole"
+        finally:
+            self._story.ends(counted=index in self._done)
+            self._folder.drop_work_of(claimed.attempt_id)
+        return None
+
+    def _keep_broken(self, claimed: ClaimedBlock, started_at: object, failure: FailureClass, message: str) -> None:
+        record = BrokenTry.model_validate(
+            {
+                **self._names(claimed),
+                "started_at": started_at,
+                "ended_at": now(),
+                "failure_class": failure,
+                "message": message[:_MESSAGE_LIMIT],
+            }
+        )
+        self._broken.append(record)
+        self._folder.keep_broken(record)
+        most = MAX_ATTEMPTS[failure]
+        self._story.say(f"block {record.index + 1} broke, attempt {record.attempt_no} of {most}: {failure}: {message}")
+
+    def _names(self, claimed: ClaimedBlock) -> dict[str, object]:
+        return {
+            "index": claimed.block_index,
+            "attempt_id": claimed.attempt_id,
+            "attempt_no": claimed.attempt_no,
+            "node_id": self._node_id,
+        }
+
+
+def _endless() -> Lease:
+    """Return the lease of a block that nobody else can claim."""
+    return Lease(math.inf, asked_at=time.monotonic())

@@ -1,0 +1,130 @@
+"""How an air-gapped run goes, for people: live on a terminal, line by line elsewhere."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from experiments.messages import ClaimedBlock, TrialProgress
+from experiments.receipts import Receipt
+from workers.feed import BlockFeed
+
+_LINE_EVERY_S = 10.0
+"""How often a running trial gets a line when the output is no terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chapter:
+    """What runs now."""
+
+    name: str
+    arms: dict[str, str]
+    """Arm by trial id."""
+    feed: BlockFeed
+
+
+class Story:
+    """Collects what happens, prints what is worth a line, and knows what can be said about the rest."""
+
+    def __init__(self, console: Console, *, name: str, blocks: int, trials_per_block: int) -> None:
+        self._console = console
+        self._chapter: _Chapter | None = None
+        self._trials_per_block = trials_per_block
+        self._trials_of_block = 0
+        self._timed, self._seconds = 0, 0.0
+        """Trials that ended in this run, and their wall seconds with all that belongs to them."""
+        self._trial_began = time.monotonic()
+        self._bar = Progress(
+            TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TextColumn("blocks"), TimeElapsedColumn()
+        )
+        self._task = self._bar.add_task("", total=blocks)
+        self._blocks = blocks
+        self._blocks_done = 0
+
+    def say(self, text: str) -> None:
+        """Print a line with the UTC time of day."""
+        self._console.print(escape(f"{datetime.now(UTC):%H:%M:%S}  {text}"))
+
+    def begins(self, name: str, claimed: ClaimedBlock, feed: BlockFeed) -> None:
+        """Note that a block, or the rehearsal, begins."""
+        self._trial_began = time.monotonic()
+        arms = {trial.trial_id: trial.arm for trial in claimed.trials}
+        self.say(f"{name}: {', '.join(arms.values())} (attempt {claimed.attempt_no})")
+        self._chapter = _Chapter(name=name, arms=arms, feed=feed)
+
+    def ends(self, *, counted: bool = False) -> None:
+        """Note that it is over; a block that is in the bundle now counts."""
+        self._chapter, self._trials_of_block = None, 0
+        if counted:
+            self._blocks_done += 1
+            self._bar.update(self._task, completed=self._blocks_done)
+
+    def measured(self, receipt: Receipt) -> None:
+        """Tell the end of a trial."""
+        self._trials_of_block += 1
+        self._timed += 1
+        self._seconds += time.monotonic() - self._trial_began
+        self._trial_began = time.monotonic()
+        name = f"{self._chapter.name}, {receipt.arm}" if self._chapter else receipt.arm
+        rate = f", {receipt.summary.tokens_per_s:,.0f} tokens/s" if receipt.summary else ""
+        loss = f", loss {receipt.summary.loss_final:.4f}" if receipt.summary else ""
+        why = f": {receipt.message}" if receipt.message else ""
+        self.say(f"{name}: {receipt.outcome} in {receipt.wall_s:.1f} s{rate}{loss}{why}{self._rest()}")
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the story while the caller runs it."""
+        if self._console.is_terminal:
+            with Live(self, console=self._console, refresh_per_second=4):
+                yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._tell, args=(over,), name="story", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def __rich__(self) -> RenderableType:
+        return Group(self._bar, Text(f"  {self.now()}" if self._chapter else "", style="dim"))
+
+    def now(self) -> str:
+        """Say which trial runs, how far it is, and how long the rest takes."""
+        chapter = self._chapter
+        found = chapter.feed.progress() if chapter else ()
+        if chapter is None or not found:
+            return ""
+        return f"{chapter.name}, {chapter.arms[found[0].trial_id]}: {_steps(found[0])}{self._rest()}"
+
+    def _rest(self) -> str:
+        """Return the remaining time, from the trials of this run, once one is over."""
+        if not self._timed:
+            return ""
+        trials = (self._blocks - self._blocks_done) * self._trials_per_block - self._trials_of_block
+        left = max(0.0, trials * self._seconds / self._timed - (time.monotonic() - self._trial_began))
+        return f", about {left / 60:.1f} min left" if left else ""
+
+    def _tell(self, over: threading.Event) -> None:
+        while not over.wait(_LINE_EVERY_S):
+            text = self.now()
+            if text:
+                self.say(text)
+
+
+def _steps(progress: TrialProgress) -> str:
+    parts = [f"step {progress.steps_done}/{progress.steps_total}"]
+    if progress.tokens_per_s is not None:
+        parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    return ", ".join(parts)

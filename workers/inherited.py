@@ -1,0 +1,38 @@
+"""Environment variables that trainers inherit from this process.
+
+Apart from the settings, which need a package that an air-gapped node lacks.
+"""
+
+import os
+from pathlib import Path
+
+TRIAL_MARK = "ABLATE_TRIAL_ID"
+"""Environment variable that every process below a trial inherits, so that strays can be found."""
+
+PEER_SITE = "ABLATE_PEER_SITE"
+"""Environment variable that names the folder with the official Mamba-3 kernels; see docs/peer.md."""
+
+
+def peer_site() -> Path | None:
+    """Return the folder with the official kernels and their TileLang, or None when the operator named none."""
+    folder = os.environ.get(PEER_SITE)
+    return Path(folder).absolute() if folder else None
+
+
+def mark_process(trial_id: str) -> None:
+    """Mark this process and all it will start as belonging to `trial_id`."""
+    os.environ[TRIAL_MARK] = trial_id
+
+
+def keep_kernels(folder: Path) -> None:
+    """Keep generated GPU kernels in `folder`, so that a node compiles each of them once; the operator's choice wins."""
+    os.environ.setdefault("TILELANG_CACHE_DIR", str(folder))
+
+
+def wait_passively() -> None:
+    """Let idle OpenMP threads sleep in every trainer that is forked after this, unless the operator chose otherwise.
+
+    Their default is to spin at barriers: with another process on the same cores, measured steps got 10 to 50 times
+    slower. The OpenMP runtime reads the variable when torch is loaded, so the trainer itself would be too late.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
