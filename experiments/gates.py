@@ -240,6 +240,7 @@ _ENTRIES = (
         "How many chunks ahead of the arithmetic should tiles be loaded?",
         values=(0, 1, 2),
         default=1,
+        unused_with=(*NOT_CUDA, {"warp_specialize": True}),
     ),
     _kernel_gate(
         "fast_math",

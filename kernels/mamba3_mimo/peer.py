@@ -9,7 +9,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +45,8 @@ BUILDERS = {
 LAUNCHERS = {"mamba_mimo_forward": 0, "mamba_mimo_bwd_combined": 1}
 """Functions that launch the kernels of dense rows -> which of their arguments is q."""
 
+_fixed = [True]
+"""Whether dense kernels are compiled for the sizes at hand; for the whole process: autograd has its own threads."""
 _sizes: ContextVar[dict[str, int]] = ContextVar("sizes", default={})  # noqa: B039 (never changed)
 """Sizes of the dense scan that is being launched; those of packed rows stay open, their documents come and go."""
 
@@ -179,7 +182,7 @@ def _with_sizes(launcher: Callable[..., Any], first: int) -> Callable[..., Any]:
     def sized(*arguments: Any, **named: Any) -> Any:
         q_BSRGN, v_BSHP = arguments[first], arguments[first + 2]
         sizes = {"B": q_BSRGN.shape[0], "S": q_BSRGN.shape[1], "H": v_BSHP.shape[2], "G": q_BSRGN.shape[3]}
-        token = _sizes.set(sizes)
+        token = _sizes.set(sizes if _fixed[0] else {})
         try:
             return launcher(*arguments, **named)
         finally:
@@ -201,6 +204,16 @@ def _built_once(builder: Callable[..., Any]) -> Callable[..., Any]:
         return kernels[key]
 
     return remembered
+
+
+@contextmanager
+def open_sizes() -> Iterator[None]:
+    """Compile for open sizes, as the release does: slower kernels of the same arithmetic, but one for all sizes."""
+    _fixed[0] = False
+    try:
+        yield
+    finally:
+        _fixed[0] = True
 
 
 def _restarts(inputs: ScanInputs, chunk_size: int) -> Tensor | None:

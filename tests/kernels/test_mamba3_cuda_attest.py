@@ -60,7 +60,10 @@ HOST = """
   (((TVMFFIAny*)stack_ffi_any)[36].v_int64) = ((int64_t)112384);
   (((TVMFFIAny*)stack_ffi_any)[37].v_int64) = (int64_t)0;
 """
-PROGRAM = 'q_raw_1 = T.sblock_alloc_buffer(({shape}), "bfloat16", data=q_raw, scope="shared.dyn")'
+PROGRAM = """
+gw_s_1 = T.sblock_alloc_buffer(({shape}), "bfloat16", data=gw_s, scope="shared.dyn")
+T.tma_copy(T.region(q[b, t0, r, h // 2, 0], 1, 1, 16, 1, 1, 64), T.region(gw_s_1[0], 2, 16, 64), barrier=bar_1[0])
+"""
 
 
 def source(*, ahead: int = 1, parameters: str = "float* out") -> str:
@@ -142,6 +145,11 @@ def test_chunks_ahead_are_the_loads_before_the_loop(ahead):
     assert attest.chunks_ahead(source(ahead=ahead)) == ahead
 
 
+def test_loads_of_the_first_chunks_may_stand_in_a_loop():
+    looped = "  for (int m = 0; m < 2; ++m) {\n" + LOADS.replace("\n  ", "\n    ").replace("  #", "    #", 1) + "  }\n"
+    assert attest.chunks_ahead(SOURCE.format(before=looped, parameters="")) == 2
+
+
 def test_kernel_without_loads_has_no_chunks_ahead():
     assert attest.chunks_ahead("void f() {\n  for (int n = 0; n < 4; ++n) {\n    x[n] = 0;\n  }\n}") is None
 
@@ -171,6 +179,11 @@ def test_roles_are_branches_on_the_thread_that_wait_for_each_other():
 
 def test_role_that_loads_is_ahead_by_the_slots_of_its_ring():
     assert attest.chunks_ahead(ROLES) == 3
+
+
+def test_role_with_a_barrier_for_each_kind_of_tile_has_no_depth():
+    fixed = ROLES.replace("k_desc, full[(n_1 % 3)]", "k_desc, full[2]")
+    assert attest.chunks_ahead(fixed) is None
 
 
 def test_three_dimensional_staging_shows(compiled):

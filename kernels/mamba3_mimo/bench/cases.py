@@ -27,15 +27,19 @@ class BenchCase:
             return {"schedule": "sequential", "chunk_size": self.official_chunk}
         return {"chunk_size": self.official_chunk if self.case.N == 256 else 64 // self.case.R}
 
-    def compiling(self, lane: Lane) -> Case:
-        """Return the cheapest problem with the same kernels; official ones for packed rows leave B, S, H and G open."""
-        if lane != Lane.PEER or (self.case.documents == 1 and self.case.S % self.official_chunk == 0):
+    def compiling(self, lane: Lane, *, open_sizes: bool = False) -> Case:
+        """Return the cheapest problem with the same kernels; official ones for packed rows leave B, S, H and G open.
+
+        With `open_sizes` those for dense rows do, too.
+        """
+        packed = self.case.documents > 1 or self.case.S % self.official_chunk > 0
+        if lane != Lane.PEER or not (packed or open_sizes):
             return self.case
         groups = 1 if self.case.G == 1 else self.case.H
         heads = 1 if groups == 1 else groups
         return Case(
             B=1, S=4 * self.official_chunk, H=heads, G=groups, N=self.case.N, P=self.case.P, R=self.case.R,
-            rope=self.case.rope, documents=2, gradients=self.case.gradients,
+            rope=self.case.rope, documents=1 + packed, gradients=self.case.gradients,
         )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ class Compilation:
     lane: Lane
     case: Case
     options: dict[str, Any]
+    function: str = "compile_s"
+    """Of work.Worker."""
 
 
 def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> list[Compilation]:
@@ -35,9 +37,15 @@ def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> l
     found = {}
     for problem, change, options in runs:
         for lane in lanes:
-            every, case = {**problem.options(lane), **options}, problem.compiling(lane)
-            name = f"{problem.name} {change}".strip()
-            found[f"{lane} {case} {every}"] = Compilation(name=name, lane=lane, case=case, options=every)
+            accuracy = part == "accuracy"
+            every, case = {**problem.options(lane), **options}, problem.compiling(lane, open_sizes=accuracy)
+            found[f"{lane} {case} {every}"] = Compilation(
+                name=f"{problem.name} {change}".strip(),
+                lane=lane,
+                case=case,
+                options=every,
+                function="open_compile_s" if accuracy else "compile_s",
+            )
     return sorted(found.values(), key=lambda job: job.lane != Lane.PEER)
 
 
@@ -52,7 +60,7 @@ def _run(job: Compilation, peer_site: Path | None) -> str:
     try:
         with lane_process(job.lane) as process:
             process.ask("ready", peer_site)
-            seconds = process.ask("compile_s", job.case, job.options)
+            seconds = process.ask(job.function, job.case, job.options)
     except KernelError as error:
         return f"{job.lane} {job.name}: {error}"
     return f"{job.lane} {job.name}: compiled in {seconds:.0f} s"

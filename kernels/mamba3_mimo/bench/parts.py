@@ -50,7 +50,9 @@ def accuracy(bench: Bench, problems: Iterable[BenchCase]) -> list[AccuracyRow]:
             say(f"accuracy {problem.name}, {lane.lane}")
             row: dict[str, Any] = {"name": problem.name, "lane": lane.lane}
             try:
-                rows.append(AccuracyRow(**row, errors=lane.ask("errors", problem.case, problem.options(lane.lane))))
+                rows.append(
+                    AccuracyRow(**row, errors=lane.ask("open_errors", problem.case, problem.options(lane.lane)))
+                )
             except KernelError as error:
                 rows.append(AccuracyRow(**row, refused=str(error)))
     return rows

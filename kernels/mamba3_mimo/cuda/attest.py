@@ -69,6 +69,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
 """Gate -> kernels that must all show it."""
 
 LOADS = re.compile(rf"{CALLS['tma_loads']}|{CALLS['cp_async']}")
+WAIT = re.compile(r"\.wait\(|\bcp_async_wait\b")
 EM_CUDA = 190
 ELF = b"\x7fELF"
 READER = sha256(Path(__file__).read_bytes()).hexdigest()
@@ -243,8 +244,9 @@ def _gates(row: Row, source: str, kernel: Any) -> Row:
 
 def _staging_ranks(program: str) -> set[int]:
     """Return the numbers of dimensions of the shared buffers that q and k are loaded into, in a TileLang program."""
-    shapes = re.findall(r"\b\w*raw\w* = T\.\w*alloc_buffer\(\(([\d, ]+)\)[^\n]*scope=\"shared", program)
-    return {len([size for size in shape.split(",") if size.strip()]) for shape in shapes}
+    targets = set(re.findall(r"(?:tma|async)_copy\(T\.region\([qk]\[[^\n]*?T\.region\((\w+)\[", program))
+    shapes = dict(re.findall(r"\b(\w+) = T\.\w*alloc_buffer\(\(([\d, ]+)\)", program))
+    return {len([size for size in shapes[name].split(",") if size.strip()]) for name in targets}
 
 
 def roles(source: str) -> int:
@@ -266,33 +268,51 @@ def roles(source: str) -> int:
 
 
 def chunks_ahead(source: str) -> int | None:
-    """Return how many chunks' loads are started before a walk's loop, from generated source; None without such loads.
+    """Return how many chunks' loads are started before a walk's loop, from generated source; None where none are.
 
-    A load inside a loop over chunks starts one chunk; the same loads stand once before the loop for each chunk ahead.
-    Where a role of its own loads, it runs ahead by as many chunks as there are barriers that its loads report to.
+    The loads that the loop starts for one chunk stand before it once for each chunk ahead, or in a loop of their own
+    without waits. A role that only loads runs ahead by the slots of its ring, the barriers that its loads report to;
+    loads that report to a barrier for each kind of tile have no single depth, which is None too.
     """
     if roles(source) > 1:
-        rings = set(re.findall(rf"{CALLS['tma_loads']}\([^\n]*?\b(\w+)\[[^\n]*?\]", source))
-        sizes = {int(size) for name, size in re.findall(r"uint64_t (\w+)_mem\[(\d+)\]", source) if name in rings}
-        return min(sizes, default=None)
+        return _ring(source)
     before = inside = 0
-    for line, in_loop in _lines_with_loops(source):
-        loads = len(LOADS.findall(line))
-        inside += loads * in_loop
-        before += loads * (not in_loop)
+    for trips, lines in _outer_loops(source):
+        loads = sum(len(LOADS.findall(line)) for line in lines)
+        if trips is None or not any(WAIT.search(line) for line in lines):
+            before += loads * (trips or 1)
+        else:
+            inside += loads
     return before // inside if inside else None
 
 
-def _lines_with_loops(source: str) -> Iterator[tuple[str, bool]]:
-    """Yield every line and whether it stands in a loop that is not unrolled. Blocks are read from the indentation."""
-    loops: list[int] = []
-    unrolled = False
+def _ring(source: str) -> int | None:
+    sizes = {name: int(size) for name, size in re.findall(r"uint64_t (\w+)_mem\[(\d+)\]", source)}
+    loads = [line for line in source.splitlines() if re.search(CALLS["tma_loads"], line)]
+    reports = {pair for line in loads for pair in re.findall(r"\b(\w+)\[([^\]]*)\]", line) if pair[0] in sizes}
+    found = {sizes[name] for name, index in reports if sizes[name] == 1 or not index.isdigit()}
+    mixed = any(sizes[name] > 1 and index.isdigit() for name, index in reports)
+    return found.pop() if len(found) == 1 and not mixed else None
+
+
+def _outer_loops(source: str) -> Iterator[tuple[int | None, list[str]]]:
+    """Yield the lines of every outermost loop that is not unrolled with its constant number of trips, 1 if it has none.
+
+    Lines outside of such loops come one by one, with None. Blocks are read from the indentation.
+    """
+    body: list[str] = []
+    trips, start, unrolled = 1, -1, False
     for line in source.splitlines():
         text = line.lstrip()
         indent = len(line) - len(text)
-        if text.startswith("}"):
-            loops = [loop for loop in loops if loop < indent]
-        yield line, bool(loops)
-        if text.startswith("for (") and not unrolled:
-            loops.append(indent)
+        if start >= 0 and text.startswith("}") and indent <= start:
+            yield trips, body
+            body, start = [], -1
+        elif start >= 0:
+            body.append(line)
+        elif text.startswith("for (") and not unrolled:
+            bound = re.search(r"< (\d+);", text)
+            trips, start = int(bound[1]) if bound else 1, indent
+        else:
+            yield None, [line]
         unrolled = text.startswith("#pragma unroll")

@@ -112,6 +112,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         edges: T.Tensor(edge_size(s), F32),
     ):
         with T.Kernel(H, K, B, threads=2 * GROUP) as (h, sc, b):
+            T.annotate_pass_configs(PASS_CONFIGS)
             T.import_source(DEVICE_SOURCE)
             T.annotate_min_blocks_per_sm(blocks)
             q_rows, k_rows = (T.Tensor((B, S * R, G, N), BF16, t.data) for t in (q, k))

@@ -17,7 +17,7 @@ from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda import attest
 from kernels.mamba3_mimo.cuda.compiled import kernel
-from kernels.mamba3_mimo.cuda.scan import NARROW, TIME_FIRST, TIME_LAST, Scan
+from kernels.mamba3_mimo.cuda.scan import TIME_FIRST, TIME_LAST, Scan
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
 from kernels.mamba3_mimo.options import ScanOptions, supports
@@ -46,8 +46,11 @@ def scan(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
 
 
 def _prepared(name: str, tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor in the dtype and layout that the kernels read, so that both passes share one copy."""
-    dtype = torch.bfloat16 if name in NARROW else torch.float32
+    """Return the tensor in the layout that the kernels read, so that both passes share one copy.
+
+    Also in their dtype, but for the biases, whose gradients would be rounded to it.
+    """
+    dtype = torch.bfloat16 if name in ("q", "k", "v", "z") else torch.float32
     return None if tensor is None else tensor.to(dtype).contiguous()
 
 

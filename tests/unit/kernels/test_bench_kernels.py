@@ -35,11 +35,12 @@ class FakeLane:
 
     def ask(self, function: str, *arguments: Any) -> Any:
         self.asked.append((function, *(a for a in arguments if isinstance(a, str))))
-        if function == "errors" and self._refuses:
+        if "errors" in function and self._refuses:
             raise KernelUnsupported(self._refuses)
         answers: dict[str, Any] = {
             "errors": self._errors,
             "errors_beside": self._errors,
+            "open_errors": self._errors,
             "prepare": {"peak_gib": 1.5, "facts": {}},
             "sample_ms": [self._ms] * 2 if "forward" in arguments else [4 * self._ms] * 2,
             "kernels_ms": {"b3_gradients_kernel": 2.0, "void at::native::something": 0.1},
@@ -111,6 +112,9 @@ def test_compiling_keeps_what_the_official_kernels_are_specialised_for() -> None
         assert problem.compiling(Lane.CUDA) == whole
         packed = whole.documents > 1 or whole.S % problem.official_chunk > 0
         assert (small.documents > 1 and small.S < 256) if packed else small == whole
+        if not packed:
+            assert 4 * problem.official_chunk == problem.compiling(Lane.PEER, open_sizes=True).S
+    assert {job.function for job in needed("accuracy", cases.ACCURACY, (Lane.PEER,))} == {"open_compile_s"}
 
 
 def test_needed_names_every_compilation_once() -> None:

@@ -139,6 +139,9 @@ def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path) ->
     assert module.mamba_mimo_forward(q, q, v) == [(2, 48, 16, 1, 64), {"threads": 128}]
     assert module.mamba_mimo_bwd_combined(v, q, q, v) == [(2, 48, 16, 1, 64), {"threads": 256}]
     assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
+    with peer.open_sizes():
+        assert module.mamba_mimo_forward(q, q, v) == [("B", "S", "H", "G", 64), {"threads": 128}]
+    assert module.mamba_mimo_forward(q, q, v)[0][0] == 2
 
 
 def test_arguments_pack_rows_and_name_every_document(site: Path) -> None:
