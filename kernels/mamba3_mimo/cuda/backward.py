@@ -61,6 +61,11 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             "pipeline_stages is 2 with P = 32 and two warp groups; allowed: 0, 1, since in the layout the compiler "
             "gives to two slots of states one slot is not contiguous (plain SMEM layout is not a bijection)",
         ),
+        (
+            not v.warp_specialize and s.M == 32 and s.N < s.P == 128,
+            f"chunk_size * rank is 32 with N={s.N} and P=128; allowed: 64, since the compiler finds no layout for the "
+            "half tiles (plain SMEM layout is not a bijection)",
+        ),
     )
 
 
