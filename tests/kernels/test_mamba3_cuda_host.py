@@ -168,6 +168,8 @@ def test_the_default_variant_runs_the_reference_shape():
         (Variant(), replace(SHAPE, C=64), r"chunk_size \* rank is 64 \* 4 = 256; allowed: 32, 64, 128"),
         (Variant(), replace(SHAPE, L=100), "superchunk is 100; allowed: a multiple of chunk_size = 16"),
         (Variant(pipeline_stages=3), SHAPE, "pipeline_stages is 3; allowed: 0, 1, 2"),
+        (Variant(chunk_size=8), replace(SHAPE, P=128, C=8), "rank is 32 with N = 64 and P = 128; allowed: 64"),
+        (Variant(), replace(SHAPE, N=16, P=128), "rank is 64 with N = 16 and P = 128; allowed: 32"),
     ],
 )
 def test_what_no_kernel_does_is_refused_with_what_is_allowed(variant, shape, reason):
