@@ -27,7 +27,7 @@ def _section(gate: GatePublic) -> str:
         f"- attested by: {gate.attested_by}",
     ]
     lines += [f"- needs: {_pairs(gate.requires)}"] if gate.requires else []
-    settings = "; ".join(_pairs(setting) for setting in gate.unused_with)
+    settings = ", or ".join(_pairs(setting) for setting in gate.unused_with)
     lines += [f"- has no effect with: {settings}"] if settings else []
     lines += ["", "| value | runs today on |", "|---|---|"]
     lines += [f"| `{value}` | {', '.join(classes) or 'nothing yet'} |" for value, classes in gate.node_classes.items()]
@@ -35,4 +35,4 @@ def _section(gate: GatePublic) -> str:
 
 
 def _pairs(values: dict[str, GateValue]) -> str:
-    return ", ".join(f"`{name}: {show(value)}`" for name, value in values.items())
+    return " and ".join(f"`{name}: {show(value)}`" for name, value in values.items())
