@@ -44,7 +44,7 @@ CASES = {
     "wide_state": Case(shape={"state": 128, "heads": 1}),
     "widest_state": Case(shape={"state": 256, "heads": 1, "length": 33}, switches={"chunk_size": 8}),
     "narrow_state": Case(shape={"state": 32}),
-    "wide_head": Case(shape={"width": 128, "heads": 1}, switches={"chunk_size": 8}),
+    "wide_head": Case(shape={"state": 32, "width": 128, "heads": 1}, switches={"chunk_size": 8}),
     "narrow_head": Case(shape={"width": 32}),
     "chunk_size=8": Case(switches={"chunk_size": 8}),
     "sequential": Case(switches={"schedule": "sequential"}),
