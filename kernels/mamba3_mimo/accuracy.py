@@ -2,7 +2,9 @@
 
 global = max |got - reference| / max |reference|; row = max over time of ||got_t - reference_t|| / ||reference_t||,
 where a row whose exact value nearly vanishes (the gradients of decay and angle at a document's first token are zero)
-is measured against a tenth of the root mean square row. Imports no kernel, so that every lane can be measured.
+is measured against a tenth of the root mean square row. A gradient that is below `VANISHING` everywhere (that of decay
+and angle for a row of one token is zero) is measured against that. Imports no kernel, so that every lane can be
+measured.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +22,8 @@ from kernels.mamba3_mimo.reference import chunk_parallel
 _poison: Any = torch.utils.deterministic
 
 GLOBAL_LIMIT, ROW_LIMIT = 0.012, 0.05
+VANISHING = 1e-3
+"""Far below every gradient of the test problems that does not vanish exactly."""
 TIME_AXIS = {"out": 1, "q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
 
 Run: TypeAlias = Callable[[ScanInputs], tuple[Tensor, Tensor]]
@@ -142,12 +146,12 @@ def compare(got: dict[str, Tensor], want: dict[str, Tensor]) -> Errors:
     errors = {}
     for name, ref in want.items():
         diff = got[name].double() - ref
-        overall = (diff.abs().max() / ref.abs().max().clamp_min(1e-30)).item()
+        overall = (diff.abs().max() / ref.abs().max().clamp_min(VANISHING)).item()
         row = 0.0
         if name in TIME_AXIS:
             axes = [axis for axis in range(ref.dim()) if axis != TIME_AXIS[name]]
             size = ref.pow(2).sum(axes).sqrt()
-            floor = (0.1 * size.pow(2).mean().sqrt()).clamp_min(1e-30)
+            floor = (0.1 * size.pow(2).mean().sqrt()).clamp_min(VANISHING)
             row = (diff.pow(2).sum(axes).sqrt() / size.clamp_min(floor)).max().item()
         errors[name] = (overall, row)
     return errors

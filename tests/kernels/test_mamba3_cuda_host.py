@@ -188,3 +188,10 @@ def test_an_error_is_measured_globally_and_per_time_row():
     assert compare(got, want) == {"out": (0.5, 0.5)}
     got["out"][0, 0, 0, 0] = float("nan")
     assert not compare(got, want)["out"][0] < 1
+
+
+def test_a_gradient_that_vanishes_is_measured_absolutely():
+    exact, got = {"adt": torch.zeros(1, 2, 1).double()}, {"adt": torch.full((1, 2, 1), 1e-6)}
+    overall, row = compare(got, exact)["adt"]
+    assert overall == pytest.approx(1e-3)
+    assert row == pytest.approx(2**0.5 * 1e-3)
