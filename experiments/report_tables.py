@@ -15,6 +15,12 @@ from experiments.view import AblationView, TrialView
 
 MOST_ROWS = 200
 MOST_KERNELS = 60
+KERNEL_COLUMNS = {
+    "name": "kernel", "threads": "threads", "registers": "registers", "shared_bytes": "shared, B",
+    "stack_bytes": "stack, B", "instructions": "instructions", "tma_loads": "bulk loads", "cp_async": "cp.async",
+    "wgmma": "WGMMA", "mbarrier": "mbarrier", "barriers": "barriers",
+}  # fmt: skip
+"""Key in a receipt's kernel row -> heading."""
 MOST_ARMS = 12
 ARM_ROWS = (
     "outcomes",
@@ -257,32 +263,37 @@ def _some(blocks: Sequence[int]) -> str:
 
 
 def kernels_table(view: AblationView) -> Table:
-    """Return the kernel table of the first receipt of every arm that carries one."""
+    """Return the kernels of the baseline, and of every variant those with other machine code."""
     first: dict[str, Receipt] = {}
     for receipt in series.receipts_in_time(view):
         if receipt.kernels:
             first.setdefault(receipt.arm, receipt)
-    keys: dict[str, None] = {"name": None}
-    for receipt in first.values():
-        for kernel in receipt.kernels:
-            keys.update(dict.fromkeys(kernel))
+    baseline = first.get(view.plan.baseline.name)
+    known = {(k.get("name"), _machine_code(k)) for k in baseline.kernels if _machine_code(k)} if baseline else set()
     rows = tuple(
-        (arm.name, *(_cell(kernel.get(key)) for key in keys))
+        (arm.name, *(_cell(kernel.get(key)) for key in KERNEL_COLUMNS), _machine_code(kernel)[:12] or wording.NOTHING)
         for arm in view.plan.arms
         if arm.name in first
         for kernel in first[arm.name].kernels
+        if first[arm.name] is baseline or (kernel.get("name"), _machine_code(kernel)) not in known
     )
     return _capped(
         Table(
             title="Kernels",
-            columns=("arm", *(key.replace("_", " ") for key in keys)),
+            columns=("arm", *KERNEL_COLUMNS.values(), "machine code"),
             rows=rows,
-            numeric=frozenset(range(2, 1 + len(keys))),
-            codes=frozenset({1}),
-            note="From the first trial of each arm that recorded its kernels.",
+            numeric=frozenset(range(2, 1 + len(KERNEL_COLUMNS))),
+            codes=frozenset({1 + len(KERNEL_COLUMNS)}),
+            note="From the first trial of each arm. A variant's kernels whose machine code is the baseline's are left "
+            "out. The receipts hold everything that was read from the binaries.",
         ),
         most=MOST_KERNELS,
     )
+
+
+def _machine_code(kernel: Mapping[str, Any]) -> str:
+    """Return the digest of the kernel's instructions, or of its source where only that was read; "" where neither."""
+    return str(kernel.get("binary_sha256") or kernel.get("source_sha256") or "")
 
 
 def _cell(value: object) -> str:

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments import report, verdicts
+from experiments import report, report_tables, verdicts
 from experiments.outcomes import VerdictWord
 from experiments.view import AblationView, TrialView
 from tests import factories, views
@@ -116,6 +116,15 @@ def test_render_answers_first_and_shows_every_number() -> None:
     for needed in (view.spec_digest, view.plan.rule_digest, view.verdict.digest, view.spec_text):
         assert needed in text
     assert all(trial.receipt is not None and trial.receipt.digest in text for trial in view.trials)
+
+
+def test_kernels_table_leaves_out_what_has_the_machine_code_of_the_baseline() -> None:
+    view = views.view()
+    rows = report_tables.kernels_table(view).rows
+    names = [arm.name for arm in view.plan.arms if any(row[0] == arm.name for row in rows)]
+    assert [row[1] for row in rows if row[0] == "baseline"] == ["mimo_fwd_inter", "mimo_bwd_dqkv"]
+    assert len(names) > 1
+    assert all([row[1] for row in rows if row[0] == name] == ["mimo_fwd_inter"] for name in names[1:])
 
 
 @pytest.mark.parametrize("word", VerdictWord)
