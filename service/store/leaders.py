@@ -10,7 +10,7 @@ from service.store.tables import leaders
 
 def hold_duty(store: Store, duty: str, holder: str, *, lease_s: float) -> bool:
     """Take or renew `duty` for `lease_s`; return False while another holder has it."""
-    free = (leaders.c.holder == holder) | (leaders.c.until < db_now())
+    free = (leaders.c.holder == holder) | (leaders.c.until <= db_now())
     values = {"holder": holder, "until": db_now() + lease_s}
     with store.write() as connection:
         if connection.execute(update(leaders).where(leaders.c.duty == duty, free).values(**values)).rowcount:
