@@ -1,17 +1,11 @@
 """Every buffer made by torch.empty is filled with NaN here, so an unwritten output fails its test."""
 
 import pytest
-import torch
+
+from kernels.mamba3_mimo.accuracy import poisoned_buffers
 
 
 @pytest.fixture(autouse=True)
 def nan_filled_buffers():
-    filled, deterministic = (
-        torch.utils.deterministic.fill_uninitialized_memory,
-        torch.are_deterministic_algorithms_enabled(),
-    )
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = filled
+    with poisoned_buffers():
+        yield

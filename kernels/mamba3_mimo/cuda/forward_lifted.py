@@ -12,7 +12,6 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.lifted import Rows, make_epilogue, make_lift, make_pair_weights, make_products, make_state
-from kernels.mamba3_mimo.cuda.loads import panels
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.tiles import (
     BF16,
@@ -30,7 +29,7 @@ from kernels.mamba3_mimo.cuda.tiles import (
     window,
 )
 from kernels.mamba3_mimo.cuda.variant import Variant
-from kernels.mamba3_mimo.cuda.walk import given, make_walk
+from kernels.mamba3_mimo.cuda.walk import given, make_output_start, make_walk
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
@@ -47,21 +46,9 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     w_size, weights, weighted = make_pair_weights(s)
     load_gates, finish = make_epilogue(s)
     fill, way, part, stored = make_window(s), spread(s, threads), pieces(s, threads), not v.tma
-    copies = 2 * R * len(loads.columns()) + 2 + s.gated * len(panels(P))
+    start, copies = make_output_start(s, loads)
     out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
     save_states, psiv_cache, sequential = v.save_states, v.psiv_cache, v.schedule == "sequential"
-
-    @T.macro
-    def start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v_in, z, cs, full, b, h, sc, n):
-        t0, slot, held = sc * L + n * C, loads.slot(n), loads.held_slot(n)
-        loads.rows(q_raw, q, full, b, h, t0, n)
-        loads.rows(k_raw, k, full, b, h, t0, n)
-        loads.copy(v_in[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
-        if s.gated:
-            for cols in panels(P):
-                loads.copy(z[b, t0 : t0 + C, h, cols], z_s[held * C : (held + 1) * C, cols], full, n)
-        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
-        loads.posted(full, n)
 
     @T.prim_func
     def f3_outputs(

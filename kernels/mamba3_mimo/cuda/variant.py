@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 
 from kernels.mamba3_mimo.cuda.shape import ScanShape
@@ -40,6 +41,7 @@ class Variant:
     """Chunks whose tiles are in flight ahead of the arithmetic; 0 loads synchronously."""
 
 
+@lru_cache(maxsize=256)
 def refusal(variant: Variant, shape: ScanShape) -> str | None:
     """Return why `variant` cannot run `shape`, or None when it can."""
     return next((reason for refused, reason in _all_refusals(variant, shape) if refused), None)

@@ -5,7 +5,7 @@ both. Optional tensors of a program are annotated with `given`.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
-# ruff: noqa: N812
+# ruff: noqa: N812, PLR0913, PLR0917
 # mypy: ignore-errors
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.loads import Loads, make_loads
+from kernels.mamba3_mimo.cuda.loads import Loads, make_loads, panels
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
 
@@ -95,3 +95,22 @@ def make_walk(s: ScanShape, v: Variant, *, small: bool = False) -> Walk:
         T.mbarrier_wait_parity(empty[n % slots], n // slots % 2 ^ 1)
 
     return Walk(loads, threads, split, early, v.pipeline_stages, sync, release, acquire)
+
+
+def make_output_start(s: ScanShape, loads: Loads) -> tuple[Any, int]:
+    """Return F3's macro that starts the copies of chunk n, and how many copies that are."""
+    A, C, L, P = s.A, s.C, s.L, s.P
+
+    @T.macro
+    def start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n):
+        t0, slot, held = sc * L + n * C, loads.slot(n), loads.held_slot(n)
+        loads.rows(q_raw, q, full, b, h, t0, n)
+        loads.rows(k_raw, k, full, b, h, t0, n)
+        loads.copy(v[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
+        if s.gated:
+            for cols in panels(P):
+                loads.copy(z[b, t0 : t0 + C, h, cols], z_s[held * C : (held + 1) * C, cols], full, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
+        loads.posted(full, n)
+
+    return start, 2 * s.R * len(loads.columns()) + 2 + s.gated * len(panels(P))
