@@ -20,6 +20,7 @@ from service.store.clock import db_now
 from service.store.journal import Journal, lock_ablation
 from service.store.settle import settle
 from service.store.tables import attempts, blocks, trials
+from service.store.text import storable
 
 RETRY_CAP_S = 30.0
 MAX_STEPS = 2**31 - 1
@@ -107,7 +108,7 @@ def break_off(
     A block fails when it had as many attempts as its failure class allows, and is cancelled with its ablation.
     """
     block = held.block
-    message = message[:2000].replace("\0", "\\0")
+    message = storable(message)
     journal = Journal(connection, block.ablation_id, actor=actor)
     ending = {"ended_at": db_now(), "failure_class": failure, "message": message}
     reason = f"{failure}: {message}"

@@ -21,6 +21,7 @@ from service.store.reports import VerifiedReceipt
 from service.store.settle import settle
 from service.store.submissions import Submission, WorkIds, insert_rows
 from service.store.tables import ablations, attempts, blocks, nodes, trials
+from service.store.text import storable
 
 _MISSING = "the imported bundles do not hold this block"
 
@@ -109,7 +110,7 @@ def _insert_attempt(connection: Connection, attempt: Try, block_id: str) -> None
 def _break(connection: Connection, journal: Journal, record: BrokenTry, block_id: str) -> None:
     """Store a try that broke; its block is still queued."""
     _insert_attempt(connection, record, block_id)
-    message = record.message[:2000].replace("\0", "\\0")
+    message = storable(record.message)
     journal.move(
         "attempt",
         [record.attempt_id],
@@ -153,7 +154,7 @@ def _end_missing(connection: Connection, journal: Journal, bundle: Bundle) -> No
 
 
 def _fail(journal: Journal, block_id: str, trial_ids: Sequence[str], last: BrokenTry) -> None:
-    reason = f"{last.failure_class}: {last.message} (attempt {last.attempt_no})"[:2000].replace("\0", "\\0")
+    reason = storable(f"{last.failure_class}: {last.message} (attempt {last.attempt_no})")
     journal.move("trial", trial_ids, TrialState.QUEUED, TrialState.FAILED, reason=reason)
     running = {"attempt_no": last.attempt_no, "started_at": last.started_at.timestamp(), "node_id": last.node_id}
     journal.move("block", [block_id], BlockState.QUEUED, BlockState.RUNNING, reason="imported", **running)

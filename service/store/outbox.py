@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Row, Select, delete, func, insert, select, up
 
 from service.store.clock import db_now
 from service.store.tables import outbox
+from service.store.text import storable
 
 WAKE, JUDGE, REPORT, PROJECT = "wake", "judge", "report", "project"
 
@@ -59,7 +60,7 @@ def done(connection: Connection, ids: list[int]) -> None:
 
 def retry(connection: Connection, ids: list[int], *, delay_s: float, error: str) -> None:
     """Make rows due again after `delay_s`, with the reason."""
-    values = {"due_at": db_now() + delay_s, "last_error": error[:2000].replace("\0", "\\0")}
+    values = {"due_at": db_now() + delay_s, "last_error": storable(error)}
     connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(**values))
 
 
