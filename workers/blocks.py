@@ -84,14 +84,10 @@ class BlockRunner:
                 yield sentence
 
     def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> str | None:
-        bench = self._bench
-        paths = bench.paths.trial(block.attempt_id, trial.trial_id)
-        feed.add(trial.trial_id, paths, steps_total=1)
         config = {**trial.config, "steps": {**trial.config["steps"], "warmup": 0, "timed": 1, "val_rows": 0}}
-        order = TrialOrder(trial_id=trial.trial_id, config=config, paths=paths, data_dir=bench.data_dir)
-        order = replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
+        order = self._order(block, trial.model_copy(update={"config": config}), lease, feed=feed)
         self._run(order, lease, timeout_s=trial.timeout_s)
-        result = read_result(paths.result) or TrialResult(
+        result = read_result(order.paths.result) or TrialResult(
             failure_class=FailureClass.NO_RECEIPT, message="the trial ended without a result"
         )
         if result.failure_class is FailureClass.GATE_REFUSED:
@@ -104,30 +100,33 @@ class BlockRunner:
 
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> Receipt:
         """Run one trial; return its receipt and leave it on disk."""
-        bench = self._bench
-        paths = bench.paths.trial(block.attempt_id, trial.trial_id)
-        feed.add(trial.trial_id, paths, steps_total=read_config(trial.config).steps.total)
-        order = TrialOrder(trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=bench.data_dir)
-        order = replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
+        order = self._order(block, trial, lease, feed=feed)
         load, started_at = environment.load_average(), datetime.now(UTC)
         before = self._look()
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
         record = TrialRecord(
             block=block,
             trial=trial,
-            node=bench.node,
-            node_id=bench.node_id,
-            paths=paths,
+            node=self._bench.node,
+            node_id=self._bench.node_id,
+            paths=order.paths,
             ending=ending,
             started_at=started_at,
             load_average=load,
             device_events=device_state.changes(before, self._look()),
         )
         receipt = record.receipt()
-        write_whole(paths.receipt, receipt.model_dump_json(indent=1))
+        write_whole(order.paths.receipt, receipt.model_dump_json(indent=1))
         _log.info("trial %s (%s): %s in %.2f s", trial.trial_id, trial.arm, receipt.outcome, ending.wall_s)
         self._on_receipt(receipt)
         return receipt
+
+    def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> TrialOrder:
+        """Return what a trainer needs for `trial`, its dataset prepared, and follow the trial from here on."""
+        paths = self._bench.paths.trial(block.attempt_id, trial.trial_id)
+        feed.add(trial.trial_id, paths, steps_total=read_config(trial.config).steps.total)
+        order = TrialOrder(trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=self._bench.data_dir)
+        return replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
 
     def _look(self) -> DeviceState | None:
         """Ask the driver about the trial's device; None on a CPU node."""

@@ -12,7 +12,7 @@ import model.init
 import model.memory
 import model.train
 import workers.trial
-from workers.processes import die_with_parent
+from experiments.processes import die_with_parent
 
 __all__ = ["model", "numpy", "torch", "workers"]
 

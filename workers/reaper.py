@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterable
 from types import TracebackType
 
-from workers import processes
+from experiments.processes import end_all, group_members, marked
+from workers.inherited import TRIAL_MARK
 
 _MODULE = "workers.reaper"
 
@@ -58,12 +59,18 @@ def left_behind(lines: Iterable[str]) -> set[tuple[int, str]]:
     return running
 
 
+def end_trial(pgid: int, *, trial_id: str, grace_s: float) -> tuple[int, ...]:
+    """End a trial's group and the strays that left it: SIGTERM, `grace_s`, SIGKILL; return who would not die."""
+    mark = f"{TRIAL_MARK}={trial_id}"
+    return end_all(lambda: sorted({*group_members(pgid), *marked(mark)}), grace_s=grace_s).survivors
+
+
 def main() -> None:
     """Wait for the worker's death, then kill what its trials left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for group, trial_id in left_behind(sys.stdin):
-        processes.stop(group, trial_id=trial_id, grace_s=0)
+        end_trial(group, trial_id=trial_id, grace_s=0)
 
 
 if __name__ == "__main__":

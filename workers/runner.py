@@ -8,13 +8,12 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from workers import processes
 from workers.bell import Bell
 from workers.errors import WorkerError
 from workers.failures import kernel_oom_kills
 from workers.forkserver import ForkServer
 from workers.lease import Lease, StopReason
-from workers.reaper import Reaper
+from workers.reaper import Reaper, end_trial
 from workers.result import TrialOrder
 
 _log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Runner:
             wall_s=wall_s,
             oom_kills=kernel_oom_kills() - oom_before,
             peak_rss_bytes=peak,
-            survivors=tuple(survivors),
+            survivors=survivors,
         )
 
     def _wait(self, sentinel: int, pid: int, lease: Lease, *, deadline: float) -> tuple[StopReason | None, int | None]:
@@ -95,12 +94,12 @@ class Runner:
             return StopReason.PREEMPTED
         return StopReason.TIMEOUT if time.monotonic() >= deadline else None
 
-    def _end(self, pid: int, trial_id: str, stopped: StopReason | None) -> list[int]:
+    def _end(self, pid: int, trial_id: str, stopped: StopReason | None) -> tuple[int, ...]:
         """Stop what is left of a trial: all of it, or only children that outlived a trial that ended by itself."""
         grace_s = 0.0 if stopped in (None, StopReason.FENCED) else self._grace_s
-        survivors = processes.stop(pid, trial_id=trial_id, grace_s=grace_s)
+        survivors = end_trial(pid, trial_id=trial_id, grace_s=grace_s)
         if survivors:
-            _log.error("trial %s: processes %s survived SIGKILL", trial_id, survivors)
+            _log.error("trial %s: processes %s survived SIGKILL", trial_id, list(survivors))
         return survivors
 
 

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.processes import die_with_parent
 from kernels.backends import Lane
 from model.config import TrainConfig
 from workers.failures import classify
 from workers.inherited import keep_kernels, mark_process, peer_site
 from workers.paths import write_whole
-from workers.processes import die_with_parent
 from workers.result import TrialOrder, TrialResult, read_config
 
 if TYPE_CHECKING:

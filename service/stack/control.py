@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from experiments.processes import is_alive, wait_until
 from service.settings import child_environment
 from service.stack import processes
 from service.stack.errors import StackBusy, StackError
@@ -89,9 +90,7 @@ def stop(files: StackFiles, report: Report) -> Stopping:
 
 def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float) -> bool:
     """Wait for the lock and for the process: the kernel frees the lock a moment before the process is gone."""
-    return processes.wait_until(
-        lambda: not is_locked(files) and not processes.is_alive(state.supervisor_pid), patience_s=patience_s
-    )
+    return wait_until(lambda: not is_locked(files) and not is_alive(state.supervisor_pid), patience_s=patience_s)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

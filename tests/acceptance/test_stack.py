@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from experiments.processes import wait_until
 from service.stack import processes
 from service.stack.layout import StackFiles
 from tests.architecture.pages import ROOT
@@ -77,7 +78,7 @@ def test_a_killed_supervisor_leaves_no_processes_and_the_next_up_cleans_up(tmp_p
     try:
         first = home.up()
         os.kill(first["supervisor_pid"], signal.SIGKILL)
-        assert processes.wait_until(lambda: not processes.members(first["stack_id"]), patience_s=30)
+        assert wait_until(lambda: not processes.members(first["stack_id"]), patience_s=30)
         again = home.run("up")
         assert again.returncode == 0
         assert "supervisor had died" in again.stderr
@@ -90,7 +91,7 @@ def test_a_part_that_ends_is_shown_and_not_restarted(tmp_path: Path) -> None:
     try:
         pids = home.up()["pids"]
         os.kill(pids["background"], signal.SIGKILL)
-        assert processes.wait_until(lambda: home.run("status").returncode == 1, patience_s=30)
+        assert wait_until(lambda: home.run("status").returncode == 1, patience_s=30)
         stack = json.loads(home.run("status", "--json").stdout)["stack"]
         assert stack["exited"] == {"background": -signal.SIGKILL}
         assert stack["pids"] == pids

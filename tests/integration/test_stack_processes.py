@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.processes import wait_until
 from service.stack import processes
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -40,7 +41,7 @@ def stack_id() -> str:
 
 def _start(command: list[str], stack_id: str, log: Path, *, says: str = "") -> subprocess.Popen[bytes]:
     process = processes.start(command, stack_id=stack_id, environment={}, log=log)
-    assert processes.wait_until(lambda: says in log.read_text(), patience_s=20)
+    assert wait_until(lambda: says in log.read_text(), patience_s=20)
     return process
 
 
@@ -78,5 +79,5 @@ def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Pat
         assert len(processes.members(stack_id)) == 1
         supervisor.kill()
     began = time.monotonic()
-    assert processes.wait_until(lambda: not processes.members(stack_id), patience_s=10)
+    assert wait_until(lambda: not processes.members(stack_id), patience_s=10)
     assert time.monotonic() - began < 5

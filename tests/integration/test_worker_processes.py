@@ -14,8 +14,9 @@ import pytest
 from tests.integration.worker_family import FamilyServer, order
 from tests.integration.worker_service import until
 from workers.bell import Bell
+from workers.inherited import TRIAL_MARK
 from workers.lease import Lease, StopReason
-from workers.reaper import Reaper
+from workers.reaper import Reaper, end_trial
 from workers.runner import Runner
 
 
@@ -71,6 +72,14 @@ def test_kill_9_of_the_owner_kills_the_whole_family(tmp_path: Path) -> None:
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     until(lambda: not any(_is_alive(pid) for pid in members), 2)
+
+
+def test_end_trial_asks_strays_before_it_kills_them() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(300)"]
+    leader = subprocess.Popen(command, start_new_session=True)
+    stray = subprocess.Popen(command, start_new_session=True, env={**os.environ, TRIAL_MARK: "trl_asks"})
+    assert end_trial(leader.pid, trial_id="trl_asks", grace_s=10.0) == ()
+    assert (leader.wait(), stray.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
 def test_check_names_the_import_that_failed() -> None:

@@ -5,12 +5,12 @@ import sys
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from experiments.processes import die_with_parent
 from workers.bell import Bell
 from workers.forkserver import ForkServer
 from workers.inherited import mark_process
 from workers.lease import Lease
 from workers.paths import TrialPaths
-from workers.processes import die_with_parent
 from workers.reaper import Reaper
 from workers.result import TrialOrder
 from workers.runner import Runner

@@ -1,0 +1,116 @@
+"""Processes by what the kernel says of them: die with the parent, find by mark or group, end, prove. Linux only.
+
+Serves the embedded stack and the workers, a worker's guardian among them: standard library only.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+"""Loaded here, because a child between fork and exec must load nothing."""
+_PR_SET_PDEATHSIG = 1
+_LOOK_EVERY_S = 0.02
+_KILL_PATIENCE_S = 10.0
+"""How long SIGKILL may take: a process inside a driver call dies only when the call returns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What it took to end processes."""
+
+    killed: int
+    """How many were sent SIGKILL."""
+    survivors: tuple[int, ...]
+    """Those that live on nevertheless."""
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL, *, parent: int | None = None) -> None:
+    """Ask the kernel to send `number` to this process when the thread that started it ends.
+
+    When that has happened already, end at once; without the number of the `parent`, a child of process 1 is taken for
+    such an orphan.
+    """
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if (os.getppid() == 1) if parent is None else (os.getppid() != parent):
+        os._exit(1)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the living processes, this one excepted, that were started with `mark` (NAME=value) in the environment.
+
+    They pass it on to whatever they start, whatever group or session that moves to.
+    """
+    entry = mark.encode()
+    return [pid for pid in _others() if entry in _environment(pid) and is_alive(pid)]
+
+
+def group_members(pgid: int) -> list[int]:
+    """Return the living processes of a group, this one excepted."""
+    return [pid for pid in _others() if _group_of(pid) == pgid]
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether the process exists and is no zombie: those hold nothing and do not count."""
+    return _group_of(pid) is not None
+
+
+def end_all(find: Callable[[], Sequence[int]], *, grace_s: float) -> Ended:
+    """End what `find` finds: SIGTERM, up to `grace_s` (0: not asked at all), then SIGKILL until it finds none."""
+    if grace_s > 0:
+        _signal(find(), signal.SIGTERM)
+        wait_until(lambda: not find(), patience_s=grace_s)
+    killed: set[int] = set()
+    deadline = time.monotonic() + _KILL_PATIENCE_S
+    while (left := find()) and time.monotonic() <= deadline:
+        _signal(left, signal.SIGKILL)
+        killed.update(left)
+        time.sleep(_LOOK_EVERY_S)
+    return Ended(killed=len(killed), survivors=tuple(left))
+
+
+def wait_until(condition: Callable[[], bool], *, patience_s: float) -> bool:
+    """Look again and again; return whether the condition came true in time."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return True
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _others() -> list[int]:
+    own = os.getpid()
+    names = os.listdir("/proc")  # noqa: PTH208 - called in a tight loop, and Path objects double its cost
+    return [int(name) for name in names if name.isdigit() and int(name) != own]
+
+
+def _group_of(pid: int) -> int | None:
+    """Return the process group of a living process, None for zombies and the gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, _parent, group = stat.rpartition(")")[2].split()[:3]
+    return None if state in "ZX" else int(group)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
