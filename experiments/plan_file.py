@@ -17,7 +17,7 @@ from experiments.digest import digest
 from experiments.errors import PlanFileError, SpecError
 from experiments.ids import id_pattern, new_id, new_ids
 from experiments.load import parse_spec
-from experiments.messages import ClaimedBlock, ClaimedTrial
+from experiments.messages import ClaimedBlock, claimed_trials
 from experiments.order import orders
 from experiments.plan_types import Plan
 from experiments.resolve import resolve
@@ -69,7 +69,6 @@ class PlanFile(_Part):
     def claimed(self, index: int, *, attempt_id: str, attempt_no: int) -> ClaimedBlock:
         """Return the block `index` the way a service hands it to a worker."""
         block, ids, plan = self.plan.blocks[index], self.blocks[index], self.plan
-        arms = {arm.name: arm for arm in plan.arms}
         return ClaimedBlock(
             attempt_id=attempt_id,
             token=attempt_no,
@@ -83,18 +82,12 @@ class PlanFile(_Part):
             seed=block.seed,
             spec_digest=plan.spec_digest,
             rule_digest=plan.rule_digest,
-            trials=tuple(
-                ClaimedTrial(
-                    trial_id=trial_id,
-                    arm=name,
-                    role=arms[name].role,
-                    position=position,
-                    arm_digest=arms[name].digest,
-                    gates=arms[name].gates,
-                    config={**arms[name].config, "seed": block.seed},
-                    timeout_s=self.spec.limits.trial,
-                )
-                for position, (name, trial_id) in enumerate(zip(block.order, ids.trial_ids, strict=True))
+            trials=claimed_trials(
+                {arm.name: arm for arm in plan.arms},
+                order=block.order,
+                trial_ids=ids.trial_ids,
+                seed=block.seed,
+                timeout_s=self.spec.limits.trial,
             ),
         )
 

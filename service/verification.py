@@ -13,7 +13,7 @@ from sqlalchemy import select
 from experiments.chain import mismatches, read_path
 from experiments.digest import canonical_json, digest
 from experiments.errors import SpecProblem
-from experiments.messages import BlockReport, ClaimedBlock, ClaimedTrial
+from experiments.messages import BlockReport, ClaimedBlock, claimed_trials
 from experiments.plan import Arm, Plan
 from experiments.receipts import verify
 from service.errors import Invalid
@@ -37,7 +37,6 @@ def _arms_of(store: Store, ablation_id: str) -> Mapping[str, Arm]:
 def claimed_block(store: Store, claim: Claim, *, lease_s: float, heartbeat_s: float) -> ClaimedBlock:
     """Build what the worker needs to run the block."""
     block, ablation = claim.block, claim.ablation
-    arms = _arms_of(store, ablation.id)
     fields = block._mapping
     order: list[str] = json.loads(fields["order"])
     return ClaimedBlock(
@@ -53,18 +52,12 @@ def claimed_block(store: Store, claim: Claim, *, lease_s: float, heartbeat_s: fl
         seed=block.seed,
         spec_digest=ablation.spec_digest,
         rule_digest=ablation.rule_digest,
-        trials=tuple(
-            ClaimedTrial(
-                trial_id=claim.trial_ids[name],
-                arm=name,
-                role=arms[name].role,
-                position=position,
-                arm_digest=arms[name].digest,
-                gates=arms[name].gates,
-                config={**arms[name].config, "seed": block.seed},
-                timeout_s=ablation.trial_timeout_s,
-            )
-            for position, name in enumerate(order)
+        trials=claimed_trials(
+            _arms_of(store, ablation.id),
+            order=order,
+            trial_ids=[claim.trial_ids[name] for name in order],
+            seed=block.seed,
+            timeout_s=ablation.trial_timeout_s,
         ),
     )
 

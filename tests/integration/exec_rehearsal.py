@@ -20,7 +20,7 @@ from workers.runner import Runner
 
 
 def main() -> None:
-    """Print the refusals as JSON."""
+    """Print the refusals, and how far the trial was at each of them, as JSON."""
     home = Path(sys.argv[1])
     config = config_json(corpus(home / "corpus"))
     claimed = block([config, config], attempt="rehearsal")
@@ -35,8 +35,12 @@ def main() -> None:
         fourth = third.model_copy(update={"trial_id": "trl_variant", "role": "variant"})
         claimed = claimed.model_copy(update={"trials": (first, second, third, fourth)})
         lease = Lease(math.inf, asked_at=time.monotonic())
-        refused = list(BlockRunner(bench).rehearse(claimed, lease, BlockFeed()))
-    sys.stdout.write(json.dumps(refused))
+        feed = BlockFeed()
+        refused, progress = [], []
+        for sentence in BlockRunner(bench).rehearse(claimed, lease, feed):
+            refused.append(sentence)
+            progress += [(known.trial_id, known.steps_done, known.steps_total) for known in feed.progress()]
+    sys.stdout.write(json.dumps({"refused": refused, "progress": progress}))
 
 
 if __name__ == "__main__":

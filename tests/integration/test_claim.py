@@ -14,6 +14,7 @@ from service.store.clock import db_now
 from service.store.tables import blocks, events, outbox, receipts
 from service.store.view import ablation_view
 from tests.api_stack import Api, receipts_of, running_api
+from tests.bundles import make_file
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -65,6 +66,21 @@ def test_claim_gives_everything_that_a_worker_needs(api: Api) -> None:
     by_arm = {trial["arm"]: trial for trial in block["trials"]}
     assert by_arm["psiv-on"]["gates"]["psiv_cache"] is True
     assert state_of(api, made["id"])["state"] == "running"
+
+
+def test_claim_gives_the_block_that_a_plan_file_gives(api: Api) -> None:
+    file = make_file(limits={"trial": "90s"})
+    api.submit(limits={"trial": "90s"})
+    node = api.register()
+    for index in range(6):
+        block = claimed(api, node)
+        theirs = file.claimed(index, attempt_id=block["attempt_id"], attempt_no=1).model_dump(mode="json")
+        places = range(len(block["trials"]))
+        for place, here, there in zip(places, block["trials"], theirs["trials"], strict=True):
+            assert here["trial_id"] != there["trial_id"] == file.blocks[index].trial_ids[place]
+            assert {**here, "trial_id": ""} == {**there, "trial_id": ""}
+        for field in ("block_index", "seed", "ablation_name", "spec_digest", "rule_digest"):
+            assert block[field] == theirs[field]
 
 
 def test_claim_is_priority_first_then_oldest(api: Api) -> None:

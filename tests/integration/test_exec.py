@@ -210,7 +210,9 @@ def test_exec_imports_nothing_that_an_air_gapped_node_lacks() -> None:
 def test_rehearsal_refuses_a_gate_that_is_not_live_and_a_baseline_that_fails(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.integration.exec_rehearsal", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    refused = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
+    refused = answer["refused"]
     assert len(refused) == 2
+    assert answer["progress"] == [["trl_rehearsal_1", 2, 2], ["trl_fails", 0, 2]]
     assert refused[0].startswith("arm 'arm-1': gate 'loss' was requested as 'chunked', observed 'dense'")
     assert refused[1].startswith("the baseline does not train, so nothing could be compared with it: ")
