@@ -60,6 +60,9 @@ CASES = {
     "superchunk=128": Case(switches={"superchunk": 128}, kernels=("outputs", "gradients")),
     "chunk_size=8": Case(switches={"chunk_size": 8}, kernels=("outputs", "gradients")),
     "chunk_size=32": Case(switches={"chunk_size": 32}, kernels=("outputs", "gradients")),
+    "aggressive_smem_merge=true N128": Case(
+        S=2048, H=32, N=128, A=32, switches={"aggressive_smem_merge": True}, kernels=("gradients",)
+    ),
     "N128": Case(S=2048, H=32, N=128, A=32, kernels=("outputs", "gradients")),
     "P128": Case(P=128, kernels=("outputs", "gradients")),
     "per_rank_ungated": Case(gated=False, reduced=False, kernels=("outputs", "gradients")),

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("tilelang")
 
+from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda import scan
 from kernels.mamba3_mimo.cuda.compiled import KERNELS
@@ -15,6 +16,7 @@ from kernels.mamba3_mimo.cuda.prefix import WARP_TOKENS, lanes_for
 from kernels.mamba3_mimo.cuda.reductions import head_block
 from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.variant import CHUNK_ROWS, RANKS, STATE_SIZES, Variant, refusal
+from tests.kernels import scan_cases
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
 
@@ -170,11 +172,23 @@ def test_the_default_variant_runs_the_reference_shape():
         (Variant(pipeline_stages=3), SHAPE, "pipeline_stages is 3; allowed: 0, 1, 2"),
         (Variant(chunk_size=8), replace(SHAPE, P=128, C=8), "rank is 32 with N = 64 and P = 128; allowed: 64"),
         (Variant(), replace(SHAPE, N=16, P=128), "rank is 64 with N = 16 and P = 128; allowed: 32"),
+        (Variant(warp_specialize=True, tma=False), SHAPE, "warp_specialize with tma off: the two warp groups wait for"),
     ],
 )
 def test_what_no_kernel_does_is_refused_with_what_is_allowed(variant, shape, reason):
     with pytest.raises(ValueError, match=reason):
         raise ValueError(refusal(variant, shape))
+
+
+def test_a_scan_that_is_refused_says_why(monkeypatch):
+    monkeypatch.setattr(scan, "refusal", refusal)
+    with pytest.raises(KernelUnsupported, match="warp_specialize with tma off"):
+        scan.Scan(make_inputs(Case(), "cpu"), Variant(warp_specialize=True, tma=False))
+
+
+@pytest.mark.parametrize(("case", "variant"), [pytest.param(c, v, id=name) for name, c, v in scan_cases.every()])
+def test_every_problem_of_the_gpu_tests_is_allowed(case, variant):
+    assert refusal(variant, scan.shape_of(make_inputs(case, "cpu"), variant)) is None
 
 
 def test_every_allowed_rank_has_a_chunk_of_one_row_block():

@@ -29,14 +29,15 @@ LIMIT = 1e-5
 class Case:
     shape: dict[str, Any] = field(default_factory=dict)
     switches: dict[str, Any] = field(default_factory=dict)
-    documents: bool = False
+    starts: tuple[int, ...] = ()
     without: tuple[str, ...] = ()
     backward: bool = True
 
 
 CASES = {
     "reference": Case(),
-    "documents": Case(documents=True),
+    "documents": Case(starts=(20, 33)),
+    "documents_at_edges": Case(shape={"heads": 1, "length": 131}, starts=(1, 30, 63, 64, 100, 127, 130)),
     "groups": Case(shape={"heads": 4, "groups": 2, "length": 40}),
     "full_rotary": Case(shape={"rope_fraction": 1.0}),
     "rank_2": Case(shape={"ranks": 2}, switches={"chunk_size": 32, "superchunk": 64}),
@@ -79,7 +80,8 @@ def problem(name: str) -> tuple[ScanInputs, torch.Tensor]:
     shape = ScanShape(**{"batch": 1, "length": 57, "heads": 2, "groups": 1, "state": 64, "width": 64} | case.shape)
     inputs = random_inputs(shape)
     given = {n: getattr(inputs, n).double().requires_grad_() for n in DIFFERENTIABLE if n not in case.without}
-    ids = torch.tensor([[0] * 20 + [1] * 13 + [2] * 24]) if case.documents else None
+    at = torch.arange(shape.length)
+    ids = sum(at >= start for start in case.starts).unsqueeze(0) if case.starts else None
     inputs = replace(inputs, **given, **dict.fromkeys(case.without), segment_ids=ids)
     return inputs, torch.randn(mamba3_mimo(inputs).out.shape, dtype=torch.float64)
 

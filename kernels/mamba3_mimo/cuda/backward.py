@@ -18,12 +18,13 @@ from tilelang.layout import make_swizzled_layout
 from kernels.mamba3_mimo.cuda import backward_io as io
 from kernels.mamba3_mimo.cuda import backward_tiles as tiles
 from kernels.mamba3_mimo.cuda.edges import edge_size, make_edge
-from kernels.mamba3_mimo.cuda.loads import make_loads, panels
+from kernels.mamba3_mimo.cuda.loads import make_loads, make_store, panels
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.tiles import (
     BF16,
     F16,
     F32,
+    UNPACKED,
     bf16,
     make_angles,
     make_rotated_shared,
@@ -38,14 +39,28 @@ SHARED_LIMIT = 232448
 
 
 def shared_bytes(s: ScanShape, v: Variant) -> int:
-    """Return the bytes of shared memory of a block, with 2 KiB for barriers and alignment, 2 for sums of two groups."""
-    C, M, N, P, R = s.C, s.M, s.N, s.P, s.R
+    """Return the bytes of shared memory of a block."""
+    return _least_bytes(s, v) + (2 * s.M * s.P if owns(s, v) else 0)
+
+
+def owns(s: ScanShape, v: Variant) -> bool:
+    """Return whether gw has a buffer of its own: where none lends it, or none of the blocks on a processor is lost."""
+    if io.lends(s, v):
+        return False
+    least, own = _least_bytes(s, v), 2 * s.M * s.P
+    return s.M < s.P or least + own <= (SHARED_LIMIT if 2 * least > SHARED_LIMIT else SHARED_LIMIT // 2)
+
+
+def _least_bytes(s: ScanShape, v: Variant) -> int:
+    """Return the bytes without gw's own buffer, with 2 KiB for each warp group's barriers, sums and alignment."""
+    C, M, N, P, R, two = s.C, s.M, s.N, s.P, s.R, io.threads_of(s) // 128
     slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
     halves = 2 * M * N * (slots + 1) + M * P * (1 + (held if v.psiv_cache else 1)) + N * P * (slots + 1) + 2 * M * M
-    halves += (0 if M >= P or io.lends(s, v) else M * P) + (0 if N == P or not s.gated else M * P)
+    halves += 0 if N == P or not s.gated else M * P
     halves += P * (held * C + slots * (C * s.gated + (C if s.reduced else M))) + slots * s.A * C * 2 + 2 * R * N
-    words = C * (C + 8) + M * (s.A + 4) + 4 * M + 2 * M * R + held * 3 * C + R * P * (1 + s.gated + s.reduced)
-    return 2 * halves + 4 * words + (2048 if io.threads_of(s) == 128 else 4096)
+    words = C * (C + 8) + M * (s.A + 4) + (2 + 2 * two) * M + 2 * two * N + 2 * M * R + held * 3 * C
+    words += R * P * (1 + 2 * s.gated + s.reduced)
+    return 2 * halves + 4 * words + 2048 * two
 
 
 def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
@@ -92,13 +107,15 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     spread_v, weigh, do = (
         tiles.make_spread_v(s, loads, threads),
         tiles.make_weigh(s, loads),
-        tiles.make_products(s, v, loads, threads),
+        tiles.make_products(s, v, loads, threads, lent=not (io.lends(s, v) or owns(s, v))),
     )
     turned, angles = make_rotated_shared(s, threads, loads.at), make_angles(s, threads)
     q_back, k_back = tiles.make_turned_back(s, threads, loads.at), tiles.make_turned_back(s, threads)
-    gate, values, edge = tiles.make_gate(s, loads, lent=N == P), tiles.make_values(s, v, loads), make_edge(s, threads)
+    gate, values = tiles.make_gate(s, loads, lent=N == P), tiles.make_values(s, v, loads)
+    across, along = io.columns_of(s, M), io.columns_of(s, N)
+    edge, edge_out = make_edge(s, along)
     turn_out, rows_out, sums_out = tiles.make_turn_out(s, threads), io.make_rows_out(s), io.make_sums_out(s)
-    store, stored = io.make_store(v)
+    store, stored = make_store(v)
     x_rows, sums = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
 
     @T.prim_func
@@ -139,16 +156,18 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
             # the barriers below are all that is needed, unless the compiler overlaps buffers
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: not v.aggressive_smem_merge})
+            T.import_source(UNPACKED)
             q_raw, k_raw, bar = loads.tile(), loads.tile(), loads.barriers(threads)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, g_s = T.alloc_shared((x_rows, P), BF16), T.alloc_shared((M, P), BF16)
             h_s, e_s = T.alloc_shared((loads.slots * N, P), BF16), T.alloc_shared((N, P), BF16)
             mix_s, dmix_s = T.alloc_shared((M, M), BF16), T.alloc_shared((M, M), BF16)
-            gw_s = q_raw if io.lends(s, v) else dmix_s if M >= P else T.alloc_shared((M, P), BF16)
+            gw_s = q_raw if io.lends(s, v) else T.alloc_shared((M, P), BF16) if owns(s, v) else dmix_s
             dgate_s = k_raw if N == P else T.alloc_shared((M, P), BF16)
             w_s = T.alloc_shared((C, C + 8), F32)
             turn_s = T.alloc_shared((M, A + 4), F32)
-            row_s = T.alloc_shared((4, M), F32)
+            row_s = T.alloc_shared((2 + 2 * across.groups, M), F32)
+            line_s = T.alloc_shared((2 * along.groups, N), F32)
             same_s, dsame_s = T.alloc_shared((M, R), F32), T.alloc_shared((M, R), F32)
             v_s = T.alloc_shared((loads.held * C, P), BF16)
             z_s = T.alloc_shared((loads.slots * C, P), BF16)
@@ -156,14 +175,16 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             cs_s = T.alloc_shared((loads.slots * depth, C, 8), F16)
             scalar_s = T.alloc_shared((loads.held * 3, C), F32)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
-            psi_s, zeta_s, phi_s = (T.alloc_shared((R, P), F32) for _ in range(3))
+            psi_s, half_zeta_s, zeta_s, phi_s = (T.alloc_shared((R, P), F32) for _ in range(4))
             cos, sin = (T.alloc_local((turning,), F16) for _ in range(2))
             turn = T.alloc_local((turning,), F32)
             E = T.alloc_fragment((N, P), F32)
             score, dscore = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), F32)
-            y, dn = T.alloc_fragment((M, P), F32), T.alloc_fragment((M, N), F32)
+            y, dn, dk = T.alloc_fragment((M, P), F32), T.alloc_fragment((M, N), F32), T.alloc_fragment((M, N), F32)
             g, gw, dgate = (T.alloc_fragment((M, P), BF16) for _ in range(3))
-            row, d_row = T.alloc_fragment((M,), F32), T.alloc_fragment((M,), F32)
+            row, part_row = T.alloc_fragment((M, across.groups), F32), T.alloc_fragment((M, *across[:2]), F32)
+            line, part_line = T.alloc_fragment((N, along.groups), F32), T.alloc_fragment((N, *along[:2]), F32)
+            d_row = T.alloc_fragment((M,), F32)
             total, skip = T.alloc_fragment((1,), F32), T.alloc_local((1,), F32)
             psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sums, P), F32) for _ in range(3))
             swizzled = (q_raw, k_raw) if loads.two_d else ()
@@ -171,22 +192,24 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             t = SimpleNamespace(
                 q_raw=q_raw, k_raw=k_raw, bar=bar, q_s=q_s, k_s=k_s, x_s=x_s, g_s=g_s, h_s=h_s, e_s=e_s, mix_s=mix_s,
                 dmix_s=dmix_s, gw_s=gw_s, dgate_s=dgate_s, w_s=w_s, row_s=row_s, same_s=same_s, dsame_s=dsame_s,
-                v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, psi_s=psi_s, zeta_s=zeta_s,
-                phi_s=phi_s, E=E, score=score, dscore=dscore, y=y, dn=dn, g=g, gw=gw, dgate=dgate,
-                row=row, psi_acc=psi_acc, zeta_acc=zeta_acc, phi_acc=phi_acc,
+                v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, line_s=line_s, psi_s=psi_s,
+                half_zeta_s=half_zeta_s, zeta_s=zeta_s, phi_s=phi_s, E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk,
+                g=g, gw=gw, dgate=dgate, row=row, part_row=part_row, line=line, part_line=part_line, psi_acc=psi_acc,
+                zeta_acc=zeta_acc, phi_acc=phi_acc,
             )  # fmt: skip
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
             last = sc * L + (nc - 1) * C
             for n in range(loads.ahead):
                 if n < nc:
-                    start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, last - n * C, n)
+                    start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, last - n * C, n, tx)
             T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
             T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
             for r, p in T.Parallel(R, P):
                 psi_s[r, p] = psi[h, r, p]
                 if s.gated:
-                    zeta_s[r, p] = zeta[h, r, p]
+                    half_zeta_s[r, p] = 0.5 * zeta[h, r, p]
+                    zeta_s[r, p] = zeta[h, r, p] * (phi[h, r, p] if s.reduced else 1.0)
                 if s.reduced:
                     phi_s[r, p] = phi[h, r, p]
             T.copy(leaving[b, h, sc, :, :], E)
@@ -203,48 +226,54 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 held = loads.held_slot(n)
                 one = loads.slot(n)
                 if loads.ahead == 0:
-                    start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, t0, n)
+                    start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, t0, n, tx)
                 T.copy(E, e_s)
                 loads.wait(bar, n, nc, copies)
                 angles(cos, sin, cs_s, one * depth, tx)
                 weigh(w_s, scalar_s, n)
                 if not v.psiv_cache:
                     spread_v(x_s, v_s, psi_s, n, tx)
-                turned(q_s, q_raw, qb_s, cos, sin, tx, n)
                 turned(k_s, k_raw, kb_s, cos, sin, tx, n)
+                stored()  # dk of the chunk before, from q_s
                 T.sync_threads()
-                edge(e_s, 0, states, edges, b, h, t0 + C, tx)
-                do.outputs(t, skip[0], one, held)  # again, for the gradients of the gate
+                turned(q_s, q_raw, qb_s, cos, sin, tx, n)
+                T.sync_threads()
+                do.scores(t, one)
+                do.mix(t, skip[0])
+                T.sync_threads()
+                do.outputs(t, held)  # again, for the gradients of the gate
                 gate(t, n)
                 T.sync_threads()
+                do.entries(t, one, held)
                 if s.gated:
                     for c, p in T.Parallel(C, P):
                         dz[b, t0 + c, h, p] = bf16(tiles.lent_sum(dgate_s, loads, n, c, p, N == P))
-                do.entries(t, one, held)
+                do.weighted(t)
+                edge(t, one, t0)
                 T.sync_threads()
-                do.queries(t)
+                edge_out(line_s, edges, b, h, t0)
+                do.queries(t, held)
                 tiles.put(dn, q_raw, loads, n, True)
                 for e in T.unroll(turning):
                     turn[e] = 0.0
+                do.keys(t)
                 T.sync_threads()
                 q_back(q_raw, q_s, turn, cos, sin, tx, n)
+                do.finished(t)
                 T.fence_proxy_async()
                 T.sync_threads()
                 for cols in loads.columns():
                     for r in T.unroll(R):
                         store(q_raw[loads.block(n, r, cols)], dqh[b, t0 : t0 + C, r, h, cols])
-                stored()
-                # the next chunk may land while k and x are worked on
+                T.copy(dk, q_s)
+                values(t, held)
                 if loads.ahead > 0:
+                    stored()
                     if not v.tma:
                         loads.free()
                     if n + loads.ahead < nc:
                         later = t0 - loads.ahead * C
-                        start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, later, n + loads.ahead)
-                do.keys(t, held)
-                T.sync_threads()
-                T.copy(dn, q_s)
-                values(t, held)
+                        start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, later, n + loads.ahead, tx)
                 T.sync_threads()
                 k_back(q_s, k_s, turn, cos, sin, tx)
                 turn_out(turn_s, turn, tx)
@@ -260,13 +289,17 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                         store(q_s[r * C : (r + 1) * C, cols], dkh[b, t0 : t0 + C, r, h, cols])
                 for c, j in T.Parallel(C, A):
                     dtheta[b, h, t0 + c, j] = rank_sum(turn_s, c, j, R, C)
-                stored()
-                T.sync_threads()
+                if loads.ahead == 0:
+                    stored()
+                    T.sync_threads()
+            stored()
             if v.aggressive_smem_merge:
                 for tile in (q_raw, k_raw, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s):
                     tiles.pin(skip, tile)
-                for tile in (z_s, zeta_s) if s.gated else ():
+                for tile in (z_s, half_zeta_s, zeta_s) if s.gated else ():
                     tiles.pin(skip, tile)
+                if owns(s, v):  # a product still reads it after its last use in the text
+                    tiles.pin(skip, gw_s)
                 for tile in ((phi_s,) if s.reduced else ()) + ((x_s,) if v.psiv_cache else ()):
                     tiles.pin(skip, tile)
             sums_out(psi_acc, p_psi, b, sc, h)

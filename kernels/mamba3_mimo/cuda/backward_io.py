@@ -4,10 +4,10 @@
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
-# ruff: noqa: N812, PLR0913, PLR0917
+# ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
 # mypy: ignore-errors
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tilelang.language as T
 
@@ -46,19 +46,46 @@ def fold_of(s: ScanShape) -> Any:
     return (lambda i: i // 16 * 8 + i % 8) if s.C % 16 == 0 else (lambda i: i)
 
 
+class Columns(NamedTuple):
+    """How a thread's columns in a product [rows,P] add up before threads do: fragments [rows, groups, width]."""
+
+    groups: int
+    """Parts into which the warp groups share the columns; their sums stay apart."""
+    width: int
+    """Columns of the partial sums of a part."""
+    at: Any
+    """Column of the product -> (part, column of its partial sums)."""
+
+
+def columns_of(s: ScanShape, rows: int) -> Columns:
+    """Return it for a product with `rows` rows; those that do not fill the matrix unit add up column by column."""
+    if rows % 64 > 0:
+        return Columns(1, s.P, lambda p: (0, p))
+    groups = threads_of(s) // 128
+    return Columns(groups, 8, lambda p: (p // (s.P // groups), p % 8))
+
+
 def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
-    """Return macro(t, tensors of the walk, b, h, t0, n): start every copy of chunk n, which begins at token t0."""
+    """Return macro(t, tensors of the walk, b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
+
+    Issuing a bulk copy takes one thread some forty instructions, so four warps share them. The first one loads q: its
+    thread has waited for the store of dq from the same buffer, which it started itself.
+    """
     C, N, P, M, R, depth = s.C, s.N, s.P, s.M, s.R, s.A // 4
 
     @T.macro
-    def start(t, q, k, v_, z, do, cs, lc, sk, gm, states, psiv, b, h, t0, n):
+    def states_and_x(t, states, psiv, b, h, t0, n):
         held = loads.held_slot(n)
         one = loads.slot(n)
-        loads.rows(t.q_raw, q, t.bar, b, h, t0, n)
-        loads.rows(t.k_raw, k, t.bar, b, h, t0, n)
         for cols in panels(P):
             loads.copy(states[b, h, t0 // C, :, cols], t.h_s[one * N : (one + 1) * N, cols], t.bar, n)
-            loads.copy(v_[b, t0 : t0 + C, h, cols], t.v_s[held * C : (held + 1) * C, cols], t.bar, n)
+            if v.psiv_cache:
+                loads.copy(psiv[b, h, t0 // C, :, cols], t.x_s[held * M : (held + 1) * M, cols], t.bar, n)
+
+    @T.macro
+    def outputs(t, z, do, b, h, t0, n):
+        one = loads.slot(n)
+        for cols in panels(P):
             if s.gated:
                 loads.copy(z[b, t0 : t0 + C, h, cols], t.z_s[one * C : (one + 1) * C, cols], t.bar, n)
             if s.reduced:
@@ -67,12 +94,40 @@ def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
                 for r in T.unroll(R):
                     rows = slice(one * M + r * C, one * M + (r + 1) * C)
                     loads.copy(do[b, t0 : t0 + C, r, h, cols], t.do_s[rows, cols], t.bar, n)
-            if v.psiv_cache:
-                loads.copy(psiv[b, h, t0 // C, :, cols], t.x_s[held * M : (held + 1) * M, cols], t.bar, n)
+
+    @T.macro
+    def inputs(t, v_, cs, lc, sk, gm, b, h, t0, n):
+        held = loads.held_slot(n)
+        one = loads.slot(n)
+        for cols in panels(P):
+            loads.copy(v_[b, t0 : t0 + C, h, cols], t.v_s[held * C : (held + 1) * C, cols], t.bar, n)
         loads.copy(cs[b, h, t0 // C, :, :, :], t.cs_s[one * depth : (one + 1) * depth, :, :], t.bar, n)
         loads.copy(lc[b, h, t0 : t0 + C], t.scalar_s[held * 3, :], t.bar, n)
         loads.copy(sk[b, h, t0 : t0 + C], t.scalar_s[held * 3 + 1, :], t.bar, n)
         loads.copy(gm[b, h, t0 : t0 + C], t.scalar_s[held * 3 + 2, :], t.bar, n)
+
+    @T.macro
+    def start(t, q, k, v_, z, do, cs, lc, sk, gm, states, psiv, b, h, t0, n, tx):
+        if v.tma:
+            # the compiler elects a thread of every range of threads that it can tell apart
+            if tx < 64:
+                if tx < 32:
+                    loads.rows(t.q_raw, q, t.bar, b, h, t0, n)
+                else:
+                    loads.rows(t.k_raw, k, t.bar, b, h, t0, n)
+            else:
+                if tx < 96:
+                    states_and_x(t, states, psiv, b, h, t0, n)
+                    outputs(t, z, do, b, h, t0, n)
+                else:
+                    if tx < 128:
+                        inputs(t, v_, cs, lc, sk, gm, b, h, t0, n)
+        else:
+            loads.rows(t.q_raw, q, t.bar, b, h, t0, n)
+            loads.rows(t.k_raw, k, t.bar, b, h, t0, n)
+            states_and_x(t, states, psiv, b, h, t0, n)
+            outputs(t, z, do, b, h, t0, n)
+            inputs(t, v_, cs, lc, sk, gm, b, h, t0, n)
         loads.posted(t.bar, n)
 
     return start
@@ -85,39 +140,24 @@ def copies_of(s: ScanShape, v: Variant, loads: Loads) -> int:
 
 
 def make_rows_out(s: ScanShape) -> Any:
-    """Return macro(t, row_q, row_k, same, diag, b, h, t0): the first four rows of row_s, summed over ranks."""
-    C, R = s.C, s.R
+    """Return macro(t, row_q, row_k, same, diag, b, h, t0): the rows of row_s, summed over ranks and column groups."""
+    C, R, groups = s.C, s.R, columns_of(s, s.M).groups
+
+    def line(rows, first, c):
+        total = row_sum(rows, first, c, R, C)
+        for group in range(1, groups):
+            total = total + row_sum(rows, first + group, c, R, C)
+        return total
 
     @T.macro
     def rows_out(t, row_q, row_k, same, diag, b, h, t0):
         for c in T.Parallel(C):
-            row_q[b, h, t0 + c] = row_sum(t.row_s, 0, c, R, C)
-            row_k[b, h, t0 + c] = row_sum(t.row_s, 1, c, R, C)
-            same[b, h, t0 + c] = row_sum(t.row_s, 2, c, R, C)
-            diag[b, h, t0 + c] = row_sum(t.row_s, 3, c, R, C)
+            same[b, h, t0 + c] = row_sum(t.row_s, 0, c, R, C)
+            diag[b, h, t0 + c] = row_sum(t.row_s, 1, c, R, C)
+            row_q[b, h, t0 + c] = line(t.row_s, 2, c)
+            row_k[b, h, t0 + c] = line(t.row_s, 2 + groups, c)
 
     return rows_out
-
-
-def make_store(v: Variant) -> tuple[Any, Any]:
-    """Return (macro(tile, out): start to write a tile; macro(): wait until the tiles written may change).
-
-    With bulk copies one thread reads the tile, after a proxy fence and a barrier; otherwise every thread its part.
-    """
-
-    @T.macro
-    def store(tile, out):
-        if v.tma:
-            T.tma_copy(tile, out)
-        else:
-            T.copy(tile, out, disable_tma=True)
-
-    @T.macro
-    def stored():
-        if v.tma:
-            T.tma_store_wait(0)
-
-    return store, stored
 
 
 def make_sums_out(s: ScanShape) -> Any:

@@ -19,6 +19,7 @@ from kernels.mamba3_mimo.cuda.tiles import (
     BF16,
     F16,
     F32,
+    UNPACKED,
     bf16,
     f32,
     make_angles,
@@ -86,6 +87,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
     """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     walk = make_walk(s, v, small=True)
+    blocks = {64: 4, 128: 3}.get(N, 0) if (P, C, M) == (64, 16, 64) and v.pipeline_stages < 2 and not walk.split else 0
     loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
     outer, factor, gated = make_outer(s, threads, loads), make_factor(s), make_gated(s, threads)
     row_scales = make_row_scales(s, threads)
@@ -119,6 +121,9 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
         local: T.Tensor((B, H, K, N, P), F32),
     ):
         with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            T.import_source(UNPACKED)
+            if blocks:
+                T.annotate_min_blocks_per_sm(blocks)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             q_raw = loads.tile()
             z_s = T.alloc_shared((loads.slots * C, P), BF16) if s.gated else None
@@ -129,6 +134,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
             acc, left, held = outer.acc(), outer.left(), outer.held()
             zeta_l, phi_l = (T.alloc_local((4 * R,), F32) for _ in range(2))
             scale = T.alloc_local((part.units,), F32)
+            desc = T.alloc_wgmma_desc()
             full, empty = walk.full(), walk.empty()
             T.annotate_layout({**loads.layouts(q_raw), **outer.layouts(g_s)})
             tx = T.get_thread_binding()
@@ -138,7 +144,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                     for n in tuple(range(ahead)):
                         if n < nc:
                             start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
-                outer.begin(acc, held, q_bias, h, tx)
+                outer.begin(acc, held, q_bias, h, tx, desc, g_s)
                 if s.gated:
                     factor(zeta_l, zeta, h, tx)
                     for e in T.unroll(4 * R):
@@ -166,7 +172,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                     elif ahead > 0 and not walk.early:
                         if n + ahead < nc:
                             start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n + ahead)
-                    outer.add(left, g_s, acc, n)
+                    outer.add(left, g_s, acc, n, desc)
                 outer.store(acc, local, b, h, sc, tx)
             else:
                 for n in T.serial(nc):

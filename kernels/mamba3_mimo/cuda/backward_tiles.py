@@ -13,7 +13,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward_io import fold_of, lends, part, x_slots
+from kernels.mamba3_mimo.cuda.backward_io import columns_of, fold_of, part, x_slots
 from kernels.mamba3_mimo.cuda.loads import Loads
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, plain_row, spread
@@ -83,7 +83,7 @@ def make_turned_back(s: ScanShape, threads: int, at: Any = plain_row) -> Any:
             left[e] = tile_s[row, g * 8 + e]
         for e in T.vectorized(8):
             right[e] = tile_s[row, half + g * 8 + e]
-        for e in T.unroll(8):
+        for e in T.vectorized(8):
             turn[u * 8 + e] += f32(hi[e]) * f32(left[e]) - f32(lo[e]) * f32(right[e])
         for e in T.vectorized(8):
             grad_s[at(n, row, g * 8 + e)] = bf16(f32(lo[e]) * f32(cos[u * 8 + e]) + f32(hi[e]) * f32(sin[u * 8 + e]))
@@ -130,84 +130,109 @@ def make_turn_out(s: ScanShape, threads: int) -> Any:
     return turn_out
 
 
-def make_products(s: ScanShape, v: Variant, loads: Loads, threads: int) -> Any:
-    """Return the matrix products of a chunk as macros; those of one macro run together if the matrix unit can.
+def make_products(s: ScanShape, v: Variant, loads: Loads, threads: int, *, lent: bool) -> Any:
+    """Return the matrix products of a chunk as macros: some start products, others wait for them and go on from there.
 
-    `outputs`(t, one, held): y [M,P] and the weighted scores mix_s. Before: q~, k~, x, the weights.
-    `entries`(t, one, held): E of the previous chunk, the weighted gradients of the scores dmix_s, and in dn the state's
-    part of dq~. Before: g_s, gw_s. `queries`(t): the rest of dq~. Before: dmix_s.
-    `keys`(t, held): dk~ in dn and dx in y. Before: dmix_s, e_s.
+    Where every product fills the matrix unit they run while other work is done; elsewhere each is waited for at once.
+    In order: `scores`(t, one): q~ k~ and what the entering state adds to y [M,P]. `mix`(t, skip): the weighted scores
+    mix_s. `outputs`(t, held): y. Before: mix_s of every thread. `entries`(t, one, held): E of the chunk before, the
+    gradients of the scores, the state's part of dq~ in dn and of dx in y. Before: g_s, gw_s, e_s. `weighted`(t): the
+    weighted gradients of the scores dmix_s; E is done. `queries`(t, held): dq~ in dn, and the state's part of dk~ in
+    dk. Before: dmix_s. `keys`(t): the rest of dx and of dk~. `finished`(t): dx in y and dk~ in dk are done. `lent`:
+    gw_s lies in dmix_s.
     """
     C, M, N, P, xs = s.C, s.M, s.N, s.P, x_slots(v, loads)
-    shared = M >= P and not lends(s, v)
-    paired, wide = M % 64 == 0, M % 64 == 0 and N % 64 == 0
+    early = M % 64 == 0 and N % 64 == 0
 
     @T.macro
-    def product(a, b, c, trans_a, trans_b, clear, together):
-        if together:
+    def product(a, b, c, trans_a, trans_b, clear):
+        if early:
             T.wgmma_gemm(a, b, c, transpose_A=trans_a, transpose_B=trans_b, clear_accum=clear)
         else:
             T.gemm(a, b, c, transpose_A=trans_a, transpose_B=trans_b, clear_accum=clear)
 
     @T.macro
-    def landed(c, size, together):
-        if together:
+    def landed(c, size, running):
+        # c is done when at most `running` products, those started last, still run
+        if early:
+            T.warpgroup_wait(running)
             T.warpgroup_fence_operand(c, num_regs=size // threads)
 
     @T.macro
-    def outputs(t, skip, one, held):
-        product(t.q_s, t.k_s, t.score, False, True, True, paired)
-        T.gemm(t.q_s, part(t.h_s, one, loads.slots, N), t.y, clear_accum=True)
-        landed(t.score, M * M, paired)
+    def scores(t, one):
+        product(t.q_s, t.k_s, t.score, False, True, True)
+        product(t.q_s, part(t.h_s, one, loads.slots, N), t.y, False, False, True)
+
+    @T.macro
+    def mix(t, skip):
+        landed(t.score, M * M, 1)
         for i, j in T.Parallel(M, M):
             if i % C == j % C:
                 t.same_s[i, j // C] = t.score[i, j]
         for i, j in T.Parallel(M, M):
             t.score[i, j] = t.score[i, j] * t.w_s[i % C, j % C] + T.if_then_else(i == j, skip, 0.0)
         T.copy(t.score, t.mix_s)
+        landed(t.y, M * P, 0)
         for i, p in T.Parallel(M, P):
             t.y[i, p] = t.y[i, p] * t.w_s[i % C, C]
-        T.sync_threads()
-        T.gemm(t.mix_s, part(t.x_s, held, xs, M), t.y)
+
+    @T.macro
+    def outputs(t, held):
+        product(t.mix_s, part(t.x_s, held, xs, M), t.y, False, False, False)
+        landed(t.y, M * P, 0)
 
     @T.macro
     def entries(t, one, held):
+        product(t.g_s, part(t.x_s, held, xs, M), t.dscore, False, True, True)
+        product(t.g_s, part(t.h_s, one, loads.slots, N), t.dn, False, True, True)
         for i, p in T.Parallel(N, P):
             t.E[i, p] = t.E[i, p] * t.w_s[C - 1, C]
-        product(t.q_s, t.gw_s[:, :P], t.E, True, False, False, wide)
-        product(t.g_s, part(t.x_s, held, xs, M), t.dscore, False, True, True, paired)
-        T.gemm(t.g_s, part(t.h_s, one, loads.slots, N), t.dn, transpose_B=True, clear_accum=True)
-        landed(t.E, N * P, wide)
-        landed(t.dscore, M * M, paired)
+        product(t.q_s, t.gw_s[:, :P], t.E, True, False, False)
+        product(t.k_s, t.e_s, t.y, False, False, True)
+
+    @T.macro
+    def weighted(t):
+        landed(t.dscore, M * M, 3)
         for i, j in T.Parallel(M, M):
             if i % C == j % C:
                 t.dsame_s[i, j // C] = t.dscore[i, j]
         for i, j in T.Parallel(M, M):
             t.dscore[i, j] = t.dscore[i, j] * t.w_s[i % C, j % C]
-        if shared:  # gw_s is in dmix_s
+        if lent:  # gw_s is in dmix_s
+            landed(t.E, N * P, 1)
             T.sync_threads()
         T.copy(t.dscore, t.dmix_s)
+        landed(t.dn, M * N, 2)
         for i, j in T.Parallel(M, N):
             t.dn[i, j] = t.dn[i, j] * t.w_s[i % C, C]
+        landed(t.E, N * P, 1)
 
     @T.macro
-    def queries(t):
-        T.gemm(t.dmix_s, t.k_s, t.dn)
-
-    @T.macro
-    def keys(t, held):
-        product(part(t.x_s, held, xs, M), t.e_s, t.dn, False, True, True, paired)
-        T.gemm(t.k_s, t.e_s, t.y, clear_accum=True)
-        landed(t.dn, M * N, paired)
-        for i, j in T.Parallel(M, N):
-            t.dn[i, j] = t.dn[i, j] * t.w_s[i % C, C + 1]
+    def queries(t, held):
+        product(t.dmix_s, t.k_s, t.dn, False, False, False)
+        product(part(t.x_s, held, xs, M), t.e_s, t.dk, False, True, True)
+        landed(t.y, M * P, 2)
         for i, p in T.Parallel(M, P):
             t.y[i, p] = t.y[i, p] * t.w_s[i % C, C + 1]
-        product(t.dmix_s, t.q_s, t.dn, True, False, False, paired)
-        T.gemm(t.mix_s, t.g_s, t.y, transpose_A=True)
-        landed(t.dn, M * N, paired)
+        landed(t.dn, M * N, 1)
 
-    return SimpleNamespace(outputs=outputs, entries=entries, queries=queries, keys=keys)
+    @T.macro
+    def keys(t):
+        product(t.mix_s, t.g_s, t.y, True, False, False)
+        landed(t.dk, M * N, 1)
+        for i, j in T.Parallel(M, N):
+            t.dk[i, j] = t.dk[i, j] * t.w_s[i % C, C + 1]
+        product(t.dmix_s, t.q_s, t.dk, True, False, False)
+
+    @T.macro
+    def finished(t):
+        landed(t.y, M * P, 1)
+        landed(t.dk, M * N, 0)
+
+    return SimpleNamespace(
+        scores=scores, mix=mix, outputs=outputs, entries=entries, weighted=weighted, queries=queries, keys=keys,
+        finished=finished,
+    )  # fmt: skip
 
 
 @T.macro
@@ -232,22 +257,36 @@ def lent_sum(tile: Any, loads: Loads, n: Any, c: Any, p: Any, lent: bool) -> Any
     return total
 
 
+def make_rows_in(s: ScanShape) -> Any:
+    """Return macro(t, first): sum part_row over its columns into row_s from row `first` on, one per column group."""
+    M, groups = s.M, columns_of(s, s.M).groups
+
+    @T.macro
+    def rows_in(t, first):
+        T.reduce_sum(t.part_row, t.row, dim=2)
+        for i, group in T.Parallel(M, groups):
+            t.row_s[first + group, i] = t.row[i, group]
+
+    return rows_in
+
+
 def make_gate(s: ScanShape, loads: Loads, *, lent: bool) -> Any:
     """Return macro(t, n): from y the gradient g with respect to it, that of the gate, and their partial sums.
 
     Leaves g and g times the decay from the start of the chunk in g_s and gw_s, the gate's in dgate_s, perhaps `lent` by
-    k_raw, and <g, y> in row_s[0].
+    k_raw, and <g, y> in row_s from row 2 on. half_zeta_s holds zeta / 2, zeta_s zeta * phi.
     """
     C, M, P = s.C, s.M, s.P
-    fold = fold_of(s)
+    fold, across, rows_in = fold_of(s), columns_of(s, M).at, make_rows_in(s)
 
     @T.macro
     def gate(t, n):
         one = loads.slot(n)
+        T.clear(t.part_row)
         for i, p in T.Parallel(M, P):
             d32 = f32(t.do_s[one * C + i % C, p] if s.reduced else t.do_s[one * M + i, p])
             z32 = f32(t.z_s[one * C + i % C, p]) if s.gated else 0.0
-            half_u = z32 * 0.5 * t.zeta_s[i // C, p] if s.gated else 0.0
+            half_u = z32 * t.half_zeta_s[i // C, p] if s.gated else 0.0
             bent = T.tanh(half_u) if s.gated else 0.0
             silu = half_u * bent + half_u if s.gated else 1.0
             gated = d32 * silu
@@ -258,14 +297,13 @@ def make_gate(s: ScanShape, loads: Loads, *, lent: bool) -> Any:
                 slope = silu * (0.5 - 0.5 * bent) + (0.5 + 0.5 * bent)
                 du = d32 * t.y[i, p] * slope
                 t.zeta_acc[fold(i), p] += du * z32
-                t.dgate[i, p] = bf16(du * t.zeta_s[i // C, p] * (t.phi_s[i // C, p] if s.reduced else 1.0))
+                t.dgate[i, p] = bf16(du * t.zeta_s[i // C, p])
             t.g[i, p] = bf16(g32)
             t.gw[i, p] = bf16(g32 * t.w_s[i % C, C])
-            t.y[i, p] = g32 * t.y[i, p]
+            t.part_row[i, across(p)[0], across(p)[1]] += g32 * t.y[i, p]
         T.copy(t.g, t.g_s)
         T.copy(t.gw, t.gw_s[:, :P])
-        T.reduce_sum(t.y, t.row, dim=1)
-        T.copy(t.row, t.row_s[0, :])
+        rows_in(t, 2)
         if s.gated:
             put(t.dgate, t.dgate_s, loads, n, lent)
 
@@ -275,25 +313,25 @@ def make_gate(s: ScanShape, loads: Loads, *, lent: bool) -> Any:
 def make_values(s: ScanShape, v: Variant, loads: Loads) -> Any:
     """Return macro(t, held): from dx in y the gradient of v per rank in x_s, psi's partial sums, the rows of row_s.
 
-    row_s: 1 is <x, dx>, 2 the gradient of gamma, 3 the same step's share of 0 and 1.
+    row_s: 0 the gradient of gamma, 1 the same step's share of <g, y> and of <x, dx>, which comes after <g, y>.
     """
     C, M, P, R, xs = s.C, s.M, s.P, s.R, x_slots(v, loads)
-    fold = fold_of(s)
+    fold, rows_in, (groups, _, across) = fold_of(s), make_rows_in(s), columns_of(s, M)
 
     @T.macro
     def values(t, held):
+        T.clear(t.part_row)
         for i, p in T.Parallel(M, P):
             v32 = f32(t.v_s[held * C + i % C, p])
             t.psi_acc[fold(i), p] += t.y[i, p] * v32
             dx = t.y[i, p] * t.psi_s[i // C, p]
             t.g[i, p] = bf16(dx)
-            t.y[i, p] = dx * v32
+            t.part_row[i, across(p)[0], across(p)[1]] += dx * v32
         T.copy(t.g, part(t.x_s, held, xs, M))
-        T.reduce_sum(t.y, t.row, dim=1)
-        T.copy(t.row, t.row_s[1, :])
+        rows_in(t, 2 + groups)
         for i in T.Parallel(M):
-            t.row_s[2, i] = pair_sum(t.same_s, t.dsame_s, i, R)
-            t.row_s[3, i] = mixed_sum(t.mix_s, t.dsame_s, i, R, C)
+            t.row_s[0, i] = pair_sum(t.same_s, t.dsame_s, i, R)
+            t.row_s[1, i] = mixed_sum(t.mix_s, t.dsame_s, i, R, C)
 
     return values
 

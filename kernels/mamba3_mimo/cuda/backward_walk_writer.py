@@ -8,7 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.edges import make_edge
+from kernels.mamba3_mimo.cuda.edges import make_edge_from_tile
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.tiles_split import (
     BF16,
@@ -80,7 +80,7 @@ def make_writer(s: ScanShape) -> Any:
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
     rotated, unrotated = make_rotation(s)
     angles, biased, weighted, column, flushed = make_parts(s)
-    load_pair, edge = make_pair_load(s), make_edge(s, GROUP)
+    load_pair, edge = make_pair_load(s), make_edge_from_tile(s, GROUP)
 
     @T.macro
     def writer(

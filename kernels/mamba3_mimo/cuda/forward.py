@@ -24,6 +24,7 @@ from kernels.mamba3_mimo.cuda.tiles import (
     BF16,
     F16,
     F32,
+    UNPACKED,
     bf16,
     f32,
     make_angles,
@@ -47,6 +48,7 @@ def local_states(s: ScanShape, v: Variant) -> Any:
     """F1: local[b,h,k] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,K,N,P]."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     walk = make_walk(s, v, small=True)
+    blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) and not walk.split else 0  # measured
     loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
     outer = make_outer(s, threads, loads)
     piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
@@ -72,6 +74,9 @@ def local_states(s: ScanShape, v: Variant) -> Any:
         local: T.Tensor((B, H, K, N, P), F32),
     ):
         with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            T.import_source(UNPACKED)
+            if blocks:
+                T.annotate_min_blocks_per_sm(blocks)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             k_raw = loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
@@ -80,6 +85,7 @@ def local_states(s: ScanShape, v: Variant) -> Any:
             wk_s = T.alloc_shared((L,), F32)
             acc, left, held, psi_l = outer.acc(), outer.left(), outer.held(), T.alloc_local((4 * R,), F32)
             v_l, scale = T.alloc_local((part.units * 4,), BF16), T.alloc_local((part.units,), F32)
+            desc = T.alloc_wgmma_desc()
             full, empty = walk.full(), walk.empty()
             T.annotate_layout({**loads.layouts(k_raw), **outer.layouts(x_s)})
             tx = T.get_thread_binding()
@@ -89,7 +95,7 @@ def local_states(s: ScanShape, v: Variant) -> Any:
                     for n in tuple(range(ahead)):
                         if n < nc:
                             start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
-                outer.begin(acc, held, k_bias, h, tx)
+                outer.begin(acc, held, k_bias, h, tx, desc, x_s)
                 factor(psi_l, psi, h, tx)
                 for t in T.Parallel(L):
                     wk_s[t] = wk[b, h, T.min(sc * L + t, S - 1)]
@@ -113,7 +119,7 @@ def local_states(s: ScanShape, v: Variant) -> Any:
                     elif ahead > 0 and not walk.early:
                         if n + ahead < nc:
                             start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n + ahead)
-                    outer.add(left, x_s, acc, n)
+                    outer.add(left, x_s, acc, n, desc)
                 outer.store(acc, local, b, h, sc, tx)
             else:
                 for n in T.serial(nc):

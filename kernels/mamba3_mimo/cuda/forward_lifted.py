@@ -12,11 +12,13 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.lifted import Rows, make_epilogue, make_lift, make_pair_weights, make_products, make_state
+from kernels.mamba3_mimo.cuda.loads import make_store
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.tiles import (
     BF16,
     F16,
     F32,
+    UNPACKED,
     make_angles,
     make_expanded,
     make_factor,
@@ -42,10 +44,11 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     row_scales = make_row_scales(s, threads)
     hold, lift = make_lift(s, loads)
     read_state, write_state = make_state(s)
-    read, write, mix = make_products(s)
+    prepare, read, write, mix = make_products(s)
     w_size, weights, weighted = make_pair_weights(s)
     load_gates, finish = make_epilogue(s)
-    fill, way, part, stored = make_window(s), spread(s, threads), pieces(s, threads), not v.tma
+    fill, way, part = make_window(s), spread(s, threads), pieces(s, threads)
+    save, saved = make_store(v)
     start, copies = make_output_start(s, loads)
     out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
     save_states, psiv_cache, sequential = v.save_states, v.psiv_cache, v.schedule == "sequential"
@@ -73,6 +76,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
         final: given(sequential, (B, H, N, P), F32),
     ):
         with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            T.import_source(UNPACKED)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             if N * P <= 64 * 64 and C <= 32 and ahead <= 1 and not split:
                 T.annotate_min_blocks_per_sm(3)
@@ -92,6 +96,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             state, y = T.alloc_local((N * P // 128,), F32), T.alloc_local((P // 2,), F32)
             left, held = T.alloc_local((N // 2,), BF16), T.alloc_local((N // 2,), BF16)
             score, mixed, w = T.alloc_local((32,), F32), T.alloc_local((32,), BF16), T.alloc_local((w_size,), F32)
+            entering_d, written_d, left_d, right_d, values_d = (T.alloc_wgmma_desc() for _ in range(5))
             full, empty = walk.full(), walk.empty()
             T.annotate_layout(loads.layouts(q_raw, k_raw))
             T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (k_s, h_s, x_s, xw_s)})
@@ -113,6 +118,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     walk.sync()
                 read_state(state, entering, b, h, sc, tx)
                 skip[0] = D[h]
+                prepare(entering_d, written_d, left_d, right_d, values_d, h_s, k_s, x_s, xw_s)
                 for u in T.unroll(part.units):
                     one[u] = 1.0
                 for n in T.serial(nc):
@@ -140,15 +146,15 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     walk.sync()
                     if split:
                         walk.release(empty, n)
-                    elif ahead > 0:
+                    read(y, score, left, entering_d, written_d)
+                    write(state, left_d, right_d)
+                    if save_states:
+                        save(h_s, states[b, h, sc * (L // C) + n, :, :])
+                    if psiv_cache:
+                        save(x_s, psiv[b, h, sc * (L // C) + n, :, :])
+                    if ahead > 0 and not split:  # after the products: one thread issues copies for a long time
                         if n + ahead < nc:
                             start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n + ahead)
-                    read(y, score, left, h_s, k_s)
-                    write(state, k_s, xw_s)
-                    if save_states:
-                        T.copy(h_s, states[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
-                    if psiv_cache:
-                        T.copy(x_s, psiv[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
                     T.warpgroup_wait(1)
                     T.warpgroup_fence_operand(y, num_regs=P // 2)
                     T.warpgroup_fence_operand(score, num_regs=32)
@@ -157,9 +163,13 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                         for block in T.unroll(P // 8):
                             for e in T.unroll(2):
                                 y[block * 4 + upper * 2 + e] *= read_s[at + rows.token(tx // 32, tx % 32 // 4, upper)]
-                    mix(y, mixed, x_s)
+                    mix(y, mixed, values_d)
+                    T.warpgroup_wait(0)
+                    T.warpgroup_fence_operand(y, num_regs=P // 2)
                     T.warpgroup_fence_operand(state, num_regs=N * P // 128)
                     finish(y, o, z_s, gates_s, b, h, sc * L + n * C, loads.held_slot(n) * C, tx)
+                    if save_states or psiv_cache:
+                        saved()
                     walk.sync()
                 if sequential:
                     for j in T.unroll(N // 64):

@@ -42,6 +42,10 @@ class Rows:
             return warp * 16 + upper * 8 + line
         return warp * self.tokens + line % self.tokens
 
+    def distance(self, upper: int) -> int:
+        """Return how far a lane's upper row is from its lower one in (rank, time) order."""
+        return upper * (8 if self.ranks == 1 else 8 // self.tokens * self.chunk)
+
     def meets(self, upper: int, block: int) -> bool:
         """Return whether one of the lower or upper 8 rows can have the rank of that group of 8 columns of scores."""
         return self.ranks == 1 or block * 8 // self.chunk // (8 // self.tokens) == upper
@@ -130,21 +134,27 @@ def make_state(s: ScanShape) -> tuple[Any, Any]:
     return read, write
 
 
-def make_products(s: ScanShape) -> tuple[Any, Any, Any]:
-    """Return macros that start matrix products.
+def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
+    """Return macros that prepare the descriptors of shared operands, once, and that start products with them.
 
-    read(y, score, left, h_s, k_s): y = q~ H and score = q~ k~^T. write(state, k_s, xw_s): state += k~^T xw.
-    mix(y, mixed, x_s): y += mixed x.
+    prepare(entering, written, left, right, values, h_s, k_s, x_s, xw_s); read(y, score, left, entering, written):
+    y = q~ H and score = q~ k~^T; write(state, left, right): state += k~^T xw; mix(y, mixed, values): y += mixed x. The
+    caller waits for them.
     """
     M, N, P = s.M, s.N, s.P
     steps, panels = N // 16, P // 64
 
     @T.macro
-    def read(y, score, left, h_s, k_s):
-        entering, written = T.alloc_wgmma_desc(), T.alloc_wgmma_desc()
+    def prepare(entering, written, left, right, values, h_s, k_s, x_s, xw_s):
         # the second 8 rows of a step are those of the other half
         T.initialize_wgmma_descriptor(entering, h_s.access_ptr("r"), SWIZZLE_128, 0, N // 2 * LINE >> 4)
         T.initialize_wgmma_descriptor(written, k_s.access_ptr("r"), SWIZZLE_128, 1, 8 * LINE >> 4)
+        T.initialize_wgmma_descriptor(left, k_s.access_ptr("r"), SWIZZLE_128, 0, 8 * LINE >> 4)
+        T.initialize_wgmma_descriptor(right, xw_s.access_ptr("r"), SWIZZLE_128, 0, 8 * LINE >> 4)
+        T.initialize_wgmma_descriptor(values, x_s.access_ptr("r"), SWIZZLE_128, 0, 8 * LINE >> 4)
+
+    @T.macro
+    def read(y, score, left, entering, written):
         T.warpgroup_fence_operand(left, num_regs=N // 4)
         T.warpgroup_fence_operand(y, num_regs=P // 2)
         T.warpgroup_fence_operand(score, num_regs=32)
@@ -163,10 +173,7 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any]:
         T.warpgroup_commit_batch()
 
     @T.macro
-    def write(state, k_s, xw_s):
-        left, right = T.alloc_wgmma_desc(), T.alloc_wgmma_desc()
-        T.initialize_wgmma_descriptor(left, k_s.access_ptr("r"), SWIZZLE_128, 0, 8 * LINE >> 4)
-        T.initialize_wgmma_descriptor(right, xw_s.access_ptr("r"), SWIZZLE_128, 0, 8 * LINE >> 4)
+    def write(state, left, right):
         T.warpgroup_fence_operand(state, num_regs=N * P // 128)
         T.warpgroup_arrive()
         for j in T.unroll(N // 64):
@@ -180,9 +187,7 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any]:
         T.warpgroup_commit_batch()
 
     @T.macro
-    def mix(y, mixed, x_s):
-        right = T.alloc_wgmma_desc()
-        T.initialize_wgmma_descriptor(right, x_s.access_ptr("r"), SWIZZLE_128, 0, 8 * LINE >> 4)
+    def mix(y, mixed, right):
         T.warpgroup_fence_operand(mixed, num_regs=16)
         T.warpgroup_fence_operand(y, num_regs=P // 2)
         T.warpgroup_arrive()
@@ -193,10 +198,8 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any]:
                     (q * M + step * 16) * LINE >> 4, y.data, q * 32, 1, 1, 1,
                 )  # fmt: skip
         T.warpgroup_commit_batch()
-        T.warpgroup_wait(0)
-        T.warpgroup_fence_operand(y, num_regs=P // 2)
 
-    return read, write, mix
+    return prepare, read, write, mix
 
 
 def make_pair_weights(s: ScanShape) -> tuple[Any, Any, Any]:
@@ -224,12 +227,14 @@ def make_pair_weights(s: ScanShape) -> tuple[Any, Any, Any]:
     def mix(mixed, score, w, skip, tx):
         for upper in (0, 1):
             line, first = tx % 32 // 4, upper * (rows.different - 1) * parts
-            own = rows.rank(line, upper) * C + rows.token(tx // 32, line, upper) - tx % 4 * 2
+            # the same comparisons for both rows
+            own = rows.rank(line, 0) * C + rows.token(tx // 32, line, 0) - tx % 4 * 2
             for block in tuple(range(s.M // 8)):
+                column = block * 8 - rows.distance(upper)
                 for e in T.vectorized(2):
                     mixed[block * 4 + upper * 2 + e] = bf16(
                         score[block * 4 + upper * 2 + e] * w[(first + block % parts) * 2 + e]
-                        + (T.if_then_else(own == block * 8 + e, skip, 0.0) if rows.meets(upper, block) else 0.0)
+                        + (T.if_then_else(own == column + e, skip, 0.0) if rows.meets(upper, block) else 0.0)
                     )
 
     return 2 * parts * rows.different, weights, mix

@@ -175,3 +175,24 @@ def make_loads(s: ScanShape, v: Variant) -> Loads:
         T.sync_threads()
 
     return Loads(s, tma, place.two_d, ahead, copy, rows, posted, wait, free)
+
+
+def make_store(v: Variant) -> tuple[Any, Any]:
+    """Return (macro(tile, out): start to write a tile; macro(): wait until the tiles written may change).
+
+    With bulk copies one thread reads the tile, after a proxy fence and a barrier; otherwise every thread its part.
+    """
+
+    @T.macro
+    def store(tile, out):
+        if v.tma:
+            T.tma_copy(tile, out)
+        else:
+            T.copy(tile, out, disable_tma=True)
+
+    @T.macro
+    def stored():
+        if v.tma:
+            T.tma_store_wait(0)
+
+    return store, stored

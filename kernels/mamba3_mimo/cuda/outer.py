@@ -38,11 +38,11 @@ class Outer:
     layouts: Any
     """(right operand) -> its layout annotations."""
     begin: Any
-    """macro(acc, held, bias [H,R,N], h, tx): clear the accumulator, load the biases."""
+    """macro(acc, held, bias [H,R,N], h, tx, desc, x_s): clear the accumulator, load the biases, fill desc if used."""
     turn: Any
     """macro(left, acc, raw_s, held, cs_s, n, tx): bias and rotate the rows of chunk n; ends what `add` began."""
     add: Any
-    """macro(left, x_s, acc, n): add chunk n. All threads have passed a barrier after writing x_s."""
+    """macro(left, x_s, acc, n, desc): add chunk n. All threads have passed a barrier after writing x_s."""
     store: Any
     """macro(acc, out [B,H,K,N,P], b, h, sc, tx): write the sum."""
 
@@ -59,7 +59,7 @@ def _staged(s: ScanShape, threads: int, loads: Any) -> Outer:
     way = spread(s, threads)
 
     @T.macro
-    def begin(acc, held, bias, h, tx):
+    def begin(acc, held, bias, h, tx, desc, x_s):
         T.clear(acc)
         hold(held, bias, h, tx)
 
@@ -70,7 +70,7 @@ def _staged(s: ScanShape, threads: int, loads: Any) -> Outer:
         rotated(left, raw_s, held, cos, sin, tx, n)
 
     @T.macro
-    def add(left, x_s, acc, n):
+    def add(left, x_s, acc, n, desc):
         T.gemm(left, x_s, acc, transpose_A=True)
 
     @T.macro
@@ -90,7 +90,8 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
     times = max(2, C // 4)  # tokens of a chunk that a thread meets
 
     @T.macro
-    def begin(acc, held, bias, h, tx):
+    def begin(acc, held, bias, h, tx, desc, x_s):
+        T.initialize_wgmma_descriptor(desc, x_s.access_ptr("r"), SWIZZLE_128, 0, 64)
         for c in T.unroll(regs):
             acc[c] = 0.0
         for j in T.unroll(blocks):
@@ -156,10 +157,7 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
         T.fence_proxy_async()
 
     @T.macro
-    def add(left, x_s, acc, n):
-        desc = T.alloc_wgmma_desc()
-        T.initialize_wgmma_descriptor(desc, x_s.access_ptr("r"), SWIZZLE_128, 0, 64)
-        T.increase_descriptor_offset(desc, n % 2 * (M * 128))
+    def add(left, x_s, acc, n, desc):
         T.warpgroup_fence_operand(left, num_regs=blocks * steps * 4)
         T.warpgroup_fence_operand(acc, num_regs=regs)
         T.warpgroup_arrive()
@@ -168,7 +166,7 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
                 for step in T.unroll(steps):
                     T.ptx_wgmma_rs(
                         F32, "m64n64k16", False, "bf16", "bf16", "fp32", left.data, (j * steps + step) * 8, desc.data,
-                        (q * 2 * M + step * 16) * 128 >> 4, acc.data, (j * panels + q) * 32, 1, 1, 1,
+                        (q * 2 * M + step * 16) * 8 + n % 2 * (M * 8), acc.data, (j * panels + q) * 32, 1, 1, 1,
                     )  # fmt: skip
         T.warpgroup_commit_batch()
 

@@ -13,14 +13,17 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.edges import EDGE, edge_size
-from kernels.mamba3_mimo.cuda.prefix import lanes_for, tanh
+from kernels.mamba3_mimo.cuda.prefix import Lanes, lanes_for, tanh
 from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.spans import make_spans, make_sums, spans_of
 from kernels.mamba3_mimo.cuda.tiles import BF16, F32, bf16, f32
 from kernels.mamba3_mimo.cuda.walk import given
 
 THREADS = 128
 ROWS = 8
 """Tokens of one thread of `reduce_heads`."""
+PAIRS = Lanes(groups=1, parts=32, run=2, rounds=1)
+"""How a warp shares out the scalars of EDGE tokens."""
 
 
 def head_block(s: ScanShape) -> int:
@@ -142,14 +145,14 @@ def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
     """B5: gradients of adt, dt, trap fp32 [B,H,S] and of the raw angles [B,S,heads,A] from the walk's sums.
 
     `row_q`, `row_k`, `same`, `diag`, `dtheta` and `edges` are the walk's. The gradients of a decay and of an angle are
-    reverse sums of per-token values between two exact edges: what the sum misses of the left one is spread over the
-    tokens. Cumulated angles are no concern of this kernel: their gradient is dtheta.
+    sums of per-token values from the token to the end of its document, held exact at every edge: see spans.py.
+    Cumulated angles are no concern of this kernel: their gradient is dtheta.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
     warps, count = THREADS // 32, -(-s.S // EDGE)
     turns = -(-H // warps) if s.shared_angles else 1
     scalars, turned, stored = make_scalars(s, num_tokens), make_turned(s), make_stored(s)
-    lanes = lanes_for(s)
+    lanes, spans = lanes_for(s), make_spans(s, num_tokens)
 
     @T.prim_func
     def b5_time_gradients(
@@ -170,19 +173,31 @@ def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
         dangles: given(not cumulated, (B, S, heads, A), F32),
     ):
         with T.Kernel(T.ceildiv(H, warps * turns), count, B, threads=THREADS) as (bh, blk, b):
-            if s.shared_angles and lanes.run <= 4:
-                T.annotate_min_blocks_per_sm(4)
+            if lanes.run <= 4:  # left alone, the compiler takes more registers than this many blocks have
+                T.annotate_min_blocks_per_sm(4 if s.shared_angles else 5)
             ddt_s = T.alloc_shared((warps * turns, EDGE), F32)
             sum_s = T.alloc_shared((warps, EDGE, lanes.width), F32)
+            span_s = spans_of(T.alloc_shared, EDGE)
             total = T.alloc_local((8 * lanes.run,), F32)
             tx = T.get_thread_binding()
             warp, lane = tx // 32, tx % 32
+            span = spans_of(T.alloc_local, 2)
+            spans(span, reset, b, blk, lane)
+            if not cumulated and tx < 32:
+                for i in T.vectorized(2):
+                    span_s.begin[2 * lane + i] = span.begin[i]
+                for i in T.vectorized(2):
+                    span_s.end[2 * lane + i] = span.end[i]
+                for i in T.vectorized(2):
+                    span_s.share[2 * lane + i] = span.share[i]
             # the heads of this warp; unrolled, their loops would take twice the registers
             mine = T.min(T.ceildiv(H - bh * turns * warps - warp, warps), turns)
             for turn in T.unroll(mine, unroll_factor=1):
                 at = turn * warps + warp
                 h = bh * turns * warps + at
-                scalars(dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, b, h, blk, at, lane)
+                scalars(
+                    dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, b, h, blk, at, lane
+                )
             T.sync_threads()
             if not cumulated:
                 for tile in T.serial(lanes.rounds):
@@ -191,7 +206,7 @@ def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
                     for turn in T.unroll(mine, unroll_factor=1):
                         at = turn * warps + warp
                         h = bh * turns * warps + at
-                        turned(total, ddt_s, angles, dt, dtheta, edges, b, h, blk, tile, at, lane)
+                        turned(total, ddt_s, angles, dt, dtheta, edges, span_s, b, h, blk, tile, at, lane)
                     stored(dangles, total, sum_s, b, bh * warps + warp, blk, tile, tx)
                 T.sync_threads()
             for turn in T.unroll(mine, unroll_factor=1):
@@ -209,34 +224,28 @@ def make_scalars(s: ScanShape, num_tokens: int) -> Any:
 
     Lane `lane` works on tokens 2 * lane and 2 * lane + 1; ddt goes to row `place` of ddt_s.
     """
-    S, N, count = s.S, s.N, -(-s.S // EDGE)
+    S, N, count, sums = s.S, s.N, -(-s.S // EDGE), make_sums(PAIRS, 1)
 
     @T.macro
-    def scalars(dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, b, h, blk, place, lane):
-        own, later = T.alloc_local((2,), F32), T.alloc_local((1,), F32)
-        near, ends, ds = T.alloc_local((1,), F32), T.alloc_local((2,), F32), T.alloc_local((3,), F32)
+    def scalars(dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, b, h, blk, place, lane):
+        own, ds = T.alloc_local((2,), F32), T.alloc_local((3,), F32)
+        left, right = T.alloc_local((1,), F32), T.alloc_local((1,), F32)
         t0 = blk * EDGE + 2 * lane
         for i in T.unroll(2):
             at = T.min(t0 + i, S - 1)
             own[i] = T.if_then_else(t0 + i < num_tokens, row_q[b, h, at] - row_k[b, h, at], 0.0)
-        later[0] = own[0] + own[1]
-        for far in (1, 2, 4, 8, 16):
-            near[0] = T.shfl_down(later[0], far)
-            later[0] += T.if_then_else(lane + far < 32, near[0], 0.0)
-        # what lies between the two edges, and the edges themselves
-        near[0] = T.shfl_sync(later[0], 0)
-        ends[0] = 0.0
-        ends[1] = 0.0
+        left[0] = 0.0
+        right[0] = 0.0
         for n in T.serial(T.ceildiv(N, 32)):
             if n * 32 + lane < N:
                 if blk > 0:
-                    ends[0] += edges[b, h, blk, 0, n * 32 + lane]
+                    left[0] += edges[b, h, blk, 0, n * 32 + lane]
                 if blk + 1 < count:
-                    ends[1] += edges[b, h, blk + 1, 0, n * 32 + lane]
+                    right[0] += edges[b, h, blk + 1, 0, n * 32 + lane]
         for far in (1, 2, 4, 8, 16):
-            ends[0] += T.shfl_xor(ends[0], far)
-            ends[1] += T.shfl_xor(ends[1], far)
-        miss = ends[0] - (near[0] + ends[1])
+            left[0] += T.shfl_xor(left[0], far)
+            right[0] += T.shfl_xor(right[0], far)
+        sums(own, left, right, span, lane)
         for i in T.unroll(3):
             # the token before the first of the two, which looks ahead at it, then the two
             at = T.max(T.min(t0 + i - 1, S - 1), 0)
@@ -250,17 +259,11 @@ def make_scalars(s: ScanShape, num_tokens: int) -> Any:
                 looked = T.if_then_else(first, 0.0, ds[i])
                 mix = T.sigmoid(trap[b, h, at])
                 d_gamma = ds[i + 1] + same[b, h, at]
-                rest = later[0] - T.if_then_else(i == 1, own[0], 0.0)
-                place_in_block = 2 * lane + i
-                dadt[b, h, at] = T.if_then_else(
-                    first | (at >= num_tokens), 0.0, rest + ends[1] + miss * (1.0 - place_in_block * (1.0 / EDGE))
-                )
+                dadt[b, h, at] = T.if_then_else(first | (at >= num_tokens), 0.0, own[i])
                 dtrap[b, h, at] = T.if_then_else(
                     at < num_tokens, mix * (1.0 - mix) * dt[b, h, at] * (d_gamma - looked), 0.0
                 )
-                ddt_s[place, place_in_block] = T.if_then_else(
-                    at < num_tokens, mix * d_gamma + (1.0 - mix) * looked, 0.0
-                )
+                ddt_s[place, 2 * lane + i] = T.if_then_else(at < num_tokens, mix * d_gamma + (1.0 - mix) * looked, 0.0)
 
     return scalars
 
@@ -289,13 +292,12 @@ def make_turned(s: ScanShape) -> Any:
     `total` [8 * run] are the gradients of the lane's angles, see prefix.py `Lanes`.
     """
     S, count, heads, lanes = s.S, -(-s.S // EDGE), s.angle_heads, lanes_for(s)
-    run, groups, at_edge = lanes.run, lanes.groups, make_at_edge(s)
+    run, groups, at_edge, sums = lanes.run, lanes.groups, make_at_edge(s), make_sums(lanes, 8)
 
     @T.macro
-    def turned(total, ddt_s, angles, dt, dtheta, edges, b, h, blk, tile, place, lane):
-        own, bent = T.alloc_local((8 * run,), F32), T.alloc_local((8,), F32)
-        later, miss, near = T.alloc_local((8,), F32), T.alloc_local((8,), F32), T.alloc_local((1,), F32)
-        rest, part = T.alloc_local((1,), F32), T.alloc_local((run,), F32)
+    def turned(total, ddt_s, angles, dt, dtheta, edges, span_s, b, h, blk, tile, place, lane):
+        own, bent, part = T.alloc_local((8 * run,), F32), T.alloc_local((8,), F32), T.alloc_local((run,), F32)
+        left, right, span = T.alloc_local((8,), F32), T.alloc_local((8,), F32), spans_of(T.alloc_local, run)
         t0 = lane // groups * run
         j0 = tile * lanes.width + lane % groups * 8
         for i in T.unroll(run):
@@ -308,26 +310,18 @@ def make_turned(s: ScanShape) -> Any:
             for e in T.unroll(8):
                 own[i * 8 + e] = T.if_then_else(blk * EDGE + t0 + i < S, own[i * 8 + e], 0.0)
         for e in T.unroll(8):
-            later[e] = own[e]
-        for i in T.unroll(1, run):
-            for e in T.unroll(8):
-                later[e] += own[i * 8 + e]
-        for far in lanes.steps:
-            for e in T.unroll(8):
-                near[0] = T.shfl_down(later[e], far * groups)
-                later[e] += T.if_then_else(lane + far * groups < 32, near[0], 0.0)
-        for e in T.unroll(8):
-            miss[e] = -T.shfl_sync(later[e], lane % groups)
+            left[e] = 0.0
+            right[e] = 0.0
         if blk > 0:
-            at_edge(bent, edges, b, h, blk, j0)
-            for e in T.unroll(8):
-                miss[e] += bent[e]
+            at_edge(left, edges, b, h, blk, j0)
         if blk + 1 < count:
-            at_edge(bent, edges, b, h, blk + 1, j0)
-            for e in T.unroll(8):
-                miss[e] -= bent[e]
-                later[e] += bent[e]
-        # `later` is now the sum from the lane's first token on; tokens in their own order take themselves off it
+            at_edge(right, edges, b, h, blk + 1, j0)
+        span.begin[0] = span_s.begin[t0]
+        for i in T.vectorized(run):
+            span.end[i] = span_s.end[t0 + i]
+        for i in T.vectorized(run):
+            span.share[i] = span_s.share[t0 + i]
+        sums(own, left, right, span, lane)
         for i in T.unroll(run):
             at = T.min(blk * EDGE + t0 + i, S - 1)
             for e in T.vectorized(4):
@@ -337,10 +331,9 @@ def make_turned(s: ScanShape) -> Any:
             part[i] = 0.0
             for e in T.unroll(8):
                 bent[e] = tanh(bent[e])
-                rest[0] = (later[e] + miss[e] * (1.0 - (t0 + i) * (1.0 / EDGE))) * math.pi
-                total[i * 8 + e] += rest[0] * dt[b, h, at] * (1.0 - bent[e] * bent[e])
-                part[i] += rest[0] * bent[e]
-                later[e] -= own[i * 8 + e]
+                own[i * 8 + e] *= math.pi
+                total[i * 8 + e] += own[i * 8 + e] * dt[b, h, at] * (1.0 - bent[e] * bent[e])
+                part[i] += own[i * 8 + e] * bent[e]
         for far in (1, 2):
             if far < groups:
                 for i in T.unroll(run):

@@ -13,6 +13,16 @@ import tilelang.language as T
 
 BF16, F16, F32 = "bfloat16", "float16", "float32"
 
+UNPACKED = """
+#include <cuda_bf16.h>
+static __device__ __forceinline__ float2 unpacked(__nv_bfloat162 pair) {
+  auto bits = reinterpret_cast<const unsigned &>(pair);
+  return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+}
+#define __bfloat1622float2 unpacked
+"""
+"""CUDA source for `T.import_source`: two bfloat16 become float32 in two instructions instead of three."""
+
 
 def f32(value: Any) -> Any:
     """Return `value` as float32."""

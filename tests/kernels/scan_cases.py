@@ -1,0 +1,92 @@
+"""The problems that the CUDA lane is measured on against the reference lane; importable without a GPU."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kernels.mamba3_mimo.accuracy import Case
+from kernels.mamba3_mimo.cuda.variant import Variant
+
+PLAIN = Case(B=2, S=1001, H=8)
+LONG = Case(B=1, S=8191, H=16)
+
+CASES = {
+    "plain": PLAIN,
+    "cumulated": replace(PLAIN, cumulated=True),
+    "documents": replace(PLAIN, documents=4),
+    "one_angle_set": replace(PLAIN, shared_angles=True),
+    "documents_one_angle_set": replace(PLAIN, documents=4, shared_angles=True),
+    "no_skip": replace(PLAIN, without=("D",)),
+    "no_gate": replace(PLAIN, without=("z", "zeta")),
+    "per_rank": replace(PLAIN, without=("phi",)),
+    "bare": replace(PLAIN, without=("z", "zeta", "phi", "D")),
+    "groups": replace(PLAIN, G=4),
+    "full_rotary": replace(PLAIN, rope=1.0),
+    "odd_heads": replace(PLAIN, H=5, shared_angles=True),
+    "one_token": replace(PLAIN, S=1),
+    "five_tokens": replace(PLAIN, S=5),
+    "long": LONG,
+    "long_cumulated": replace(LONG, cumulated=True),
+    "long_documents": replace(LONG, documents=4),
+}
+
+OFFICIAL = (
+    (16, 64, 4, 8), (32, 64, 4, 16), (64, 64, 4, 16), (128, 64, 4, 16), (256, 64, 4, 8), (64, 128, 4, 16),
+    (128, 32, 4, 16), (128, 128, 4, 8), (128, 64, 8, 8), (128, 64, 2, 32), (128, 64, 1, 64),
+)  # fmt: skip
+"""(N, P, R, chunk_size) of the official tests."""
+
+RANKS = (1, 2, 4, 8)
+
+SWITCHES: Mapping[str, Mapping[str, Any]] = {
+    "tma_off": {"tma": False},
+    "warp_specialize": {"warp_specialize": True},
+    "aggressive_smem_merge": {"aggressive_smem_merge": True},
+    "layout_3d": {"layout_2d": False},
+    "layout_3d_tma_off": {"layout_2d": False, "tma": False},
+    "psiv_cache": {"psiv_cache": True},
+    "psiv_cache_recomputed": {"psiv_cache": True, "save_states": False},
+    "recomputed": {"save_states": False},
+    "exact_math": {"fast_math": False},
+    "sequential": {"schedule": "sequential"},
+    "sequential_cached": {"schedule": "sequential", "psiv_cache": True},
+    "chunk_8": {"chunk_size": 8},
+    "chunk_32": {"chunk_size": 32},
+    "superchunk_64": {"superchunk": 64},
+    "superchunk_512": {"superchunk": 512},
+    "synchronous": {"pipeline_stages": 0},
+    "double_buffered": {"pipeline_stages": 2},
+}
+"""Variants that are allowed for `switched`."""
+
+WIDE = ("tma_off", "aggressive_smem_merge", "layout_3d", "psiv_cache", "synchronous")
+"""Those of SWITCHES that `switched_wide` tries with two warp groups."""
+
+
+def official(state: int, width: int, rank: int, chunk: int) -> tuple[Case, Variant]:
+    """Return one shape of the official tests."""
+    return Case(B=2, S=1024, H=8, N=state, P=width, R=rank, cumulated=True), Variant(chunk_size=chunk)
+
+
+def of_rank(rank: int) -> tuple[Case, Variant]:
+    """Return documents with raw angles at this rank."""
+    return replace(PLAIN, R=rank, documents=3), Variant(chunk_size=64 // rank)
+
+
+def switched(name: str) -> tuple[Case, Variant]:
+    """Return documents with raw angles and a variant of SWITCHES."""
+    return replace(PLAIN, documents=2), Variant(**SWITCHES[name])
+
+
+def switched_wide(name: str) -> tuple[Case, Variant]:
+    """Return documents with raw angles, a state of 128, whose products two warp groups share, and a variant of WIDE."""
+    return replace(PLAIN, N=128, documents=2), Variant(**SWITCHES[name])
+
+
+def every() -> Iterator[tuple[str, Case, Variant]]:
+    """Yield the name and the problem of every comparison with the reference."""
+    yield from ((name, case, Variant()) for name, case in CASES.items())
+    yield from ((f"official-{sizes}", *official(*sizes)) for sizes in OFFICIAL)
+    yield from ((f"rank-{rank}", *of_rank(rank)) for rank in RANKS)
+    yield from ((name, *switched(name)) for name in SWITCHES)
+    yield from ((f"wide-{name}", *switched_wide(name)) for name in WIDE)
