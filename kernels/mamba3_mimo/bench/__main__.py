@@ -6,11 +6,10 @@ Usage: python -m kernels.mamba3_mimo.bench [--only PART] [--quick] [--out DIR] [
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from kernels.backends import Lane
 from kernels.errors import KernelError, KernelUnsupported
@@ -19,7 +18,7 @@ from kernels.mamba3_mimo.bench.cases import BenchCase
 from kernels.mamba3_mimo.bench.compiling import compile_first, needed
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess, lane_process
 from kernels.mamba3_mimo.bench.render import page
-from kernels.mamba3_mimo.bench.report import Machine, Part, store, stored
+from kernels.mamba3_mimo.bench.report import Machine, Part, Row, sorted_rows, store, stored
 from kernels.mamba3_mimo.bench.work import ATTENTION_BACKENDS
 
 PARTS = ("accuracy", "speed", "attention", "sweep")
@@ -73,30 +72,33 @@ def _run(part: str, arguments: argparse.Namespace) -> None:
             compile_first(missing, arguments.peer_site, arguments.jobs)
         if arguments.compile_only:
             return
-        date, before = datetime.now(UTC).isoformat(timespec="seconds"), parts.gpu("clocks.sm,clocks.mem")
         rounds, repeats = (2, 5) if arguments.quick else (5, 5)
-        results = _results(part, parts.Bench(lanes=lanes, rounds=rounds, repeats=repeats), problems)
+        bench = parts.Bench(lanes=lanes, rounds=rounds, repeats=repeats)
         machine = Machine(
-            date=date,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
             device=parts.gpu("name"),
             driver=parts.gpu("driver_version"),
-            clocks_before=before,
-            clocks_after=parts.gpu("clocks.sm,clocks.mem"),
+            clocks_before=parts.gpu("clocks.sm,clocks.mem"),
+            clocks_after="not reached",
             versions={lane.lane: lane.ask("versions") for lane in lanes},
             absent=absent,
         )
-    store(Part(part=part, machine=machine, **results), arguments.out)
+        rows: list[Row] = []
+        for row in _rows(part, bench, problems):
+            rows.append(row)
+            store(Part(part=part, machine=machine, complete=False, **sorted_rows(rows)), arguments.out)
+        machine = machine.model_copy(update={"clocks_after": parts.gpu("clocks.sm,clocks.mem")})
+    store(Part(part=part, machine=machine, **sorted_rows(rows)), arguments.out)
 
 
-def _results(part: str, bench: parts.Bench, problems: tuple[BenchCase, ...]) -> dict[str, Any]:
+def _rows(part: str, bench: parts.Bench, problems: tuple[BenchCase, ...]) -> Iterable[Row]:
     if part == "accuracy":
-        return {"accuracy": parts.accuracy(bench, problems)}
+        return parts.accuracy(bench, problems)
     if part == "speed":
-        speeds, kernels = parts.speed(bench, problems)
-        return {"speed": speeds, "kernels": kernels}
+        return parts.speed(bench, problems)
     if part == "attention":
-        return {"speed": parts.attention(bench, problems, ATTENTION_BACKENDS)}
-    return {"sweep": parts.sweep(bench, problems[0], cases.SWEEP)}
+        return parts.attention(bench, problems, ATTENTION_BACKENDS)
+    return parts.sweep(bench, problems[0], cases.SWEEP)
 
 
 @contextmanager

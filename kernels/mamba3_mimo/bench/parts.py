@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,12 @@ from kernels.mamba3_mimo.bench import cases
 from kernels.mamba3_mimo.bench.cases import BenchCase
 from kernels.mamba3_mimo.bench.floors import floors, whole_pass
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess
-from kernels.mamba3_mimo.bench.report import AccuracyRow, KernelRow, SpeedRow, SweepRow
+from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow
 from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
 
 LIMITS = {Lane.CUDA: (GLOBAL_LIMIT, ROW_LIMIT), Lane.PEER: (0.1, float("inf"))}
 """Lane -> what the check before a speed allows: ours, and the tolerance of the official tests."""
 PROFILER_SUFFIX = "_kernel"
-TOGETHER = "all kernels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,40 +41,33 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def accuracy(bench: Bench, problems: Iterable[BenchCase]) -> list[AccuracyRow]:
-    """Return the errors of every lane on every problem."""
-    rows = []
+def accuracy(bench: Bench, problems: Iterable[BenchCase]) -> Iterator[AccuracyRow]:
+    """Yield the errors of every lane on every problem."""
     for problem in problems:
         for lane in bench.lanes:
             say(f"accuracy {problem.name}, {lane.lane}")
             row: dict[str, Any] = {"name": problem.name, "lane": lane.lane}
             try:
-                rows.append(
-                    AccuracyRow(**row, errors=lane.ask("open_errors", problem.case, problem.options(lane.lane)))
-                )
+                yield AccuracyRow(**row, errors=lane.ask("open_errors", problem.case, problem.options(lane.lane)))
             except KernelError as error:
-                rows.append(AccuracyRow(**row, refused=str(error)))
-    return rows
+                yield AccuracyRow(**row, refused=str(error))
 
 
-def speed(bench: Bench, problems: Iterable[BenchCase]) -> tuple[list[SpeedRow], list[KernelRow]]:
-    """Return times of every lane, taken in turn, and those of its kernels."""
-    rows, kernel_rows = [], []
+def speed(bench: Bench, problems: Iterable[BenchCase]) -> Iterator[SpeedRow | KernelRow]:
+    """Yield, problem by problem, times of every lane, taken in turn, and those of its kernels."""
     for problem in problems:
         found = {lane.lane: _prepared(lane, problem) for lane in bench.lanes}
         running = [lane for lane in bench.lanes if found[lane.lane].refused is None]
-        rows += _sampled(bench, [(lane, problem.name, found[lane.lane]) for lane in running])
-        rows += [row for row in found.values() if row.refused is not None]
+        yield from _sampled(bench, [(lane, problem.name, found[lane.lane]) for lane in running])
+        yield from (row for row in found.values() if row.refused is not None)
         for lane in running:
-            kernel_rows += _kernel_rows(problem, lane.lane, lane.ask("kernels_ms", problem.name))
+            yield from _kernel_rows(problem, lane.lane, lane.ask("kernels_ms", problem.name))
         for lane in bench.lanes:
             lane.ask("forget")
-    return rows, kernel_rows
 
 
-def attention(bench: Bench, problems: Iterable[BenchCase], backends: Iterable[str]) -> list[SpeedRow]:
-    """Return times of causal attention with the heads of each problem, and of the scan beside it."""
-    rows = []
+def attention(bench: Bench, problems: Iterable[BenchCase], backends: Iterable[str]) -> Iterator[SpeedRow]:
+    """Yield times of causal attention with the heads of each problem, and of the scan beside it."""
     for problem in problems:
         jobs = []
         for backend in backends:
@@ -85,25 +77,23 @@ def attention(bench: Bench, problems: Iterable[BenchCase], backends: Iterable[st
                 bench.ours.ask("prepare_attention", backend, problem.case)
                 jobs.append((bench.ours, backend, row))
             except KernelError as error:
-                rows.append(row.model_copy(update={"refused": str(error)}))
+                yield row.model_copy(update={"refused": str(error)})
         scan = _prepared(bench.ours, problem)
         if scan.refused is None:
             jobs.append((bench.ours, problem.name, scan))
         else:
-            rows.append(scan)
-        rows += _sampled(bench, jobs)
+            yield scan
+        yield from _sampled(bench, jobs)
         bench.ours.ask("forget")
-    return rows
 
 
-def sweep(bench: Bench, problem: BenchCase, changes: Iterable[tuple[str, dict[str, Any]]]) -> list[SweepRow]:
-    """Return times of every change beside the default, and what its binaries show."""
+def sweep(bench: Bench, problem: BenchCase, changes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SweepRow]:
+    """Yield times of every change beside the default, and what its binaries show."""
     default = _prepared(bench.ours, problem)
-    rows = [_swept(bench, problem, "default", {}, default)]
+    yield _swept(bench, problem, "default", {}, default)
     for change, options in changes if default.refused is None else ():
-        rows.append(_swept(bench, problem, change, options, default))
+        yield _swept(bench, problem, change, options, default)
     bench.ours.ask("forget")
-    return rows
 
 
 def _swept(bench: Bench, problem: BenchCase, change: str, changed: dict[str, Any], default: SpeedRow) -> SweepRow:

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from kernels.backends import Lane
 from kernels.mamba3_mimo.accuracy import GLOBAL_LIMIT, ROW_LIMIT, Errors, over_limits
-from kernels.mamba3_mimo.bench.report import AccuracyRow, KernelRow, Machine, Part, SpeedRow, SweepRow
+from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, Machine, Part, SpeedRow, SweepRow
 
 SHOWN = ("registers", "shared_bytes", "spill_stores", "instructions", "tma_loads", "cp_async", "wgmma", "mbarrier")
 """Columns of a binary's row that the page has; the JSON has all."""
+SMALL = 0.01
+"""Share of a lane's time under which its kernels are one line of the page."""
 
 
 def page(parts: Iterable[Part]) -> str:
@@ -17,9 +19,11 @@ def page(parts: Iterable[Part]) -> str:
     blocks = ["# Kernels of the Mamba-3 MIMO scan"]
     for part in parts:
         blocks += [f"## {part.part.capitalize()}", _machine(part.machine)]
+        blocks += [] if part.complete else ["**This part was ended before it was through.**"]
         blocks += _accuracy(part.accuracy) if part.accuracy else []
-        blocks += [_speeds(part.speed)] if part.speed else []
+        blocks += [_speeds(part.speed, part.kernels)] if part.speed else []
         blocks += [_kernels(part.kernels)] if part.kernels else []
+        blocks += _checks(part.speed)
         blocks += _sweep(part.sweep) if part.sweep else []
     return "\n\n".join(blocks) + "\n"
 
@@ -89,35 +93,62 @@ def _beside(rows: list[AccuracyRow]) -> list[str]:
     return [table(headings, lines), count + (f"; less accurate: {', '.join(worse)}." if worse else ".")]
 
 
-def _speeds(rows: list[SpeedRow]) -> str:
+def _checks(rows: list[SpeedRow]) -> list[str]:
+    """One table of the errors of the checks that came before the speeds, where both lanes were checked."""
+    checked = [AccuracyRow(name=row.name, lane=row.lane, errors=row.checked) for row in rows if row.checked]
+    if {row.lane for row in checked} < {str(Lane.CUDA), str(Lane.PEER)}:
+        return []
+    return ["Checked before, on one row of at most 8192 tokens each:", *_beside(checked)]
+
+
+def _speeds(rows: list[SpeedRow], kernels: list[KernelRow]) -> str:
+    """Return times by events, with the gaps that the host leaves, and beside them the sums of the kernels."""
     ours = {row.name: row for row in rows if row.lane == Lane.CUDA and row.both_ms}
+    together = _whole(kernels)
     lines: list[tuple[str, ...]] = []
     for row in rows:
         if row.refused is not None:
-            lines.append((row.name, row.lane, "-", "-", "-", "-", "-", row.refused))
+            lines.append((row.name, row.lane, *("-" * 7), row.refused))
             continue
         forward, both = statistics.median(row.forward_ms), statistics.median(row.both_ms)
-        ratios: tuple[str, ...] = ("-", "-")
+        sums = together.get((row.name, row.lane)), together.get((row.name, Lane.CUDA))
+        ratios: tuple[str, ...] = ("-", "-", "-")
         if row.name in ours and row.lane != Lane.CUDA:
             mine = ours[row.name]
             pairs = ((forward, mine.forward_ms), (both, mine.both_ms))
             ratios = tuple(f"{theirs / statistics.median(times):.2f}" for theirs, times in pairs)
+            ratios += (f"{sums[0] / sums[1]:.2f}" if sums[0] and sums[1] else "-",)
         peak = "-" if row.peak_gib is None else f"{row.peak_gib:.2f}"
+        in_kernels = "-" if sums[0] is None else f"{sums[0]:.3f}"
         spread = f"{min(row.both_ms):.3f} to {max(row.both_ms):.3f} of {len(row.both_ms)}"
-        lines.append((row.name, row.lane, f"{forward:.3f}", f"{both:.3f}", peak, *ratios, spread))
-    times = ("forward ms", "both ms", "peak GiB", "forward / ours", "both / ours", "both: range of samples")
-    return table(("problem", "lane", *times), lines)
+        lines.append((row.name, row.lane, f"{forward:.3f}", f"{both:.3f}", in_kernels, peak, *ratios, spread))
+    headings = ("forward ms", "both ms", "its kernels ms", "peak GiB", "forward / ours", "both / ours")
+    return table(("problem", "lane", *headings, "kernels / ours", "both: range of samples"), lines)
+
+
+def _whole(rows: list[KernelRow]) -> dict[tuple[str, str], float]:
+    """Return (problem, lane) -> milliseconds of all its kernels."""
+    return {(row.name, row.lane): row.ms for row in rows if row.kernel == TOGETHER}
 
 
 def _kernels(rows: list[KernelRow]) -> str:
+    whole = _whole(rows)
     lines = []
+    small: dict[tuple[str, str], list[float]] = {}
     for row in rows:
+        if row.ms < SMALL * whole.get((row.name, row.lane), 0):
+            small.setdefault((row.name, row.lane), []).append(row.ms)
+            continue
         if row.floor_ms is None or row.bytes is None or row.flops is None:
             lines.append((row.name, row.lane, row.kernel, f"{row.ms:.3f}", "-", "-", "-", "-"))
             continue
         share = f"{100 * row.floor_ms / row.ms:.0f}"
         moved, done = f"{row.bytes / 1e9:.3f}", f"{row.flops / 1e9:.1f}"
         lines.append((row.name, row.lane, row.kernel, f"{row.ms:.3f}", moved, done, f"{row.floor_ms:.3f}", share))
+    lines += [
+        (name, lane, f"{len(times)} more, each under {SMALL:.0%}", f"{sum(times):.3f}", "-", "-", "-", "-")
+        for (name, lane), times in small.items()
+    ]
     headings = ("problem", "lane", "kernel", "ms", "GB", "GFLOP", "floor ms", "floor / time, %")
     return table(headings, lines)
 

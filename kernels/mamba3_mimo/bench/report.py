@@ -1,5 +1,6 @@
 """What a run of the table finds, as it is stored: one JSON file for each part, so that parts can run at other times."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -7,6 +8,10 @@ from pydantic import BaseModel, ConfigDict
 from kernels.mamba3_mimo.accuracy import Errors
 
 SCHEMA = 1
+BEGUN = ".begun.json"
+"""End of the name of a part that is not through."""
+TOGETHER = "all kernels"
+"""Name of the row with the sum of a lane's kernels."""
 
 
 class _Model(BaseModel):
@@ -91,21 +96,40 @@ class Part(_Model):
     part: str
     """accuracy, speed, attention or sweep."""
     machine: Machine
+    complete: bool = True
+    """False while it runs: a run that was ended keeps what it found until then."""
     accuracy: list[AccuracyRow] = []
     speed: list[SpeedRow] = []
     kernels: list[KernelRow] = []
     sweep: list[SweepRow] = []
 
 
+Row = AccuracyRow | SpeedRow | KernelRow | SweepRow
+PLACES: dict[type, str] = {AccuracyRow: "accuracy", SpeedRow: "speed", KernelRow: "kernels", SweepRow: "sweep"}
+"""Kind of row -> the list of a part where it belongs."""
+
+
+def sorted_rows(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return the rows by the lists of a part where they belong."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(PLACES[type(row)], []).append(row)
+    return found
+
+
 def store(part: Part, folder: Path) -> Path:
-    """Write the part below `folder` and return its path."""
+    """Write the part below `folder` and return its path; one that is not through replaces none that is."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{part.part}.json"
-    path.write_text(part.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    return path
+    whole, begun = folder / f"{part.part}.json", folder / f"{part.part}{BEGUN}"
+    begun.write_text(part.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return begun.replace(whole) if part.complete else begun
 
 
 def stored(folder: Path, names: tuple[str, ...]) -> list[Part]:
-    """Return the parts that are below `folder`, in the order of `names`."""
-    paths = [folder / f"{name}.json" for name in names]
-    return [Part.model_validate_json(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+    """Return the parts below `folder`, in the order of `names`; of a part that was never through, what was found."""
+    found = []
+    for name in names:
+        paths = (folder / f"{name}.json", folder / f"{name}{BEGUN}")
+        text = next((path.read_text(encoding="utf-8") for path in paths if path.is_file()), None)
+        found += [] if text is None else [Part.model_validate_json(text)]
+    return found

@@ -1,6 +1,7 @@
 """The kernel table: floors against numbers worked out by hand, the order of checks and speeds, the page, the files."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ from kernels.mamba3_mimo.bench.compiling import needed
 from kernels.mamba3_mimo.bench.floors import MOVED, PRODUCTS, floors, sizes, whole_pass
 from kernels.mamba3_mimo.bench.lane_process import lane_process
 from kernels.mamba3_mimo.bench.parts import Bench
-from kernels.mamba3_mimo.bench.report import AccuracyRow, KernelRow, Machine, Part, SpeedRow, SweepRow, store, stored
+from kernels.mamba3_mimo.bench.report import (
+    AccuracyRow,
+    KernelRow,
+    Machine,
+    Part,
+    SpeedRow,
+    SweepRow,
+    sorted_rows,
+    store,
+    stored,
+)
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 REFERENCE = ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16, C=16, L=256)
@@ -136,7 +147,8 @@ def test_checks_stays_small_and_includes_the_gradients() -> None:
 
 def test_speed_samples_the_lanes_in_turn() -> None:
     ours, peer = FakeLane(Lane.CUDA, ms=1.0), FakeLane(Lane.PEER, ms=4.0)
-    rows, kernels = parts.speed(bench(ours, peer), [PROBLEM])
+    found = sorted_rows(parts.speed(bench(ours, peer), [PROBLEM]))
+    rows, kernels = found["speed"], found["kernels"]
     assert [(row.lane, row.forward_ms, row.both_ms) for row in rows] == [
         ("cuda", [1.0] * 6, [4.0] * 6),
         ("peer", [4.0] * 6, [16.0] * 6),
@@ -156,7 +168,7 @@ def test_speed_of_a_lane_that_fails_its_check_is_not_measured(lane: Lane) -> Non
     wrong = FakeLane(lane, errors=BAD)
     right = FakeLane(Lane.PEER if lane == Lane.CUDA else Lane.CUDA)
     lanes = (wrong, right) if lane == Lane.CUDA else (right, wrong)
-    rows, _ = parts.speed(bench(*lanes), [PROBLEM])
+    rows = sorted_rows(parts.speed(bench(*lanes), [PROBLEM]))["speed"]
     found = {row.lane: row for row in rows}
     assert found[lane].refused == "the check failed: out; no speed is measured"
     assert found[lane].both_ms == []
@@ -165,18 +177,18 @@ def test_speed_of_a_lane_that_fails_its_check_is_not_measured(lane: Lane) -> Non
 
 
 def test_speed_of_nan_is_not_measured() -> None:
-    rows, _ = parts.speed(bench(FakeLane(Lane.CUDA, errors={"out": (float("nan"), 0.0)})), [PROBLEM])
+    rows = list(parts.speed(bench(FakeLane(Lane.CUDA, errors={"out": (float("nan"), 0.0)})), [PROBLEM]))
     assert "the check failed: out" in str(rows[0].refused)
 
 
 def test_accuracy_keeps_the_reason_of_a_refusal() -> None:
-    rows = parts.accuracy(bench(FakeLane(Lane.CUDA), FakeLane(Lane.PEER, refuses="G is 4")), [PROBLEM])
+    rows = list(parts.accuracy(bench(FakeLane(Lane.CUDA), FakeLane(Lane.PEER, refuses="G is 4")), [PROBLEM]))
     assert [(row.lane, row.errors, row.refused) for row in rows] == [("cuda", GOOD, None), ("peer", {}, "G is 4")]
 
 
 def test_sweep_compares_every_change_with_the_default_beside_it() -> None:
     ours = FakeLane(Lane.CUDA)
-    rows = parts.sweep(bench(ours), PROBLEM, [("tma off", {"tma": False})])
+    rows = list(parts.sweep(bench(ours), PROBLEM, [("tma off", {"tma": False})]))
     assert [row.change for row in rows] == ["default", "tma off"]
     assert rows[0].default_ms == []
     assert rows[1].default_ms == [4.0] * 6
@@ -185,12 +197,12 @@ def test_sweep_compares_every_change_with_the_default_beside_it() -> None:
 
 
 def test_sweep_without_a_right_default_measures_nothing() -> None:
-    rows = parts.sweep(bench(FakeLane(Lane.CUDA, errors=BAD)), PROBLEM, [("tma off", {"tma": False})])
+    rows = list(parts.sweep(bench(FakeLane(Lane.CUDA, errors=BAD)), PROBLEM, [("tma off", {"tma": False})]))
     assert [(row.change, row.speed.both_ms) for row in rows] == [("default", [])]
 
 
 def test_attention_is_timed_beside_the_scan() -> None:
-    rows = parts.attention(bench(FakeLane(Lane.CUDA)), cases.ATTENTION[:1], ["cudnn", "flash"])
+    rows = list(parts.attention(bench(FakeLane(Lane.CUDA)), cases.ATTENTION[:1], ["cudnn", "flash"]))
     assert [(row.name, row.lane) for row in rows] == [("S4096 B16", lane) for lane in ("cudnn", "flash", "cuda")]
 
 
@@ -208,7 +220,12 @@ def _parts() -> list[Part]:
         SpeedRow(name="B8", lane="cuda", forward_ms=[1.0, 2.0, 3.0], both_ms=[4.0, 4.0, 5.0], peak_gib=2.5),
         SpeedRow(name="B8", lane="peer", forward_ms=[3.0], both_ms=[16.0]),
     ]
-    kernels = [KernelRow(name="B8", lane="cuda", kernel="b3_gradients", ms=2.0, floor_ms=0.5, bytes=2e9, flops=4e11)]
+    kernels = [
+        KernelRow(name="B8", lane="cuda", kernel="all kernels", ms=3.0),
+        KernelRow(name="B8", lane="cuda", kernel="b3_gradients", ms=2.0, floor_ms=0.5, bytes=2e9, flops=4e11),
+        *(KernelRow(name="B8", lane="cuda", kernel=name, ms=0.02) for name in ("copy", "fill")),
+        KernelRow(name="B8", lane="peer", kernel="all kernels", ms=12.0),
+    ]
     sweep = [
         SweepRow(change="default", speed=speed[0]),
         SweepRow(change="tma off", speed=speed[0], default_ms=[2.0], binaries=[{"name": "outputs", "registers": 99}]),
@@ -230,12 +247,24 @@ def test_page_shows_ratios_floors_refusals_and_who_is_less_accurate() -> None:
     assert "G is 4" in text
     assert "Lane peer did not run: not installed." in text
     speed_row = next(line for line in text.splitlines() if line.startswith("| B8") and "peer" in line)
-    assert [cell.strip() for cell in speed_row.split("|")][5:8] == ["-", "1.50", "4.00"]
+    assert [cell.strip() for cell in speed_row.split("|")][5:10] == ["12.000", "-", "1.50", "4.00", "4.00"]
     kernel_row = next(line for line in text.splitlines() if "b3_gradients" in line)
     assert [cell.strip() for cell in kernel_row.split("|")][4:9] == ["2.000", "2.000", "400.0", "0.500", "25"]
+    assert "copy" not in text
+    few = next(line for line in text.splitlines() if "2 more, each under 1%" in line)
+    assert [cell.strip() for cell in few.split("|")][1:5] == ["B8", "cuda", "2 more, each under 1%", "0.040"]
     assert "+100.0" in text
     assert "chunk_size * rank is 32" in text
     assert "| tma off | outputs |" in text
+
+
+def test_page_of_speeds_compares_the_checks_of_both_lanes() -> None:
+    accuracy, speed, _ = _parts()
+    worse = {"out": (0.004, 0.01), "adt": (0.008, 0.02)}
+    checked = [row.model_copy(update={"checked": e}) for row, e in zip(speed.speed, (GOOD, worse), strict=True)]
+    assert "Checked before" not in render.page([accuracy, speed.model_copy(update={"speed": checked[:1]})])
+    text = render.page([speed.model_copy(update={"speed": checked})])
+    assert "Ours is at least as accurate on 1 of 2 outputs; less accurate: B8 out." in text
 
 
 def test_table_lines_up() -> None:
@@ -252,6 +281,30 @@ def test_stored_parts_come_back_equal_and_know_their_schema(tmp_path: Path) -> N
     for part in given:
         assert json.loads(store(part, tmp_path).read_text())["schema_version"] == 1
     assert stored(tmp_path, ("accuracy", "speed", "attention", "sweep")) == given
+    store(given[0].model_copy(update={"complete": False, "accuracy": []}), tmp_path)
+    assert stored(tmp_path, ("accuracy",)) == given[:1]
+    store(given[0], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["accuracy.json", "speed.json", "sweep.json"]
+
+
+def test_a_run_that_is_ended_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(FakeLane):
+        def ask(self, function: str, *arguments: Any) -> Any:
+            if function == "versions":
+                return {"tilelang": "0.1.15"}
+            if len(self.asked) == 4:  # ready, two problems, then
+                raise KeyboardInterrupt
+            return super().ask(function, *arguments)
+
+    monkeypatch.setattr("sys.argv", ["bench-kernels", "--out", str(tmp_path), "--only", "accuracy", "--jobs", "0"])
+    monkeypatch.setattr("kernels.mamba3_mimo.bench.__main__.lane_process", lambda lane: nullcontext(Ended(lane)))
+    monkeypatch.setattr(parts, "gpu", lambda _query: "told")
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    (part,) = stored(tmp_path, ("accuracy",))
+    assert (part.complete, part.machine.clocks_after) == (False, "not reached")
+    assert {row.lane for row in part.accuracy} == {"cuda", "peer"}
+    assert "ended before it was through" in render.page([part])
 
 
 def test_main_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
