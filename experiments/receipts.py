@@ -145,8 +145,9 @@ class Receipt(_Part):
     """None when the trial did not reach its window."""
     memory: Memory | None
     compile_s: float
-    """Compilation seconds apart from step times; 0 when nothing was compiled."""
+    """Seconds of the pass before step 0 that compiles graphs and kernels; 0 when nothing was compiled."""
     compile_cache_hit: bool | None
+    """Whether all of it came from the compilers' caches; None when nothing was compiled, or it is not known."""
     kernels: tuple[Mapping[str, Any], ...] = ()
     """Kernel table: name, ms, registers, shared memory, instructions."""
     parameters: int

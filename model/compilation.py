@@ -1,6 +1,7 @@
-"""torch.compile, and what can be known about it: seconds, graphs, cache hits.
+"""What is compiled before step 0, and what can be known about it: seconds, graphs, cache hits.
 
-The compiler is imported only when it is used: a trial that runs eagerly should not pay for it.
+Three things generate code: torch.compile, the scan's lanes cuda and peer, and flex attention. The compiler of torch is
+imported only when it is used: a trial that runs eagerly should not pay for it.
 """
 
 from collections.abc import Callable
@@ -10,9 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from kernels import facts
+from kernels.backends import Lane
+from model.config import TrainConfig
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens [B,S], segment ids [B,S]) -> hidden states [B,S,D]."""
+
+GENERATED_LANES = (Lane.CUDA, Lane.PEER)
+"""Lanes of the scan whose kernels are compiled at their first launch."""
+KERNELS_COMPILED, KERNELS_LOADED = "mamba3_mimo.kernels_compiled", "mamba3_mimo.kernels_loaded"
+"""Facts of lane cuda: kernels compiled by this process, and kernels found in TileLang's cache on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,23 +30,46 @@ class Compilation:
     seconds: float = 0.0
     """Wall seconds of the pass that compiled, its one execution included; 0 when nothing was compiled."""
     cache_hit: bool | None = None
-    """Whether the code of every graph came from the compiler's cache on disk; None when nothing was compiled."""
+    """Whether all code came from the compilers' caches on disk; None when nothing was compiled, or it is not known:
+    lane peer does not tell."""
 
 
-def start_compiled(model: nn.Module) -> Forward:
-    """Return the compiled forward of `model`; counters start at zero and earlier compilations are forgotten."""
-    from torch._dynamo.utils import counters
-
-    torch.compiler.reset()
-    counters.clear()
-    compiled: Forward = torch.compile(model, dynamic=False)
-    return compiled
+def generates_code(config: TrainConfig) -> bool:
+    """Say whether the first pass of `config` compiles something."""
+    return _uses_inductor(config) or ("M" in config.model.pattern and config.model.scan.lane in GENERATED_LANES)
 
 
-def record_compilation(seconds: float) -> Compilation:
-    """Read the compiler's counters after the first pass and record the fact compile.graphs."""
-    from torch._dynamo.utils import counters
+def start_compilation(config: TrainConfig, model: nn.Module) -> Forward:
+    """Return the forward of `model` to be used, compiled at its first call; earlier compilations are forgotten."""
+    if _uses_inductor(config):
+        from torch._dynamo.utils import counters
 
-    facts.add("compile.graphs", counters["stats"]["unique_graphs"])
-    hits, misses = counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
-    return Compilation(seconds=seconds, cache_hit=misses == 0 and hits > 0)
+        torch.compiler.reset()
+        counters.clear()
+    forward: Forward = torch.compile(model, dynamic=False) if config.compile else model
+    return forward
+
+
+def record_compilation(config: TrainConfig, seconds: float, seen: facts.Facts) -> Compilation:
+    """Read the compilers' counters after the first pass, whose facts are `seen`; record those that say what was made.
+
+    The fact compile.graphs is there only if the model was compiled.
+    """
+    hits, misses = int(seen.get(KERNELS_LOADED, 0)), int(seen.get(KERNELS_COMPILED, 0))
+    for name in (KERNELS_COMPILED, KERNELS_LOADED):
+        if name in seen:
+            facts.add(name, int(seen[name]))
+    if _uses_inductor(config):
+        from torch._dynamo.utils import counters
+
+        hits += counters["inductor"]["fxgraph_cache_hit"]
+        misses += counters["inductor"]["fxgraph_cache_miss"]
+        if config.compile:
+            facts.add("compile.graphs", counters["stats"]["unique_graphs"])
+    told = hits + misses > 0 and config.model.scan.lane is not Lane.PEER
+    return Compilation(seconds=seconds, cache_hit=misses == 0 if told else None)
+
+
+def _uses_inductor(config: TrainConfig) -> bool:
+    flex = "A" in config.model.pattern and config.model.attention.backend == "flex"
+    return config.compile or flex

@@ -1,10 +1,11 @@
 """The training loop of one trial: step 0, warm-up, timed steps, then the validation loss.
 
-What would surprise: with `compile`, one forward and backward pass runs before step 0, so that compilation is a number
-of its own; the facts for gate attestation are what the code recorded during that pass and step 0. During timed steps
-Python's automatic garbage collection is off (collected just before), because its pauses land in single steps.
-Validation runs the uncompiled module on the same weights, so it compiles nothing. On a CPU one more pass, not timed
-and without an update, shows the memory in tensors (model.memory).
+What would surprise: where code is generated (torch.compile, scan kernels, flex attention), one forward and backward
+pass runs before step 0, so that compilation is a number of its own; the facts for gate attestation are what the code
+recorded during step 0, and what the compilers told of that pass. During timed steps Python's automatic garbage
+collection is off (collected just before), because its pauses land in single steps. Validation runs the uncompiled
+module on the same weights, so it compiles nothing. On a CPU one more pass, not timed and without an update, shows the
+memory in tensors (model.memory).
 """
 
 import gc
@@ -23,7 +24,7 @@ from torch.utils import deterministic
 from kernels import facts
 from model import flops, init, loss, optim
 from model.clock import read_clock_mhz
-from model.compilation import Compilation, Forward, record_compilation, start_compiled
+from model.compilation import Compilation, Forward, generates_code, record_compilation, start_compilation
 from model.config import TrainConfig
 from model.data import Dataset
 from model.errors import DataError, NonFiniteLoss
@@ -60,9 +61,9 @@ class TrainResult:
     loss_val: float | None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
     compile_s: float
-    """Seconds of the pass that compiles, its one execution included; 0 when eager."""
+    """Seconds of the pass that compiles, its one execution included; 0 when no code is generated."""
     compile_cache_hit: bool | None
-    """Whether every compiled graph came from the compiler's cache; None when eager."""
+    """Whether all generated code came from the compilers' caches; None when there is none, or it is not known."""
     kernels: tuple[Mapping[str, facts.Fact], ...]
     """One row per generated kernel that ran in step 0: name, registers, shared memory, instructions."""
     facts: Mapping[str, facts.Fact]
@@ -154,16 +155,16 @@ class _Trainer:
         self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     def compile(self) -> None:
-        """Compile when the config says so, by one forward and backward pass on the first batch."""
-        if not self.config.compile:
+        """Compile what the config generates, by one forward and backward pass on the first batch."""
+        if not generates_code(self.config):
             return
         start = time.perf_counter()
-        self._forward = start_compiled(self._model)
-        # The facts of this pass are thrown away: counters must count step 0 once.
-        with facts.collect():
+        self._forward = start_compilation(self.config, self._model)
+        # Step 0 records the facts of a pass: counters must count it once.
+        with facts.collect() as seen:
             self.one_pass()
         self._wait()
-        self.compilation = record_compilation(time.perf_counter() - start)
+        self.compilation = record_compilation(self.config, time.perf_counter() - start, seen)
 
     def step(self, index: int, phase: Phase) -> StepRecord:
         """Run one optimiser step and wait for the device once, at its end."""

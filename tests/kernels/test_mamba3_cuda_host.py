@@ -10,7 +10,7 @@ pytest.importorskip("tilelang")
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda import scan
-from kernels.mamba3_mimo.cuda.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.compiled import KERNELS, needed
 from kernels.mamba3_mimo.cuda.edges import EDGE, edge_size
 from kernels.mamba3_mimo.cuda.prefix import WARP_TOKENS, lanes_for
 from kernels.mamba3_mimo.cuda.reductions import head_block
@@ -78,6 +78,18 @@ def test_every_output_has_the_shape_of_its_tensor(name):
     assert {key: grad.shape for key, grad in grads.items()} == {
         key: tensor.shape for key, tensor in zip(inputs.names, inputs.tensors(), strict=True)
     }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_built_before_a_pass_are_those_that_it_launches(name):
+    case, variant = CASES[name]
+    inputs = make_inputs(case, "cpu")
+    made = Recorded(inputs, variant)
+    *_, saved = made.forward()
+    forward = set(made.launched)
+    made.backward(make_grad(inputs, 1), saved)
+    assert forward == set(needed("forward", made.shape, variant))
+    assert set(made.launched) - forward == set(needed("backward", made.shape, variant))
 
 
 def test_optional_tensors_and_caches_decide_what_the_kernels_are_given():

@@ -3,6 +3,11 @@
 After a change that was wanted: `python -m tests.kernels.freeze_resources`.
 """
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from kernels.mamba3_mimo.cuda import attest
@@ -20,15 +25,35 @@ FREEZE = "if the change is wanted: python -m tests.kernels.freeze_resources"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+BUILD = """
+import json
+from kernels import facts
+from kernels.mamba3_mimo.cuda import compiled
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.variant import Variant
+found = []
+for tokens in (8192, 8190):
+    with facts.collect() as seen:
+        compiled.build("forward", ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16), Variant(), tokens)
+    found.append(seen)
+print(json.dumps(found))
+"""
+
+
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("tilelang")
+
+
+@pytest.fixture(scope="module")
+def compiled(cache):
     pytest.importorskip("tilelang")
     here, table = nvcc_release(), committed()["nvcc"]
     if here is None:
         pytest.skip("no nvcc on PATH: kernels cannot be compiled for sm_90a here")
     if here != table:
         pytest.skip(f"nvcc is release {here}; the table was made with {table}, and counts differ between releases")
-    return compile_cases(CASES, tmp_path_factory.mktemp("tilelang"))
+    return compile_cases(CASES, cache)
 
 
 def test_table_has_the_cases_of_the_gate_table():
@@ -80,3 +105,13 @@ def test_flipped_gate_changes_the_machine_code(compiled, name):
     }
     same = [kernel for kernel, digest in code[name].items() if digest == code[unflipped][kernel]]
     assert len(same) < len(code[name]), f"nothing changed in {same}"
+
+
+def test_fresh_process_loads_what_was_compiled_and_compiles_what_is_new(compiled, cache):
+    assert "failed" not in compiled["baseline"]
+    command = [sys.executable, "-c", BUILD]
+    where = os.environ | {"TILELANG_CACHE_DIR": str(cache)}
+    said = subprocess.run(command, env=where, capture_output=True, text=True, check=True, timeout=300).stdout
+    same, shorter = json.loads(said.splitlines()[-1])
+    assert same == {"mamba3_mimo.kernels_compiled": 0, "mamba3_mimo.kernels_loaded": 6}
+    assert shorter == {"mamba3_mimo.kernels_compiled": 1, "mamba3_mimo.kernels_loaded": 5}

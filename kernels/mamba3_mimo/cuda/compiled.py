@@ -1,12 +1,15 @@
 """Compile and cache the kernels of one shape and variant for sm_90a."""
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import tilelang
 from tilelang import PassConfigKey
 
+from kernels import facts
 from kernels.mamba3_mimo.cuda import (
     backward,
     backward_states,
@@ -17,6 +20,8 @@ from kernels.mamba3_mimo.cuda import (
 )
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
+
+Direction: TypeAlias = Literal["forward", "backward"]
 
 TARGET = {"kind": "cuda", "arch": "sm_90a"}
 """Named, not probed: the same cache key on a machine without a GPU."""
@@ -60,10 +65,52 @@ def pass_configs(variant: Variant) -> dict[Any, Any]:
 
 def kernel(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     """Return the compiled kernel `name`; it takes torch tensors in the order of its program, outputs included."""
-    return _compiled(name, shape, variant, num_tokens if name in KNOW_THE_LENGTH else shape.S)
+    return _compiled(*_key(name, shape, variant, num_tokens))
+
+
+def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[str, ...]:
+    """Return the kernels that one pass launches."""
+    parallel, raw = variant.schedule == "chunk_parallel", not shape.cumulated
+    launched = {
+        "forward": {
+            "angle_sums": raw, "tables": raw, "decays": True,
+            "local_states": parallel, "pass_states": parallel, "outputs": True,
+        },
+        "backward": {
+            "local_gradients": parallel, "pass_gradients": parallel, "chunk_states": not variant.save_states,
+            "gradients": True, "reduce_heads": True, "sum_weights": True, "sum_biases": True, "time_gradients": True,
+        },
+    }[direction]  # fmt: skip
+    return tuple(name for name, does in launched.items() if does)
+
+
+@lru_cache(maxsize=256)
+def build(direction: Direction, shape: ScanShape, variant: Variant, num_tokens: int) -> None:
+    """Make the kernels of one pass ready, those that no run has compiled yet side by side.
+
+    Records how many were compiled now and how many TileLang had kept on disk. The programs are written one after
+    another, because TileLang's builder is Python; its compiler leaves Python's lock, and nvcc is a process.
+    """
+    keys = [_key(name, shape, variant, num_tokens) for name in needed(direction, shape, variant)]
+    for key in keys:
+        _program(*key)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile") as pool:
+        made = list(pool.map(lambda key: _compiled(*key), keys))
+    new = sum(one.artifact is not None for one in made)
+    facts.add("mamba3_mimo.kernels_compiled", new)
+    facts.add("mamba3_mimo.kernels_loaded", len(made) - new)
+
+
+def _key(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> tuple[str, ScanShape, Variant, int]:
+    return name, shape, variant, num_tokens if name in KNOW_THE_LENGTH else shape.S
 
 
 @lru_cache(maxsize=256)
 def _compiled(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
-    program = KERNELS[name](shape, variant, num_tokens)
+    program = _program(name, shape, variant, num_tokens)
     return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=pass_configs(variant))
+
+
+@lru_cache(maxsize=256)
+def _program(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
+    return KERNELS[name](shape, variant, num_tokens)

@@ -17,7 +17,7 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda import attest
-from kernels.mamba3_mimo.cuda.compiled import kernel
+from kernels.mamba3_mimo.cuda.compiled import Direction, build, kernel
 from kernels.mamba3_mimo.cuda.scan import TIME_FIRST, TIME_LAST, Scan
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
@@ -68,14 +68,16 @@ def _read(arguments: tuple[Any, ...]) -> tuple[ScanInputs, Variant]:
 class _Launched(Scan):
     """A scan whose kernels run, and say afterwards what they are."""
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, direction: Direction, arguments: tuple[Any, ...]) -> None:
         inputs, variant = _read(arguments)
         reason = supports(ScanOptions(lane=Lane.CUDA), inputs.v.device.type)
         if reason is not None:
             raise KernelUnsupported(reason)
+        self._direction = direction
         self._launched: list[str] = []
         self._touched: list[int] = []
         super().__init__(inputs, variant)
+        build(direction, self.shape, variant, self.tokens)
 
     def run(self, name: str, *tensors: Tensor) -> None:
         """Launch one kernel."""
@@ -84,10 +86,11 @@ class _Launched(Scan):
         if facts.collecting():
             self._touched += [tensor.data_ptr() for tensor in tensors]
 
-    def record(self, direction: str, saved: Sequence[Tensor]) -> None:
-        """Record what ran, `direction` being forward or backward; `saved` are the tensors kept between the two."""
+    def record(self, saved: Sequence[Tensor]) -> None:
+        """Record what ran; `saved` are the tensors kept between the two passes."""
         if not facts.collecting():
             return
+        direction = self._direction
         kept = dict(zip(self.saved, saved, strict=True))
         if "psiv" in kept:
             times = self._touched.count(kept["psiv"].data_ptr())
@@ -128,9 +131,9 @@ class _Shapes(Scan):
 
 
 def _launch_forward(*arguments: Any) -> list[Tensor]:
-    launched = _Launched(arguments)
+    launched = _Launched("forward", arguments)
     results = _flat(launched)
-    launched.record("forward", results[2:])
+    launched.record(results[2:])
     return results
 
 
@@ -141,9 +144,9 @@ def _flat(made: Scan) -> list[Tensor]:
 
 
 def _launch_backward(grad_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
-    launched = _Launched(arguments)
+    launched = _Launched("backward", arguments)
     grads = _gradients(launched, grad_out, saved, arguments)
-    launched.record("backward", saved)
+    launched.record(saved)
     return grads
 
 

@@ -78,6 +78,13 @@ def test_every_gate_is_attested(home, dataset, compiled):
     assert all(readings[name].observed is not None for name in ("lane", "tma", "schedule", "psiv_cache", "compile"))
     assert {"outputs", "gradients"} <= {row["name"] for row in result.kernels}
     assert all(row["registers"] > 0 for row in result.kernels)
+    assert result.compile_s > 0
+
+
+def test_kernels_are_counted_before_step_0(home, dataset):
+    result = run(home, dataset, superchunk=128)  # of no other test: a process counts each scan once
+    assert result.facts["mamba3_mimo.kernels_compiled"] + result.facts["mamba3_mimo.kernels_loaded"] == 13
+    assert result.compile_cache_hit is (result.facts["mamba3_mimo.kernels_compiled"] == 0)
 
 
 def test_unsupported_shape_is_refused_with_the_reason(home, dataset):
