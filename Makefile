@@ -50,8 +50,9 @@ docs: $(STAMP)  ## write the generated pages: gates, settings, errors, the READM
 browser:  # Chromium for the page tests, from the distribution, where we may install it
 	@tests/install-browser.sh
 
-test: $(STAMP) browser  ## all tests that this machine can run
-	$(BIN)/python -m pytest
+# Idle OpenMP threads sleep: spinning ones would take the other process's core.
+test: $(STAMP) browser  ## all tests that this machine can run, in two processes
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 test-fast: $(STAMP)  ## tests without servers, some ten seconds
 	$(BIN)/python -m pytest tests/unit tests/architecture

@@ -21,7 +21,7 @@ from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.testing import ScanShape, random_inputs
 from tests.kernels import tile_interpreter
 
-LIMIT = 1e-5
+LIMIT = 1e-6
 """Largest difference over largest value. Inputs and results are float32, what lies between is float64."""
 
 
@@ -83,7 +83,8 @@ def problem(name: str) -> tuple[ScanInputs, torch.Tensor]:
     at = torch.arange(shape.length)
     ids = sum(at >= start for start in case.starts).unsqueeze(0) if case.starts else None
     inputs = replace(inputs, **given, **dict.fromkeys(case.without), segment_ids=ids)
-    return inputs, torch.randn(mamba3_mimo(inputs).out.shape, dtype=torch.float64)
+    grad_out = torch.randn(mamba3_mimo(inputs).out.shape, generator=torch.Generator().manual_seed(1))
+    return inputs, grad_out.double()  # a float32 that the kernels need not round: sums may cancel
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
