@@ -34,6 +34,8 @@ class Part:
     environment: dict[str, str]
     answers: Callable[[], bool]
     """Whether the part does its work; called until it does."""
+    port: int | None = None
+    """The port that the part listens on; None for one that listens on none."""
     patience_s: float = 120.0
 
 
@@ -92,8 +94,15 @@ def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[P
             command=_mlflow(where),
             environment=_MLFLOW_QUIET,
             answers=lambda: _ok(where.mlflow_url, "/health"),
+            port=where.mlflow_port,
         ),
-        Part(name=API, command=_module("service.app"), environment=own, answers=lambda: _ok(where.api_url, "/healthz")),
+        Part(
+            name=API,
+            command=_module("service.app"),
+            environment=own,
+            answers=lambda: _ok(where.api_url, "/healthz"),
+            port=where.api_port,
+        ),
         Part(
             name=BACKGROUND,
             command=_module("service.background"),

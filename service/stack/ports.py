@@ -1,6 +1,8 @@
-"""Free TCP ports on loopback."""
+"""TCP ports on loopback: which are free, and whose the others are."""
 
 import socket
+
+import psutil
 
 from service.stack.errors import StackError
 
@@ -15,6 +17,16 @@ def free_port(preferred: int, *, taken: frozenset[int] = frozenset()) -> int:
         if port not in taken and _is_free(port):
             return port
     raise StackError(f"no free port from {preferred} to {last - 1} on {LOOPBACK}; set ABLATE_PORT to another start")
+
+
+def listeners(port: int) -> set[int]:
+    """Return the processes of this user that listen on `port` of the loopback address."""
+    found = psutil.net_connections(kind="tcp4")
+    return {
+        one.pid
+        for one in found
+        if one.status == psutil.CONN_LISTEN and one.laddr == (LOOPBACK, port) and one.pid is not None
+    }
 
 
 def _is_free(port: int) -> bool:

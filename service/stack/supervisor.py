@@ -19,7 +19,7 @@ from service.stack import processes
 from service.stack.errors import PartFailed
 from service.stack.layout import StackFiles
 from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, Part, all_parts
-from service.stack.ports import free_port
+from service.stack.ports import free_port, listeners
 from service.stack.state import StackState, exclusive, write_state
 
 Report = Callable[[str, str], None]
@@ -126,7 +126,15 @@ class _Supervisor:
             if time.monotonic() > deadline:
                 raise PartFailed(part.name, f"did not answer within {part.patience_s:.0f} s", self._log_tail(part.name))
             time.sleep(0.1)
+        self._check_own(part)
         self._report("part", f"{part.name} {time.monotonic() - self._started:.1f}")
+
+    def _check_own(self, part: Part) -> None:
+        """Refuse an answer that came from another process: one that took the port after it was found free."""
+        if part.port is None or listeners(part.port).intersection(processes.members(self._state.stack_id)):
+            return
+        what = f"cannot have port {part.port}: another process took it after it was found free; start again"
+        raise PartFailed(part.name, what, self._log_tail(part.name))
 
     def _node_is_ready(self) -> bool:
         token = (self._files.home / "tokens" / "admin").read_text().strip()

@@ -1,0 +1,88 @@
+"""Two stacks that start at once find the same port free, and one of them gets it."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.stack import processes, supervisor
+from service.stack.errors import PartFailed
+from service.stack.layout import StackFiles
+from service.stack.parts import Addresses, Part
+from service.stack.ports import LOOPBACK, free_port, listeners
+
+SLEEPER = ("-c", "import time; time.sleep(600)")
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers as another stack's MLflow does."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def foreign_port() -> Iterator[int]:
+    server = HTTPServer((LOOPBACK, 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor._Supervisor]:
+    files = StackFiles(home=tmp_path)
+    files.make_folders()
+    where = Addresses(files=files, api_port=1, mlflow_port=2)
+    monkeypatch.setattr(supervisor, "_choose_ports", lambda _files, _report: where)
+    one = supervisor._Supervisor(files, lambda _kind, _text: None)
+    yield one
+    processes.end(list(one._running.values()), patience_s=10)
+    assert processes.members(one._state.stack_id) == []
+
+
+def part(command: tuple[str, ...], port: int) -> Part:
+    def answers() -> bool:
+        try:
+            return httpx.get(f"http://{LOOPBACK}:{port}/", trust_env=False).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    return Part(
+        name="mlflow",
+        command=(sys.executable, *command),
+        environment={},
+        answers=answers,
+        patience_s=20,
+        port=port,
+    )
+
+
+def test_answer_of_another_process_does_not_make_a_part_ready(made: supervisor._Supervisor, foreign_port: int) -> None:
+    slow = part(SLEEPER, foreign_port)
+    made._launch(slow)
+    with pytest.raises(PartFailed, match=f"cannot have port {foreign_port}: another process took it"):
+        made._wait(slow)
+
+
+def test_answer_of_its_own_process_does(made: supervisor._Supervisor) -> None:
+    port = free_port(18700)
+    own = part(("-m", "http.server", "--bind", LOOPBACK, str(port)), port)
+    made._launch(own)
+    made._wait(own)
+    assert listeners(port) == set(processes.members(made._state.stack_id))
+
+
+def test_nobody_listens_on_a_free_port() -> None:
+    assert listeners(free_port(18800)) == set()
