@@ -143,6 +143,17 @@ def test_train_measures_itself(baseline: TrainResult) -> None:
     assert sum(step.seconds for step in baseline.steps) < baseline.training_s < 60
 
 
+def test_pass_that_compiles_kernels_changes_no_step(
+    home: Path, dataset: Dataset, baseline: TrainResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "generates_code", lambda _: True)  # an eager lane with kernels needs a GPU
+    result = run(config_for(home), dataset)
+    assert losses(result) == losses(baseline)
+    assert result.facts == baseline.facts
+    assert result.compile_s > 0
+    assert result.compile_cache_hit is None
+
+
 def test_train_with_another_schedule_starts_at_the_same_loss_and_says_what_ran(
     home: Path, dataset: Dataset, baseline: TrainResult
 ) -> None:
