@@ -25,10 +25,12 @@ from kernels.mamba3_mimo.cuda.tiles_split import (
     bf16,
     f32,
     first_of,
+    lane_bytes,
     load_part,
     load_tile,
     make_parts,
     make_rotation,
+    place,
     product_rs,
     store_tile,
 )
@@ -62,39 +64,10 @@ def make_reader(s: ScanShape) -> Any:
         T.mbarrier_arrive(full[4])
 
     @T.macro
-    def reader(
-        tx,
-        b,
-        h,
-        sc,
-        nc,
-        base,
-        skip,
-        pool,
-        cs_s,
-        sc_s,
-        w_s,
-        turn_s,
-        tab_s,
-        bias_s,
-        full,
-        hand,
-        z,
-        do,
-        states,
-        dq_rows,
-        dz,
-        row_q,
-        same,
-        diag,
-        p_zeta,
-        p_phi,
-        p_d,
-    ):
-        w, g8, quad, q2, rank = tx % GROUP // 32, tx % 32 // 4, tx % 4, tx % 4 * 2, tx % 32 // 4 % R
-        row, side = tx % GROUP // 32 * 16 + tx % 16, tx % 32 // 16
-        lane_at = row * 128 + (side ^ row % 8) * 16
-        time_at = row // R * 128 + (side ^ row // R % 8) * 16
+    def reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d):
+        tx, b, h, sc, nc, base, skip, pool, cs_s, sc_s, w_s, _wt_s, turn_s, tab_s, bias_s, full, hand = block
+        w, g8, quad, q2, rank, row, side = place(tx, R)
+        lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
         c0 = (w * 16 + g8) // R
         ql, gl, mix = T.alloc_local((N // 2,), BF16), T.alloc_local((32,), BF16), T.alloc_local((32,), BF16)
         gw = T.alloc_local((32,), BF16)

@@ -19,7 +19,7 @@ from kernels.mamba3_mimo.cuda.backward_walk_reader import make_reader
 from kernels.mamba3_mimo.cuda.backward_walk_writer import make_writer
 from kernels.mamba3_mimo.cuda.edges import edge_size
 from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles_split import BF16, DEVICE_SOURCE, F16, F32, GROUP, HANDS, Pool
+from kernels.mamba3_mimo.cuda.tiles_split import BF16, DEVICE_SOURCE, F16, F32, GROUP, HANDS, Block, Pool
 from kernels.mamba3_mimo.cuda.variant import Variant
 
 SHARED_LIMIT = 227 * 1024
@@ -145,70 +145,12 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 bias_s[0, r, at] = q_bias[h, r, j]
                 bias_s[1, r, at] = k_bias[h, r, j]
             T.sync_threads()
+            block = Block(tx, b, h, sc, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand)
             if tx < GROUP:
-                reader(
-                    tx,
-                    b,
-                    h,
-                    sc,
-                    nc,
-                    base,
-                    skip,
-                    pool,
-                    cs_s,
-                    sc_s,
-                    w_s,
-                    turn_s,
-                    tab_s,
-                    bias_s,
-                    full,
-                    hand,
-                    z,
-                    do,
-                    states,
-                    dq_rows,
-                    dz,
-                    row_q,
-                    same,
-                    diag,
-                    p_zeta,
-                    p_phi,
-                    p_d,
-                )
+                reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d)
             else:
                 writer(
-                    tx,
-                    b,
-                    h,
-                    sc,
-                    nc,
-                    base,
-                    skip,
-                    pool,
-                    cs_s,
-                    sc_s,
-                    w_s,
-                    wt_s,
-                    turn_s,
-                    tab_s,
-                    bias_s,
-                    full,
-                    hand,
-                    q_rows,
-                    k_rows,
-                    v,
-                    cs,
-                    lc,
-                    sk,
-                    gm,
-                    states,
-                    leaving,
-                    dk_rows,
-                    dv,
-                    dtheta,
-                    row_k,
-                    edges,
-                    p_psi,
+                    block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi
                 )
 
     return b3_gradients

@@ -26,9 +26,11 @@ from kernels.mamba3_mimo.cuda.tiles_split import (
     bf16,
     f32,
     first_of,
+    lane_bytes,
     load_tile,
     make_parts,
     make_rotation,
+    place,
     product_rs,
     product_ss,
     rounded,
@@ -83,44 +85,10 @@ def make_writer(s: ScanShape) -> Any:
     load_pair, edge = make_pair_load(s), make_edge_from_tile(s, GROUP)
 
     @T.macro
-    def writer(
-        tx,
-        b,
-        h,
-        sc,
-        nc,
-        base,
-        skip,
-        pool,
-        cs_s,
-        sc_s,
-        w_s,
-        wt_s,
-        turn_s,
-        tab_s,
-        bias_s,
-        full,
-        hand,
-        q_rows,
-        k_rows,
-        v,
-        cs,
-        lc,
-        sk,
-        gm,
-        states,
-        leaving,
-        dk_rows,
-        dv,
-        dtheta,
-        row_k,
-        edges,
-        p_psi,
-    ):
-        w, g8, quad, q2, rank = tx % GROUP // 32, tx % 32 // 4, tx % 4, tx % 4 * 2, tx % 32 // 4 % R
-        row, side = tx % GROUP // 32 * 16 + tx % 16, tx % 32 // 16
-        lane_at = row * 128 + (side ^ row % 8) * 16
-        time_at = row // R * 128 + (side ^ row // R % 8) * 16
+    def writer(block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi):
+        tx, b, h, sc, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand = block
+        w, g8, quad, q2, rank, row, side = place(tx, R)
+        lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
         c0 = (w * 16 + g8) // R
         t = tx - GROUP
         kl, xl, vl = T.alloc_local((N // 2,), BF16), T.alloc_local((32,), BF16), T.alloc_local((32,), BF16)

@@ -294,6 +294,20 @@ class Pool(NamedTuple):
         return self.do + self.chunk
 
 
+def place(tx: Any, ranks: int) -> tuple[Any, ...]:
+    """Return where a thread of a role stands: warp, row and column of its first element, rank, matrix row and side.
+
+    The column is given twice, doubled the second time: elements lie in pairs.
+    """
+    row, side = tx % GROUP // 32 * 16 + tx % 16, tx % 32 // 16
+    return tx % GROUP // 32, tx % 32 // 4, tx % 4, tx % 4 * 2, tx % 32 // 4 % ranks, row, side
+
+
+def lane_bytes(row: Any, side: Any) -> Any:
+    """Return the byte offset in a swizzled tile of what the thread passes to a matrix load or store."""
+    return row * 128 + (side ^ row % 8) * 16
+
+
 def first_of(count: int, ranks: int, tx: Any) -> Any:
     """Return the first of the `count` values that the thread holds after the sum over ranks."""
     first, bit = 0, 4
@@ -302,6 +316,28 @@ def first_of(count: int, ranks: int, tx: Any) -> Any:
         first = first + tx // bit % 2 * count
         bit *= 2
     return first
+
+
+class Block(NamedTuple):
+    """A block's place and what both of its roles use, in the order in which they unpack it."""
+
+    tx: Any
+    b: Any
+    h: Any
+    sc: Any
+    nc: Any
+    base: Any
+    skip: Any
+    pool: Any
+    cs_s: Any
+    sc_s: Any
+    w_s: Any
+    wt_s: Any
+    turn_s: Any
+    tab_s: Any
+    bias_s: Any
+    full: Any
+    hand: Any
 
 
 class Parts(NamedTuple):
