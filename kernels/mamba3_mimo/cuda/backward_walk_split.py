@@ -18,8 +18,9 @@ from tilelang.layout import make_swizzled_layout
 from kernels.mamba3_mimo.cuda.backward_walk_reader import make_reader
 from kernels.mamba3_mimo.cuda.backward_walk_writer import make_writer
 from kernels.mamba3_mimo.cuda.edges import edge_size
+from kernels.mamba3_mimo.cuda.places_split import GROUP, Block, Pool
 from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles_split import BF16, DEVICE_SOURCE, F16, F32, GROUP, HANDS, Block, Pool
+from kernels.mamba3_mimo.cuda.tiles_split import BF16, DEVICE_SOURCE, F16, F32, HANDS
 from kernels.mamba3_mimo.cuda.variant import Variant
 
 SHARED_LIMIT = 227 * 1024

@@ -9,6 +9,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.edges import make_edge_from_tile
+from kernels.mamba3_mimo.cuda.places_split import GROUP, Pool, first_of, lane_bytes, place
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.tiles_split import (
     BF16,
@@ -16,21 +17,16 @@ from kernels.mamba3_mimo.cuda.tiles_split import (
     F32,
     G_FREE,
     G_READY,
-    GROUP,
     K_FREE,
     K_READY,
     Q_READY,
     TILE,
-    Pool,
     arrive,
     bf16,
     f32,
-    first_of,
-    lane_bytes,
     load_tile,
     make_parts,
     make_rotation,
-    place,
     product_rs,
     product_ss,
     rounded,
