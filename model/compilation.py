@@ -19,8 +19,6 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 
 GENERATED_LANES = (Lane.CUDA, Lane.PEER)
 """Lanes of the scan whose kernels are compiled at their first launch."""
-KERNELS_COMPILED, KERNELS_LOADED = "mamba3_mimo.kernels_compiled", "mamba3_mimo.kernels_loaded"
-"""Facts of lane cuda: kernels compiled by this process, and kernels found in TileLang's cache on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +53,8 @@ def record_compilation(config: TrainConfig, seconds: float, seen: facts.Facts) -
 
     The fact compile.graphs is there only if the model was compiled.
     """
-    hits, misses = int(seen.get(KERNELS_LOADED, 0)), int(seen.get(KERNELS_COMPILED, 0))
-    for name in (KERNELS_COMPILED, KERNELS_LOADED):
+    hits, misses = int(seen.get(facts.KERNELS_LOADED, 0)), int(seen.get(facts.KERNELS_COMPILED, 0))
+    for name in (facts.KERNELS_COMPILED, facts.KERNELS_LOADED):
         if name in seen:
             facts.add(name, int(seen[name]))
     if _uses_inductor(config):

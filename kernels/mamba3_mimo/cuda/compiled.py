@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from threading import Lock
 from typing import Any, Literal, TypeAlias
 
 import tilelang
@@ -47,6 +48,9 @@ KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
 KNOW_THE_LENGTH = ("decays", "time_gradients")
 """Kernels that depend on the true sequence length; the others only on the padded one."""
 
+_writing = Lock()
+"""TileLang's builder is Python, so programs are written one at a time; its compiler and nvcc run beside each other."""
+
 
 def _walk(variant: Variant) -> Callable[..., Any]:
     if variant.warp_specialize:
@@ -65,7 +69,7 @@ def pass_configs(variant: Variant) -> dict[Any, Any]:
 
 def kernel(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     """Return the compiled kernel `name`; it takes torch tensors in the order of its program, outputs included."""
-    return _compiled(*_key(name, shape, variant, num_tokens))
+    return _compiled(name, shape, variant, num_tokens if name in KNOW_THE_LENGTH else shape.S)
 
 
 def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[str, ...]:
@@ -88,29 +92,18 @@ def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[st
 def build(direction: Direction, shape: ScanShape, variant: Variant, num_tokens: int) -> None:
     """Make the kernels of one pass ready, those that no run has compiled yet side by side.
 
-    Records how many were compiled now and how many TileLang had kept on disk. The programs are written one after
-    another, because TileLang's builder is Python; its compiler leaves Python's lock, and nvcc is a process.
+    Records how many were compiled now and how many TileLang had kept on disk.
     """
-    keys = [_key(name, shape, variant, num_tokens) for name in needed(direction, shape, variant)]
-    for key in keys:
-        _program(*key)
+    names = needed(direction, shape, variant)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile") as pool:
-        made = list(pool.map(lambda key: _compiled(*key), keys))
+        made = list(pool.map(lambda name: kernel(name, shape, variant, num_tokens), names))
     new = sum(one.artifact is not None for one in made)
-    facts.add("mamba3_mimo.kernels_compiled", new)
-    facts.add("mamba3_mimo.kernels_loaded", len(made) - new)
-
-
-def _key(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> tuple[str, ScanShape, Variant, int]:
-    return name, shape, variant, num_tokens if name in KNOW_THE_LENGTH else shape.S
+    facts.add(facts.KERNELS_COMPILED, new)
+    facts.add(facts.KERNELS_LOADED, len(made) - new)
 
 
 @lru_cache(maxsize=256)
 def _compiled(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
-    program = _program(name, shape, variant, num_tokens)
+    with _writing:
+        program = KERNELS[name](shape, variant, num_tokens)
     return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=pass_configs(variant))
-
-
-@lru_cache(maxsize=256)
-def _program(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
-    return KERNELS[name](shape, variant, num_tokens)

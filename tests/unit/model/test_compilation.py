@@ -7,7 +7,8 @@ import pytest
 
 from kernels import facts
 from kernels.backends import Lane
-from model.compilation import KERNELS_COMPILED, KERNELS_LOADED, generates_code, record_compilation
+from kernels.facts import KERNELS_COMPILED, KERNELS_LOADED
+from model.compilation import generates_code, record_compilation
 from model.config import AttentionConfig, ScanConfig, TrainConfig
 
 EAGER = TrainConfig()
