@@ -61,15 +61,24 @@ def is_alive(pid: int) -> bool:
     return _group_of(pid) is not None
 
 
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to those that are still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
 def end_all(find: Callable[[], Sequence[int]], *, grace_s: float) -> Ended:
     """End what `find` finds: SIGTERM, up to `grace_s` (0: not asked at all), then SIGKILL until it finds none."""
     if grace_s > 0:
-        _signal(find(), signal.SIGTERM)
+        send(find(), signal.SIGTERM)
         wait_until(lambda: not find(), patience_s=grace_s)
     killed: set[int] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while (left := find()) and time.monotonic() <= deadline:
-        _signal(left, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         killed.update(left)
         time.sleep(_LOOK_EVERY_S)
     return Ended(killed=len(killed), survivors=tuple(left))
@@ -83,14 +92,6 @@ def wait_until(condition: Callable[[], bool], *, patience_s: float) -> bool:
             return False
         time.sleep(_LOOK_EVERY_S)
     return True
-
-
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
 
 
 def _others() -> list[int]:

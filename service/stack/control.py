@@ -1,15 +1,13 @@
 """Start, stop and look at the embedded stack of a home, from outside its supervisor."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
-from experiments.processes import is_alive, wait_until
+from experiments.processes import is_alive, send, wait_until
 from service.settings import child_environment
 from service.stack import processes
 from service.stack.errors import StackBusy, StackError
@@ -79,10 +77,10 @@ def stop(files: StackFiles, report: Report) -> Stopping:
     state = running(files)
     if state is None:
         return Stopping(was_running=False, killed=clean_stale(files, report), seconds=time.monotonic() - began)
-    _signal(state.supervisor_pid, signal.SIGTERM)
+    send([state.supervisor_pid], signal.SIGTERM)
     if not _supervisor_ends(files, state, patience_s=_STOP_PATIENCE_S):
         report("note", f"the supervisor did not end within {_STOP_PATIENCE_S:.0f} s; killing it")
-        _signal(state.supervisor_pid, signal.SIGKILL)
+        send([state.supervisor_pid], signal.SIGKILL)
         _supervisor_ends(files, state, patience_s=_STRAY_GRACE_S)
     killed = processes.kill_members(state.stack_id) + clean_stale(files, report)
     return Stopping(was_running=True, killed=killed, seconds=time.monotonic() - began)
@@ -91,11 +89,6 @@ def stop(files: StackFiles, report: Report) -> Stopping:
 def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float) -> bool:
     """Wait for the lock and for the process: the kernel frees the lock a moment before the process is gone."""
     return wait_until(lambda: not is_locked(files) and not is_alive(state.supervisor_pid), patience_s=patience_s)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _spawn(files: StackFiles, report: Report) -> None:
