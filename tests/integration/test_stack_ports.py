@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 
 from service.stack import processes, supervisor
 from service.stack.errors import PartFailed
 from service.stack.layout import StackFiles
-from service.stack.parts import Addresses, Part
+from service.stack.parts import Addresses, Part, _ok
 from service.stack.ports import LOOPBACK, free_port, listeners
 
 SLEEPER = ("-c", "import time; time.sleep(600)")
@@ -53,17 +52,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor
 
 
 def part(command: tuple[str, ...], port: int) -> Part:
-    def answers() -> bool:
-        try:
-            return httpx.get(f"http://{LOOPBACK}:{port}/", trust_env=False).status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
-
     return Part(
         name="mlflow",
         command=(sys.executable, *command),
         environment={},
-        answers=answers,
+        answers=lambda: _ok(f"http://{LOOPBACK}:{port}", "/"),
         patience_s=20,
         port=port,
     )
