@@ -15,7 +15,12 @@ from experiments.processes import Ended, die_with_parent, end_all, group_members
 _SLEEP = "print('ready', flush=True); time.sleep(600)"
 WILLING = f"import time; {_SLEEP}"
 DEAF = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {_SLEEP}"
-ZOMBIE_MAKER = f"import os, time; os.fork() or os._exit(0); {_SLEEP}"
+ZOMBIE_MAKER = f"""
+import os, time
+child = os.fork() or os._exit(0)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+{_SLEEP}
+"""
 
 
 class Family:
