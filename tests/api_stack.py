@@ -160,7 +160,9 @@ def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
         assert thread.is_alive()
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as client:
-        yield Api(client, store)
-    server.should_exit = True
-    thread.join()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as client:
+            yield Api(client, store)
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,12 +1,21 @@
-"""How tests are shared out when several processes run them (`make test`): a file is never divided.
+"""What every test process begins with, and how tests are shared out when several run them (`make test`).
 
-Tests that start servers run one after another in one process, so that they compete with each other for nothing; the
-rest is pure computation and runs beside them.
+Settings of the shell that would change what is tested are left behind: the product's own, colours that somebody forces
+on, and the repository that git commands are told to use when a hook starts the tests.
+
+A file is never divided. Tests that start servers run one after another in one process, so that they compete with each
+other for nothing; the rest is pure computation and runs beside them.
 """
+
+import os
 
 import pytest
 
+NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
 WITH_SERVERS = ("tests/acceptance/", "tests/integration/")
+
+for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
+    del os.environ[name]
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist all tests run in one process

@@ -25,7 +25,12 @@ fi
 
 log=$(mktemp)
 export DEBIAN_FRONTEND=noninteractive
-if { $as_root apt-get update && $as_root apt-get install -y --no-install-recommends chromium; } >"$log" 2>&1; then
+install() {
+    $as_root apt-get -o Acquire::Retries=3 update &&
+        $as_root apt-get -o Acquire::Retries=3 install -y --no-install-recommends chromium
+}
+# A mirror may fail for a moment: once more after a pause.
+if { install || { sleep 15; install; }; } >"$log" 2>&1; then
     echo "Installed Chromium for the page tests."
 else
     echo "Installing Chromium failed, the page tests will be skipped; apt-get said (whole output in $log):"

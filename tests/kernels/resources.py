@@ -19,6 +19,8 @@ from typing import Any
 
 TABLE = Path(__file__).with_name("resources.json")
 WALKS = ("outputs", "gradients", "local_states", "local_gradients")
+PROCESSES = 8
+"""Compilers that run at a time at most: each takes up to 1 GB."""
 SLOWEST = ("gradients", "outputs", "chunk_states", "local_states", "local_gradients")
 KEPT = (
     "threads", "registers", "shared_bytes", "stack_bytes", "spill_loads", "spill_stores", "instructions", "tma_loads",
@@ -86,7 +88,8 @@ def compile_cases(cases: Mapping[str, Case], cache: Path) -> dict[str, dict[str,
     `cache` is where compiled kernels go. Processes run in parallel, the slowest kernels first.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count() or 2, mp_context=context, initializer=_prepare, initargs=(cache,)) as pool:
+    processes = min(len(os.sched_getaffinity(0)), PROCESSES)
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare, initargs=(cache,)) as pool:
         every = pool.submit(_kernel_names).result()
         jobs = [(name, kernel) for name, case in cases.items() for kernel in case.kernels or every]
         jobs.sort(key=lambda job: SLOWEST.index(job[1]) if job[1] in SLOWEST else len(SLOWEST))

@@ -22,7 +22,7 @@ EXACT = (
 BOUNDED = ("stack_bytes", "spill_loads", "spill_stores")
 FREEZE = "if the change is wanted: python -m tests.kernels.freeze_resources"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # ends a compiler that hangs; 4 to 7 minutes on 2 cores
 
 
 BUILD = """
@@ -111,7 +111,7 @@ def test_fresh_process_loads_what_was_compiled_and_compiles_what_is_new(compiled
     assert "failed" not in compiled["baseline"]
     command = [sys.executable, "-c", BUILD]
     where = os.environ | {"TILELANG_CACHE_DIR": str(cache)}
-    said = subprocess.run(command, env=where, capture_output=True, text=True, check=True, timeout=300).stdout
+    said = subprocess.run(command, env=where, capture_output=True, text=True, check=True, timeout=1800).stdout
     same, shorter = json.loads(said.splitlines()[-1])
     assert same == {"mamba3_mimo.kernels_compiled": 0, "mamba3_mimo.kernels_loaded": 6}
     assert shorter == {"mamba3_mimo.kernels_compiled": 1, "mamba3_mimo.kernels_loaded": 5}

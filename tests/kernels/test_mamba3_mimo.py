@@ -1,6 +1,7 @@
 """Both forms of the scan against the float64 oracle: output, final state and all gradients, every time row.
 
-Tolerances. float64: 1e-11. float32: 1e-4, every time row by itself. bfloat16: operands carry 8 bits, so the error of a
+Tolerances. float64: 1e-11. float32: 5e-4, every time row by itself (found: up to 9e-5 in the angles, which differs
+between vector units by a factor of two). bfloat16: operands carry 8 bits, so the error of a
 row is taken relative to the largest row of the tensor, 5e-2, and over the whole tensor, 3e-2.
 """
 
@@ -34,6 +35,7 @@ SHAPES = {
     "R8": replace(BASE, ranks=8),
     "N32_P16_S100": replace(BASE, batch=1, length=100, state=32, width=16),
 }
+FLOAT32_LIMIT = 5e-4
 
 
 def document_ids(shape, kind):
@@ -84,13 +86,13 @@ def assert_rows_close(actual, expected, tolerance):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_float32_matches_oracle(shape, form):
-    assert_rows_close(*compare(shape, form, dtype=torch.float32), 1e-4)
+    assert_rows_close(*compare(shape, form, dtype=torch.float32), FLOAT32_LIMIT)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("kind", ["several", "returning_id", "every_token"])
 def test_documents_float32_match_oracle(kind, form):
-    assert_rows_close(*compare(BASE, form, dtype=torch.float32, ids=document_ids(BASE, kind)), 1e-4)
+    assert_rows_close(*compare(BASE, form, dtype=torch.float32, ids=document_ids(BASE, kind)), FLOAT32_LIMIT)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

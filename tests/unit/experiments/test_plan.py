@@ -87,7 +87,7 @@ def test_make_plan_of_a_hundred_thousand_trials_takes_seconds() -> None:
     variants["bf16"] = {"gates": {"dtype": "bfloat16"}}
     del variants["v8"]  # chunk 16, everything else at its default: the baseline
     spec = make_spec(variants=variants, design__blocks={"count": 2000})
-    started = time.perf_counter()
+    started = time.process_time()
     plan = make_plan(spec)
     assert len(plan.arms) * len(plan.blocks) >= 98_000
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 5.0

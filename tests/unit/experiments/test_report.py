@@ -193,9 +193,9 @@ def test_render_escapes_hostile_text() -> None:
 def test_render_caps_thousands_of_trials_and_says_so() -> None:
     arms = {name: views.EFFECTS[name] for name in ("base", "psiv-on", "chunk-32")}
     view = views.view(arms=arms, num_blocks=240, timed=2)
-    started = time.perf_counter()
+    started = time.process_time()
     page = report.render(view)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
     assert len(page) < 1_000_000
     assert "120 of 720 trials are drawn" in page
     assert "The first 200 of 720 rows" in page

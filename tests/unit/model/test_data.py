@@ -18,11 +18,16 @@ VOCAB_SIZE = 512
 
 BUILD = """
 import sys
+import time
 from pathlib import Path
 from model.config import DataConfig
 from model.data import prepare
 config = DataConfig(corpus=sys.argv[1], seq_len=64, val_fraction=0.1)
-dataset = prepare(config, 512, cache_dir=Path(sys.argv[2]), report=lambda line: print(line, flush=True))
+def report(line):
+    print(line, flush=True)
+    if len(sys.argv) > 3 and line.startswith(sys.argv[3]):
+        time.sleep(600)
+dataset = prepare(config, 512, cache_dir=Path(sys.argv[2]), report=report)
 print("digest", dataset.digest)
 """
 
@@ -42,8 +47,9 @@ def prepare_logged(config: DataConfig, cache: Path) -> tuple[Dataset, list[str]]
     return prepare(config, VOCAB_SIZE, cache_dir=cache, report=log.append), log
 
 
-def build_elsewhere(corpus: Path, cache: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BUILD, str(corpus), str(cache)]
+def build_elsewhere(corpus: Path, cache: Path, *stop_at: str) -> subprocess.Popen[str]:
+    """Build in a process of its own; it stands still once it reports a line that begins with `stop_at`."""
+    command = [sys.executable, "-c", BUILD, str(corpus), str(cache), *stop_at]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -221,7 +227,7 @@ def test_two_processes_build_once(corpus: Path, tmp_path: Path) -> None:
 
 def test_prepare_builds_again_after_a_builder_was_killed(corpus: Path, tmp_path: Path) -> None:
     expected, _ = prepare_logged(small_config(corpus), tmp_path / "other")
-    victim = build_elsewhere(corpus, tmp_path)
+    victim = build_elsewhere(corpus, tmp_path, "encoding")
     assert victim.stdout is not None
     with victim.stdout:
         for line in victim.stdout:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def test_train_on_one_thread_gives_the_same_tokenizer(tmp_path: Path, trained: B
         "folder = Path(sys.argv[1]); files = sorted((folder / 'headers').iterdir());"
         "BpeTokenizer.train([f.read_text() for f in files], vocab_size=600).save(folder / 'other.json')"
     )
-    environment = {"RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "1"}
+    environment = os.environ | {"RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "1"}
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env=environment)
     trained.save(tmp_path / "here.json")
     assert (tmp_path / "other.json").read_bytes() == (tmp_path / "here.json").read_bytes()

@@ -1,5 +1,6 @@
 import io
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_spent_device_minutes_stop_between_blocks(rig: Rig, monkeypatch: pytest.
     rig.run(0)
     path = rig.folder.root / "blocks" / "0001" / "block.json"
     record = rig.bundle().blocks[0].attempt
-    later = record.model_copy(update={"ended_at": record.started_at.replace(year=record.started_at.year + 1)})
+    later = record.model_copy(update={"ended_at": record.started_at + timedelta(days=365)})
     path.write_text(later.model_dump_json())
     rig.folder.seal()
     summary = rig.run(0, 1)
