@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
+from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from service.errors import ConfigurationError
 
@@ -65,14 +66,27 @@ def _sqlite(url: str) -> tuple[Engine, Engine]:
 
 def _prepare_writer(connection: Any, _record: object) -> None:
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_TIMEOUT_MS}", "foreign_keys=ON"):
+    _use_wal(connection)
+    for pragma in ("synchronous=NORMAL", f"busy_timeout={BUSY_TIMEOUT_MS}", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _prepare_reader(connection: Any, _record: object) -> None:
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", f"busy_timeout={BUSY_TIMEOUT_MS}", "query_only=ON"):
+    _use_wal(connection)
+    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "query_only=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+@retry(
+    retry=retry_if_exception_message(message="database is locked"),
+    wait=wait_fixed(0.02),
+    stop=stop_after_delay(BUSY_TIMEOUT_MS / 1000),
+    reraise=True,
+)
+def _use_wal(connection: Any) -> None:
+    """Switch to write-ahead logging; on a new file SQLite does not wait for another process that does the same."""
+    connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _begin_immediate(connection: Connection) -> None:
