@@ -19,6 +19,8 @@ from service.stack.supervisor import Report
 _STOP_PATIENCE_S = 45.0
 _START_PATIENCE_S = 300.0
 _STRAY_GRACE_S = 5.0
+_PROBE_PATIENCE_S = 1.0
+"""Who only asks whether a supervisor lives holds the lock, shared, for an instant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ def clean_stale(files: StackFiles, report: Report) -> int:
     if not files.state.exists():
         return 0
     try:
-        with exclusive(files):
+        with exclusive(files, patience_s=_PROBE_PATIENCE_S):
             state = read_state(files)
             if state is None:
                 return 0

@@ -53,15 +53,11 @@ def write_state(files: StackFiles, state: StackState) -> None:
 def exclusive(files: StackFiles, *, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the home's lock; raises StackBusy when another process holds it for longer than `patience_s`.
 
-    The kernel drops the lock when its holder dies, however it dies. `is_locked` holds it for an instant.
+    The kernel drops the lock when its holder dies, however it dies. `is_locked` shares it for an instant.
     """
     files.lock.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        _take(descriptor, files.lock, patience_s)
+    with _lock(files, fcntl.LOCK_EX, patience_s=patience_s):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def is_locked(files: StackFiles) -> bool:
@@ -69,17 +65,27 @@ def is_locked(files: StackFiles) -> bool:
     if not files.lock.exists():
         return False
     try:
-        with exclusive(files):
+        with _lock(files, fcntl.LOCK_SH):  # shared: two who ask at once do not take each other for a supervisor
             return False
     except StackBusy:
         return True
 
 
-def _take(descriptor: int, path: Path, patience_s: float) -> None:
+@contextmanager
+def _lock(files: StackFiles, kind: int, *, patience_s: float = 0.0) -> Iterator[None]:
+    descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _take(descriptor, files.lock, kind, patience_s)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path, kind: int, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
                 raise StackBusy(f"another stack holds {path}") from error
