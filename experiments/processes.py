@@ -17,6 +17,8 @@ _PR_SET_PDEATHSIG = 1
 _LOOK_EVERY_S = 0.02
 _KILL_PATIENCE_S = 10.0
 """How long SIGKILL may take: a process inside a driver call dies only when the call returns."""
+_EXEC_PATIENCE_S = 2.0
+"""How long a process may be between two programs: it has no environment until the kernel has laid out the new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +34,13 @@ class Ended:
 def die_with_parent(number: signal.Signals = signal.SIGKILL, *, parent: int | None = None) -> None:
     """Ask the kernel to send `number` to this process when the thread that started it ends.
 
-    When that has happened already, end at once; without the number of the `parent`, a child of process 1 is taken for
-    such an orphan.
+    When that has happened already, end at once: only the number of the `parent` tells, because an orphan may be adopted
+    by any process, and the parent may be process 1 of a container. Without it nothing is checked.
     """
     if _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
-    if (os.getppid() == 1) if parent is None else (os.getppid() != parent):
+    if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
@@ -111,7 +113,19 @@ def _group_of(pid: int) -> int | None:
 
 
 def _environment(pid: int) -> list[bytes]:
+    """Return the variables that a process was started with."""
+    path, deadline = Path(f"/proc/{pid}/environ"), time.monotonic() + _EXEC_PATIENCE_S
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found = path.read_bytes()
+        while not found and _is_between_programs(pid) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S / 10)
+        return (found or path.read_bytes()).split(b"\0")
     except OSError:
         return []
+
+
+def _is_between_programs(pid: int) -> bool:
+    """Tell whether the process is inside exec: it has memory (kernel threads and zombies have none), no environment."""
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    size, environment_end = int(fields[20]), int(fields[48])  # vsize and env_end of proc(5), which counts from 1 and
+    return size > 0 and environment_end == 0  # has two fields more: the number and the name

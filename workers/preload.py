@@ -3,6 +3,8 @@
 A thread pool that exists before a fork is dead after it; therefore nothing is computed here.
 """
 
+import os
+
 import numpy
 import torch
 import torch.optim
@@ -14,6 +16,9 @@ import model.train
 import workers.trial
 from experiments.processes import die_with_parent
 
-__all__ = ["model", "numpy", "torch", "workers"]
+__all__ = ["SERVER_PID", "model", "numpy", "torch", "workers"]
 
-die_with_parent()
+SERVER_PID = os.getpid()
+"""The fork server; trials inherit the number and know by it whether their parent still lives."""
+
+die_with_parent()  # a server whose worker is gone already ends by itself: multiprocessing's pipe to it is closed

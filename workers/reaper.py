@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from experiments.processes import end_all, group_members, marked
@@ -59,10 +59,19 @@ def left_behind(lines: Iterable[str]) -> set[tuple[int, str]]:
     return running
 
 
-def end_trial(pgid: int, *, trial_id: str, grace_s: float) -> tuple[int, ...]:
-    """End a trial's group and the strays that left it: SIGTERM, `grace_s`, SIGKILL; return who would not die."""
+def end_trial(pgid: int, *, trial_id: str, grace_s: float, leader: Callable[[], bool] | None = None) -> tuple[int, ...]:
+    """End a trial's group and the strays that left it: SIGTERM, `grace_s`, SIGKILL; return who would not die.
+
+    A trial that has just been forked has no group of its own yet. `leader` tells whether the trial's own process is
+    known to live, and then it counts whatever group it is in.
+    """
     mark = f"{TRIAL_MARK}={trial_id}"
-    return end_all(lambda: sorted({*group_members(pgid), *marked(mark)}), grace_s=grace_s).survivors
+
+    def find() -> list[int]:
+        first = {pgid} if leader is not None and leader() else set()
+        return sorted(first | {*group_members(pgid), *marked(mark)})
+
+    return end_all(find, grace_s=grace_s).survivors
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ class Runner:
         self._reaper.watch(pid, order.trial_id)
         try:
             stopped, peak = self._wait(process.sentinel, pid, lease, deadline=start + timeout_s)
-            survivors = self._end(pid, order.trial_id, stopped)
+            survivors = self._end(process.sentinel, pid, order.trial_id, stopped)
             process.join(0 if survivors else None)
             wall_s = time.monotonic() - start
         finally:
@@ -94,10 +94,10 @@ class Runner:
             return StopReason.PREEMPTED
         return StopReason.TIMEOUT if time.monotonic() >= deadline else None
 
-    def _end(self, pid: int, trial_id: str, stopped: StopReason | None) -> tuple[int, ...]:
+    def _end(self, sentinel: int, pid: int, trial_id: str, stopped: StopReason | None) -> tuple[int, ...]:
         """Stop what is left of a trial: all of it, or only children that outlived a trial that ended by itself."""
         grace_s = 0.0 if stopped in (None, StopReason.FENCED) else self._grace_s
-        survivors = end_trial(pid, trial_id=trial_id, grace_s=grace_s)
+        survivors = end_trial(pid, trial_id=trial_id, grace_s=grace_s, leader=lambda: not _is_readable(sentinel))
         if survivors:
             _log.error("trial %s: processes %s survived SIGKILL", trial_id, list(survivors))
         return survivors

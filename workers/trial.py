@@ -42,8 +42,10 @@ def main(order: TrialOrder) -> None:
 
 def _detach(order: TrialOrder) -> None:
     """Own session and group, death with the parent, output into the trial's log, no input."""
+    from workers import preload
+
     os.setsid()
-    die_with_parent()
+    die_with_parent(parent=preload.SERVER_PID)
     mark_process(order.trial_id)
     log = os.open(order.paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)

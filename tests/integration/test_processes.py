@@ -7,6 +7,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 
 import pytest
 
@@ -59,7 +60,14 @@ def family() -> Iterator[Family]:
 def test_end_all_asks_first_and_kills_who_does_not_listen(family: Family) -> None:
     willing, deaf = family.start(WILLING), family.start(DEAF)
     assert sorted(family.pids()) == sorted([willing.pid, deaf.pid])
-    assert end_all(family.pids, grace_s=0.5) == Ended(killed=1, survivors=())
+    looks = count()
+
+    def find() -> list[int]:
+        if next(looks):  # asked already: the willing one gets the time that it needs
+            willing.wait(60)
+        return family.pids()
+
+    assert end_all(find, grace_s=0.5) == Ended(killed=1, survivors=())
     assert (willing.wait(10), deaf.wait(10)) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -83,6 +91,17 @@ def test_zombies_do_not_count(family: Family) -> None:
     os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
     assert not is_alive(parent.pid)
     assert group_members(parent.pid) == family.pids() == []
+
+
+def test_marked_finds_a_process_from_its_first_moment(family: Family) -> None:
+    """Popen returns inside exec, when the old environment is gone and the new one is not there yet."""
+    name, _, value = family.mark.partition("=")
+    for _ in range(200):
+        process = subprocess.Popen(["sleep", "600"], env={name: value})
+        found = family.pids()
+        process.kill()
+        process.wait()
+        assert found == [process.pid]
 
 
 def test_die_with_parent_ends_an_orphan_at_once() -> None:

@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.integration.worker_family import FamilyServer, order
+from experiments.processes import marked
+from tests.integration.worker_family import order, server
 from tests.integration.worker_service import until
 from workers.bell import Bell
 from workers.inherited import TRIAL_MARK
@@ -36,11 +38,29 @@ def _family(folder: Path) -> list[int]:
 def runner() -> Iterator[tuple[Runner, Bell]]:
     bell = Bell()
     with Reaper() as reaper:
-        yield Runner(FamilyServer(preload="json"), reaper, bell, grace_s=0.2, preempted=lambda: False), bell
+        yield Runner(server(), reaper, bell, grace_s=0.2, preempted=lambda: False), bell
+
+
+class Clock:
+    """The runner's clock, which a test can move past every deadline."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("workers.runner.time", made)
+    return made
 
 
 @pytest.mark.parametrize("reason", [StopReason.CANCELLED, StopReason.FENCED, StopReason.TIMEOUT])
-def test_run_stopped_kills_the_whole_family(tmp_path: Path, runner: tuple[Runner, Bell], reason: StopReason) -> None:
+def test_run_stopped_kills_the_whole_family(
+    tmp_path: Path, runner: tuple[Runner, Bell], clock: Clock, reason: StopReason
+) -> None:
     lease = Lease(300.0, asked_at=time.monotonic())
 
     def interfere() -> None:
@@ -49,14 +69,30 @@ def test_run_stopped_kills_the_whole_family(tmp_path: Path, runner: tuple[Runner
             lease.cancel()
         elif reason is StopReason.FENCED:
             lease.revoke()
+        else:
+            clock.ahead_s = 1000.0
         runner[1].ring()
 
-    threading.Thread(target=interfere).start()
-    timeout_s = 2.0 if reason is StopReason.TIMEOUT else 60.0
-    ending = runner[0].run(order(tmp_path), lease, timeout_s=timeout_s)
+    thread = threading.Thread(target=interfere)
+    thread.start()
+    ending = runner[0].run(order(tmp_path), lease, timeout_s=600.0)
+    thread.join()
     assert ending.stopped is reason
     assert ending.survivors == ()
     assert [pid for pid in _family(tmp_path) if _is_alive(pid)] == []
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.001, 0.003, 0.01, 0.03])
+def test_run_that_must_stop_at_its_start_does(tmp_path: Path, runner: tuple[Runner, Bell], late_s: float) -> None:
+    """The trial may not have a group of its own yet: none of these runs may last as long as its family would."""
+    lease = Lease(300.0, asked_at=time.monotonic())
+    runner[0].run(order(tmp_path / "warm", leaves=True), lease, timeout_s=60.0)  # the fork server runs from here on
+    lease = Lease(late_s, asked_at=time.monotonic())
+    ending = runner[0].run(order(tmp_path / "early"), lease, timeout_s=600.0)
+    assert (ending.stopped, ending.exit_code) == (StopReason.FENCED, -signal.SIGKILL)
+    assert ending.survivors == ()
+    assert ending.wall_s < 100
+    assert marked(f"{TRIAL_MARK}=trl_early") == []
 
 
 def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tuple[Runner, Bell]) -> None:
@@ -68,10 +104,10 @@ def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tupl
 def test_kill_9_of_the_owner_kills_the_whole_family(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-m", "tests.integration.worker_family", str(tmp_path)])
     members = _family(tmp_path)
-    time.sleep(0.2)
+    until((tmp_path / "told").exists)
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
-    until(lambda: not any(_is_alive(pid) for pid in members), 2)
+    until(lambda: not any(_is_alive(pid) for pid in members))
 
 
 def test_end_trial_asks_strays_before_it_kills_them() -> None:
@@ -80,6 +116,27 @@ def test_end_trial_asks_strays_before_it_kills_them() -> None:
     stray = subprocess.Popen(command, start_new_session=True, env={**os.environ, TRIAL_MARK: "trl_asks"})
     assert end_trial(leader.pid, trial_id="trl_asks", grace_s=10.0) == ()
     assert (leader.wait(), stray.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
+
+
+def test_killed_fork_server_is_replaced_at_once(tmp_path: Path) -> None:
+    """It is not dead when kill returns, and multiprocessing alone would go on talking to it."""
+    fork_server = server()
+    for _ in range(8):
+        trial = fork_server.start(order(tmp_path, leaves=True))
+        trial.join()
+        assert trial.exitcode == 0
+        (owner,) = (p for p in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(p.cmdline()))
+        assert end_trial(trial.pid, trial_id=f"trl_{tmp_path.name}", grace_s=0) == ()
+        owner.kill()
+
+
+def test_check_passes_where_the_worker_is_process_1_of_its_container() -> None:
+    container = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*container, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this system does not let us make a process namespace")
+    code = "import os; from workers.forkserver import ForkServer; ForkServer().check(); print(os.getpid())"
+    done = subprocess.run([*container, sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
 def test_check_names_the_import_that_failed() -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from experiments.processes import die_with_parent
@@ -18,13 +17,21 @@ from workers.runner import Runner
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 
 
-class FamilyServer(ForkServer):
-    """Starts `family` where a trial would be."""
+class ToldReaper(Reaper):
+    """Leaves a file where the guardian has been told of the trial."""
 
-    def start(self, order: TrialOrder) -> ForkServerProcess:
-        process = self._context.Process(target=family, args=(order,))
-        process.start()
-        return process
+    def __init__(self, told: Path) -> None:
+        super().__init__()
+        self._told = told
+
+    def watch(self, pgid: int, trial_id: str) -> None:
+        super().watch(pgid, trial_id)
+        self._told.touch()
+
+
+def server() -> ForkServer:
+    """Return a fork server that starts `family` where a trial would be."""
+    return ForkServer(preload="json", target=family)
 
 
 def family(order: TrialOrder) -> None:
@@ -43,6 +50,7 @@ def family(order: TrialOrder) -> None:
 
 
 def order(folder: Path, *, leaves: bool = False) -> TrialOrder:
+    folder.mkdir(exist_ok=True)
     return TrialOrder(
         trial_id=f"trl_{folder.name}",
         config={"leaves": leaves},
@@ -55,8 +63,8 @@ def main() -> None:
     """Run a family until somebody kills this process."""
     folder = Path(sys.argv[1])
     bell = Bell()
-    with Reaper() as reaper:
-        runner = Runner(FamilyServer(preload="json"), reaper, bell, grace_s=0.2, preempted=lambda: False)
+    with ToldReaper(folder / "told") as reaper:
+        runner = Runner(server(), reaper, bell, grace_s=0.2, preempted=lambda: False)
         runner.run(order(folder), Lease(300.0, asked_at=10**12), timeout_s=300.0)
 
 
