@@ -25,7 +25,7 @@ from service.stack.layout import StackFiles
 from service.stack.state import StackState
 from service.stack.supervisor import Report
 
-_PROJECTION_PATIENCE_S = 30.0
+_PROJECTION_PATIENCE_S = 180.0
 
 
 class DemoFailed(StackError):

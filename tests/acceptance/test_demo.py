@@ -34,7 +34,7 @@ def test_demo_ends_with_a_verdict_a_report_and_no_process(tmp_path: Path) -> Non
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ABLATE_")}
     done = subprocess.run(
         [Path(sys.executable).with_name("ablate"), "demo", "--json"],
-        env={**kept, "ABLATE_HOME": str(home), "ABLATE_PORT": "18621"},
+        env={**kept, "ABLATE_HOME": str(home), "ABLATE_PORT": str(18_000 + os.getpid() % 10_000)},
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -57,7 +57,7 @@ def part(command: tuple[str, ...], port: int) -> Part:
         command=(sys.executable, *command),
         environment={},
         answers=lambda: _ok(f"http://{LOOPBACK}:{port}", "/"),
-        patience_s=20,
+        patience_s=60,
         port=port,
     )
 

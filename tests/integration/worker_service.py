@@ -23,7 +23,8 @@ from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, Tra
 TOKEN = "test-worker-key-of-a-worker"
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
+    """Return what `condition` gives once it is true; the limit only ends a test that hangs."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         found = condition()
@@ -34,7 +35,9 @@ def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
 
 
 class Service:
-    """Hands out `blocks`, records every call, and answers heartbeats as `cancel`, `stale` and `away` say."""
+    """Hands out `blocks`, records every call, and answers as `lease_s`, `cancel`, `stale`, `away` and
+    `reports_refused` say.
+    """
 
     def __init__(self, *, port: int = 0) -> None:
         self.blocks: list[ClaimedBlock] = []
@@ -42,6 +45,9 @@ class Service:
         self.cancel = False
         self.stale = False
         self.away = False
+        self.reports_refused = 0
+        """So many reports are answered 503 from now on."""
+        self.lease_s = 60.0
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -69,7 +75,7 @@ class Service:
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         self.calls.append((path, body, time.monotonic()))
-        if self.away:
+        if self.away or (path.endswith(":report") and self._refuses_report()):
             return 503, {"title": "away"}
         if path.startswith("/v1/nodes/"):
             return 200, {"node_id": "nod_1", "claim_poll_s": 5.0}
@@ -78,8 +84,12 @@ class Service:
         if self.stale:
             return 409, {"title": "Conflict", "detail": "token 1 is stale"}
         if path.endswith(":heartbeat"):
-            return 200, {"lease_s": 2.0, "cancel": self.cancel}
+            return 200, {"lease_s": self.lease_s, "cancel": self.cancel}
         return 200, {}
+
+    def _refuses_report(self) -> bool:
+        self.reports_refused -= 1
+        return self.reports_refused >= 0
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         service = self
@@ -134,7 +144,7 @@ def config_json(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def block(
-    configs: list[dict[str, Any]], *, attempt: str, timeout_s: float = 60.0, lease_s: float = 2.0
+    configs: list[dict[str, Any]], *, attempt: str, timeout_s: float = 60.0, lease_s: float = 60.0
 ) -> ClaimedBlock:
     """A claimed block with one arm for each configuration, all gates at their defaults."""
     requested = {name: gate.default for name, gate in gates.GATES.items()}
@@ -195,7 +205,7 @@ def worker(home: Path, url: str, **environment: str) -> Iterator[subprocess.Pope
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
