@@ -4,6 +4,8 @@ Two of these processes do no harm: every duty has a row lease that one of them h
 """
 
 import logging
+import os
+import select
 import signal
 import sys
 import threading
@@ -29,6 +31,24 @@ DUTY_LEASE_S = 15.0
 JOIN_S = 12.0
 SCHEMA_PATIENCE_S = 60.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """SIGTERM and SIGINT as something to wait for; the first one stays.
+
+    The interpreter writes to a pipe whichever thread the kernel hands the signal to: libraries start threads when they
+    are imported, before this process could block a signal in them.
+    """
+
+    def __init__(self) -> None:
+        self._came, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda _number, _frame: None)
+
+    def wait(self, patience_s: float | None = None) -> bool:
+        """Return whether one came, within `patience_s` or ever."""
+        return bool(select.select([self._came], [], [], patience_s)[0])
 
 
 class Duty:
@@ -88,19 +108,21 @@ def duties(store: Store, settings: Settings, *, stop: threading.Event) -> list[D
     return [Duty(store, name, work, stop=stop) for name, work in works.items()]
 
 
-def wait_for_schema(store: Store) -> bool:
-    """Wait until the API has migrated the database; return False when a signal came first.
+def wait_for_schema(store: Store, signals: StopSignals) -> bool:
+    """Wait until the API has migrated the database; return False when a signal to stop came first.
 
     Raises ConfigurationError when it is not migrated in time.
     """
     deadline = time.monotonic() + SCHEMA_PATIENCE_S
+    if current_revision(store) != newest_revision():
+        log.info("waiting for the API to migrate the database")
     while current_revision(store) != newest_revision():
         if time.monotonic() > deadline:
             raise ConfigurationError(
                 f"the database is at schema {current_revision(store)!r}, this code needs {newest_revision()!r}; "
                 "start the API or run `python -m service.store.migrate`"
             )
-        if signal.sigtimedwait(SIGNALS, TICK_S) is not None:
+        if signals.wait(TICK_S):
             return False
     return True
 
@@ -108,11 +130,11 @@ def wait_for_schema(store: Store) -> bool:
 def main() -> int:
     """Run until a signal; return 1 when the settings or the database do not allow a start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # every thread inherits it; only this one asks for them
+    signals = StopSignals()
     settings = get_settings()
     try:
         store = Store(settings.sqlalchemy_url)
-        if not wait_for_schema(store):
+        if not wait_for_schema(store, signals):
             return 0
     except (ConfigurationError, SQLAlchemyError) as error:
         log.error("cannot start: %s", error)
@@ -122,7 +144,7 @@ def main() -> int:
     for duty in running:
         duty.thread.start()
     log.info("running: %s", ", ".join(duty.thread.name for duty in running))
-    signal.sigwait(SIGNALS)
+    signals.wait()
     stop.set()
     deadline = time.monotonic() + JOIN_S
     for duty in running:
