@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import socket
 import tempfile
 import threading
 import time
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import uvicorn
@@ -25,6 +27,7 @@ from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
 
 ADMIN, WORKER = "admin-secret-of-the-tests", "worker-secret-of-the-tests"
+POSTGRES_START_S = 120
 _numbers = itertools.count()
 
 
@@ -32,9 +35,26 @@ _numbers = itertools.count()
 def _postgres() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it looks for a runtime folder of a desktop session when it is imported
-        import pgserver
+        from pgserver import get_server, postgres_server
+    pg_ctl = postgres_server.pg_ctl
 
-    return pgserver.get_server(Path(tempfile.mkdtemp(prefix="ablate-pg-")), cleanup_mode="delete")
+    def patient(arguments: list[str], **options: Any) -> Any:
+        return pg_ctl(arguments, **{**options, "timeout": POSTGRES_START_S})
+
+    with mock.patch.object(postgres_server, "pg_ctl", patient):  # it would give up after 10 s and leave a server behind
+        return get_server(Path(tempfile.mkdtemp(prefix="ablate-pg-")), cleanup_mode="delete")
+
+
+@lru_cache(maxsize=1)
+def _mute_socket() -> socket.socket:
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))  # never listens: whoever connects is refused, and nobody else is given the port
+    return held
+
+
+def nobody_url() -> str:
+    """Return an HTTP address on loopback where nobody listens while this process lives."""
+    return f"http://127.0.0.1:{_mute_socket().getsockname()[1]}"
 
 
 def database_url(kind: str, folder: Path) -> str:
@@ -53,7 +73,7 @@ def database_url(kind: str, folder: Path) -> str:
 def settings_for(url: str, home: Path, **changes: Any) -> Settings:
     """Return settings for tests; no broker and no MLflow are there unless named."""
     values: dict[str, Any] = {"home": home, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
-    return Settings(**{"mlflow_url": "http://127.0.0.1:9", **values, **changes})
+    return Settings(**{"mlflow_url": nobody_url(), **values, **changes})
 
 
 class Api:
@@ -161,7 +181,7 @@ def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
             yield Api(client, store)
     finally:
         server.should_exit = True

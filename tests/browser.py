@@ -36,7 +36,7 @@ def chromium() -> Iterator[Browser]:
     """Start a headless Chromium and close it again."""
     path = executable()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=120_000)
         try:
             yield browser
         finally:

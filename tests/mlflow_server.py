@@ -1,17 +1,22 @@
 """A real MLflow server on SQLite for tests: one worker, no job runner, no telemetry."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 
-START_S = 90
+START_S = 240
+
+
+class EndedEarly(AssertionError):
+    """The server ended instead of starting."""
 
 
 def free_port() -> int:
@@ -24,20 +29,30 @@ def free_port() -> int:
 @contextmanager
 def running(folder: Path) -> Iterator[str]:
     """Run a server that keeps everything below `folder`, and yield its address."""
-    port = free_port()
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(_serving(folder, free_port()))
+        except EndedEarly:  # MLflow binds the port seconds after it was found free; somebody else may have it by then
+            url = stack.enter_context(_serving(folder, free_port()))
+        yield url
+
+
+@contextmanager
+def _serving(folder: Path, port: int) -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "-w", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     log = folder / "server.log"
-    with log.open("w") as out:
+    with log.open("a") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
         try:
             _wait(f"http://127.0.0.1:{port}", server, log)
             yield f"http://127.0.0.1:{port}"
         finally:
-            os.killpg(server.pid, 15)
-            server.wait(timeout=30)
+            with suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(server.pid, signal.SIGTERM)
+            server.wait(timeout=60)
 
 
 def _wait(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -48,4 +63,5 @@ def _wait(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
             return
         except httpx.HTTPError:
             time.sleep(0.2)
-    raise AssertionError(f"the MLflow server did not start:\n{log.read_text()[-4000:]}")
+    kind = AssertionError if server.poll() is None else EndedEarly
+    raise kind(f"the MLflow server did not start:\n{log.read_text()[-4000:]}")

@@ -333,7 +333,8 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     states = [item["state"] for item in api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]]
     assert sorted(states) == ["cancelled"] * 5 + ["done"]
     with api.store.read() as connection:
-        reasons = connection.execute(select(events.c.reason).where(events.c.ablation_id == made["id"])).scalars().all()
+        query = select(events.c.reason).where(events.c.ablation_id == made["id"]).order_by(events.c.seq)
+        reasons = connection.execute(query).scalars().all()
     assert sum("of 1e-07 device minutes are used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
     assert reasons[-1] == "1 blocks done, 0 failed, 5 not run"
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from service.client import Client, Refused, ServiceFailed, SpecBody, Unreachable
+from tests.api_stack import nobody_url
 
 ACCEPTED = {
     "id": "abl_1",
@@ -144,5 +145,5 @@ def test_log_returns_text_and_the_offset_where_it_ends(client: Client) -> None:
 
 
 def test_nothing_listening_becomes_unreachable_with_what_to_do() -> None:
-    with Client("http://127.0.0.1:9", "token") as client, pytest.raises(Unreachable, match="ablate up"):
+    with Client(nobody_url(), "token") as client, pytest.raises(Unreachable, match="ablate up"):
         client.nodes()
