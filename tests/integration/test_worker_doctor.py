@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.api_stack import nobody_url
 from tests.integration.worker_service import TOKEN, Service
 from workers.cli import app
 from workers.settings import get_settings
@@ -49,12 +50,12 @@ def test_doctor_refused_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ser
 
 
 def test_doctor_no_service_and_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code, checks = _doctor(monkeypatch, tmp_path, "http://127.0.0.1:9", None)
+    code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), None)
     assert code == 1
     assert "ABLATE_WORKER_TOKEN is not set" in checks["worker key"]["detail"]
 
 
 def test_doctor_service_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code, checks = _doctor(monkeypatch, tmp_path, "http://127.0.0.1:9", TOKEN)
+    code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
     assert code == 1
     assert not checks["service"]["passed"]
