@@ -63,6 +63,10 @@ WIDE = ("tma_off", "aggressive_smem_merge", "layout_3d", "psiv_cache", "synchron
 """Those of SWITCHES that `switched_wide` tries with two warp groups."""
 
 
+HALVED = ((16, 128, 8, 8), (64, 128, 1, 64), (256, 128, 4, 8), (256, 128, 1, 32))
+"""(N, P, R, chunk_size) whose heads are halved."""
+
+
 def official(state: int, width: int, rank: int, chunk: int) -> tuple[Case, Variant]:
     """Return one shape of the official tests."""
     return Case(B=2, S=1024, H=8, N=state, P=width, R=rank, cumulated=True), Variant(chunk_size=chunk)
@@ -83,6 +87,11 @@ def switched_wide(name: str) -> tuple[Case, Variant]:
     return replace(PLAIN, N=128, documents=2), Variant(**SWITCHES[name])
 
 
+def halved(state: int, width: int, rank: int, chunk: int) -> tuple[Case, Variant]:
+    """Return documents with raw angles and a shape of HALVED."""
+    return replace(PLAIN, N=state, P=width, R=rank, documents=2), Variant(chunk_size=chunk)
+
+
 def every() -> Iterator[tuple[str, Case, Variant]]:
     """Yield the name and the problem of every comparison with the reference."""
     yield from ((name, case, Variant()) for name, case in CASES.items())
@@ -90,3 +99,4 @@ def every() -> Iterator[tuple[str, Case, Variant]]:
     yield from ((f"rank-{rank}", *of_rank(rank)) for rank in RANKS)
     yield from ((name, *switched(name)) for name in SWITCHES)
     yield from ((f"wide-{name}", *switched_wide(name)) for name in WIDE)
+    yield from ((f"halved-{sizes}", *halved(*sizes)) for sizes in HALVED)

@@ -46,6 +46,8 @@ CASES = {
     "widest_state": Case(shape={"state": 256, "heads": 1, "length": 33}, switches={"chunk_size": 8}),
     "narrow_state": Case(shape={"state": 32}),
     "wide_head": Case(shape={"state": 32, "width": 128, "heads": 1}, switches={"chunk_size": 8}),
+    "halved_heads": Case(shape={"width": 128, "ranks": 1}, switches={"chunk_size": 64, "superchunk": 64}, starts=(9,)),
+    "halved_head": Case(shape={"state": 16, "width": 128, "ranks": 8, "heads": 1}, switches={"chunk_size": 8}),
     "narrow_head": Case(shape={"width": 32}),
     "chunk_size=8": Case(switches={"chunk_size": 8}),
     "sequential": Case(switches={"schedule": "sequential"}),

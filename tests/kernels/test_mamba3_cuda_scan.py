@@ -10,7 +10,19 @@ if not torch.cuda.is_available():
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.check import check, ours
 from kernels.mamba3_mimo.cuda.variant import Variant
-from tests.kernels.scan_cases import CASES, OFFICIAL, RANKS, SWITCHES, WIDE, of_rank, official, switched, switched_wide
+from tests.kernels.scan_cases import (
+    CASES,
+    HALVED,
+    OFFICIAL,
+    RANKS,
+    SWITCHES,
+    WIDE,
+    halved,
+    of_rank,
+    official,
+    switched,
+    switched_wide,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -49,6 +61,11 @@ def test_every_allowed_switch_matches_the_reference(name):
 @pytest.mark.parametrize("name", WIDE)
 def test_switch_with_two_warp_groups_matches_the_reference(name):
     assert_right(*switched_wide(name))
+
+
+@pytest.mark.parametrize(("state", "width", "rank", "chunk"), HALVED)
+def test_halved_heads_match_the_reference(state, width, rank, chunk):
+    assert_right(*halved(state, width, rank, chunk))
 
 
 @pytest.mark.parametrize("name", ["documents", "documents_one_angle_set", "per_rank"])

@@ -101,6 +101,7 @@ class _Launched(Scan):
         facts.record("mamba3_mimo.lane", str(Lane.CUDA))
         for name in ("schedule", "chunk_size", "superchunk"):
             facts.record(f"mamba3_mimo.{name}", getattr(self.variant, name))
+        facts.record("mamba3_mimo.heads_halved", self.halved)
         rows, found = _attested(self.shape, self.variant, self.tokens, tuple(dict.fromkeys(self._launched)))
         for row in rows:
             facts.describe(str(row["name"]), row)

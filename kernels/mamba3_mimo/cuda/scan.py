@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo.cuda import halves
 from kernels.mamba3_mimo.cuda.compiled import kernel
 from kernels.mamba3_mimo.cuda.edges import edge_size
 from kernels.mamba3_mimo.cuda.prefix import BLOCK, TAU
@@ -33,6 +34,10 @@ class Scan:
 
     def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
         self.shape = shape_of(inputs, variant)
+        self.halved = halves.are_needed(self.shape)
+        if self.halved:
+            inputs = halves.split(inputs)
+            self.shape = shape_of(inputs, variant)
         self.check(variant)
         self.tokens, self.variant, self.angles = inputs.q.shape[1], variant, inputs.angles.shape[-1]
         self.given, self.parallel = inputs.names, variant.schedule == "chunk_parallel"
@@ -49,7 +54,8 @@ class Scan:
         """Raise KernelUnsupported with the reason when no kernel does `variant` for this shape."""
         reason = refusal(variant, self.shape)
         if reason is not None:
-            raise KernelUnsupported(reason)
+            note = f"; heads of width {2 * self.shape.P} run as two of {self.shape.P}" if self.halved else ""
+            raise KernelUnsupported(reason + note)
 
     def _prepared(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor as the kernels read it: dtype, padding, contiguous."""
@@ -123,7 +129,10 @@ class Scan:
             *(pre[name] for name in ("states", "psiv") if name in pre),
             *(() if self.parallel else (final,)),
         )
-        return out[:, : self.tokens], self._restarted(final, pre), tuple(pre[name] for name in self.saved)
+        out, final = out[:, : self.tokens], self._restarted(final, pre)
+        if self.halved:
+            out, final = halves.joined_values(out), halves.joined_state(final)
+        return out, final, tuple(pre[name] for name in self.saved)
 
     def _pass(self, name: str, local: Tensor, carry: Tensor, final: Tensor) -> None:
         """Turn the super-chunks' own states into those at their edges."""
@@ -149,14 +158,17 @@ class Scan:
     def backward(self, grad_out: Tensor, saved: Sequence[Tensor]) -> Tensors:
         """Return the gradients of the tensors that were given, in the kernels' dtypes."""
         pre = dict(zip(self.saved, saved, strict=True))
-        do = self._prepared("v", grad_out)
+        do = self._prepared("v", halves.split_values(grad_out) if self.halved else grad_out)
         if not self.variant.save_states:
             pre["states"] = self._chunk_states(pre)
         walked = self._walk(pre, do, self._leaving(pre, do))
         grads: Tensors = {name: walked[name] for name in ("v", "z") if name in walked}
         grads |= {"D": walked["D"].sum((0, 1))} | self._weight_gradients(walked) | self._reduced_heads(walked)
         grads |= self._time_gradients(pre, walked)
-        return {name: self._trimmed(name, grads[name]) for name in self.given}
+        grads = {name: self._trimmed(name, grads[name]) for name in self.given}
+        if self.halved:
+            return {name: halves.joined_gradient(name, grad, self.shape.H) for name, grad in grads.items()}
+        return grads
 
     def _leaving(self, pre: Tensors, do: Tensor) -> Tensor:
         """Return the gradient of the state that leaves every super-chunk, fp32 [B,H,K,N,P]."""

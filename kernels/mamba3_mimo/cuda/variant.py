@@ -9,6 +9,7 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 SCHEDULES = ("chunk_parallel", "sequential")
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
+CHUNK_SIZES = (8, 16, 32, 64)
 KERNEL_FILES = ("backward", "backward_walk_split")
 """Files of this folder with refusals(variant, shape): what their kernels cannot do."""
 
@@ -60,7 +61,7 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
         (s.R not in RANKS, f"rank is {s.R}; allowed: {_listed(RANKS)}"),
         (s.N not in STATE_SIZES, f"state size is {s.N}; allowed: {_listed(STATE_SIZES)}"),
         (s.P not in HEAD_WIDTHS, f"head width is {s.P}; allowed: {_listed(HEAD_WIDTHS)}"),
-        (s.C < 8 or s.C & (s.C - 1) > 0, f"chunk_size is {s.C}; allowed: 8, 16, 32, 64"),
+        (s.C not in CHUNK_SIZES, f"chunk_size is {s.C}; allowed: {_listed(CHUNK_SIZES)}"),
         (
             s.M not in CHUNK_ROWS,
             f"chunk_size * rank is {s.C} * {s.R} = {s.M}; allowed: {_listed(CHUNK_ROWS)}, what the matrix unit takes",

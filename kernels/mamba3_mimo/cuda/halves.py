@@ -1,0 +1,80 @@
+"""Heads too wide for the kernels, run as two heads of half the width each.
+
+The columns of a state never meet: column p depends on the values, the gate and the weights of column p, and on what
+the whole head shares. So a head of width P is two heads of width P / 2 that read the same q and k. What they share is
+computed twice, and its gradient is the sum of both.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.variant import CHUNK_SIZES, HEAD_WIDTHS, Variant, refusal
+from kernels.mamba3_mimo.inputs import ScanInputs
+
+VALUES = ("v", "z")
+"""[..., H, P]."""
+WEIGHTS = ("psi", "zeta", "phi")
+"""[H, R, P]."""
+SHARED = {"q_bias": 0, "k_bias": 0, "D": 0, "adt": 1, "dt": 1, "trap": 1, "angles": 2}
+"""What all columns of a head share -> its axis of heads."""
+
+
+def are_needed(shape: ScanShape) -> bool:
+    """Tell whether no chunk size leaves room for heads of this width, while one does for half of it.
+
+    The switches do not count, only the model's shape: two arms of an ablation never differ in it.
+    """
+    sizes = replace(shape, B=1, S=256, H=1, G=1, C=CHUNK_SIZES[0], L=256)
+    return shape.P // 2 in HEAD_WIDTHS and not _fits(sizes) and _fits(replace(sizes, P=shape.P // 2))
+
+
+@lru_cache(maxsize=256)
+def _fits(sizes: ScanShape) -> bool:
+    return any(refusal(Variant(chunk_size=size), replace(sizes, C=size)) is None for size in CHUNK_SIZES)
+
+
+def split(inputs: ScanInputs) -> ScanInputs:
+    """Return the same scan with twice the heads, of half the width."""
+    return inputs.with_tensors(tuple(_split(name, getattr(inputs, name), inputs.num_heads) for name in inputs.names))
+
+
+def _split(name: str, tensor: Tensor, heads: int) -> Tensor:
+    if name in VALUES:
+        return split_values(tensor)
+    if name in WEIGHTS:
+        return split_values(tensor.transpose(0, 1)).transpose(0, 1)
+    axis = SHARED.get(name)
+    if axis is None or tensor.shape[axis] != heads:  # q, k, and angles that all heads share
+        return tensor
+    return tensor.repeat_interleave(2, axis)
+
+
+def split_values(tensor: Tensor) -> Tensor:
+    """Return [..., H, P] as [..., 2 H, P / 2]."""
+    return torch.unflatten(tensor, -1, (2, -1)).flatten(-3, -2)
+
+
+def joined_values(tensor: Tensor) -> Tensor:
+    """Return [..., 2 H, P / 2] as [..., H, P]."""
+    return torch.unflatten(tensor, -2, (-1, 2)).flatten(-2)
+
+
+def joined_state(state: Tensor) -> Tensor:
+    """Return [B, 2 H, N, P / 2] as [B, H, N, P]."""
+    return joined_values(state.transpose(1, 2)).transpose(1, 2).contiguous()
+
+
+def joined_gradient(name: str, grad: Tensor, heads: int) -> Tensor:
+    """Return the gradient of the tensor before it was split; `heads` are those of the split scan."""
+    if name in VALUES:
+        return joined_values(grad)
+    if name in WEIGHTS:
+        return joined_values(grad.transpose(0, 1)).transpose(0, 1)
+    axis = SHARED.get(name)
+    if axis is None or grad.shape[axis] != heads:
+        return grad
+    return torch.unflatten(grad, axis, (-1, 2)).sum(axis + 1)
