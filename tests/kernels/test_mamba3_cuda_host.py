@@ -196,7 +196,7 @@ def test_a_scan_that_is_refused_says_why(monkeypatch):
     monkeypatch.setattr(scan, "refusal", refusal)
     with pytest.raises(KernelUnsupported, match="warp_specialize with tma off"):
         scan.Scan(make_inputs(Case(), "cpu"), Variant(warp_specialize=True, tma=False))
-    with pytest.raises(KernelUnsupported, match="N=256, P=64, 64 rows.*; heads of width 128 run as two of 64"):
+    with pytest.raises(KernelUnsupported, match=r"N=256, P=64, 64 rows.*; heads of width 128 run as two of 64"):
         scan.Scan(make_inputs(Case(N=256, P=128), "cpu"), Variant())
 
 

@@ -72,7 +72,16 @@ FAKE = {
 
 @pytest.mark.parametrize(("switches", "changes"), FAKE.values(), ids=FAKE)
 def test_fake_kernels_give_shapes_and_dtypes_of_both_passes_without_aliases(switches, changes):
-    inputs = replace(trained_inputs(), **changes)
+    assert_fake_passes(replace(trained_inputs(), **changes), switches)
+
+
+@pytest.mark.parametrize("changes", [{}, {"phi": None}], ids=["default", "per_rank"])
+def test_fake_kernels_of_halved_heads_give_the_shapes_of_whole_ones(changes):
+    shape = replace(SHAPE, width=128, ranks=1)
+    assert_fake_passes(replace(trained_inputs(shape=shape), **changes), {"chunk_size": 64})
+
+
+def assert_fake_passes(inputs: ScanInputs, switches: dict[str, object]) -> None:
     plain = [t.detach() for t in inputs.tensors()]
     ids = inputs.segment_ids
     with FakeTensorMode() as mode:
@@ -80,10 +89,11 @@ def test_fake_kernels_give_shapes_and_dtypes_of_both_passes_without_aliases(swit
         fake = replace(fake, segment_ids=None if ids is None else mode.from_tensor(ids))
         out, state = op.scan(fake, replace(CUDA, **switches))
         grads = torch.autograd.grad(out.float().sum(), fake.tensors())
-    ranks = (4,) if inputs.phi is None else ()
+    batch, tokens, heads, width = inputs.v.shape
+    ranks = (inputs.q.shape[2],) if inputs.phi is None else ()
     assert isinstance(out, FakeTensor)
-    assert (out.shape, out.dtype) == ((2, 500, *ranks, 4, 64), torch.bfloat16)
-    assert (state.shape, state.dtype, state.requires_grad) == ((2, 4, 64, 64), torch.float32, False)
+    assert (out.shape, out.dtype) == ((batch, tokens, *ranks, heads, width), torch.bfloat16)
+    assert (state.shape, state.dtype, state.requires_grad) == ((batch, heads, 64, width), torch.float32, False)
     assert [(g.shape, g.dtype) for g in grads] == [(t.shape, t.dtype) for t in inputs.tensors()]
     assert len({t.untyped_storage()._cdata for t in (out, state, *grads, *fake.tensors())}) == 2 + 2 * len(grads)
 
