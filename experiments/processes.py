@@ -34,8 +34,8 @@ class Ended:
 def die_with_parent(number: signal.Signals = signal.SIGKILL, *, parent: int | None = None) -> None:
     """Ask the kernel to send `number` to this process when the thread that started it ends.
 
-    When that has happened already, end at once: only the number of the `parent` tells, because an orphan may be adopted
-    by any process, and the parent may be process 1 of a container. Without it nothing is checked.
+    With the number of the `parent`, end at once if it is not the parent any more. Without it nothing is checked: an
+    orphan may be adopted by any process, and the parent may be process 1 of a container.
     """
     if _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         error = ctypes.get_errno()
@@ -127,5 +127,6 @@ def _environment(pid: int) -> list[bytes]:
 def _is_between_programs(pid: int) -> bool:
     """Tell whether the process is inside exec: it has memory (kernel threads and zombies have none), no environment."""
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    size, environment_end = int(fields[20]), int(fields[48])  # vsize and env_end of proc(5), which counts from 1 and
-    return size > 0 and environment_end == 0  # has two fields more: the number and the name
+    # proc(5) numbers vsize 23 and env_end 51, from 1; number and name are cut off here: 3 less
+    size, environment_end = int(fields[20]), int(fields[48])
+    return size > 0 and environment_end == 0

@@ -21,4 +21,5 @@ __all__ = ["SERVER_PID", "model", "numpy", "torch", "workers"]
 SERVER_PID = os.getpid()
 """The fork server; trials inherit the number and know by it whether their parent still lives."""
 
-die_with_parent()  # a server whose worker is gone already ends by itself: multiprocessing's pipe to it is closed
+# A worker that is gone already is no reason to end here: a trial that was on its way to this server looks for itself.
+die_with_parent()

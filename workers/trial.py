@@ -4,6 +4,7 @@ Imports torch only inside functions: the worker itself imports this module to na
 """
 
 import json
+import multiprocessing
 import os
 import sys
 import traceback
@@ -42,10 +43,8 @@ def main(order: TrialOrder) -> None:
 
 def _detach(order: TrialOrder) -> None:
     """Own session and group, death with the parent, output into the trial's log, no input."""
-    from workers import preload
-
     os.setsid()
-    die_with_parent(parent=preload.SERVER_PID)
+    _die_with_the_worker()
     mark_process(order.trial_id)
     log = os.open(order.paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -55,6 +54,18 @@ def _detach(order: TrialOrder) -> None:
     os.close(nothing)
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _die_with_the_worker() -> None:
+    """End with the fork server, which ends with the worker; at once, when either is gone already.
+
+    A server that lost its worker while it imported torch still starts the trial that was on its way to it.
+    """
+    preload = sys.modules.get("workers.preload")  # inherited from the server; one that failed to import it has none
+    die_with_parent(parent=None if preload is None else preload.SERVER_PID)
+    worker = multiprocessing.parent_process()
+    if worker is not None and not worker.is_alive():
+        os._exit(1)
 
 
 def _prepare(order: TrialOrder) -> TrialResult:

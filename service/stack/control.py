@@ -35,7 +35,8 @@ class Stopping:
 
 def running(files: StackFiles) -> StackState | None:
     """Return the state of the stack that runs in this home, None when none does."""
-    return read_state(files) if is_locked(files) else None
+    state = read_state(files) if is_locked(files) else None  # locked by a clean-up, it is that of a dead stack
+    return state if state is not None and is_alive(state.supervisor_pid) else None
 
 
 def start(files: StackFiles, report: Report) -> StackState:
@@ -57,7 +58,7 @@ def clean_stale(files: StackFiles, report: Report) -> int:
 
     Does nothing while a supervisor lives: the home's lock is held meanwhile, so that no other start comes between.
     """
-    if not files.state.exists():
+    if not files.state.exists() or is_locked(files):
         return 0
     try:
         with exclusive(files, patience_s=_PROBE_PATIENCE_S):

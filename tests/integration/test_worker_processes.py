@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from experiments.processes import marked
+from tests.architecture.pages import ROOT
 from tests.integration.worker_family import order, server
 from tests.integration.worker_service import until
 from workers.bell import Bell
@@ -102,12 +103,24 @@ def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tupl
 
 
 def test_kill_9_of_the_owner_kills_the_whole_family(tmp_path: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-m", "tests.integration.worker_family", str(tmp_path)])
+    owner = subprocess.Popen([sys.executable, "-m", "tests.integration.worker_family", str(tmp_path)], cwd=ROOT)
     members = _family(tmp_path)
     until((tmp_path / "told").exists)
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     until(lambda: not any(_is_alive(pid) for pid in members))
+
+
+def test_trial_on_its_way_to_a_starting_fork_server_ends_with_its_worker(tmp_path: Path) -> None:
+    mark = f"ABLATE_TEST_MARK={tmp_path}"
+    command = [sys.executable, "-m", "tests.integration.late_trial", str(tmp_path)]
+    owner = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "ABLATE_TEST_MARK": str(tmp_path)})
+    until(lambda: len(marked(mark)) >= 3)  # with the server and multiprocessing's tracker
+    time.sleep(0.3)  # the request is written within a millisecond of the server's start
+    owner.kill()
+    owner.wait()
+    until(lambda: not marked(mark))
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_end_trial_asks_strays_before_it_kills_them() -> None:

@@ -56,6 +56,7 @@ def test_split_scan_joined_again_is_the_scan(changes):
     [
         (16, 128, 8, True), (64, 128, 1, True), (256, 128, 4, True),
         (64, 128, 4, False), (128, 128, 4, False), (64, 64, 1, False),
+        (64, 256, 4, False),  # 256 is no width of this lane, whole or halved
         (256, 128, 8, False),  # heads of 64 do not fit either, and the reason names what was asked for
     ],
 )  # fmt: skip

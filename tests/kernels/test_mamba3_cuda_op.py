@@ -57,6 +57,18 @@ def test_compile_takes_forward_and_backward_without_a_graph_break():
     assert seen[0] == ["ablate.mamba3_scan.default"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_compile_leaves_sizes_open_without_failing():
+    """A second state size in one process makes torch trace with symbols instead of numbers."""
+    compiled = torch.compile(
+        small_model, fullgraph=True, backend=aot_autograd(fw_compiler=lambda graph, _: graph.forward)
+    )
+    for shape in (SHAPE, replace(SHAPE, state=128), replace(SHAPE, state=128, ranks=2), replace(SHAPE, heads=8)):
+        inputs = trained_inputs(shape=shape)
+        with pytest.raises(KernelUnsupported, match="no implementation on node class 'cpu'"):
+            compiled(inputs, *inputs.tensors())
+
+
 FAKE = {
     "default": ({}, {}),
     "psiv_cache": ({"psiv_cache": True}, {}),

@@ -26,10 +26,15 @@ SHARED = {"q_bias": 0, "k_bias": 0, "D": 0, "adt": 1, "dt": 1, "trap": 1, "angle
 def are_needed(shape: ScanShape) -> bool:
     """Tell whether no chunk size leaves room for heads of this width, while one does for half of it.
 
-    The switches do not count, only the model's shape: two arms of an ablation never differ in it.
+    The switches do not count, only the model's shape: two arms of an ablation never differ in it. Sizes that
+    torch.compile left open while it traces are taken as they are now.
     """
-    sizes = replace(shape, B=1, S=256, H=1, G=1, C=CHUNK_SIZES[0], L=256)
-    return shape.P // 2 in HEAD_WIDTHS and not _fits(sizes) and _fits(replace(sizes, P=shape.P // 2))
+    sizes = ScanShape(
+        B=1, S=256, H=1, G=1, N=int(shape.N), P=int(shape.P), R=int(shape.R), A=int(shape.A), L=256,
+        gated=shape.gated, reduced=shape.reduced, cumulated=shape.cumulated,
+    )  # fmt: skip
+    wide, narrow = sizes.P, sizes.P // 2
+    return {wide, narrow} <= set(HEAD_WIDTHS) and not _fits(sizes) and _fits(replace(sizes, P=narrow))
 
 
 @lru_cache(maxsize=256)
