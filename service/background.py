@@ -113,17 +113,19 @@ def wait_for_schema(store: Store, signals: StopSignals) -> bool:
 
     Raises ConfigurationError when it is not migrated in time.
     """
-    deadline = time.monotonic() + SCHEMA_PATIENCE_S
-    if current_revision(store) != newest_revision():
+    newest, deadline = newest_revision(), time.monotonic() + SCHEMA_PATIENCE_S
+    current = current_revision(store)
+    if current != newest:
         log.info("waiting for the API to migrate the database")
-    while current_revision(store) != newest_revision():
+    while current != newest:
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"the database is at schema {current_revision(store)!r}, this code needs {newest_revision()!r}; "
+                f"the database is at schema {current!r}, this code needs {newest!r}; "
                 "start the API or run `python -m service.store.migrate`"
             )
         if signals.wait(TICK_S):
             return False
+        current = current_revision(store)
     return True
 
 

@@ -28,8 +28,7 @@ class Home:
 
     def __init__(self, path: Path) -> None:
         self.files = StackFiles(home=path)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("ABLATE_")}
-        self.environment = {**kept, "ABLATE_HOME": str(path), "ABLATE_PORT": str(18_000 + os.getpid() % 10_000)}
+        self.environment = {**os.environ, "ABLATE_HOME": str(path), "ABLATE_PORT": str(18_000 + os.getpid() % 10_000)}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""

@@ -54,7 +54,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 def _fresh(rig: Rig) -> None:
     rig.service.calls.clear()
     rig.service.cancel = rig.service.stale = rig.service.away = False
-    rig.service.lease_s = 60.0
+    rig.service.lease_s, rig.service.reports_refused = 60.0, 0
 
 
 def test_block_of_two_arms_is_reported_whole(rig: Rig) -> None:

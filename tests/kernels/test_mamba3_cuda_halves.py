@@ -40,10 +40,10 @@ def run(inputs, grad_out=None):
 def test_split_scan_joined_again_is_the_scan(changes):
     inputs = inputs_of(**changes)
     out, state, grad_out, grads = run(inputs)
-    split_out, split_state, _, split_grads = run(halves.split(inputs), halves.split_values(grad_out))
+    split_out, split_state, _, split_grads = run(halves.split(inputs), halves.split_width(grad_out))
     assert split_out.shape[-2:] == (8, 4)
-    torch.testing.assert_close(halves.joined_values(split_out), out, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(halves.joined_state(split_state), state, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(halves.joined_width(split_out), out, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(halves.joined_width(split_state, heads_at=1), state, rtol=1e-6, atol=1e-6)
     joined = {name: halves.joined_gradient(name, grad, 8) for name, grad in split_grads.items()}
     for name, grad in grads.items():
         torch.testing.assert_close(

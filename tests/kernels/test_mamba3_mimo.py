@@ -1,6 +1,6 @@
 """Both forms of the scan against the float64 oracle: output, final state and all gradients, every time row.
 
-Tolerances. float64: 1e-11. float32: 5e-4, every time row by itself (found: up to 9e-5 in the angles, which differs
+Tolerances. float64: 1e-11. float32: 2e-4, every time row by itself (found: up to 9e-5 in the angles, which differs
 between vector units by a factor of two). bfloat16: operands carry 8 bits, so the error of a
 row is taken relative to the largest row of the tensor, 5e-2, and over the whole tensor, 3e-2.
 """
@@ -35,7 +35,7 @@ SHAPES = {
     "R8": replace(BASE, ranks=8),
     "N32_P16_S100": replace(BASE, batch=1, length=100, state=32, width=16),
 }
-FLOAT32_LIMIT = 5e-4
+FLOAT32_LIMIT = 2e-4
 
 
 def document_ids(shape, kind):

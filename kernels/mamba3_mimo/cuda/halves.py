@@ -15,10 +15,8 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import CHUNK_SIZES, HEAD_WIDTHS, Variant, refusal
 from kernels.mamba3_mimo.inputs import ScanInputs
 
-VALUES = ("v", "z")
-"""[..., H, P]."""
-WEIGHTS = ("psi", "zeta", "phi")
-"""[H, R, P]."""
+WIDE = {"v": -2, "z": -2, "psi": 0, "zeta": 0, "phi": 0}
+"""What each column of a head has of its own, on the last axis -> its axis of heads."""
 SHARED = {"q_bias": 0, "k_bias": 0, "D": 0, "adt": 1, "dt": 1, "trap": 1, "angles": 2}
 """What all columns of a head share -> its axis of heads."""
 
@@ -48,37 +46,28 @@ def split(inputs: ScanInputs) -> ScanInputs:
 
 
 def _split(name: str, tensor: Tensor, heads: int) -> Tensor:
-    if name in VALUES:
-        return split_values(tensor)
-    if name in WEIGHTS:
-        return split_values(tensor.transpose(0, 1)).transpose(0, 1)
+    if name in WIDE:
+        return split_width(tensor, WIDE[name])
     axis = SHARED.get(name)
     if axis is None or tensor.shape[axis] != heads:  # q, k, and angles that all heads share
         return tensor
     return tensor.repeat_interleave(2, axis)
 
 
-def split_values(tensor: Tensor) -> Tensor:
-    """Return [..., H, P] as [..., 2 H, P / 2]."""
-    return torch.unflatten(tensor, -1, (2, -1)).flatten(-3, -2)
+def split_width(tensor: Tensor, heads_at: int = -2) -> Tensor:
+    """Return H heads of width P, the last axis, as 2 H heads of width P / 2."""
+    return torch.unflatten(tensor.movedim(heads_at, -2), -1, (2, -1)).flatten(-3, -2).movedim(-2, heads_at)
 
 
-def joined_values(tensor: Tensor) -> Tensor:
-    """Return [..., 2 H, P / 2] as [..., H, P]."""
-    return torch.unflatten(tensor, -2, (-1, 2)).flatten(-2)
-
-
-def joined_state(state: Tensor) -> Tensor:
-    """Return [B, 2 H, N, P / 2] as [B, H, N, P]."""
-    return joined_values(state.transpose(1, 2)).transpose(1, 2).contiguous()
+def joined_width(tensor: Tensor, heads_at: int = -2) -> Tensor:
+    """Return 2 H heads of width P / 2, the last axis, as H heads of width P."""
+    return torch.unflatten(tensor.movedim(heads_at, -2), -2, (-1, 2)).flatten(-2).movedim(-2, heads_at)
 
 
 def joined_gradient(name: str, grad: Tensor, heads: int) -> Tensor:
     """Return the gradient of the tensor before it was split; `heads` are those of the split scan."""
-    if name in VALUES:
-        return joined_values(grad)
-    if name in WEIGHTS:
-        return joined_values(grad.transpose(0, 1)).transpose(0, 1)
+    if name in WIDE:
+        return joined_width(grad, WIDE[name])
     axis = SHARED.get(name)
     if axis is None or grad.shape[axis] != heads:
         return grad

@@ -131,7 +131,7 @@ class Scan:
         )
         out, final = out[:, : self.tokens], self._restarted(final, pre)
         if self.halved:
-            out, final = halves.joined_values(out), halves.joined_state(final)
+            out, final = halves.joined_width(out), halves.joined_width(final, heads_at=1).contiguous()
         return out, final, tuple(pre[name] for name in self.saved)
 
     def _pass(self, name: str, local: Tensor, carry: Tensor, final: Tensor) -> None:
@@ -158,7 +158,7 @@ class Scan:
     def backward(self, grad_out: Tensor, saved: Sequence[Tensor]) -> Tensors:
         """Return the gradients of the tensors that were given, in the kernels' dtypes."""
         pre = dict(zip(self.saved, saved, strict=True))
-        do = self._prepared("v", halves.split_values(grad_out) if self.halved else grad_out)
+        do = self._prepared("v", halves.split_width(grad_out) if self.halved else grad_out)
         if not self.variant.save_states:
             pre["states"] = self._chunk_states(pre)
         walked = self._walk(pre, do, self._leaving(pre, do))
