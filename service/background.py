@@ -37,14 +37,20 @@ class StopSignals:
     """SIGTERM and SIGINT as something to wait for; the first one stays.
 
     The interpreter writes to a pipe whichever thread the kernel hands the signal to: libraries start threads when they
-    are imported, before this process could block a signal in them.
+    are imported, before this process could block a signal in them. After the first, more are ignored: at its end the
+    interpreter gives handled signals, not ignored ones, their deadly default back.
     """
 
     def __init__(self) -> None:
         self._came, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
         for number in SIGNALS:
-            signal.signal(number, lambda _number, _frame: None)
+            signal.signal(number, self._ignore_more)
+
+    @staticmethod
+    def _ignore_more(_number: int, _frame: object) -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     def wait(self, patience_s: float | None = None) -> bool:
         """Return whether one came, within `patience_s` or ever."""
