@@ -15,7 +15,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.ids import new_id
-from experiments.mlflow_sink import Sink
+from experiments.reporting.mlflow_sink import Sink
 from service.errands import Errands
 from service.errors import ConfigurationError
 from service.reconciler import Reconciler

@@ -16,9 +16,9 @@ import httpx
 import httpx_sse
 from pydantic import BaseModel
 
-from experiments.gates import GatePublic
-from experiments.receipts import Receipt
-from experiments.verdicts import Verdict
+from experiments.analysis.verdicts import Verdict
+from experiments.design.gates import GatePublic
+from experiments.records.receipts import Receipt
 from service.answers import Event, Problem
 from service.schemas import (
     AblationAccepted,

@@ -13,9 +13,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
+from experiments.design.load import CONTENT_TYPES
 from experiments.errors import SpecProblem
 from experiments.ids import id_pattern
-from experiments.load import CONTENT_TYPES
 from service.dispatch import Relay
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
 from service.lifecycle import AblationState

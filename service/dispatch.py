@@ -9,7 +9,7 @@ import threading
 from kombu.exceptions import OperationalError
 from sqlalchemy.exc import DBAPIError
 
-from experiments.wake import celery_app, publish_wake
+from experiments.runtime.wake import celery_app, publish_wake
 from service.store import outbox
 from service.store.session import Store
 

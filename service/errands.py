@@ -6,10 +6,10 @@ Each is idempotent, is done outside any transaction, and is tried again with gro
 import logging
 from collections.abc import Callable
 
-from experiments.load import parse_spec
-from experiments.mlflow_sink import Sink
-from experiments.report import render
-from experiments.verdicts import NODE_CLASS_IS_CALIBRATED, judge
+from experiments.analysis.verdicts import NODE_CLASS_IS_CALIBRATED, judge
+from experiments.design.load import parse_spec
+from experiments.reporting.mlflow_sink import Sink
+from experiments.reporting.report import render
 from service.store import outbox, results
 from service.store.session import Store
 from service.store.view import ablation_view

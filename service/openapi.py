@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from experiments.spec import ablation_json_schema
+from experiments.design.spec import ablation_json_schema
 from service.schemas import Problem
 
 DESCRIPTION = """Submit an ablation, watch it, and read its verdict.

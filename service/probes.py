@@ -7,7 +7,7 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from experiments.wake import celery_app
+from experiments.runtime.wake import celery_app
 from service.schemas import Check
 from service.settings import Settings
 from service.store.session import Store

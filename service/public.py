@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.messages import NodeRegistration
+from experiments.records.messages import NodeRegistration
 from service.lifecycle import AblationState
 from service.schemas import (
     AblationPublic,

@@ -5,7 +5,7 @@ import time
 
 from kombu.exceptions import OperationalError
 
-from experiments.wake import celery_app, publish_wake
+from experiments.runtime.wake import celery_app, publish_wake
 from service.store import attempts, claims, outbox, results
 from service.store.session import Store
 

@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from experiments.messages import DeviceInfo
+from experiments.records.messages import DeviceInfo
 from service.lifecycle import AblationState, BlockState, TrialState
 
 Item = TypeVar("Item")

@@ -10,12 +10,12 @@ from typing import Any
 
 from sqlalchemy import select
 
-from experiments.chain import mismatches, read_path
+from experiments.design.plan import Arm, Plan
 from experiments.digest import canonical_json, digest
 from experiments.errors import SpecProblem
-from experiments.messages import BlockReport, ClaimedBlock, claimed_trials
-from experiments.plan import Arm, Plan
-from experiments.receipts import verify
+from experiments.records.chain import mismatches, read_path
+from experiments.records.messages import BlockReport, ClaimedBlock, claimed_trials
+from experiments.records.receipts import verify
 from service.errors import Invalid
 from service.store.attempts import find_attempt
 from service.store.claims import Claim

@@ -19,8 +19,8 @@ import uvicorn
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text
 
-from experiments.plan import Plan
-from experiments.spec import AblationSpec
+from experiments.design.plan import Plan
+from experiments.design.spec import AblationSpec
 from service.app import create_app
 from service.settings import Settings
 from service.store.session import Store

@@ -6,7 +6,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from experiments.bundle import (
+from experiments.digest import digest
+from experiments.ids import new_id
+from experiments.outcomes import FailureClass
+from experiments.records.bundle import (
     BLOCK,
     LOG,
     MANIFEST,
@@ -20,11 +23,8 @@ from experiments.bundle import (
     make_manifest,
     trial_folder,
 )
-from experiments.digest import digest
-from experiments.ids import new_id
-from experiments.messages import DeviceInfo, NodeRegistration
-from experiments.outcomes import FailureClass
-from experiments.plan_file import PlanFile, make_plan_file, plan_file_text
+from experiments.records.messages import DeviceInfo, NodeRegistration
+from experiments.records.plan_file import PlanFile, make_plan_file, plan_file_text
 from tests.factories import make_plan, make_receipt, make_spec, spec_values
 
 BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.design.plan import Arm, BlockPlan, Plan
+from experiments.design.plan import make_plan as plan_of
+from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, Outcome
-from experiments.plan import Arm, BlockPlan, Plan
-from experiments.plan import make_plan as plan_of
-from experiments.receipts import Digests, Environment, Ids, Memory, Receipt, Step, read_gates, seal, summarise
-from experiments.spec import AblationSpec
+from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, Step, read_gates, seal, summarise
 
 GIB = 2**30
 TOKENS_PER_STEP = 1024

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
+from experiments.design.plan import Arm, BlockPlan, Plan
 from experiments.digest import digest
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
-from experiments.plan import Arm, BlockPlan, Plan
-from experiments.receipts import (
+from experiments.records.receipts import (
     Digests,
     Environment,
     GateReading,
@@ -20,8 +21,7 @@ from experiments.receipts import (
     Step,
     Summary,
 )
-from experiments.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
-from experiments.view import AblationView, TrialView
+from experiments.reporting.view import AblationView, TrialView
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 GIB = 2**30

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.messages import ClaimedBlock, ClaimedTrial
 from experiments.outcomes import FailureClass
-from experiments.receipts import Receipt, read_gates
+from experiments.records.messages import ClaimedBlock, ClaimedTrial
+from experiments.records.receipts import Receipt, read_gates
 from kernels.backends import NodeClass
 from workers import device_state, devices, environment
 from workers.device_state import DeviceState

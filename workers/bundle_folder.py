@@ -9,7 +9,9 @@ from typing import TextIO
 
 from pydantic import BaseModel
 
-from experiments.bundle import (
+from experiments.errors import BundleError, PlanFileError
+from experiments.ids import new_id
+from experiments.records.bundle import (
     BLOCK,
     LOG,
     MANIFEST,
@@ -27,12 +29,10 @@ from experiments.bundle import (
     read_manifest,
     trial_folder,
 )
-from experiments.bundle_files import WORK, read_bundle_files
-from experiments.errors import BundleError, PlanFileError
-from experiments.ids import new_id
-from experiments.messages import NodeRegistration
-from experiments.plan_file import PlanFile, plan_file_text, read_plan_file
-from experiments.receipts import Receipt
+from experiments.records.bundle_files import WORK, read_bundle_files
+from experiments.records.messages import NodeRegistration
+from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
+from experiments.records.receipts import Receipt
 from workers.errors import ExecRefused
 from workers.feed import LogTail
 from workers.paths import JobPaths, TrialPaths, write_whole

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from experiments.messages import DeviceInfo
+from experiments.records.messages import DeviceInfo
 from kernels.backends import NodeClass
 
 _QUERY = "index,name,serial,memory.total,memory.used,driver_version"

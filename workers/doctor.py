@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kombu.exceptions import OperationalError
 
-from experiments.wake import celery_app
+from experiments.runtime.wake import celery_app
 from workers import devices, environment
 from workers.errors import SettingsError, WorkerError
 from workers.reporting import ServiceApi

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from experiments.code import code_digest
-from experiments.plan_file import PlanFile, differences
+from experiments.records.plan_file import PlanFile, differences
 from model.errors import ConfigError
 from workers.errors import ExecRefused
 from workers.node import Node

@@ -19,11 +19,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.bundle import Bundle
-from experiments.bundle_files import read_bundle_files, write_tar
 from experiments.errors import ExperimentError
 from experiments.outcomes import ERROR_EXIT_CODE
-from experiments.plan_file import PlanFile, read_plan_file
+from experiments.records.bundle import Bundle
+from experiments.records.bundle_files import read_bundle_files, write_tar
+from experiments.records.plan_file import PlanFile, read_plan_file
 from workers import exec_checks
 from workers import node as nodes
 from workers.bell import Bell

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from experiments.bundle import BrokenTry, Bundle, Try, is_used_up
 from experiments.ids import new_id
-from experiments.messages import ClaimedBlock
 from experiments.outcomes import MAX_ATTEMPTS, FailureClass
-from experiments.plan_file import PlanFile
+from experiments.records.bundle import BrokenTry, Bundle, Try, is_used_up
+from experiments.records.messages import ClaimedBlock
+from experiments.records.plan_file import PlanFile
 from workers.blocks import BlockRunner, BlockStopped
 from workers.bundle_folder import BundleFolder, now
 from workers.errors import ExecRefused

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from experiments.messages import ClaimedBlock, TrialProgress
-from experiments.receipts import Receipt
+from experiments.records.messages import ClaimedBlock, TrialProgress
+from experiments.records.receipts import Receipt
 from workers.feed import BlockFeed
 
 _LINE_EVERY_S = 10.0

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments.messages import LogChunk, TrialProgress
+from experiments.records.messages import LogChunk, TrialProgress
 from workers.paths import TrialPaths
 
 CHUNK_BYTES = 65_536

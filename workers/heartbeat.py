@@ -5,7 +5,7 @@ import threading
 import time
 from types import TracebackType
 
-from experiments.messages import ClaimedBlock, Heartbeat
+from experiments.records.messages import ClaimedBlock, Heartbeat
 from workers.bell import Bell
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
 from workers.feed import BlockFeed

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from experiments.messages import NodeRegistration
+from experiments.records.messages import NodeRegistration
 from kernels.backends import NodeClass
 from workers import devices, environment
 from workers.devices import Devices

@@ -14,7 +14,7 @@ import model.init
 import model.memory
 import model.train
 import workers.trial
-from experiments.processes import die_with_parent
+from experiments.runtime.processes import die_with_parent
 
 __all__ = ["SERVER_PID", "model", "numpy", "torch", "workers"]
 

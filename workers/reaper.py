@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from experiments.processes import end_all, group_members, marked
+from experiments.runtime.processes import end_all, group_members, marked
 from workers.inherited import TRIAL_MARK
 
 _MODULE = "workers.reaper"

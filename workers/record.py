@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from experiments.messages import ClaimedBlock, ClaimedTrial
 from experiments.outcomes import FINAL_WITH_RECEIPT, FailureClass, Outcome
-from experiments.receipts import (
+from experiments.records.messages import ClaimedBlock, ClaimedTrial
+from experiments.records.receipts import (
     Digests,
     Environment,
     GateReading,

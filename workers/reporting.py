@@ -8,7 +8,7 @@ import httpx
 from pydantic import BaseModel
 from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from experiments.messages import (
+from experiments.records.messages import (
     BlockReport,
     ClaimedBlock,
     ClaimRequest,

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from experiments.outcomes import FailureClass
-from experiments.receipts import Step
+from experiments.records.receipts import Step
 from model.config import TrainConfig
 from model.errors import ConfigError
 from workers.paths import TrialPaths

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.messages import BlockReport, ClaimedBlock, Release
 from experiments.outcomes import FailureClass
+from experiments.records.messages import BlockReport, ClaimedBlock, Release
 from workers.bell import Bell
 from workers.blocks import Bench, BlockRunner, BlockStopped
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease

@@ -7,8 +7,8 @@ from celery import Celery
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
-from experiments.messages import WAKE_TASK
-from experiments.wake import celery_app, wake_subscription
+from experiments.records.messages import WAKE_TASK
+from experiments.runtime.wake import celery_app, wake_subscription
 from kernels.backends import NodeClass
 from workers.bell import Bell
 

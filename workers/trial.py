@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.processes import die_with_parent
+from experiments.runtime.processes import die_with_parent
 from kernels.backends import Lane
 from model.config import TrainConfig
 from workers.failures import classify

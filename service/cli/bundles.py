@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.bundle import Bundle, join, open_bundle
-from experiments.bundle_files import is_bundle, read_bundle_files
-from experiments.bundle_view import judge_bundle, judged
+from experiments.analysis.verdicts import Verdict
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
 from experiments.errors import BundleError, SpecProblem
-from experiments.load import parse_spec
-from experiments.plan import make_plan
-from experiments.plan_file import make_plan_file, plan_file_text
-from experiments.verdicts import Verdict
+from experiments.records.bundle import Bundle, join, open_bundle
+from experiments.records.bundle_files import is_bundle, read_bundle_files
+from experiments.records.plan_file import make_plan_file, plan_file_text
+from experiments.reporting.bundle_view import judge_bundle, judged
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client, SpecBody
 
@@ -76,7 +76,7 @@ def verdict_of(subject: str) -> Verdict:
 def report_of(subject: str) -> tuple[str, str]:
     """Return (ablation id, report page) of an ablation of the service, or of a bundle, made here."""
     if is_bundle(Path(subject)):
-        from experiments.report import render  # matplotlib and jinja2, which clients of a service do without
+        from experiments.reporting.report import render  # matplotlib and jinja2, which clients of a service do without
 
         view = judged(_read(Path(subject))[1])
         return view.ablation_id, render(view)

@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.gates import catalogue
+from experiments.analysis.verdicts import VariantVerdict
+from experiments.design.gates import catalogue
+from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, Decision
-from experiments.spec import ablation_json_schema
-from experiments.verdicts import VariantVerdict
 from service.cli import bundles, gates_page, receipts, show
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.cli.report_file import home_files, save_report

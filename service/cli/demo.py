@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 
-from experiments.verdicts import Verdict
+from experiments.analysis.verdicts import Verdict
 from service.cli import show
 from service.cli.output import err, problem_lines
 from service.cli.report_file import save_report

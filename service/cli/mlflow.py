@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from experiments import wording
+from experiments.reporting import wording
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.settings import get_settings
 from service.stack.errors import StackError

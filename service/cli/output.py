@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.catalog_files import UnknownCatalogFile
+from experiments.design.catalog_files import UnknownCatalogFile
 from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ERROR_EXIT_CODE
 from service.answers import Problem, ProblemEntry

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from experiments.bundle import RECEIPT, open_bundle
-from experiments.bundle_files import is_bundle, read_bundle_files
 from experiments.errors import BundleError, ReceiptError
-from experiments.receipts import Receipt, verify
+from experiments.records.bundle import RECEIPT, open_bundle
+from experiments.records.bundle_files import is_bundle, read_bundle_files
+from experiments.records.receipts import Receipt, verify
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 

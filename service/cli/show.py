@@ -8,11 +8,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from experiments import wording
-from experiments.answer import answers
-from experiments.gates import GatePublic, show
+from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.design.gates import GatePublic, show
 from experiments.outcomes import VerdictWord
-from experiments.verdicts import VariantVerdict, Verdict
+from experiments.reporting import wording
+from experiments.reporting.answer import answers
 from service.schemas import AblationPublic, NodeClassAnswer, NodePublic, PlanPublic, TrialPublic
 
 COLOURS: dict[str, str] = {"good": "green", "bad": "red", "neutral": "cyan", "open": "yellow", "broken": "magenta"}

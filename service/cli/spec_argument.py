@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.catalog_files import UnknownCatalogFile, catalog_names, read_catalog_file
+from experiments.design.catalog_files import UnknownCatalogFile, catalog_names, read_catalog_file
 from experiments.errors import SpecError, SpecProblem
 from service.client import SpecBody
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments import wording
+from experiments.reporting import wording
 from service.cli import mlflow, show
 from service.cli.demo import run_demo
 from service.cli.output import JsonOption, err, guarded, out, print_json

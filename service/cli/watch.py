@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from experiments import wording
+from experiments.reporting import wording
 from service.answers import Event
 from service.cli.output import print_json
 from service.client import Client

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from experiments.verdicts import Verdict
+from experiments.analysis.verdicts import Verdict
 from service.deps import (
     AblationFilter,
     AblationId,

@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Depends, Response
 
-from experiments.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
+from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
 from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
 from service.lifecycle import AttemptState, BlockState
 from service.responses import secured

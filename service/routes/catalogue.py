@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
 
+from experiments.design.gates import GatePublic, catalogue
+from experiments.design.problems import listed, nearest, shown
+from experiments.design.spec import ablation_json_schema
 from experiments.errors import SpecProblem
-from experiments.gates import GatePublic, catalogue
-from experiments.messages import NodeRegistered, NodeRegistration
-from experiments.problems import listed, nearest, shown
-from experiments.spec import ablation_json_schema
+from experiments.records.messages import NodeRegistered, NodeRegistration
 from kernels.backends import NodeClass
 from service.deps import Reader, ServicesDep, Worker, json_only
 from service.errors import Invalid

@@ -8,7 +8,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from experiments.errors import SpecProblem
-from experiments.receipts import SCHEMA_VERSION
+from experiments.records.receipts import SCHEMA_VERSION
 from service.deps import ServicesDep
 from service.errors import Unavailable
 from service.metrics import PROCESS_REGISTRY

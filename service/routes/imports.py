@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from fastapi import APIRouter, Depends
 from sqlalchemy.exc import IntegrityError
 
-from experiments.bundle import PLAN, Bundle, join, open_bundle
+from experiments.design.problems import pointer
+from experiments.design.rule import rule_digest
 from experiments.errors import BundleError, SpecProblem
-from experiments.plan_file import differences
-from experiments.problems import pointer
-from experiments.rule import rule_digest
+from experiments.records.bundle import PLAN, Bundle, join, open_bundle
+from experiments.records.plan_file import differences
 from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
 from service.lifecycle import AblationState

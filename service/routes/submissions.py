@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
+from experiments.design.load import CONTENT_TYPES, parse_spec
+from experiments.design.plan import Plan, make_plan
 from experiments.digest import digest_bytes
 from experiments.ids import new_id
-from experiments.load import CONTENT_TYPES, parse_spec
-from experiments.plan import Plan, make_plan
 from kernels.backends import LANES_ON, NodeClass
 from service.deps import Reader, Services, ServicesDep, SpecBody, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from experiments.receipts import Receipt
+from experiments.records.receipts import Receipt
 from service.deps import Reader, ServicesDep, TrialId
 from service.errors import NotYet
 from service.responses import secured

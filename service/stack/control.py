@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from experiments.processes import is_alive, send, wait_until
+from experiments.runtime.processes import is_alive, send, wait_until
 from service.settings import child_environment
 from service.stack import processes
 from service.stack.errors import StackBusy, StackError

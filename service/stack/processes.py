@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from experiments.processes import die_with_parent, end_all, marked, wait_until
+from experiments.runtime.processes import die_with_parent, end_all, marked, wait_until
 from service.settings import child_environment
 
 STACK_MARK = "ABLATE_STACK_ID"

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from experiments.messages import TrialProgress
 from experiments.outcomes import MAX_ATTEMPTS, FailureClass
+from experiments.records.messages import TrialProgress
 from service.errors import Invalid, NotFound, StaleToken
 from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
 from service.store import outbox

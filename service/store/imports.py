@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select, update
 
-from experiments.bundle import BrokenTry, Bundle, BundledBlock, NodeRecord, Try, is_used_up
-from experiments.messages import LogChunk
+from experiments.records.bundle import BrokenTry, Bundle, BundledBlock, NodeRecord, Try, is_used_up
+from experiments.records.messages import LogChunk
 from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
 from service.store import logs, reports
 from service.store.attempts import hold

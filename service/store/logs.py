@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, insert, select
 
 from experiments.errors import SpecProblem
-from experiments.messages import LogChunk
+from experiments.records.messages import LogChunk
 from service.errors import Invalid, NotFound
 from service.lifecycle import TrialState
 from service.store.attempts import Held

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
-from experiments.messages import NodeRegistration
+from experiments.records.messages import NodeRegistration
 from service.errors import NotFound
 from service.store.clock import db_now
 from service.store.tables import blocks, nodes

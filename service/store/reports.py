@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, insert, update
 
-from experiments.messages import BlockReport
+from experiments.records.messages import BlockReport
 from service.errors import StaleToken
 from service.lifecycle import AttemptState, BlockState, TrialState
 from service.store.attempts import Held, break_off, find_attempt

@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from experiments.design.plan import Plan
+from experiments.design.spec import AblationSpec
 from experiments.ids import new_ids
-from experiments.plan import Plan
-from experiments.spec import AblationSpec
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import AblationState, BlockState, TrialState
 from service.store import outbox

@@ -2,10 +2,10 @@
 
 from sqlalchemy import Connection, select
 
-from experiments.plan import Plan
-from experiments.receipts import Receipt
-from experiments.verdicts import Verdict
-from experiments.view import AblationView, TrialView
+from experiments.analysis.verdicts import Verdict
+from experiments.design.plan import Plan
+from experiments.records.receipts import Receipt
+from experiments.reporting.view import AblationView, TrialView
 from service.errors import NotFound
 from service.store.clock import rfc3339
 from service.store.tables import ablations, receipts, trials

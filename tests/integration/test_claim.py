@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
+from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import MAX_ATTEMPTS, FailureClass
-from experiments.verdicts import Verdict
 from service.reconciler import Reconciler
 from service.store.clock import db_now
 from service.store.tables import blocks, events, outbox, receipts

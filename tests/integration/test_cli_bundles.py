@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.bundle import RECEIPT
-from experiments.bundle_files import write_tar
-from experiments.plan_file import read_plan_file
+from experiments.records.bundle import RECEIPT
+from experiments.records.bundle_files import write_tar
+from experiments.records.plan_file import read_plan_file
 from service.cli import bundles
 from service.cli.client import app
 from service.client import Client

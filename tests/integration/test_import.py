@@ -8,9 +8,9 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from experiments.bundle import PLAN, RECEIPT
 from experiments.outcomes import FailureClass
-from experiments.plan_file import PlanFile, plan_file_text
+from experiments.records.bundle import PLAN, RECEIPT
+from experiments.records.plan_file import PlanFile, plan_file_text
 from service.store import outbox
 from service.store.session import Store
 from service.store.tables import ablations, attempts, receipts

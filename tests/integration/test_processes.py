@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from experiments.processes import Ended, die_with_parent, end_all, group_members, is_alive, marked
+from experiments.runtime.processes import Ended, die_with_parent, end_all, group_members, is_alive, marked
 
 _SLEEP = "print('ready', flush=True); time.sleep(600)"
 WILLING = f"import time; {_SLEEP}"
@@ -79,7 +79,7 @@ def test_end_all_without_grace_kills_at_once(family: Family) -> None:
 
 def test_end_all_names_who_survives(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test can make a process survive SIGKILL; one that is found for ever stands for it."""
-    monkeypatch.setattr("experiments.processes._KILL_PATIENCE_S", 0.1)
+    monkeypatch.setattr("experiments.runtime.processes._KILL_PATIENCE_S", 0.1)
     pid = family.start(WILLING).pid
     assert end_all(lambda: [pid], grace_s=0) == Ended(killed=1, survivors=(pid,))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.processes import wait_until
+from experiments.runtime.processes import wait_until
 from service.stack import processes
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]

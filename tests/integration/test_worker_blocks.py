@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments import receipts
+from experiments.records import receipts
 from model.config import OptimConfig, StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
 

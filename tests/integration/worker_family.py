@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.processes import die_with_parent
+from experiments.runtime.processes import die_with_parent
 from workers.bell import Bell
 from workers.forkserver import ForkServer
 from workers.inherited import mark_process

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from experiments import gates
+from experiments.design import gates
 from experiments.digest import digest
-from experiments.messages import ClaimedBlock, ClaimedTrial
+from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
 
 TOKEN = "test-worker-key-of-a-worker"

@@ -11,8 +11,8 @@ pytest.importorskip("tilelang")
 if not torch.cuda.is_available():
     pytest.skip("needs an H200", allow_module_level=True)
 
-from experiments.gates import GATES
-from experiments.receipts import read_gates
+from experiments.design.gates import GATES
+from experiments.records.receipts import read_gates
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, ScanConfig, StepsConfig, TrainConfig

@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
+from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
-from experiments.verdicts import Verdict
 from service.cli import show
 from service.cli.client import exit_code
 from tests import views

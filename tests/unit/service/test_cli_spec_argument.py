@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.design.load import parse_spec
 from experiments.errors import SpecError
-from experiments.load import parse_spec
 from service.cli.spec_argument import CONTENT_TYPES, read_spec
 
 

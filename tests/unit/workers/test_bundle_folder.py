@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bundle import MANIFEST, RECEIPT, Bundle, Try, open_bundle
-from experiments.bundle_files import read_bundle_files
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass
+from experiments.records.bundle import MANIFEST, RECEIPT, Bundle, Try, open_bundle
+from experiments.records.bundle_files import read_bundle_files
 from tests.bundles import broken_try, make_bundle, make_file, make_node, names, sealed, write_folder
 from tests.factories import make_receipt
 from workers.bundle_folder import BundleFolder

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.bundle import open_bundle
-from experiments.bundle_files import read_bundle_files
-from experiments.messages import ClaimedBlock
 from experiments.outcomes import FailureClass
-from experiments.receipts import Receipt
+from experiments.records.bundle import open_bundle
+from experiments.records.bundle_files import read_bundle_files
+from experiments.records.messages import ClaimedBlock
+from experiments.records.receipts import Receipt
 from tests.bundles import make_file, make_node
 from tests.factories import make_receipt
 from workers.blocks import BlockStopped

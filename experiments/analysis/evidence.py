@@ -1,0 +1,150 @@
+"""Evidence: the receipts of an ablation sorted into pairs of one variant and the baseline, and what spoils them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from experiments.analysis.guards import block_problems, clock_problem, receipt_problems, unchanged_kernels
+from experiments.design.arms import Arm
+from experiments.design.gates import GATES, Claim
+from experiments.design.plan import Plan
+from experiments.errors import ReceiptError
+from experiments.outcomes import Outcome, VerdictWord
+from experiments.records.receipts import Receipt
+
+_WORDS = {
+    Outcome.REFUSED: VerdictWord.REFUSED,
+    Outcome.OOM: VerdictWord.OOM,
+    Outcome.FAILED: VerdictWord.FAILED,
+    Outcome.INVALID: VerdictWord.INVALID,
+}
+"""Word of a variant by the outcome of any of its trials, most telling first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The two trials of one block that are compared."""
+
+    block_index: int
+    seed: int
+    baseline: Receipt
+    variant: Receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Why a variant has no statistics."""
+
+    word: VerdictWord
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything the receipts say about one variant."""
+
+    arm: Arm
+    claim: Claim
+    """The weakest claim among the gates in which the variant differs from the baseline."""
+    receipts: tuple[Receipt, ...]
+    """Of the variant, in block order."""
+    pairs: tuple[Pair, ...]
+    stop: Stop | None
+
+
+class Collection:
+    """The receipts of one ablation by block and arm; blocks that are not whole do not count."""
+
+    def __init__(self, plan: Plan, receipts: Sequence[Receipt]) -> None:
+        self.plan = plan
+        self._by_place = _by_place(plan, receipts)
+        names = [arm.name for arm in plan.arms]
+        self.blocks = tuple(
+            block for block in plan.blocks if all((block.index, name) in self._by_place for name in names)
+        )
+        """Blocks with a receipt of every arm."""
+
+    def of(self, arm: str) -> tuple[Receipt, ...]:
+        """Return the receipts of `arm` over the whole blocks, in block order."""
+        return tuple(self._by_place[block.index, arm] for block in self.blocks)
+
+    def evidence(self, arm: Arm) -> Evidence:
+        """Sort what is known about the variant `arm`."""
+        pairs = tuple(
+            Pair(block_index=block.index, seed=block.seed, baseline=baseline, variant=variant)
+            for block, baseline, variant in zip(
+                self.blocks, self.of(self.plan.baseline.name), self.of(arm.name), strict=True
+            )
+        )
+        claim = weakest_claim(arm, self.plan.baseline)
+        stop = _outcome_stop(pairs) or self._guard_stop(pairs) or _claim_stop(pairs, claim)
+        return Evidence(arm=arm, claim=claim, receipts=self.of(arm.name), pairs=pairs, stop=stop)
+
+    def _guard_stop(self, pairs: Sequence[Pair]) -> Stop | None:
+        for pair in pairs:
+            problem = next(self._guards(pair), None)
+            if problem is not None:
+                return Stop(word=VerdictWord.INVALID, reason=f"block {pair.block_index}: {problem}")
+        clocks = clock_problem([pair.variant for pair in pairs], [pair.baseline for pair in pairs])
+        return None if clocks is None else Stop(word=VerdictWord.INVALID, reason=clocks)
+
+    def _guards(self, pair: Pair) -> Iterator[str]:
+        for receipt in (pair.baseline, pair.variant):
+            yield from (f"arm '{receipt.arm}': {problem}" for problem in receipt_problems(receipt, self.plan))
+        yield from block_problems([pair.baseline, pair.variant])
+        if unchanged := unchanged_kernels(pair.variant, pair.baseline):
+            yield unchanged
+
+
+def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], Receipt]:
+    names = {arm.name for arm in plan.arms}
+    places: dict[tuple[int, str], Receipt] = {}
+    for receipt in receipts:
+        place = receipt.ids.block_index, receipt.arm
+        if receipt.arm not in names or not 0 <= receipt.ids.block_index < len(plan.blocks):
+            raise ReceiptError(f"receipt of arm '{receipt.arm}' in block {place[0]} is not in the plan")
+        if place in places:
+            raise ReceiptError(f"two receipts of arm '{receipt.arm}' in block {place[0]}; each trial counts once")
+        places[place] = receipt
+    return places
+
+
+def weakest_claim(arm: Arm, baseline: Arm) -> Claim:
+    """Return the weakest claim among the gates in which `arm` differs from `baseline`."""
+    claims = {GATES[name].claim for name, value in arm.gates.items() if value != baseline.gates.get(name)}
+    order = (Claim.CHANGES_MODEL, Claim.RE_ASSOCIATES)
+    return next((claim for claim in order if claim in claims), Claim.SCHEDULE_ONLY)
+
+
+def _outcome_stop(pairs: Sequence[Pair]) -> Stop | None:
+    for outcome, word in _WORDS.items():
+        hit = [pair.variant for pair in pairs if pair.variant.outcome is outcome]
+        if hit:
+            what = hit[0].message or f"outcome {outcome}"
+            return Stop(word=word, reason=f"{len(hit)} of {len(pairs)} trials {_ENDED[outcome]}: {what}")
+    bad = [pair.baseline for pair in pairs if pair.baseline.outcome is not Outcome.MEASURED]
+    if bad:
+        what = bad[0].message or f"outcome {bad[0].outcome}"
+        reason = f"{len(bad)} of {len(pairs)} baseline trials {_ENDED[bad[0].outcome]}: {what}"
+        return Stop(word=VerdictWord.INVALID, reason=reason)
+    return None
+
+
+_ENDED = {
+    Outcome.REFUSED: "were refused",
+    Outcome.OOM: "ran out of memory",
+    Outcome.FAILED: "failed",
+    Outcome.INVALID: "were invalid",
+}
+
+
+def _claim_stop(pairs: Sequence[Pair], claim: Claim) -> Stop | None:
+    if claim is not Claim.SCHEDULE_ONLY:
+        return None
+    for pair in pairs:
+        if pair.variant.summary is None or pair.baseline.summary is None:
+            continue
+        ours, theirs = pair.variant.summary.loss_step1, pair.baseline.summary.loss_step1
+        if ours != theirs:
+            reason = f"block {pair.block_index}: step-1 loss {ours!r} is not the baseline's {theirs!r}, "
+            return Stop(word=VerdictWord.INVALID, reason=reason + "but the gates claim to change the schedule only")
+    return None

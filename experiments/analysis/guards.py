@@ -1,0 +1,135 @@
+"""Guards: what makes the receipts of a block invalid, as far as the receipts themselves show it."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from experiments.design.gates import GATES
+from experiments.design.plan import Plan
+from experiments.outcomes import Outcome
+from experiments.records.receipts import Receipt
+
+MAX_CLOCK_GAP = 0.01
+"""Relative difference of the median device clock between arms of a block."""
+
+FATAL_DEVICE_STATE: dict[str, str] = {
+    "hw_slowdown": "hardware slow-down",
+    "hw_thermal_slowdown": "hardware thermal slow-down",
+    "sw_thermal_slowdown": "software thermal slow-down",
+    "hw_power_brake": "hardware power brake",
+    "ecc_uncorrected": "uncorrected ECC error",
+    "foreign_processes": "foreign process on the device",
+}
+"""Keys of Environment.throttle that make a trial invalid when set; a software power cap is recorded, not fatal."""
+
+_SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
+    "code": lambda receipt: receipt.digests.code,
+    "data": lambda receipt: receipt.digests.data,
+    "device": lambda receipt: (receipt.ids.node, receipt.ids.device, receipt.environment.device_serial),
+    "attempt": lambda receipt: receipt.ids.attempt,
+    "uncommitted patch": lambda receipt: receipt.environment.git_dirty_digest,
+    "software versions": lambda receipt: dict(receipt.environment.versions),
+    "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
+}
+"""What has to be equal over all trials of a block."""
+
+
+def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:
+    """Return the guards that one measured trial breaks, and where it does not belong to `plan`."""
+    return [
+        *_chain_problems(receipt, plan),
+        *_sample_problems(receipt),
+        *_device_problems(receipt.environment.throttle),
+    ]
+
+
+def _chain_problems(receipt: Receipt, plan: Plan) -> Iterator[str]:
+    arm = next(known for known in plan.arms if known.name == receipt.arm)
+    block = plan.blocks[receipt.ids.block_index]
+    expected = {
+        "spec digest": (receipt.digests.spec, plan.spec_digest),
+        "rule digest": (receipt.digests.rule, plan.rule_digest),
+        "arm digest": (receipt.digests.arm, arm.digest),
+        "seed": (receipt.seed, block.seed),
+        "position": (receipt.ids.position, block.order.index(arm.name)),
+        "node class": (receipt.environment.node_class, plan.node_class),
+    }
+    for what, (given, planned) in expected.items():
+        if given != planned:
+            yield f"{what} is {given}, planned was {planned}"
+
+
+def _sample_problems(receipt: Receipt) -> Iterator[str]:
+    if receipt.summary is None:
+        yield "samples are missing"
+    dead = sorted(name for name, reading in receipt.gates.items() if not reading.live)
+    if dead:
+        yield f"gate '{dead[0]}' was requested and not live"
+
+
+def _device_problems(state: Mapping[str, Any] | None) -> Iterator[str]:
+    for key, what in FATAL_DEVICE_STATE.items():
+        if (state or {}).get(key):
+            yield f"{what} during the trial"
+
+
+def block_problems(receipts: Sequence[Receipt]) -> list[str]:
+    """Return the guards that the trials of one block break together; only measured trials are compared."""
+    measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
+    found = []
+    for what, read in _SAME_IN_BLOCK.items():
+        values = [read(receipt) for receipt in measured]
+        if any(value != values[0] for value in values):
+            found.append(f"{what} differs inside the block")
+    return found
+
+
+def unchanged_kernels(variant: Receipt, baseline: Receipt) -> str | None:
+    """Return which kernel gates changed nothing: they differ between the arms, and the arms' kernels do not."""
+    own, other = _requested(variant), _requested(baseline)
+    changed = [
+        gate.name
+        for gate in GATES.values()
+        if gate.in_kernels and own.get(gate.name) != other.get(gate.name) and gate.unused_because(own) is None
+    ]
+    kernels = _kernel_hashes(variant)
+    if not changed or not kernels or kernels != _kernel_hashes(baseline):
+        return None
+    names = " and ".join(f"gate '{name}'" for name in changed)
+    return f"kernel source is identical to the baseline's: {names} changed nothing"
+
+
+def _requested(receipt: Receipt) -> dict[str, Any]:
+    return {name: reading.requested for name, reading in receipt.gates.items()}
+
+
+def _kernel_hashes(receipt: Receipt) -> dict[str, Any]:
+    """Return the hashes of the kernels that ran: of the machine code where it was read, else of the source."""
+    for kind in ("binary_hash", "source_hash"):
+        found = {name: value for name, value in receipt.facts.items() if name.startswith(f"mamba3_mimo.{kind}")}
+        if found:
+            return found
+    return {}
+
+
+def clock_problem(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> str | None:
+    """Return why the clocks of two arms spoil their comparison: over 1 % apart, and not half is left in cycles."""
+    own, other = _median_clock(variants), _median_clock(baselines)
+    if own is None or other is None or max(own, other) <= (1 + MAX_CLOCK_GAP) * min(own, other):
+        return None
+    more_time = _mean_log_step(variants) - _mean_log_step(baselines)
+    more_cycles = more_time + math.log(own / other)
+    if more_time * more_cycles > 0 and abs(more_cycles) >= abs(more_time) / 2:
+        return None
+    return f"median device clock {own:.0f} MHz against the baseline's {other:.0f} MHz explains the difference"
+
+
+def _mean_log_step(receipts: Sequence[Receipt]) -> float:
+    return statistics.fmean(math.log(receipt.summary.step_s_mean) for receipt in receipts if receipt.summary)
+
+
+def _median_clock(receipts: Sequence[Receipt]) -> float | None:
+    clocks = [step.clock_mhz for receipt in receipts for step in receipt.steps if step.phase == "timed"]
+    known = [clock for clock in clocks if clock is not None]
+    return statistics.median(known) if known and len(known) == len(clocks) else None

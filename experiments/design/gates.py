@@ -1,0 +1,324 @@
+"""The registry of gates: every switchable feature of model, kernel and run is declared once, here.
+
+Validation, the published enums, the documentation table, attestation and the tests derive from the entries. A
+gate's value lives in one typed field of TrainConfig; model code reads that field and never a gate's name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+
+from experiments.design.fields import read_field, replace_fields
+from kernels.backends import LANES_ON, Lane, NodeClass, lane_refusal
+from model.config import TrainConfig
+
+GateValue: TypeAlias = bool | int | str
+Facts: TypeAlias = Mapping[str, Any]
+
+ANY_LANE = tuple(Lane)
+ON_REFERENCE = (Lane.REFERENCE,)
+ON_CUDA = (Lane.CUDA,)
+NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
+
+
+class Claim(StrEnum):
+    """What a gate promises about the numbers."""
+
+    SCHEDULE_ONLY = "schedule-only"
+    """Step-1 loss is bit-identical."""
+    RE_ASSOCIATES = "re-associates"
+    """Sums are grouped differently: equal within an envelope."""
+    CHANGES_MODEL = "changes-model"
+    """Another numerical model: losses are not expected to agree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """One switchable feature."""
+
+    name: str
+    question: str
+    """What an ablation of this gate asks, in one sentence."""
+    values: tuple[GateValue, ...]
+    default: GateValue
+    path: str
+    """Dotted TrainConfig field that holds the value; the only field that the gate touches."""
+    claim: Claim
+    lanes: Mapping[GateValue, tuple[Lane, ...]] = field(default_factory=dict)
+    """Lanes that implement a value; a value that is not listed needs no particular lane."""
+    nodes: Mapping[GateValue, tuple[NodeClass, ...]] = field(default_factory=dict)
+    """Node classes that can run a value; a value that is not listed runs on any."""
+    requires: Mapping[str, GateValue] = field(default_factory=dict)
+    """Values that other gates must have when this one is not at its default."""
+    unused_with: tuple[Mapping[str, GateValue], ...] = ()
+    """Settings of other gates, each as a whole, under which this one has no effect: naming it is a contradiction."""
+    in_kernels: bool = False
+    """Whether it changes generated kernels, so that equal kernels in two arms prove that it changed nothing."""
+    block: str | None = None
+    """Letter of the block kind that the pattern must contain for this gate to do anything."""
+    attest: Callable[[Facts], Any]
+    """Read from the recorded facts what was live; None when nothing about it was recorded."""
+    attested_by: str
+    """What `attest` looks at, in words."""
+
+    def apply(self, config: TrainConfig, value: GateValue) -> TrainConfig:
+        """Return `config` with this gate at `value`."""
+        return replace_fields(config, {self.path: value})
+
+    def read(self, config: TrainConfig) -> GateValue:
+        """Return this gate's value in `config`."""
+        value = read_field(config, self.path)
+        return str(value) if isinstance(value, StrEnum) else value
+
+    def allows(self, value: object) -> bool:
+        """Tell whether `value` is one of the gate's values, of exactly the same type (true is not 1)."""
+        return any(type(value) is type(known) and value == known for known in self.values)
+
+    def supports(self, node_class: NodeClass, lane: Lane, value: GateValue) -> str | None:
+        """Return why `value` cannot run with `lane` on `node_class`, or None when it can."""
+        if self.name == "lane":
+            return lane_refusal(Lane(str(value)), node_class)
+        setting = f"gate '{self.name}'" if value is True else f"gate '{self.name}' = {show(value)}"
+        nodes = self.nodes.get(value, tuple(NodeClass))
+        if node_class not in nodes:
+            return f"{setting} needs node class {' or '.join(nodes)}; this is '{node_class}'"
+        needed = self.lanes.get(value, ANY_LANE)
+        if lane in needed:
+            return None
+        names = " or ".join(needed)
+        if not set(needed) & set(LANES_ON[node_class]):
+            return f"{setting} needs lane {names}, which has no implementation on node class '{node_class}'"
+        return f"{setting} needs lane {names}; this arm runs lane {lane}"
+
+    def unused_because(self, gates: Mapping[str, Any]) -> str | None:
+        """Return the setting among `gates` under which this gate has no effect, for example "schedule = sequential"."""
+        for setting in self.unused_with:
+            if all(gates.get(name) == value for name, value in setting.items()):
+                return " and ".join(f"{name} = {show(value)}" for name, value in setting.items())
+        return None
+
+
+class GatePublic(BaseModel):
+    """One gate as `GET /v1/gates` and the documentation show it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    question: str
+    values: tuple[GateValue, ...]
+    default: GateValue
+    claim: Claim
+    field: str
+    requires: dict[str, GateValue]
+    unused_with: tuple[dict[str, GateValue], ...]
+    node_classes: dict[str, tuple[NodeClass, ...]]
+    """For each value (as written in a spec): the node classes that can run it today."""
+    attested_by: str
+
+
+def show(value: object) -> str:
+    """Write a gate value the way a spec does: true, 16, sdpa."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _fact(name: str) -> Callable[[Facts], Any]:
+    return lambda facts: facts.get(name)
+
+
+def _psiv_cached(facts: Facts) -> bool | str | None:
+    saved = facts.get("mamba3_mimo.psiv_saved_bytes", 0) > 0
+    recomputed = facts.get("mamba3_mimo.psiv_recomputes", 0) > 0
+    if saved and recomputed:
+        return "mixed"
+    return saved if saved or recomputed else None
+
+
+def _compiled(facts: Facts) -> bool | None:
+    return facts.get("compile.graphs", 0) > 0 if facts else None
+
+
+def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
+    """Return a switch of the cuda lane's generated kernels, true or false unless `changes` says otherwise."""
+    fields: dict[str, Any] = {
+        "values": (False, True),
+        "default": False,
+        "claim": Claim.SCHEDULE_ONLY,
+        "unused_with": NOT_CUDA,
+        **changes,
+    }
+    return Gate(
+        name=name,
+        question=question,
+        path=f"model.scan.{name}",
+        lanes=dict.fromkeys(fields["values"], ON_CUDA),
+        in_kernels=True,
+        block="M",
+        attest=_fact(f"mamba3_mimo.{name}"),
+        attested_by=f"fact mamba3_mimo.{name}",
+        **fields,
+    )
+
+
+_ENTRIES = (
+    Gate(
+        name="schedule",
+        question="Does walking time in parallel chunks beat walking it step by step?",
+        values=("sequential", "chunk_parallel"),
+        default="chunk_parallel",
+        path="model.scan.schedule",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={
+            "sequential": (Lane.REFERENCE, Lane.CUDA, Lane.PEER),
+            "chunk_parallel": (Lane.REFERENCE, Lane.CUDA, Lane.XLA),
+        },
+        in_kernels=True,
+        block="M",
+        attest=_fact("mamba3_mimo.schedule"),
+        attested_by="fact mamba3_mimo.schedule",
+    ),
+    Gate(
+        name="chunk_size",
+        question="How many tokens per chunk balance work inside a chunk against work between chunks?",
+        values=(8, 16, 32, 64, 128, 256),
+        default=16,
+        path="model.scan.chunk_size",
+        claim=Claim.RE_ASSOCIATES,
+        unused_with=({"schedule": "sequential", "lane": "reference"},),
+        in_kernels=True,
+        block="M",
+        attest=_fact("mamba3_mimo.chunk_size"),
+        attested_by="fact mamba3_mimo.chunk_size",
+    ),
+    Gate(
+        name="psiv_cache",
+        question="Does saving PsiV for the backward pass beat recomputing it, at what cost in memory?",
+        values=(False, True),
+        default=False,
+        path="model.scan.psiv_cache",
+        claim=Claim.SCHEDULE_ONLY,
+        lanes={True: (Lane.REFERENCE, Lane.CUDA)},
+        in_kernels=True,
+        block="M",
+        attest=_psiv_cached,
+        attested_by="facts mamba3_mimo.psiv_saved_bytes and mamba3_mimo.psiv_recomputes",
+    ),
+    Gate(
+        name="loss",
+        question="Does computing the cross entropy in chunks save memory without costing time?",
+        values=("dense", "chunked"),
+        default="dense",
+        path="loss",
+        claim=Claim.RE_ASSOCIATES,
+        attest=_fact("loss.implementation"),
+        attested_by="fact loss.implementation",
+    ),
+    _kernel_gate(
+        "tma",
+        "Does loading tiles with the tensor memory accelerator hide memory latency?",
+        default=True,
+    ),
+    _kernel_gate(
+        "warp_specialize",
+        "Do warp groups with different roles overlap loads, exchange and arithmetic?",
+        requires={"tma": True, "layout_2d": True, "pipeline_stages": 1, "psiv_cache": False},
+    ),
+    _kernel_gate("aggressive_smem_merge", "Does overlapping shared-memory buffers raise occupancy?"),
+    _kernel_gate("layout_2d", "Do two-dimensional shared-memory tiles cost anything by themselves?", default=True),
+    _kernel_gate(
+        "superchunk",
+        "How many tokens per block balance parallel blocks against states passed between them?",
+        values=(64, 128, 256, 512, 1024),
+        default=256,
+        claim=Claim.RE_ASSOCIATES,
+        unused_with=(*NOT_CUDA, {"schedule": "sequential"}),
+    ),
+    _kernel_gate(
+        "pipeline_stages",
+        "How many chunks ahead of the arithmetic should tiles be loaded?",
+        values=(0, 1, 2),
+        default=1,
+        unused_with=(*NOT_CUDA, {"warp_specialize": True}),
+    ),
+    _kernel_gate(
+        "fast_math",
+        "What do the hardware's approximate functions gain, and what do they cost in accuracy?",
+        default=True,
+        claim=Claim.RE_ASSOCIATES,
+    ),
+    Gate(
+        name="attention",
+        question="Which attention implementation is fastest under the document mask?",
+        values=("sdpa", "flash", "cudnn", "flex"),
+        default="sdpa",
+        path="model.attention.backend",
+        claim=Claim.RE_ASSOCIATES,
+        nodes=dict.fromkeys(("flash", "cudnn", "flex"), (NodeClass.H200,)),
+        block="A",
+        attest=_fact("attention.implementation"),
+        attested_by="fact attention.implementation",
+    ),
+    Gate(
+        name="compile",
+        question="Does torch.compile pay for its compile time?",
+        values=(False, True),
+        default=False,
+        path="compile",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={True: (Lane.REFERENCE, Lane.CUDA)},
+        attest=_compiled,
+        attested_by="fact compile.graphs",
+    ),
+    Gate(
+        name="lane",
+        question="Which implementation family of the scan is fastest on this node class?",
+        values=tuple(str(lane) for lane in Lane),
+        default=str(Lane.REFERENCE),
+        path="model.scan.lane",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={str(lane): (lane,) for lane in Lane},
+        block="M",
+        attest=_fact("mamba3_mimo.lane"),
+        attested_by="fact mamba3_mimo.lane",
+    ),
+    Gate(
+        name="dtype",
+        question="What do bfloat16 matrix multiplications gain, and what do they cost in loss?",
+        values=("float32", "bfloat16"),
+        default="float32",
+        path="dtype",
+        claim=Claim.CHANGES_MODEL,
+        attest=_fact("hidden.dtype"),
+        attested_by="fact hidden.dtype",
+    ),
+)
+
+GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
+"""Every gate by name."""
+
+
+def runs_on(gate: Gate, value: GateValue) -> tuple[NodeClass, ...]:
+    """Return the node classes on which some implemented lane can run `gate` at `value`."""
+    needed, nodes = gate.lanes.get(value, ANY_LANE), gate.nodes.get(value, tuple(NodeClass))
+    return tuple(node for node, lanes in LANES_ON.items() if node in nodes and set(lanes) & set(needed))
+
+
+def catalogue() -> list[GatePublic]:
+    """Return every gate with the node classes that can run each of its values today."""
+    return [
+        GatePublic(
+            name=gate.name,
+            question=gate.question,
+            values=gate.values,
+            default=gate.default,
+            claim=gate.claim,
+            field=gate.path,
+            requires=dict(gate.requires),
+            unused_with=tuple(dict(setting) for setting in gate.unused_with),
+            node_classes={show(value): runs_on(gate, value) for value in gate.values},
+            attested_by=gate.attested_by,
+        )
+        for gate in GATES.values()
+    ]

@@ -1,0 +1,42 @@
+"""The metrics of a receipt: unit, direction, how they are compared, and where the receipt holds them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number of a receipt."""
+
+    unit: str
+    better: Literal["higher", "lower"] | None
+    """Direction of improvement; None where none is claimed (a lower loss after few steps is not a benefit)."""
+    kind: Literal["ratio", "absolute", "loss"]
+    """`ratio`: compared by ln(variant / baseline); `absolute`: by its difference; `loss`: by identity or envelope."""
+    field: str
+    """Where the receipt holds it, as a dotted path; `experiments.records.readings` follows it."""
+    per: float = 1.0
+    """What the receipt's number is divided by to give `unit`."""
+
+
+METRICS: dict[str, Metric] = {
+    "tokens_per_s": Metric(unit="tokens/s", better="higher", kind="ratio", field="summary.tokens_per_s"),
+    "step_s": Metric(unit="s", better="lower", kind="ratio", field="summary.step_s_mean"),
+    "model_tflops_per_s": Metric(unit="TFLOP/s", better="higher", kind="ratio", field="summary.model_tflops_per_s"),
+    "peak_reserved_gib": Metric(
+        unit="GiB", better="lower", kind="absolute", field="memory.peak_reserved_bytes", per=GIB
+    ),
+    "peak_allocated_gib": Metric(
+        unit="GiB", better="lower", kind="absolute", field="memory.peak_allocated_bytes", per=GIB
+    ),
+    "compile_s": Metric(unit="s", better="lower", kind="absolute", field="compile_s"),
+    "loss_step1": Metric(unit="nats", better=None, kind="loss", field="summary.loss_step1"),
+    "loss_final": Metric(unit="nats", better=None, kind="loss", field="summary.loss_final"),
+    "loss_val": Metric(unit="nats", better=None, kind="loss", field="summary.loss_val"),
+}
+"""Every metric by name."""
+
+PRIMARY_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "ratio")
+"""Metrics that can decide: those compared as ratios."""

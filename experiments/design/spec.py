@@ -1,0 +1,305 @@
+"""AblationSpec: what a user submits. One pydantic model that YAML, JSON and TOML load into; unknown keys are errors.
+
+Everything that one value can violate by itself is checked here. What needs several values together (a gate that a
+node class lacks, a variant equal to the baseline) is checked when the spec is planned.
+"""
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from experiments.design.metrics import METRICS, PRIMARY_METRICS
+from experiments.design.problems import listed, nearest, shown
+from experiments.design.recipes import RECIPES
+from experiments.design.spec_values import (
+    NAME_PATTERN,
+    TEXT_PATTERN,
+    BaselineGates,
+    Labels,
+    Name,
+    Overrides,
+    Percent,
+    Seconds,
+    Text,
+    VariantGates,
+    raise_all,
+    refuse,
+    show_percent,
+)
+from experiments.digest import digest
+from kernels.backends import LANES_ON, NodeClass
+
+MIN_BLOCKS = 6
+"""With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
+MAX_BLOCKS = 2000
+MAX_VARIANTS = 64
+MAX_SEEDS = 64
+MAX_REQUIREMENTS = 32
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Steps(_Part):
+    """Optimiser steps of one trial: step 0 (compilation), warm-up, then the timed window."""
+
+    warmup: int = Field(default=3, ge=0, le=10_000, description="Steps after step 0 that are recorded, not timed.")
+    timed: int = Field(default=10, ge=1, le=10_000, description="Steps of the measured window.")
+    val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
+
+
+class Workload(_Part):
+    """What every arm trains."""
+
+    recipe: Annotated[
+        str, Field(description="A named, versioned configuration.", json_schema_extra={"enum": [*RECIPES]})
+    ]
+    overrides: Overrides = Field(default_factory=dict, description="Values changed in the recipe, for every arm.")
+    steps: Steps = Field(default_factory=Steps)
+
+    @field_validator("recipe")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in RECIPES:
+            raise refuse(f"unknown recipe {shown(value)}; known: {listed(RECIPES)}", nearest(value, RECIPES))
+        return value
+
+
+class ArmSpec(_Part):
+    """One arm: gates by name; a gate that is not named keeps the value of the baseline or the recipe."""
+
+    gates: BaselineGates = Field(default_factory=dict)
+
+
+class VariantSpec(_Part):
+    """One variant: the gates in which it differs from the baseline."""
+
+    gates: VariantGates
+
+
+def _without_null(schema: dict[str, Any], *names: str) -> None:
+    """Publish optional keys as present or absent, never null."""
+    for name in names:
+        given = schema["properties"][name]
+        (kept,) = [option for option in given.pop("anyOf") if option != {"type": "null"}]
+        given.pop("default", None)
+        given.update(kept)
+
+
+def _blocks_schema(schema: dict[str, Any]) -> None:
+    _without_null(schema, "count", "looks")
+    schema["properties"]["looks"]["maxItems"] = 1
+    schema["oneOf"] = [{"required": ["count"]}, {"required": ["looks"]}]
+
+
+def _requirement_schema(schema: dict[str, Any]) -> None:
+    _without_null(schema, "max_delta", "max_value", "rule")
+    losses = [name for name, metric in METRICS.items() if metric.kind == "loss"]
+    loss = {"required": ["rule"], "properties": {"metric": {"enum": losses}}}
+    schema["oneOf"] = [{"required": ["max_delta"]}, {"required": ["max_value"]}, loss]
+
+
+class Blocks(_Part):
+    """How many blocks: a fixed count; a schedule of looks is reserved."""
+
+    model_config = ConfigDict(json_schema_extra=_blocks_schema)
+
+    count: int | None = Field(default=None, ge=MIN_BLOCKS, le=MAX_BLOCKS)
+    looks: Annotated[
+        tuple[Annotated[int, Field(ge=MIN_BLOCKS, le=MAX_BLOCKS)], ...] | None, Field(strict=False, min_length=1)
+    ] = None
+
+    @field_validator("looks")
+    @classmethod
+    def _one_look(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and len(value) > 1:
+            raise refuse("adaptive looks are not available yet; use {count: N}", f"use {{count: {value[-1]}}}")
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "Blocks":
+        if (self.count is None) == (self.looks is None):
+            raise refuse("give exactly one of 'count' and 'looks'", f"use {{count: {MIN_BLOCKS}}}")
+        return self
+
+    @property
+    def number(self) -> int:
+        """Blocks that will run."""
+        return self.looks[-1] if self.looks else int(self.count or 0)
+
+
+class Design(_Part):
+    """Seeds, number of blocks and the seed of the running order."""
+
+    seeds: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=2**53 - 1)], ...],
+        Field(strict=False, min_length=1, max_length=MAX_SEEDS, json_schema_extra={"uniqueItems": True}),
+    ] = Field(default=(1,), description="Training seeds; blocks cycle through them.")
+    blocks: Blocks = Field(description="Number of blocks; each holds every arm once.")
+    order_seed: int = Field(default=0, ge=0, le=2**53 - 1, description="Seed of the balanced random running order.")
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        twice = next((seed for seed in value if value.count(seed) > 1), None)
+        if twice is not None:
+            raise refuse(f"seed {twice} is listed more than once", "list each seed once; blocks cycle through them")
+        return value
+
+
+class Placement(_Part):
+    """Where the trials run."""
+
+    node_class: Annotated[
+        str, Field(json_schema_extra={"enum": [str(node) for node, lanes in LANES_ON.items() if lanes]})
+    ]
+    devices: Annotated[int, Field(json_schema_extra={"const": 1})] = 1
+
+    @field_validator("node_class")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        names = [str(node) for node in NodeClass]
+        if value not in names:
+            raise refuse(f"unknown node class {shown(value)}; known: {listed(names)}", nearest(value, names))
+        return value
+
+    @field_validator("devices")
+    @classmethod
+    def _one(cls, value: int) -> int:
+        if value != 1:
+            raise refuse(f"{value} devices for one trial are not available yet; allowed: 1", "use devices: 1")
+        return value
+
+
+class Limits(_Part):
+    """Budgets of the ablation and its place in the queue."""
+
+    trial: Seconds = Field(
+        default=1200, description="Wall time after which one trial is stopped.", json_schema_extra={"default": "20m"}
+    )
+    device_minutes: float = Field(
+        default=180.0,
+        gt=0,
+        le=1_000_000,
+        description="Budget of the whole ablation, broken attempts included. "
+        "Once it is used up, blocks that still wait are cancelled and the verdict misses their data.",
+    )
+    priority: int = Field(default=50, ge=0, le=100, description="Higher runs first.")
+
+
+class Primary(_Part):
+    """The metric that decides, with its practical margin."""
+
+    metric: Annotated[str, Field(json_schema_extra={"enum": [*PRIMARY_METRICS]})] = "tokens_per_s"
+    margin: Percent = Field(description="Differences within this margin count as the same.")
+    adopt_if: Percent | None = Field(default=None, description="Improvement from which a variant is adopted.")
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in PRIMARY_METRICS:
+            detail = f"metric {shown(value)} cannot be primary; allowed: {listed(PRIMARY_METRICS)}"
+            raise refuse(detail, nearest(value, PRIMARY_METRICS))
+        return value
+
+    @field_validator("adopt_if")
+    @classmethod
+    def _beyond_margin(cls, value: float | None, info: Any) -> float | None:
+        margin = info.data.get("margin")
+        if value is not None and margin is not None and value < margin:
+            detail = f"adopt_if {show_percent(value)} is below the margin {show_percent(margin)}"
+            raise refuse(detail, "adopt_if must be at least the margin")
+        return value
+
+    @property
+    def threshold_pct(self) -> float:
+        """Improvement in percent from which a variant may be adopted."""
+        return self.margin if self.adopt_if is None else self.adopt_if
+
+
+class Requirement(_Part):
+    """One condition on a variant besides the primary metric: exactly one of max_delta, max_value and rule."""
+
+    model_config = ConfigDict(json_schema_extra=_requirement_schema)
+
+    metric: Annotated[str, Field(json_schema_extra={"enum": [n for n, m in METRICS.items() if m.kind != "ratio"]})]
+    max_delta: float | None = Field(
+        default=None, ge=0, le=1e9, description="Allowed rise over the baseline, in its unit."
+    )
+    max_value: float | None = Field(default=None, gt=0, le=1e9, description="Absolute budget, in the metric's unit.")
+    rule: Literal["identical", "envelope", "as_claimed"] | None = Field(
+        default=None,
+        description="For losses: bit-identical, within the spread of baseline repeats, or what the gates claim.",
+    )
+    tolerance: float = Field(default=1e-3, ge=0, le=100, description="Smallest envelope, in nats.")
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        allowed = [name for name, metric in METRICS.items() if metric.kind != "ratio"]
+        if value not in allowed:
+            detail = f"metric {shown(value)} cannot be required; allowed: {listed(allowed)}"
+            raise refuse(detail, nearest(value, allowed))
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "Requirement":
+        given = [key for key in ("max_delta", "max_value", "rule") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise refuse(f"give exactly one of max_delta, max_value and rule; given: {listed(given)}")
+        if self.rule and METRICS[self.metric].kind != "loss":
+            raise refuse(f"rule '{self.rule}' is for losses; '{self.metric}' takes max_delta or max_value")
+        return self
+
+
+class VerdictRule(_Part):
+    """The rule that is hashed before the first sample."""
+
+    primary: Primary
+    require: Annotated[tuple[Requirement, ...], Field(strict=False, max_length=MAX_REQUIREMENTS)] = ()
+
+
+class AblationSpec(_Part):
+    """A complete ablation: workload, baseline, variants, design, placement, limits and the verdict rule."""
+
+    ablation: Name = Field(description="Name of the ablation.")
+    question: Text = Field(
+        min_length=1,
+        max_length=500,
+        description="The question that the verdict answers, on one line.",
+        json_schema_extra={"pattern": TEXT_PATTERN},
+    )
+    workload: Workload
+    baseline: ArmSpec = Field(default_factory=ArmSpec, description="The arm that variants are compared with.")
+    variants: Annotated[
+        dict[Name, VariantSpec],
+        Field(min_length=1, max_length=MAX_VARIANTS, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}),
+    ] = Field(description="Arms by name, each with the gates in which it differs from the baseline.")
+    design: Design
+    placement: Placement
+    limits: Limits = Field(default_factory=Limits)
+    verdict: VerdictRule
+    labels: Labels = Field(default_factory=dict, description="Free key-value pairs to filter by.")
+
+    @field_validator("variants")
+    @classmethod
+    def _not_baseline(cls, value: dict[str, VariantSpec]) -> dict[str, VariantSpec]:
+        if "baseline" in value:
+            raise_all([("baseline", refuse("a variant cannot be named 'baseline'"), None)])
+        return value
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the canonical JSON of the whole spec: equal for equal YAML, JSON and TOML."""
+        return digest(self.model_dump(mode="json"))
+
+
+def ablation_json_schema() -> dict[str, Any]:
+    """Return the published JSON Schema (draft 2020-12) of a spec.
+
+    Gate values that no node class can run today are left out of the enums: the schema describes what is accepted.
+    """
+    schema = AblationSpec.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

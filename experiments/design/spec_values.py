@@ -1,0 +1,205 @@
+"""Types of single values in a spec: names, percents, durations, texts, gates, overrides and labels.
+
+Each one checks itself, reports every problem in it, and carries the JSON Schema that is published for it.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from experiments.design.gates import GATES, GateValue, runs_on, show
+from experiments.design.problems import listed, nearest, shown
+from experiments.design.recipes import OVERRIDES, Override
+
+NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
+LABEL_PATTERN = "^[a-z0-9][a-z0-9_.-]{0,62}$"
+PERCENT_PATTERN = r"^(0\.[0-9]{0,3}[1-9][0-9]{0,3}|[1-9][0-9]?(\.[0-9]{1,4})?)%$"
+DURATION_PATTERN = "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"
+MAX_LABELS = 32
+
+_UNPRINTABLE = "\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069"
+_CONTROL = re.compile(f"[{_UNPRINTABLE}\\ud800-\\udfff]")
+_NAME = re.compile(NAME_PATTERN)
+_LABEL = re.compile(LABEL_PATTERN)
+_PERCENT = re.compile(PERCENT_PATTERN)
+_DURATION = re.compile(DURATION_PATTERN)
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def refuse(detail: str, hint: str | None = None) -> PydanticCustomError:
+    """Return the error that a validator raises for `detail`."""
+    escaped = detail.replace("{", "{{").replace("}", "}}")
+    return PydanticCustomError("spec", escaped, {"hint": hint})
+
+
+def raise_all(found: list[tuple[str, PydanticCustomError, object]]) -> None:
+    """Raise one ValidationError with every (key, error, given value) found; return when there is none."""
+    if found:
+        lines = [InitErrorDetails(type=error, loc=(name,), input=given) for name, error, given in found]
+        raise ValidationError.from_exception_data("spec", lines)
+
+
+def _name(value: object) -> object:
+    if isinstance(value, str) and not _full(_NAME, value):
+        rule = "1 to 63 of a-z, 0-9 and '-', beginning with a letter or digit"
+        raise refuse(f"name {shown(value)} is not allowed; allowed: {rule}")
+    return value
+
+
+def _full(pattern: re.Pattern[str], value: str) -> bool:
+    return pattern.match(value) is not None and not value.endswith("\n")
+
+
+def _printable(value: str) -> str:
+    bad = _CONTROL.search(value)
+    if bad:
+        hint = "write it on one line (in YAML: >- instead of > or |)" if bad.group() == "\n" else "remove it"
+        raise refuse(f"control character U+{ord(bad.group()):04X} at position {bad.start()} is not allowed", hint)
+    return value
+
+
+def _percent(value: object) -> object:
+    if isinstance(value, str) and _full(_PERCENT, value):
+        return float(value[:-1])
+    raise refuse(
+        f"{shown(value)} is not a percentage; allowed: text such as '0.5%', above 0% and below 100%",
+        "write the unit: 0.5%" if not isinstance(value, str) else None,
+    )
+
+
+def _duration(value: object) -> object:
+    if isinstance(value, str) and _full(_DURATION, value):
+        return int(value[:-1]) * _SECONDS[value[-1]]
+    raise refuse(
+        f"{shown(value)} is not a duration; allowed: text such as '90s', '20m' or '1h', up to 24h",
+        "write the unit: 20m" if not isinstance(value, str) else None,
+    )
+
+
+def show_percent(value: float) -> str:
+    """Write a percent as a spec does: 0.5%."""
+    return f"{value:.4f}".rstrip("0").rstrip(".") + "%"
+
+
+Name: TypeAlias = Annotated[
+    str, BeforeValidator(_name), WithJsonSchema({"type": "string", "pattern": NAME_PATTERN, "maxLength": 63})
+]
+Percent: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_percent),
+    PlainSerializer(show_percent),
+    WithJsonSchema({"type": "string", "pattern": PERCENT_PATTERN, "examples": ["0.5%"]}),
+]
+"""Percent as a number; written with its sign, "0.5%"."""
+Seconds: TypeAlias = Annotated[
+    int,
+    BeforeValidator(_duration),
+    PlainSerializer(lambda value: f"{value}s"),
+    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["20m"]}),
+]
+"""Whole seconds; written with a unit, "20m"."""
+
+
+def _check_gates(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    found: list[tuple[str, PydanticCustomError, object]] = []
+    for name, given in value.items():
+        gate = GATES.get(name)
+        if gate is None:
+            detail = f"unknown gate {shown(name)}; known: {listed(GATES)}"
+            found.append((str(name), refuse(detail, nearest(str(name), GATES)), given))
+        elif not gate.allows(given):
+            allowed = listed(show(known) for known in gate.values)
+            found.append((name, refuse(f"gate '{name}' is {shown(given)}; allowed: {allowed}"), given))
+    raise_all(found)
+    return value
+
+
+def _gates_schema(minimum: int) -> dict[str, Any]:
+    properties = {
+        gate.name: {
+            "description": gate.question,
+            "enum": [value for value in gate.values if runs_on(gate, value)],
+            "default": gate.default,
+        }
+        for gate in GATES.values()
+    }
+    return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": minimum}
+
+
+def _check_overrides(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    found: list[tuple[str, PydanticCustomError, object]] = []
+    checked: dict[str, Any] = {}
+    for name, given in value.items():
+        key = OVERRIDES.get(name)
+        if key is None:
+            hint = f"'{name}' is a gate: put it under gates" if name in GATES else nearest(str(name), OVERRIDES)
+            detail = f"unknown override {shown(name)}; known: {listed(OVERRIDES)}"
+            found.append((str(name), refuse(detail, hint), given))
+        elif problem := _override_problem(key, given):
+            found.append((name, refuse(f"override '{name}' is {shown(given)}; allowed: {problem}"), given))
+        else:
+            checked[name] = float(given) if key.kind is float else given
+    raise_all(found)
+    return checked
+
+
+def _override_problem(key: Override, given: Any) -> str | None:
+    if key.kind is str:
+        fits = isinstance(given, str) and _full(re.compile(str(key.pattern)), given)
+        return None if fits else f"{key.description} (text matching {key.pattern})"
+    number = "an integer" if key.kind is int else "a number"
+    types = (int,) if key.kind is int else (int, float)
+    if type(given) not in types or not math.isfinite(given) or not key.minimum <= given <= key.maximum:
+        return f"{number} from {key.minimum:g} to {key.maximum:g}"
+    return None
+
+
+def _overrides_schema() -> dict[str, Any]:
+    kinds = {int: "integer", float: "number", str: "string"}
+    properties: dict[str, Any] = {}
+    for name, key in OVERRIDES.items():
+        limits = {"minimum": key.minimum, "maximum": key.maximum, "pattern": key.pattern}
+        given = {limit: value for limit, value in limits.items() if value is not None}
+        properties[name] = {"type": kinds[key.kind], "description": key.description, **given}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+_Gates: TypeAlias = Annotated[dict[str, GateValue], BeforeValidator(_check_gates)]
+BaselineGates: TypeAlias = Annotated[_Gates, WithJsonSchema(_gates_schema(0))]
+VariantGates: TypeAlias = Annotated[_Gates, Field(min_length=1), WithJsonSchema(_gates_schema(1))]
+Overrides: TypeAlias = Annotated[
+    dict[str, int | float | str], BeforeValidator(_check_overrides), WithJsonSchema(_overrides_schema())
+]
+
+
+def _labels(value: dict[str, str]) -> dict[str, str]:
+    rule = f"allowed: keys matching {LABEL_PATTERN}"
+    bad = [key for key in value if not _full(_LABEL, key)]
+    raise_all([(key, refuse(f"label {shown(key)} is not allowed; {rule}"), value[key]) for key in bad])
+    return value
+
+
+TEXT_PATTERN = f"^[^{_UNPRINTABLE}]+$"
+Text: TypeAlias = Annotated[str, AfterValidator(_printable)]
+"""One line without control characters."""
+Labels: TypeAlias = Annotated[
+    dict[str, Annotated[Text, Field(max_length=200)]],
+    Field(max_length=MAX_LABELS),
+    AfterValidator(_labels),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_LABELS,
+            "propertyNames": {"pattern": LABEL_PATTERN},
+            "additionalProperties": {"type": "string", "maxLength": 200, "pattern": TEXT_PATTERN.replace("+$", "*$")},
+        }
+    ),
+]

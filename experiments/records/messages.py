@@ -1,0 +1,168 @@
+"""Wire messages between service and workers, the only place where the two meet. All are JSON over HTTP."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from experiments.design.arms import Arm
+from experiments.outcomes import FailureClass
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DeviceInfo(_Message):
+    """One accelerator, or the CPU of a CPU node."""
+
+    index: int
+    name: str
+    serial: str | None = None
+    memory_bytes: int
+
+
+class NodeRegistration(_Message):
+    """`PUT /v1/nodes/{name}`: what a worker found when it probed its machine."""
+
+    node_class: str
+    devices: tuple[DeviceInfo, ...]
+    versions: Mapping[str, str]
+    code_digest: str
+    lacks: tuple[str, ...] = ()
+    """Human sentences about what the probe missed."""
+
+
+class NodeRegistered(_Message):
+    """The service's answer to a registration."""
+
+    node_id: str
+    claim_poll_s: float
+    """Poll at least this often even without a wake-up."""
+
+
+class ClaimRequest(_Message):
+    """`POST /v1/blocks:claim`; 200 with a ClaimedBlock or 204 when nothing waits."""
+
+    node_id: str
+
+
+class ClaimedTrial(_Message):
+    """One arm of a claimed block, in running order."""
+
+    trial_id: str
+    arm: str
+    role: str
+    position: int
+    arm_digest: str
+    gates: Mapping[str, Any]
+    config: Mapping[str, Any]
+    """TrainConfig as JSON, with the block's seed in it."""
+    timeout_s: float
+
+
+def claimed_trials(
+    arms: Mapping[str, Arm], *, order: Sequence[str], trial_ids: Sequence[str], seed: int, timeout_s: float
+) -> tuple[ClaimedTrial, ...]:
+    """Return a block's trials: the `arms` (by name) in the block's `order`, with its seed, and an id for each place."""
+    return tuple(
+        ClaimedTrial(
+            trial_id=trial_id,
+            arm=name,
+            role=arms[name].role,
+            position=position,
+            arm_digest=arms[name].digest,
+            gates=arms[name].gates,
+            config={**arms[name].config, "seed": seed},
+            timeout_s=timeout_s,
+        )
+        for position, (name, trial_id) in enumerate(zip(order, trial_ids, strict=True))
+    )
+
+
+class ClaimedBlock(_Message):
+    """A block under a lease. Every later call carries `token`; a stale one gets 409."""
+
+    attempt_id: str
+    token: int
+    """Fencing token; grows with every attempt at this block."""
+    attempt_no: int
+    lease_s: float
+    heartbeat_s: float
+    ablation_id: str
+    ablation_name: str
+    block_id: str
+    block_index: int
+    seed: int
+    spec_digest: str
+    rule_digest: str
+    trials: tuple[ClaimedTrial, ...]
+
+
+class TrialProgress(_Message):
+    """Where the running trial is, for people who watch."""
+
+    trial_id: str
+    steps_done: int
+    steps_total: int
+    tokens_per_s: float | None = None
+    loss: float | None = None
+
+
+class LogChunk(_Message):
+    """A piece of a trial's log; a chunk at an offset already stored is ignored."""
+
+    trial_id: str
+    offset: int = Field(ge=0)
+    """Absolute byte offset of the first byte of `text` encoded as UTF-8."""
+    text: str
+
+
+class Heartbeat(_Message):
+    """`POST /v1/attempts/{id}:heartbeat`."""
+
+    token: int
+    progress: tuple[TrialProgress, ...] = ()
+    logs: tuple[LogChunk, ...] = ()
+
+
+class HeartbeatReply(_Message):
+    """Lease extended; `cancel` asks the worker to stop the trial and release the block."""
+
+    lease_s: float
+    cancel: bool
+
+
+class BlockReport(_Message):
+    """`POST /v1/attempts/{id}:report`: the whole block at once, or why it broke."""
+
+    token: int
+    receipts: tuple[Mapping[str, Any], ...] = ()
+    """Receipts as JSON, one for each trial; empty when the block broke."""
+    logs: tuple[LogChunk, ...] = ()
+    failure_class: FailureClass | None = None
+    """Set when the block broke: it is discarded and rerun whole, or failed when its attempts are used up."""
+    message: str | None = None
+
+
+class Release(_Message):
+    """`POST /v1/attempts/{id}:release`: give the block back without a result."""
+
+    token: int
+    failure_class: FailureClass
+    message: str
+
+
+class Wake(_Message):
+    """Celery payload: there may be work for this node class. Losing it loses nothing."""
+
+    node_class: str
+
+
+WAKE_TASK = "ablate.wake"
+"""Name of the Celery task that workers serve."""
+
+
+def wake_queue(node_class: str) -> str:
+    """Name of the broadcast queue of a node class: every worker of the class hears a wake-up."""
+    return f"wake.{node_class}"

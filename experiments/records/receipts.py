@@ -1,0 +1,295 @@
+"""The receipt: the immutable, digested JSON record of one trial. Raw samples are kept and marked, never dropped."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from experiments.design.gates import GATES, Gate, show
+from experiments.design.problems import shown
+from experiments.digest import digest
+from experiments.errors import ReceiptError
+from experiments.outcomes import FailureClass, Outcome
+
+SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Step(_Part):
+    """One optimiser step as it was measured."""
+
+    index: int
+    phase: Literal["compile", "warmup", "timed"]
+    """Step 0 is `compile`; only `timed` steps enter the window."""
+    seconds: float
+    tokens: int
+    """Tokens processed in this step, B * S."""
+    loss: float
+    """Mean cross entropy in nats over valid tokens, before the update."""
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    clock_mhz: float | None = None
+    """Device clock where it can be read."""
+
+
+class Digests(_Part):
+    """What this receipt is chained to."""
+
+    spec: str
+    rule: str
+    arm: str
+    code: str
+    """Of the source files of model, kernels and workers that ran."""
+    data: str
+    """Of tokenizer, packed rows and split."""
+
+
+class Ids(_Part):
+    """Where the trial belongs."""
+
+    ablation: str
+    block: str
+    block_index: int
+    position: int
+    """Place of this arm in the block's order, from 0."""
+    trial: str
+    attempt: str
+    node: str
+    device: str
+
+
+class Environment(_Part):
+    """What the trial ran on."""
+
+    node_name: str
+    node_class: str
+    device_name: str
+    device_serial: str | None
+    git_commit: str | None
+    git_dirty_digest: str | None
+    """Digest of the uncommitted patch; None when the tree is clean or there is no repository."""
+    versions: Mapping[str, str]
+    """python, torch, driver, cuda, tilelang, torch_xla ... as far as present."""
+    cpu_threads: int
+    load_average_before: float | None
+    """One-minute load average just before the trial, CPU nodes."""
+    throttle: Mapping[str, Any] | None = None
+    """Throttle reasons and ECC counters where the device reports them."""
+
+
+class GateReading(_Part):
+    """Requested against observed, for one gate."""
+
+    requested: Any
+    observed: Any
+    """None when this lane cannot observe it."""
+    live: bool
+    how: str
+    """What was looked at, for example "fact mamba3_mimo.schedule"."""
+
+
+class Memory(_Part):
+    """Peaks in bytes: in tensors (allocated), and held for them (reserved)."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    """Device pool on an accelerator, peak resident set on a CPU node."""
+    limit_bytes: int | None
+
+
+class Summary(_Part):
+    """Numbers derived from the raw steps by the declared estimator; recomputed by `verify`."""
+
+    timed_steps: int
+    step_s_mean: float
+    step_s_median: float
+    tokens_per_s: float
+    """Tokens of the timed window over its seconds, after the outlier rule (mean estimator)."""
+    model_tflops_per_s: float
+    mfu: float | None
+    outlier_steps: int = 0
+    """Timed steps that the outlier rule left out of the mean; they stay in `steps`."""
+    loss_step1: float
+    """Loss of the first step (index 0), the one before any update."""
+    loss_final: float
+    """Mean loss of the last quarter of the timed steps, at least one."""
+    loss_val: float | None
+
+
+class Receipt(_Part):
+    """The record of one trial."""
+
+    schema_version: int = SCHEMA_VERSION
+    ids: Ids
+    arm: str
+    role: Literal["baseline", "variant"]
+    seed: int
+    outcome: Outcome
+    failure_class: FailureClass | None = None
+    message: str | None = None
+    digests: Digests
+    config: Mapping[str, Any]
+    """The whole TrainConfig that ran."""
+    environment: Environment
+    gates: Mapping[str, GateReading]
+    facts: Mapping[str, Any]
+    """Everything the code recorded about itself (kernels.facts)."""
+    steps: tuple[Step, ...]
+    summary: Summary | None
+    """None when the trial did not reach its window."""
+    memory: Memory | None
+    compile_s: float
+    """Seconds of the pass before step 0 that compiles graphs and kernels; 0 when nothing was compiled."""
+    compile_cache_hit: bool | None
+    """Whether all of it came from the compilers' caches; None when nothing was compiled, or it is not known."""
+    kernels: tuple[Mapping[str, Any], ...] = ()
+    """Kernel table: name, ms, registers, shared memory, instructions."""
+    parameters: int
+    """Trainable parameters."""
+    flops_per_step: int
+    """Model FLOPs of one step, forward and backward, counted from the configuration."""
+    started_at: str
+    """RFC 3339 UTC."""
+    training_s: float
+    """Wall seconds of the trial's own work: model build, steps and validation."""
+    wall_s: float
+    """Wall seconds from the worker's order to the process's end."""
+    digest: str
+    """Of everything above."""
+
+
+OUTLIER_MADS = 5.0
+MAD_TO_SIGMA = 1.4826
+MIN_SPREAD = 0.002
+"""Share of the median below which a spread is not believed."""
+
+
+def summarise(
+    steps: Sequence[Step], *, flops_per_step: int, loss_val: float | None, peak_flops: float | None
+) -> Summary:
+    """Derive the summary from raw steps: the mean of the timed steps after the outlier rule, the median beside it.
+
+    `peak_flops` is the device's peak per second for MFU. Raises ReceiptError without a first or a timed step, or
+    when a sample is not finite or not positive.
+    """
+    timed = [step for step in steps if step.phase == "timed"]
+    first = next((step for step in steps if step.index == 0), None)
+    if not timed or first is None:
+        raise ReceiptError(f"no summary without step 0 and a timed step; given: {len(steps)} steps, {len(timed)} timed")
+    _check_samples(steps)
+    kept = _without_outliers(timed)
+    seconds = math.fsum(step.seconds for step in kept)
+    mean = seconds / len(kept)
+    rate = flops_per_step / mean
+    last = timed[-max(1, len(timed) // 4) :]
+    return Summary(
+        timed_steps=len(timed),
+        step_s_mean=mean,
+        step_s_median=statistics.median(step.seconds for step in timed),
+        tokens_per_s=sum(step.tokens for step in kept) / seconds,
+        model_tflops_per_s=rate / 1e12,
+        mfu=None if peak_flops is None else rate / peak_flops,
+        outlier_steps=len(timed) - len(kept),
+        loss_step1=first.loss,
+        loss_final=math.fsum(step.loss for step in last) / len(last),
+        loss_val=loss_val,
+    )
+
+
+def _check_samples(steps: Sequence[Step]) -> None:
+    for step in steps:
+        if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
+            raise ReceiptError(f"step {step.index} has loss {step.loss} and gradient norm {step.grad_norm}")
+        if not (math.isfinite(step.seconds) and step.seconds > 0 and step.tokens > 0):
+            raise ReceiptError(f"step {step.index} has {step.seconds} s for {step.tokens} tokens; both must be above 0")
+
+
+def _without_outliers(timed: Sequence[Step]) -> list[Step]:
+    """Leave out steps far above the median, unless they are more than a tenth of the window: then they are the rule."""
+    middle = statistics.median(step.seconds for step in timed)
+    spread = statistics.median(abs(step.seconds - middle) for step in timed)
+    cutoff = middle + OUTLIER_MADS * max(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
+    kept = [step for step in timed if step.seconds <= cutoff]
+    return kept if len(timed) - len(kept) <= max(1, len(timed) // 10) else list(timed)
+
+
+def read_gates(requested: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, GateReading]:
+    """Compare every requested gate with what the code recorded about itself.
+
+    A gate at its default that nothing was recorded about is taken as live; one that was asked for and cannot be
+    observed is not.
+    """
+    return {name: _read_gate(GATES[name], value, requested, facts) for name, value in requested.items()}
+
+
+def _read_gate(gate: Gate, value: Any, requested: Mapping[str, Any], facts: Mapping[str, Any]) -> GateReading:
+    if setting := gate.unused_because(requested):
+        return GateReading(requested=value, observed=None, live=True, how=f"not used with {setting}")
+    observed = gate.attest(facts)
+    if observed is not None:
+        live = type(observed) is type(value) and observed == value
+        return GateReading(requested=value, observed=observed, live=live, how=gate.attested_by)
+    if value == gate.default:
+        return GateReading(requested=value, observed=None, live=True, how="default, not observable")
+    how = f"{gate.attested_by}: nothing recorded, so {show(value)} is not proved"
+    return GateReading(requested=value, observed=None, live=False, how=how)
+
+
+def seal(fields: Mapping[str, Any]) -> Receipt:
+    """Return the receipt of `fields` with its digest. Raises ReceiptError when a part is missing or not finite."""
+    try:
+        unsealed = Receipt.model_validate({**fields, "digest": ""})
+        return unsealed.model_copy(update={"digest": _digest(unsealed)})
+    except ValidationError as error:
+        raise ReceiptError(f"not a receipt: {_first(error)}") from error
+
+
+def verify(receipt: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a receipt read from JSON; empty when it is whole and unaltered.
+
+    Checks schema and version, the digest, and the summary recomputed from the raw steps.
+    """
+    version = receipt.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        return [f"schema_version is {shown(version)}; this program reads {SCHEMA_VERSION}"]
+    try:
+        typed = Receipt.model_validate_json(json.dumps(receipt, allow_nan=False), strict=True)
+        expected = _digest(typed)
+    except ValidationError as error:
+        return [f"not a receipt: {_first(error)}"]
+    except (TypeError, ValueError, ReceiptError) as error:
+        return [f"not a receipt: {error}"]
+    problems = [] if typed.digest == expected else [f"digest is {typed.digest}; the content gives {expected}"]
+    return problems + _summary_problems(typed)
+
+
+def _digest(receipt: Receipt) -> str:
+    try:
+        return digest(receipt.model_dump(mode="json", exclude={"digest"}))
+    except ValueError as error:
+        raise ReceiptError(f"a receipt holds finite numbers only: {error}") from error
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']}"
+
+
+def _summary_problems(receipt: Receipt) -> list[str]:
+    summary = receipt.summary
+    if summary is None:
+        return ["outcome is measured, but there is no summary"] if receipt.outcome is Outcome.MEASURED else []
+    try:
+        fresh = summarise(
+            receipt.steps, flops_per_step=receipt.flops_per_step, loss_val=summary.loss_val, peak_flops=None
+        )
+    except ReceiptError as error:
+        return [f"summary cannot be recomputed: {error}"]
+    given, again = summary.model_dump(exclude={"mfu"}), fresh.model_dump(exclude={"mfu"})
+    return [f"summary.{key} is {given[key]}; the steps give {again[key]}" for key in given if given[key] != again[key]]

@@ -1,0 +1,19 @@
+"""All pictures of an ablation that its data allows, for the report and for MLflow."""
+
+from experiments.reporting import pictures_memory, pictures_trials, pictures_verdict
+from experiments.reporting.svg import Picture
+from experiments.reporting.view import AblationView
+
+DRAWN = (
+    pictures_verdict.forest,
+    pictures_verdict.differences,
+    pictures_trials.step_times,
+    pictures_trials.losses,
+    pictures_memory.memory,
+)
+"""In the order in which they are shown."""
+
+
+def draw_all(view: AblationView) -> tuple[Picture, ...]:
+    """Draw every picture whose data is there; each states in its caption what was left out."""
+    return tuple(picture for drawn in DRAWN if (picture := drawn(view)) is not None)

@@ -1,0 +1,75 @@
+"""How a wake-up travels: one fanout exchange per node class, heard by every connected worker of that class.
+
+A wake-up carries no work and is not kept for workers that are away; they poll. So no broker setting here can lose
+or repeat a trial.
+"""
+
+from typing import Any
+
+from celery import Celery
+from kombu import Exchange
+from kombu.common import Broadcast
+
+from experiments.records.messages import WAKE_TASK, Wake, wake_queue
+
+_TRANSPORT_OPTIONS = {
+    "visibility_timeout": 60,
+    "unacked_restore_interval": 5,
+    "unacked_restore_throttle": 1,
+    "socket_timeout": 30,
+    "socket_connect_timeout": 2,
+    "socket_keepalive": True,
+    "health_check_interval": 10,
+}
+
+
+def celery_app(broker_url: str, *, name: str) -> Celery:
+    """Build a Celery application for wake-ups only: no results, no prefetch, quick failure when the broker is away."""
+    app = Celery(name, broker=broker_url, set_as_current=False)
+    app.conf.update(
+        broker_transport_options=_TRANSPORT_OPTIONS,
+        broker_connection_timeout=2,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        result_backend=None,
+        task_ignore_result=True,
+        task_serializer="json",
+        accept_content=["json"],
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_send_task_events=False,
+        task_send_sent_event=False,
+        task_create_missing_queues=False,
+    )
+    return app
+
+
+def wake_exchange(node_class: str) -> Exchange:
+    """Return the exchange that both sides declare for a node class."""
+    return Exchange(wake_queue(node_class), type="fanout", durable=False)
+
+
+def wake_subscription(node_class: str) -> Broadcast:
+    """Return the queue of one worker: its own, deleted with the worker, bound to the node class's exchange."""
+    name = wake_queue(node_class)
+    return Broadcast(name=name, unique=True, auto_delete=True, exchange=wake_exchange(node_class), routing_key=name)
+
+
+def publish_wake(app: Any, node_class: str) -> None:
+    """Tell every worker of `node_class` that there may be work.
+
+    Raises kombu.exceptions.OperationalError when the broker cannot be reached.
+    """
+    exchange = wake_exchange(node_class)
+    # Celery fills an empty routing key with its own, and the Redis transport makes it part of the channel's name.
+    app.send_task(
+        WAKE_TASK,
+        kwargs=Wake(node_class=node_class).model_dump(),
+        exchange=exchange,
+        declare=[exchange],  # a channel that has not declared the exchange would take it for a direct one
+        exchange_type="fanout",
+        routing_key=wake_queue(node_class),
+        ignore_result=True,
+        retry=True,
+        retry_policy={"max_retries": 1, "interval_start": 0, "interval_max": 0.1},
+    )

@@ -1,0 +1,335 @@
+from typing import Any
+
+import pytest
+
+from experiments.analysis.verdicts import VariantVerdict, Verdict, judge, markdown
+from experiments.design.spec import AblationSpec
+from experiments.digest import digest
+from experiments.errors import ReceiptError
+from experiments.outcomes import Decision, Outcome, VerdictWord
+from experiments.records.receipts import Receipt
+from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec, observed_facts
+
+SPEC = make_spec()
+PLAN = make_plan(SPEC)
+GOOD = {"psiv-on": 1.03}
+
+
+def verdict(spec: AblationSpec = SPEC, *, calibrated: bool = True, swap: dict[str, Any] | None = None,
+            where: tuple[int, str] = (2, "psiv-on"), **receipts: Any) -> Verdict:  # fmt: skip
+    """Judge good receipts, with the one at `where` made again with `swap`."""
+    plan = make_plan(spec)
+    found = make_receipts(plan, receipts.pop("speeds", GOOD), sd=receipts.pop("sd", 0.001), **receipts)
+    if swap is not None:
+        found = [r for r in found if (r.ids.block_index, r.arm) != where] + [make_receipt(plan, *where, **swap)]
+    return judge(plan, spec, found, calibrated)
+
+
+def psiv(found: Verdict) -> VariantVerdict:
+    return next(variant for variant in found.variants if variant.arm == "psiv-on")
+
+
+def requiring(**requirement: Any) -> AblationSpec:
+    return make_spec(verdict__require=[requirement])
+
+
+def test_judge_adopts_what_is_better_beyond_the_bound() -> None:
+    found = psiv(verdict())
+    assert (found.verdict, found.measured, found.decision) == (VerdictWord.BETTER, VerdictWord.BETTER, Decision.ADOPT)
+    assert found.primary is not None
+    assert found.primary.delta_pct == pytest.approx(3.0, abs=0.2)
+    assert found.primary.ci_low_pct < found.primary.ci90_low_pct < 3 < found.primary.ci90_high_pct
+    assert found.primary.p_sign_flip == 2 / 64
+    assert found.primary.blocks == len(found.primary.differences_pct) == 6
+    assert found.gates_live == "90/90"
+    assert found.reason.startswith("tokens_per_s +")
+
+
+@pytest.mark.parametrize(
+    ("speed", "word", "decision"),
+    [
+        (0.97, VerdictWord.WORSE, Decision.REJECT),
+        (1.0, VerdictWord.SAME, Decision.SAME),
+        (1.002, VerdictWord.SAME, Decision.SAME),
+        (1.01, VerdictWord.BETTER, Decision.REJECT),
+    ],
+)
+def test_judge_words_and_decisions_follow_the_margin(speed: float, word: VerdictWord, decision: Decision) -> None:
+    found = psiv(verdict(speeds={"psiv-on": speed}))
+    assert (found.verdict, found.decision) == (word, decision)
+
+
+def test_judge_says_why_better_is_not_enough() -> None:
+    assert "below the 1.5 % from which the rule adopts" in psiv(verdict(speeds={"psiv-on": 1.01})).notes[0]
+
+
+def test_judge_knows_that_a_shorter_step_is_better() -> None:
+    found = psiv(verdict(make_spec(verdict__primary__metric="step_s")))
+    assert found.primary is not None
+    assert found.primary.delta_pct == pytest.approx(-2.9, abs=0.2)
+    assert (found.verdict, found.decision) == (VerdictWord.BETTER, Decision.ADOPT)
+    assert [other.metric for other in found.secondary] == ["tokens_per_s", "model_tflops_per_s"]
+
+
+def test_judge_names_the_blocks_that_would_resolve_the_margin() -> None:
+    found = psiv(verdict(speeds={"psiv-on": 1.01}, sd=0.03))
+    assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
+    assert found.blocks_needed is not None
+    assert found.blocks_needed > 6
+    assert found.device_minutes_needed == pytest.approx(found.blocks_needed * 3 * 3.0 / 60, abs=0.01)
+
+
+def test_judge_caps_an_uncalibrated_node_class_and_keeps_what_was_measured() -> None:
+    found = psiv(verdict(calibrated=False))
+    assert (found.verdict, found.measured) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER)
+    assert found.decision is Decision.INCONCLUSIVE
+    assert found.reason.startswith("uncalibrated; the samples alone say 'better'")
+    assert found.primary is not None
+
+
+def test_judge_corrects_for_the_number_of_variants() -> None:
+    found = verdict()
+    raw = [variant.primary for variant in found.variants]
+    assert all(comparison is not None for comparison in raw)
+    assert psiv(found).primary.p_holm < 0.001  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word", "decision"),
+    [
+        (Outcome.OOM, VerdictWord.OOM, Decision.REJECT),
+        (Outcome.FAILED, VerdictWord.FAILED, Decision.REJECT),
+        (Outcome.REFUSED, VerdictWord.REFUSED, Decision.INVALID),
+        (Outcome.INVALID, VerdictWord.INVALID, Decision.INVALID),
+    ],
+)
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_judge_gives_no_statistics_to_an_arm_that_did_not_measure(
+    outcome: Outcome, word: VerdictWord, decision: Decision, calibrated: bool
+) -> None:
+    found = verdict(swap={"outcome": outcome, "message": "it broke"}, calibrated=calibrated)
+    assert (psiv(found).verdict, psiv(found).decision) == (word, decision)
+    assert psiv(found).primary is None
+    assert "1 of 6 trials" in psiv(found).reason
+    assert "it broke" in psiv(found).reason
+    assert found.arms["psiv-on"]["outcomes"] == {str(outcome): 1, "measured": 5}
+    assert found.variants[1].primary is not None
+
+
+def test_judge_compares_nothing_with_a_broken_baseline() -> None:
+    found = verdict(swap={"outcome": Outcome.OOM, "message": "no memory"}, where=(1, "baseline"))
+    assert {variant.verdict for variant in found.variants} == {VerdictWord.INVALID}
+    assert "1 of 6 baseline trials ran out of memory" in found.variants[0].reason
+
+
+def test_judge_fails_missing_blocks() -> None:
+    receipts = [r for r in make_receipts(PLAN, GOOD, sd=0.001) if (r.ids.block_index, r.arm) != (3, "baseline")]
+    found = judge(PLAN, SPEC, receipts, True)
+    assert (found.blocks_planned, found.blocks_counted) == (6, 5)
+    assert {variant.decision for variant in found.variants} == {Decision.INCONCLUSIVE}
+    assert "5 of 6 planned blocks counted; missing data fails" in found.variants[0].reason
+
+
+def test_judge_without_receipts_is_inconclusive() -> None:
+    found = judge(PLAN, SPEC, [], True)
+    assert {variant.verdict for variant in found.variants} == {VerdictWord.INCONCLUSIVE}
+    assert found.arms["baseline"]["tokens_per_s"] is None
+
+
+def test_judge_counts_no_trial_twice() -> None:
+    receipts = make_receipts(PLAN)
+    with pytest.raises(ReceiptError, match="each trial counts once"):
+        judge(PLAN, SPEC, [*receipts, receipts[0]], True)
+
+
+def test_judge_refuses_receipts_of_another_plan() -> None:
+    stranger = make_plan(make_spec(variants={"other": {"gates": {"loss": "chunked"}}}))
+    with pytest.raises(ReceiptError, match="'other' in block 0 is not in the plan"):
+        judge(PLAN, SPEC, [make_receipt(stranger, 0, "other")], True)
+
+
+def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
+    easier = make_spec(verdict__primary__adopt_if="0.6%")
+    found = judge(PLAN, easier, make_receipts(PLAN, GOOD), True)
+    assert {variant.decision for variant in found.variants} == {Decision.INVALID}
+    assert "a changed rule is a new ablation" in found.variants[0].reason
+
+
+@pytest.mark.parametrize(
+    ("swap", "words"),
+    [
+        ({"loss_step1": 8.31 + 1e-9}, "step-1 loss"),
+        ({"environment": {"versions": {"torch": "2.12"}}}, "software versions differs inside the block"),
+        ({"environment": {"git_dirty_digest": "sha256:x"}}, "uncommitted patch differs"),
+        ({"environment": {"node_class": "h200"}}, "node class is h200, planned was cpu"),
+        ({"environment": {"throttle": {"ecc_uncorrected": 1}}}, "uncorrected ECC error"),
+        ({"environment": {"throttle": {"hw_thermal_slowdown": True}}}, "hardware thermal slow-down"),
+        ({"environment": {"throttle": {"foreign_processes": [4711]}}}, "foreign process"),
+        ({"ids": {"device": "node-a/1"}}, "device differs inside the block"),
+        ({"ids": {"attempt": "att_other"}}, "attempt differs inside the block"),
+        ({"ids": {"position": 9}}, "position is 9"),
+        ({"seed": 99}, "seed is 99"),
+        ({"summary": None}, "samples are missing"),
+        ({"facts": {"mamba3_mimo.psiv_recomputes": 1}}, "gate 'psiv_cache' was requested and not live"),
+        ({"digests": {"spec": PLAN.spec_digest, "rule": PLAN.rule_digest, "arm": "sha256:x", "code": "sha256:code",
+                      "data": "sha256:data"}}, "arm digest is sha256:x"),
+        ({"digests": {"spec": PLAN.spec_digest, "rule": PLAN.rule_digest, "arm": PLAN.arms[1].digest,
+                      "code": "sha256:other", "data": "sha256:data"}}, "code differs inside the block"),
+    ],
+)  # fmt: skip
+def test_judge_invalidates_a_variant_by_its_guard(swap: dict[str, Any], words: str) -> None:
+    found = verdict(swap=swap)
+    assert (psiv(found).verdict, psiv(found).decision) == (VerdictWord.INVALID, Decision.INVALID)
+    assert psiv(found).reason.startswith("block 2: ")
+    assert words in psiv(found).reason
+    assert found.variants[1].verdict is VerdictWord.SAME
+
+
+def test_judge_accepts_a_software_power_cap() -> None:
+    found = verdict(swap={"environment": {"throttle": {"sw_power_cap": True}}, "tokens_per_s": 5150.0})
+    assert psiv(found).verdict is VerdictWord.BETTER
+
+
+def with_clock(receipt: Receipt, clock_mhz: float) -> list[Any]:
+    return [step.model_copy(update={"clock_mhz": clock_mhz}) for step in receipt.steps]
+
+
+@pytest.mark.parametrize(
+    ("speed", "clock", "word"),
+    [(1.03, 1700.0, VerdictWord.BETTER), (1.03, 1760.0, VerdictWord.INVALID), (1.06, 1750.0, VerdictWord.BETTER)],
+)
+def test_judge_confirms_a_difference_in_cycles_when_clocks_differ(
+    speed: float, clock: float, word: VerdictWord
+) -> None:
+    clocks = {"baseline": 1700.0, "chunk-32": 1700.0, "psiv-on": clock}
+    receipts = [
+        make_receipt(PLAN, r.ids.block_index, r.arm, steps=with_clock(r, clocks[r.arm]))
+        for r in make_receipts(PLAN, {"psiv-on": speed}, sd=0.0005)
+    ]
+    assert psiv(judge(PLAN, SPEC, receipts, True)).verdict is word
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "same"),
+    [
+        ({"source_hash.forward": "f", "source_hash.backward": "b"}, {}, True),
+        ({"source_hash.forward": "f", "source_hash.backward": "b"}, {"source_hash.backward": "c"}, False),
+        ({"source_hash.forward": "f", "binary_hash.forward": "x"}, {"binary_hash.forward": "y"}, False),
+        ({"source_hash.forward": "f", "binary_hash.forward": "x"}, {"source_hash.forward": "g"}, True),
+        ({}, {}, False),
+    ],
+)
+def test_judge_says_when_a_gate_left_the_kernels_as_they_were(
+    own: dict[str, str], other: dict[str, str], same: bool
+) -> None:
+    def hashes(arm: str) -> dict[str, str]:
+        return {f"mamba3_mimo.{name}": value for name, value in (own | (other if arm == "baseline" else {})).items()}
+
+    receipts = [
+        make_receipt(PLAN, block, arm, facts=observed_facts(known.gates) | hashes(arm))
+        for block in PLAN.blocks
+        for arm in block.order
+        for known in PLAN.arms
+        if known.name == arm
+    ]
+    found = psiv(judge(PLAN, SPEC, receipts, True))
+    reason = "block 0: kernel source is identical to the baseline's: gate 'psiv_cache' changed nothing"
+    assert (found.verdict is VerdictWord.INVALID and found.reason == reason) is same
+
+
+def test_judge_lets_another_order_of_sums_differ_in_loss() -> None:
+    found = verdict(swap={"loss_step1": 8.3100001}, where=(2, "chunk-32"))
+    assert found.variants[1].verdict is VerdictWord.SAME
+
+
+@pytest.mark.parametrize(
+    ("requirement", "swap", "passed"),
+    [
+        ({"metric": "peak_reserved_gib", "max_delta": 0.5}, {"peak_bytes": int(1.4 * GIB)}, True),
+        ({"metric": "peak_reserved_gib", "max_delta": 0.5}, {"peak_bytes": int(1.6 * GIB)}, False),
+        ({"metric": "peak_reserved_gib", "max_value": 1.5}, {"peak_bytes": int(1.6 * GIB)}, False),
+        ({"metric": "peak_allocated_gib", "max_value": 1.5}, {"peak_bytes": int(1.6 * GIB)}, True),
+        ({"metric": "peak_reserved_gib", "max_delta": 0.5}, {"memory": None}, False),
+        ({"metric": "compile_s", "max_delta": 10}, {"compile_s": 11.0}, False),
+        ({"metric": "loss_val", "max_delta": 0.1}, {"loss_val": 7.55}, True),
+        ({"metric": "loss_val", "max_delta": 0.1}, {"loss_val": 7.65}, False),
+        ({"metric": "loss_val", "max_delta": 0.1}, {"loss_val": None}, False),
+        ({"metric": "loss_val", "rule": "envelope"}, {"loss_val": 7.5005}, True),
+        ({"metric": "loss_val", "rule": "envelope"}, {"loss_val": 7.49}, False),
+        ({"metric": "loss_val", "rule": "envelope", "tolerance": 0.02}, {"loss_val": 7.49}, True),
+        ({"metric": "loss_val", "rule": "identical"}, {"loss_val": 7.5000001}, False),
+        ({"metric": "loss_step1", "rule": "as_claimed"}, {}, True),
+    ],
+)
+def test_judge_adopts_only_when_the_requirement_holds(
+    requirement: dict[str, Any], swap: dict[str, Any], passed: bool
+) -> None:
+    found = psiv(verdict(requiring(**requirement), swap={"tokens_per_s": 5150.0, **swap}))
+    assert found.verdict is VerdictWord.BETTER
+    assert [result.passed for result in found.requirements] == [passed]
+    assert found.decision is (Decision.ADOPT if passed else Decision.REJECT)
+    assert bool(found.notes) is not passed
+
+
+def test_judge_envelope_is_the_spread_of_baseline_repeats_of_the_same_seed() -> None:
+    spec = requiring(metric="loss_val", rule="envelope")
+    plan = make_plan(spec)
+    wide = {0: 7.5, 2: 7.6, 4: 7.55}
+    receipts = [
+        make_receipt(plan, block, arm, loss_val=wide.get(block.index, 7.5) if arm == "baseline" else 7.58)
+        for block in plan.blocks
+        for arm in block.order
+    ]
+    result = judge(plan, spec, receipts, True).variants[0].requirements[0]
+    assert not result.passed
+    assert "seed 2; envelope 0.001" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("gates", "gap", "passed"),
+    [({"loss": "chunked"}, 5e-4, True), ({"loss": "chunked"}, 5e-3, False), ({"dtype": "bfloat16"}, 0.2, True)],
+)
+def test_judge_holds_a_loss_to_what_the_gates_claim(gates: dict[str, Any], gap: float, passed: bool) -> None:
+    spec = make_spec(
+        variants={"v": {"gates": gates}}, verdict__require=[{"metric": "loss_step1", "rule": "as_claimed"}]
+    )
+    plan = make_plan(spec)
+    receipts = [
+        make_receipt(plan, block, arm, loss_step1=8.0 + gap * (arm == "v"))
+        for block in plan.blocks
+        for arm in block.order
+    ]
+    assert judge(plan, spec, receipts, True).variants[0].requirements[0].passed is passed
+
+
+def test_verdict_digest_covers_the_verdict() -> None:
+    found = verdict()
+    assert found.digest == digest(found.model_dump(mode="json", exclude={"digest"}))
+    assert verdict().digest == found.digest
+    assert verdict(calibrated=False).digest != found.digest
+
+
+def test_verdict_round_trips_through_json() -> None:
+    found = verdict()
+    assert Verdict.model_validate_json(found.model_dump_json()) == found
+
+
+def test_verdict_arms_hold_means_and_peaks() -> None:
+    arms = verdict(sd=1e-9).arms
+    assert arms["psiv-on"]["tokens_per_s"] == pytest.approx(5150, rel=1e-4)
+    assert arms["baseline"]["peak_reserved_bytes"] == GIB
+    assert arms["baseline"]["outcomes"] == {"measured": 6}
+
+
+def test_verdict_rule_is_what_was_hashed() -> None:
+    found = verdict()
+    assert digest(dict(found.rule)) == PLAN.rule_digest == found.rule_digest
+    assert found.rule["primary"] == {"metric": "tokens_per_s", "margin_pct": 0.5, "adopt_if_pct": 1.5}
+
+
+def test_markdown_is_a_table_that_a_message_cannot_break() -> None:
+    text = markdown(verdict(swap={"outcome": "failed", "message": "a | b\n<script>"}))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in rows}) == 1
+    assert "<script>" not in text
+    assert "`psiv-on` | failed | reject" in text

@@ -1,0 +1,110 @@
+from typing import Any
+
+import pytest
+
+from experiments.design.fields import config_to_json
+from experiments.design.gates import GATES, Claim, Gate, GateValue, catalogue, show
+from experiments.design.recipes import RECIPES
+from experiments.design.resolve import _typed
+from kernels.backends import Lane, NodeClass
+from model.config import TrainConfig
+
+OTHER_VALUES = [
+    pytest.param(gate, value, id=f"{gate.name}={show(value)}")
+    for gate in GATES.values()
+    for value in gate.values
+    if value != gate.default
+]
+
+
+def flat(value: Any, where: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {where: value}
+    return {path: leaf for key, part in value.items() for path, leaf in flat(part, f"{where}.{key}".strip(".")).items()}
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=lambda gate: gate.name)
+def test_gate_default_leaves_the_default_configuration_equal(gate: Gate) -> None:
+    config = TrainConfig()
+    assert gate.apply(config, _typed(gate.name, gate.default)) == config
+    assert gate.read(config) == gate.default
+    assert gate.default in gate.values
+
+
+@pytest.mark.parametrize(("gate", "value"), OTHER_VALUES)
+def test_gate_value_changes_exactly_the_declared_field(gate: Gate, value: GateValue) -> None:
+    before = flat(config_to_json(TrainConfig()))
+    after = flat(config_to_json(gate.apply(TrainConfig(), _typed(gate.name, value))))
+    assert {path for path in before if before[path] != after[path]} == {gate.path}
+    assert gate.read(gate.apply(TrainConfig(), _typed(gate.name, value))) == value
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=lambda gate: gate.name)
+def test_gate_refers_only_to_known_gates_and_values(gate: Gate) -> None:
+    for setting in (gate.requires, *gate.unused_with):
+        assert all(GATES[other].allows(value) for other, value in setting.items())
+    assert set(gate.lanes) <= set(gate.values)
+    assert gate.question.endswith("?")
+
+
+def test_gate_supports_says_which_lane_is_missing_where() -> None:
+    reason = GATES["tma"].supports(NodeClass.CPU, Lane.REFERENCE, True)
+    assert reason == "gate 'tma' needs lane cuda, which has no implementation on node class 'cpu'"
+
+
+def test_gate_supports_tells_a_wrong_lane_from_a_missing_one() -> None:
+    assert GATES["tma"].supports(NodeClass.H200, Lane.CUDA, True) is None
+    reason = GATES["tma"].supports(NodeClass.H200, Lane.REFERENCE, True)
+    assert reason == "gate 'tma' needs lane cuda; this arm runs lane reference"
+
+
+def test_kernel_gates_have_no_effect_in_another_lane() -> None:
+    values = {gate.name: gate.default for gate in GATES.values()}
+    for name in ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math"):
+        assert GATES[name].unused_because(values) == "lane = reference"
+        assert GATES[name].unused_because({**values, "lane": "cuda"}) is None
+    sequential = {**values, "lane": "cuda", "schedule": "sequential"}
+    assert GATES["superchunk"].unused_because(sequential) == "schedule = sequential"
+    assert GATES["chunk_size"].unused_because(sequential) is None
+    roles = {**values, "lane": "cuda", "warp_specialize": True}
+    assert GATES["pipeline_stages"].unused_because(roles) == "warp_specialize = true"
+
+
+def test_gate_supports_names_the_node_class_that_a_value_needs() -> None:
+    reason = GATES["attention"].supports(NodeClass.CPU, Lane.REFERENCE, "flash")
+    assert reason == "gate 'attention' = flash needs node class h200; this is 'cpu'"
+    assert GATES["attention"].supports(NodeClass.H200, Lane.REFERENCE, "flash") is None
+
+
+def test_gate_claims_are_those_of_the_design() -> None:
+    claims = {name: gate.claim for name, gate in GATES.items()}
+    assert claims["psiv_cache"] is Claim.SCHEDULE_ONLY
+    assert claims["schedule"] is claims["chunk_size"] is Claim.RE_ASSOCIATES
+    assert claims["dtype"] is Claim.CHANGES_MODEL
+
+
+def test_psiv_attestation_reads_bytes_and_recomputations() -> None:
+    attest = GATES["psiv_cache"].attest
+    assert attest({"mamba3_mimo.psiv_saved_bytes": 8}) is True
+    assert attest({"mamba3_mimo.psiv_recomputes": 2}) is False
+    assert attest({"mamba3_mimo.psiv_recomputes": 2, "mamba3_mimo.psiv_saved_bytes": 8}) == "mixed"
+    assert attest({}) is None
+
+
+def test_compile_attestation_needs_a_compiled_graph() -> None:
+    attest = GATES["compile"].attest
+    assert attest({"compile.graphs": 1}) is True
+    assert attest({"compile.graphs": 0, "loss.implementation": "dense"}) is False
+    assert attest({}) is None
+
+
+def test_catalogue_lists_where_each_value_runs() -> None:
+    public = {gate.name: gate for gate in catalogue()}
+    assert set(public) == set(GATES)
+    assert public["tma"].node_classes == {"false": ("h200",), "true": ("h200",)}
+    assert public["schedule"].node_classes["sequential"] == ("cpu", "h200")
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_recipe_values_are_gate_values(recipe: Any) -> None:
+    assert all(gate.allows(gate.read(recipe.config)) for gate in GATES.values())

@@ -1,0 +1,138 @@
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.design.load import CONTENT_TYPES, parse_spec
+from experiments.design.plan import make_plan
+from experiments.errors import SpecError, SpecProblem
+from tests.bad_specs import BAD, BAD_TEXTS, GATES, JSON, TOML, YAML, bad_values
+from tests.factories import SPEC, make_spec, spec_values
+
+TOML_SPEC = """
+ablation = "factory"
+question = "Does caching PsiV or a larger chunk raise throughput?"
+[workload]
+recipe = "hybrid-tiny"
+steps = {warmup = 1, timed = 4, val_rows = 2}
+[baseline.gates]
+chunk_size = 16
+[variants.psiv-on.gates]
+psiv_cache = true
+[variants.chunk-32.gates]
+chunk_size = 32
+[design]
+seeds = [1, 2]
+blocks = {count = 6}
+order_seed = 7
+[placement]
+node_class = "cpu"
+[verdict.primary]
+metric = "tokens_per_s"
+margin = "0.5%"
+adopt_if = "1.5%"
+"""
+
+
+def submit(body: bytes, content_type: str = JSON) -> None:
+    make_plan(parse_spec(body, content_type))
+
+
+def problems(values: Any) -> tuple[SpecProblem, ...]:
+    with pytest.raises(SpecError) as caught:
+        submit(json.dumps(values).encode())
+    return caught.value.problems
+
+
+def text_problems(body: bytes, content_type: str) -> tuple[SpecProblem, ...]:
+    with pytest.raises(SpecError) as caught:
+        submit(body, content_type)
+    return caught.value.problems
+
+
+def test_parse_spec_gives_one_digest_for_json_yaml_and_toml() -> None:
+    specs = [
+        parse_spec(json.dumps(SPEC).encode(), "application/json; charset=utf-8"),
+        parse_spec(yaml.safe_dump(SPEC).encode(), YAML),
+        parse_spec(TOML_SPEC.encode(), TOML),
+        make_spec(),
+    ]
+    assert len({spec.digest for spec in specs}) == 1
+
+
+def test_parse_spec_reads_back_what_a_spec_dumps() -> None:
+    spec = make_spec(limits={"trial": "90s", "device_minutes": 3, "priority": 1})
+    again = parse_spec(spec.model_dump_json(exclude_none=True).encode(), JSON)
+    assert again.digest == spec.digest
+    assert (again.limits.trial, again.verdict.primary.margin) == (90, 0.5)
+
+
+def test_parse_spec_equal_durations_have_equal_digests() -> None:
+    assert make_spec(limits={"trial": "60m"}).digest == make_spec(limits={"trial": "1h"}).digest
+
+
+@pytest.mark.parametrize(("changes", "where", "words"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_submit_names_the_line_and_the_reason(changes: dict[str, Any], where: str, words: str) -> None:
+    found = problems(bad_values(changes))
+    assert where in [problem.pointer for problem in found], found
+    assert any(words in problem.detail for problem in found if problem.pointer == where), found
+
+
+def test_submit_reports_every_problem_of_the_text_at_once() -> None:
+    changes = {"bloks": 1, "question": "", "design__seeds": ["1"], GATES: {"psiv": True, "loss": "x"}}
+    assert {problem.pointer for problem in problems(spec_values(**changes))} == {
+        "#/bloks", "#/question", "#/design/seeds/0", "#/variants/psiv-on/gates/psiv", "#/variants/psiv-on/gates/loss",
+    }  # fmt: skip
+
+
+def test_submit_reports_every_illegal_override_at_once() -> None:
+    found = problems(spec_values(workload__overrides={"headdim": 48, "d_state": 10, "seq_len": 64}))
+    assert {problem.pointer for problem in found} == {"#/workload/overrides/headdim", "#/workload/overrides/d_state"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"bloks": 1, "desing": {}}, "did you mean 'design'?"),
+        ({GATES: {"psiv_cach": True}}, "did you mean 'psiv_cache'?"),
+        ({"workload__overrides": {"chunk_size": 8}}, "'chunk_size' is a gate: put it under gates"),
+        ({"workload__overrides": {"d_model": 100}}, "override 'headdim' as well"),
+        ({GATES: {"lane": "cuda"}}, "values of 'lane' that run on cpu: reference"),
+    ],
+)
+def test_submit_hints_at_what_was_meant(changes: dict[str, Any], hint: str) -> None:
+    assert hint in [problem.hint for problem in problems(spec_values(**changes))]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "where", "words"), [row[1:] for row in BAD_TEXTS], ids=[r[0] for r in BAD_TEXTS]
+)
+def test_parse_spec_refuses_text_that_is_broken_or_dangerous(body: bytes, kind: str, where: str, words: str) -> None:
+    (found,) = text_problems(body, kind)
+    assert found.pointer == where
+    assert words in found.detail
+
+
+@pytest.mark.parametrize("given", ["on", "yes", "2026-11-20", "1:30", "0x10", "1_000", ".nan"])
+def test_parse_spec_takes_only_plain_yaml_numbers_and_booleans(given: str) -> None:
+    body = yaml.safe_dump(SPEC).replace("order_seed: 7", f"order_seed: {given}").encode()
+    (found,) = text_problems(body, YAML)
+    assert found.detail == f"'order_seed' must be an integer, got '{given}'"
+
+
+def test_parse_spec_reads_yaml_exponents_as_numbers() -> None:
+    body = yaml.safe_dump(SPEC).replace(
+        "recipe: hybrid-tiny", "recipe: hybrid-tiny\n  overrides: {learning_rate: 1e-3}"
+    )
+    assert parse_spec(body.encode(), YAML).workload.overrides == {"learning_rate": 0.001}
+
+
+def test_parse_spec_refuses_an_infinite_override() -> None:
+    body = json.dumps(spec_values(workload__overrides={"learning_rate": 0.5})).replace("0.5}", "1e999}").encode()
+    (found,) = text_problems(body, JSON)
+    assert found.pointer == "#/workload/overrides/learning_rate"
+
+
+def test_content_types_cover_the_three_formats() -> None:
+    assert {JSON, YAML, TOML} <= set(CONTENT_TYPES)

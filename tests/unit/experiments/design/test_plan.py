@@ -1,0 +1,93 @@
+import time
+
+import pytest
+
+from experiments.design.catalog_files import UnknownCatalogFile, catalog_names, read_catalog_file
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.design.rule import rule_digest
+from experiments.errors import SpecError
+from model.config import TrainConfig
+from tests.factories import make_spec
+
+REFUSED = "demo-refused"
+
+
+def catalog_spec(name: str) -> bytes:
+    return read_catalog_file(name)
+
+
+@pytest.mark.parametrize("name", [name for name in catalog_names() if name != REFUSED])
+def test_catalog_file_plans(name: str) -> None:
+    plan = make_plan(parse_spec(catalog_spec(name), "application/yaml"))
+    assert plan.ablation == name
+    assert len(plan.arms) >= 2
+
+
+def test_catalog_file_of_the_refused_demo_is_refused_for_its_gates() -> None:
+    with pytest.raises(SpecError) as caught:
+        make_plan(parse_spec(catalog_spec(REFUSED), "application/yaml"))
+    assert {problem.pointer for problem in caught.value.problems} == {
+        f"#/variants/tma-warps/gates/{gate}" for gate in ("layout_2d", "tma", "warp_specialize")
+    }
+
+
+def test_read_catalog_file_names_the_known_ones() -> None:
+    with pytest.raises(UnknownCatalogFile, match=r"known: demo, .*did you mean 'demo'"):
+        read_catalog_file("demos")
+
+
+def test_make_plan_is_deterministic_and_follows_the_order_seed() -> None:
+    assert make_plan(make_spec()) == make_plan(make_spec())
+    orders = {tuple(block.order for block in make_plan(make_spec(design__order_seed=seed)).blocks) for seed in range(9)}
+    assert len(orders) > 4
+
+
+def test_make_plan_cycles_seeds_and_holds_every_arm_once_per_block() -> None:
+    plan = make_plan(make_spec(design__seeds=[5, 6, 7], design__blocks={"count": 7}))
+    assert [block.seed for block in plan.blocks] == [5, 6, 7, 5, 6, 7, 5]
+    assert all(sorted(block.order) == ["baseline", "chunk-32", "psiv-on"] for block in plan.blocks)
+    assert plan.baseline.role == "baseline"
+
+
+def test_make_plan_resolves_gates_into_the_configuration() -> None:
+    spec = make_spec(baseline__gates={"chunk_size": 64, "loss": "chunked"}, workload__overrides={"seq_len": 128})
+    baseline, psiv, chunk = make_plan(spec).arms
+    assert baseline.gates["chunk_size"] == psiv.gates["chunk_size"] == 64
+    assert (chunk.gates["chunk_size"], chunk.gates["loss"]) == (32, "chunked")
+    assert psiv.config["model"]["scan"]["psiv_cache"] is True
+    assert psiv.config["data"]["seq_len"] == 128
+    assert psiv.config["steps"] == {"warmup": 1, "timed": 4, "val_rows": 2}
+    assert set(TrainConfig.__dataclass_fields__) - set(psiv.config) == {"seed"}
+    assert len({arm.digest for arm in (baseline, psiv, chunk)}) == 3
+
+
+def test_make_plan_inherits_what_a_variant_makes_useless() -> None:
+    plan = make_plan(make_spec(variants={"steps": {"gates": {"schedule": "sequential"}}}))
+    assert plan.arms[1].gates["chunk_size"] == 16
+
+
+def test_make_plan_rule_digest_covers_the_rule_and_not_the_question() -> None:
+    base = rule_digest(make_spec())
+    assert rule_digest(make_spec(question="Another?")) == base
+    for changes in ({"verdict__primary__margin": "0.6%"}, {"design__seeds": [1]}, {"design__blocks": {"count": 7}}):
+        assert rule_digest(make_spec(**changes)) != base
+
+
+def test_make_plan_states_the_detectable_effect() -> None:
+    assert make_plan(make_spec()).mde_pct_per_sd_pct == pytest.approx(1.43, abs=0.01)
+    assert make_plan(make_spec()).expected_device_minutes is None
+
+
+def test_make_plan_of_a_hundred_thousand_trials_takes_seconds() -> None:
+    gates = [(chunk, loss, compiled, psiv) for chunk in (8, 16, 32, 64, 128, 256) for loss in ("dense", "chunked")
+             for compiled in (False, True) for psiv in (False, True)][:49]  # fmt: skip
+    names = ("chunk_size", "loss", "compile", "psiv_cache")
+    variants = {f"v{i}": {"gates": dict(zip(names, values, strict=True))} for i, values in enumerate(gates)}
+    variants["bf16"] = {"gates": {"dtype": "bfloat16"}}
+    del variants["v8"]  # chunk 16, everything else at its default: the baseline
+    spec = make_spec(variants=variants, design__blocks={"count": 2000})
+    started = time.process_time()
+    plan = make_plan(spec)
+    assert len(plan.arms) * len(plan.blocks) >= 98_000
+    assert time.process_time() - started < 5.0

@@ -1,0 +1,87 @@
+import copy
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from experiments.design.catalog_files import read_catalog_file
+from experiments.design.load import load_values
+from experiments.design.spec import ablation_json_schema
+from tests.factories import make_spec, spec_values
+
+SCHEMA = ablation_json_schema()
+
+
+def accepts(values: Any) -> bool:
+    return bool(jsonschema_rs.Draft202012Validator(SCHEMA).is_valid(values))
+
+
+def test_schema_accepts_the_demos_and_refuses_a_lane_that_no_node_runs() -> None:
+    assert accepts(load_values(read_catalog_file("demo"), "application/yaml"))
+    assert accepts(load_values(read_catalog_file("demo-refused"), "application/yaml"))
+    assert not accepts(spec_values(**{"variants__psiv-on__gates": {"lane": "xla"}}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bloks": 1},
+        {"ablation": "Demo"},
+        {"question": "a\nb"},
+        {"variants": {}},
+        {"variants": {"x": {"gates": {}}}},
+        {"design__blocks": {"count": 5}},
+        {"design__blocks": {"count": None}},
+        {"design__blocks": {"looks": [6, 10]}},
+        {"design__seeds": [1, 1]},
+        {"placement__devices": 2},
+        {"placement__node_class": "gpu"},
+        {"placement__node_class": "tpu-v6e"},
+        {"limits": {"trial": 20}},
+        {"verdict__primary__margin": "0%"},
+        {"verdict__require": [{"metric": "compile_s", "rule": "identical"}]},
+        {"verdict__require": [{"metric": "loss_val"}]},
+        {"workload__overrides": {"seq_len": 1}},
+        {"workload__recipe": "nothing"},
+    ],
+)
+def test_schema_refuses_what_the_model_refuses(changes: dict[str, Any]) -> None:
+    assert accepts(spec_values())
+    assert not accepts(spec_values(**changes))
+
+
+def test_schema_describes_every_key() -> None:
+    undescribed = [
+        f"{name}.{key}"
+        for name, part in {"AblationSpec": SCHEMA, **SCHEMA["$defs"]}.items()
+        for key, value in part["properties"].items()
+        if not ({"description", "$ref", "enum", "const"} & set(value))
+        and key not in {"gates", "count", "looks", "primary", "require"}
+    ]
+    assert undescribed == []
+
+
+def test_spec_digest_changes_with_every_value() -> None:
+    digests = {
+        make_spec(**changes).digest
+        for changes in (
+            {},
+            {"question": "Another?"},
+            {"design__order_seed": 8},
+            {"verdict__primary__margin": "0.6%"},
+            {"limits": {"priority": 51}},
+            {"labels": {"a": "b"}},
+        )
+    }
+    assert len(digests) == 6
+
+
+def test_spec_is_frozen() -> None:
+    spec = make_spec()
+    with pytest.raises(ValueError, match="frozen"):
+        spec.question = "changed"  # type: ignore[misc]
+
+
+def test_schema_is_plain_json() -> None:
+    assert json.loads(json.dumps(SCHEMA)) == copy.deepcopy(SCHEMA)

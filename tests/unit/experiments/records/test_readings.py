@@ -1,0 +1,32 @@
+import typing
+
+import pytest
+from pydantic import BaseModel
+
+from experiments.design.metrics import GIB, METRICS
+from experiments.records.readings import read_metric
+from experiments.records.receipts import Receipt
+from tests import factories
+
+
+def _annotation(model: type[BaseModel], path: str) -> set[object]:
+    name, _, rest = path.partition(".")
+    found = model.model_fields[name].annotation
+    choices = set(typing.get_args(found)) or {found}
+    if not rest:
+        return choices
+    (inner,) = choices - {type(None)}
+    return _annotation(typing.cast("type[BaseModel]", inner), rest)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_a_number_of_the_receipt(name: str) -> None:
+    assert _annotation(Receipt, METRICS[name].field) - {type(None)} <= {int, float}
+
+
+def test_memory_is_read_in_gib_and_is_missing_without_a_reading() -> None:
+    receipt = factories.make_receipt(factories.make_plan(), 0, "psiv-on")
+    assert receipt.memory is not None
+    metric = METRICS["peak_allocated_gib"]
+    assert read_metric(metric, receipt) == receipt.memory.peak_allocated_bytes / GIB
+    assert read_metric(metric, receipt.model_copy(update={"memory": None})) is None

@@ -1,0 +1,180 @@
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from experiments.digest import digest
+from experiments.errors import ReceiptError
+from experiments.outcomes import Outcome
+from experiments.records.receipts import Receipt, Step, read_gates, summarise, verify
+from tests.factories import make_plan, make_receipt, make_receipts, observed_facts
+
+PLAN = make_plan()
+
+
+def as_json(receipt: Receipt) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(receipt.model_dump_json())
+    return value
+
+
+def steps(*seconds: float, losses: tuple[float, ...] | None = None) -> list[Step]:
+    phases = ["compile", "warmup"] + ["timed"] * (len(seconds) - 2)
+    return [
+        Step(index=i, phase=phase, seconds=second, tokens=100, loss=losses[i] if losses else 5.0 - i, grad_norm=1.0)
+        for i, (phase, second) in enumerate(zip(phases, seconds, strict=True))
+    ]
+
+
+def summary_of(measured: list[Step]) -> Any:
+    return summarise(measured, flops_per_step=10**12, loss_val=None, peak_flops=4e12)
+
+
+def test_summarise_takes_the_mean_of_timed_steps_only() -> None:
+    found = summary_of(steps(9.0, 3.0, 0.5, 0.5, 0.5, 0.5))
+    assert (found.step_s_mean, found.tokens_per_s, found.timed_steps) == (0.5, 200.0, 4)
+    assert (found.model_tflops_per_s, found.mfu) == (2.0, 0.5)
+    assert (found.loss_step1, found.loss_final) == (5.0, 0.0)
+
+
+def test_summarise_leaves_out_one_stall_and_counts_it() -> None:
+    found = summary_of(steps(9.0, 3.0, *[0.50, 0.51, 0.49, 0.50, 0.51, 0.49, 0.50, 0.50, 0.50], 2.0))
+    assert found.outlier_steps == 1
+    assert found.step_s_mean == pytest.approx(0.5)
+    assert found.timed_steps == 10
+
+
+def test_summarise_keeps_stalls_that_are_the_rule() -> None:
+    found = summary_of(steps(9.0, 3.0, *[0.5] * 8, 2.0, 2.0))
+    assert found.outlier_steps == 0
+    assert found.step_s_mean == pytest.approx(0.8)
+
+
+def test_summarise_keeps_fast_steps() -> None:
+    assert summary_of(steps(9.0, 3.0, *[0.5] * 9, 0.1)).outlier_steps == 0
+
+
+def test_summarise_final_loss_is_the_mean_of_the_last_quarter() -> None:
+    losses = (9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0)
+    assert summary_of(steps(*[0.5] * 10, losses=losses)).loss_final == 0.5
+
+
+@pytest.mark.parametrize(
+    "broken", [[], steps(1.0, 1.0), steps(1.0, 1.0, 0.5)[1:], steps(1.0, 1.0, 0.0), steps(1.0, 1.0, float("nan"))]
+)
+def test_summarise_refuses_missing_and_impossible_samples(broken: list[Step]) -> None:
+    with pytest.raises(ReceiptError):
+        summary_of(broken)
+
+
+def test_summarise_refuses_a_loss_that_is_not_finite() -> None:
+    with pytest.raises(ReceiptError, match="step 2 has loss nan"):
+        summary_of(steps(1.0, 1.0, 0.5, losses=(1.0, 1.0, float("nan"))))
+
+
+def test_verify_accepts_what_seal_made() -> None:
+    for receipt in make_receipts(PLAN, {"psiv-on": 1.02}):
+        assert verify(as_json(receipt)) == []
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.REFUSED, Outcome.FAILED])
+def test_verify_accepts_receipts_without_a_summary(outcome: Outcome) -> None:
+    assert verify(as_json(make_receipt(PLAN, 0, "psiv-on", outcome=outcome, message="x", steps=None))) == []
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not isinstance(value, dict | list) or not value:
+        yield path
+    for key, child in children:
+        yield from leaves(child, (*path, key))
+
+
+def altered(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return f"{value}x" if isinstance(value, str) else "x"
+
+
+def tampered(receipt: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+    copy: Any = json.loads(json.dumps(receipt))
+    target = copy
+    for part in path[:-1]:
+        target = target[part]
+    target[path[-1]] = altered(target[path[-1]])
+    return dict(copy)
+
+
+def test_verify_finds_every_tampered_value() -> None:
+    receipt = as_json(make_receipt(PLAN, 0, "psiv-on"))
+    paths = list(leaves(receipt))
+    assert len(paths) > 150
+    assert [path for path in paths if not verify(tampered(receipt, path))] == []
+
+
+def test_verify_finds_removed_and_added_keys() -> None:
+    receipt = as_json(make_receipt(PLAN, 0, "psiv-on"))
+    for key in receipt:
+        if key not in ("kernels", "failure_class", "message"):  # absent and empty say the same
+            assert verify({name: value for name, value in receipt.items() if name != key}), key
+    assert verify({**receipt, "extra": 1})
+
+
+@pytest.mark.parametrize("key", ["step_s_mean", "tokens_per_s", "model_tflops_per_s", "loss_final", "loss_step1"])
+def test_verify_recomputes_the_summary_of_a_forged_digest(key: str) -> None:
+    receipt = as_json(make_receipt(PLAN, 0, "psiv-on"))
+    receipt["summary"][key] *= 1.05
+    receipt["digest"] = digest({name: value for name, value in receipt.items() if name != "digest"})
+    (problem,) = verify(receipt)
+    assert problem.startswith(f"summary.{key} is ")
+
+
+def test_verify_refuses_another_schema_version_and_nonsense() -> None:
+    assert "schema_version is 2" in verify({**as_json(make_receipt(PLAN, 0, "psiv-on")), "schema_version": 2})[0]
+    assert verify({}) != []
+    assert verify({"schema_version": 1, "steps": float("nan")}) != []
+
+
+def test_seal_refuses_numbers_that_json_cannot_carry() -> None:
+    with pytest.raises(ReceiptError, match="finite"):
+        make_receipt(PLAN, 0, "psiv-on", wall_s=float("inf"))
+    with pytest.raises(ReceiptError, match="environment"):
+        make_receipt(PLAN, 0, "psiv-on", environment={"node_name": None})
+
+
+def test_read_gates_is_live_when_everything_was_observed() -> None:
+    for arm in PLAN.arms:
+        readings = read_gates(arm.gates, observed_facts(arm.gates))
+        assert all(reading.live for reading in readings.values()), readings
+
+
+@pytest.mark.parametrize(
+    ("arm", "fact", "value", "gate"),
+    [
+        ("psiv-on", "mamba3_mimo.psiv_recomputes", 3, "psiv_cache"),
+        ("chunk-32", "mamba3_mimo.chunk_size", 16, "chunk_size"),
+        ("chunk-32", "mamba3_mimo.chunk_size", "mixed", "chunk_size"),
+        ("baseline", "mamba3_mimo.psiv_saved_bytes", 8, "psiv_cache"),
+        ("baseline", "loss.implementation", "chunked", "loss"),
+        ("baseline", "hidden.dtype", "bfloat16", "dtype"),
+        ("baseline", "compile.graphs", 1, "compile"),
+    ],
+)
+def test_read_gates_refuses_what_was_observed_otherwise(arm: str, fact: str, value: Any, gate: str) -> None:
+    gates = next(known for known in PLAN.arms if known.name == arm).gates
+    readings = read_gates(gates, {**observed_facts(gates), fact: value})
+    assert [name for name, reading in readings.items() if not reading.live] == [gate]
+
+
+def test_read_gates_without_facts_trusts_defaults_and_nothing_else() -> None:
+    readings = read_gates(PLAN.arms[2].gates, {})
+    assert [name for name, reading in readings.items() if not reading.live] == ["chunk_size"]
+    assert readings["loss"].how == "default, not observable"
+
+
+def test_read_gates_knows_what_another_gate_makes_useless() -> None:
+    gates = {**PLAN.arms[2].gates, "schedule": "sequential"}
+    reading = read_gates(gates, observed_facts(gates))["chunk_size"]
+    assert (reading.live, reading.how) == (True, "not used with schedule = sequential and lane = reference")

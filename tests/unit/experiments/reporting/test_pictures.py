@@ -1,0 +1,152 @@
+"""Pictures: what each draws, that themes replace every sentinel colour, and what is drawn when data is missing."""
+
+import dataclasses
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from experiments.reporting import pictures, pictures_memory, pictures_trials, pictures_verdict, svg
+from experiments.reporting.view import AblationView
+from tests import views
+
+
+def without(view: AblationView, **changes: object) -> AblationView:
+    """Copy the view with fields of every receipt replaced."""
+    trials = tuple(
+        dataclasses.replace(trial, receipt=trial.receipt and trial.receipt.model_copy(update=changes))
+        for trial in view.trials
+    )
+    return dataclasses.replace(view, trials=trials)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_colour_can_be_told_from_the_paper(theme: str) -> None:
+    paper = getattr(svg.SHADES["paper"], theme)
+    for role, shade in svg.SHADES.items():
+        if role in {"ink", "soft"}:
+            assert contrast(getattr(shade, theme), paper) >= 4.5, role
+        elif role.startswith("arm") or role == "limit":
+            assert contrast(getattr(shade, theme), paper) >= 3.0, role
+
+
+def test_draw_all_draws_each_picture_once_with_theme_colours_only() -> None:
+    drawn = pictures.draw_all(views.view())
+    assert [picture.name for picture in drawn] == ["forest", "differences", "steps", "losses", "memory"]
+    for picture in drawn:
+        colours = set(re.findall(r"(?:fill|stroke|background): ?([^;\"]+)", picture.svg))
+        assert colours <= {f"var(--{role})" for role in svg.SHADES} | {"none"} | _clip_only(picture.svg), picture.name
+        assert not re.search("#0102", picture.svg)
+
+
+def _clip_only(text: str) -> set[str]:
+    """Return references to hatch patterns, the only fill that is no colour."""
+    return {f"url(#{name})" for name in re.findall(r"fill: ?url\(#([^)]*)\)", text)}
+
+
+def test_standalone_is_well_formed_and_carries_its_colours() -> None:
+    for picture in pictures.draw_all(views.view()):
+        root = ElementTree.fromstring(picture.standalone())  # noqa: S314  # our own output
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "--arm-1" in picture.standalone()
+        ids = [element.get("id") for element in root.iter() if element.get("id")]
+        assert len(ids) == len(set(ids))
+        assert all(str(name).startswith(f"{picture.name}-") for name in ids)
+
+
+def test_forest_states_effect_interval_margin_and_adoption() -> None:
+    view = views.view()
+    picture = pictures_verdict.forest(view)
+    assert picture is not None
+    assert view.verdict is not None
+    found = view.verdict.variants[0].primary
+    assert found is not None
+    shown = picture.svg.replace("\N{NO-BREAK SPACE}", " ")
+    assert f"+{found.delta_pct:.2f} % (+{found.ci_low_pct:.2f} to +{found.ci_high_pct:.2f} %)" in shown
+    assert "refused: no statistics" in shown
+    assert "var(--band)" in shown
+    caption = picture.caption.replace("\N{NO-BREAK SPACE}", " ")
+    assert "margin of 0.5 %" in caption
+    assert "adopt from +1.50 %" in caption
+
+
+def test_differences_follow_the_receipts() -> None:
+    view = views.cpu_view()
+    last = view.trials[-1]
+    assert last.receipt is not None
+    assert last.receipt.summary is not None
+    summary = last.receipt.summary.model_copy(update={"tokens_per_s": 1.1 * last.receipt.summary.tokens_per_s})
+    changed = dataclasses.replace(last, receipt=last.receipt.model_copy(update={"summary": summary}))
+    moved = dataclasses.replace(view, trials=(*view.trials[:-1], changed))
+    assert pictures_verdict.differences(view) != pictures_verdict.differences(moved)
+
+
+def test_differences_show_the_clock_or_the_load_or_neither() -> None:
+    clocked, loaded = pictures_verdict.differences(views.view()), pictures_verdict.differences(views.cpu_view())
+    assert clocked is not None
+    assert "median device clock" in clocked.caption
+    assert loaded is not None
+    assert "load average" in loaded.caption
+    blind = views.cpu_view()
+    trial = blind.trials[0]
+    assert trial.receipt is not None
+    environment = trial.receipt.environment.model_copy(update={"load_average_before": None})
+    neither = pictures_verdict.differences(without(blind, environment=environment))
+    assert neither is not None
+    assert "Bottom" not in neither.caption
+
+
+def test_pictures_are_left_out_where_their_data_is_missing() -> None:
+    assert pictures.draw_all(views.unfinished("queued")) == ()
+    running = [picture.name for picture in pictures.draw_all(views.unfinished("running", done_blocks=1))]
+    assert running == ["differences", "steps", "losses", "memory"]
+    assert pictures_memory.memory(without(views.cpu_view(), memory=None)) is None
+    assert pictures_trials.step_times(without(views.cpu_view(), steps=())) is None
+
+
+def test_memory_draws_the_limit_only_where_it_fits_the_scale() -> None:
+    near, far = pictures_memory.memory(views.view()), pictures_memory.memory(views.cpu_view())
+    assert near is not None
+    assert "device limit" in near.svg
+    assert "out of memory" in near.svg
+    assert far is not None
+    assert "device limit" not in far.svg
+    assert "16.0 GiB, far beyond this scale" in far.caption
+
+
+def test_non_finite_samples_are_skipped() -> None:
+    view = views.cpu_view()
+    trials = []
+    for trial in view.trials:
+        assert trial.receipt is not None
+        broken = trial.receipt.steps[5].model_copy(update={"loss": math.nan, "seconds": math.inf})
+        steps = (*trial.receipt.steps[:5], broken, *trial.receipt.steps[6:])
+        trials.append(dataclasses.replace(trial, receipt=trial.receipt.model_copy(update={"steps": steps})))
+    drawn = pictures.draw_all(dataclasses.replace(view, trials=tuple(trials)))
+    assert len(drawn) == 5
+    assert not any(re.search(r"\bnan\b|\binf\b", picture.svg) for picture in drawn)
+
+
+def test_many_variants_are_capped_and_counted() -> None:
+    arms = {"base": views.EFFECTS["base"]} | {
+        f"v{i:02}": dataclasses.replace(views.EFFECTS["psiv-on"], speed_pct=0.1 * i) for i in range(33)
+    }
+    forest, differences = (
+        f(views.view(arms=arms, num_blocks=6, timed=3)) for f in (pictures_verdict.forest, pictures_verdict.differences)
+    )
+    assert forest is not None
+    assert "3 more variants are in the table only" in forest.caption
+    assert differences is not None
+    assert "25 more variants" in differences.caption

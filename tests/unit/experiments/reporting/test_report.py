@@ -1,0 +1,203 @@
+"""The report in every state: complete, deterministic, self-contained, and safe with hostile text."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import pytest
+
+from experiments.analysis import verdicts
+from experiments.outcomes import VerdictWord
+from experiments.reporting import report, report_tables
+from experiments.reporting.view import AblationView, TrialView
+from tests import factories, views
+
+EVERY_STATE: dict[str, Callable[[], AblationView]] = {
+    "completed-h200": views.view,
+    "completed-cpu": views.cpu_view,
+    "hostile": views.hostile,
+    **{
+        f"{state}-{blocks}": lambda state=state, blocks=blocks: views.unfinished(state, done_blocks=blocks)  # type: ignore[misc]
+        for state in ("queued", "running", "cancelling", "cancelled", "failed", "completed")
+        for blocks in (0, 2)
+    },
+}
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Collects what a page holds, and fails where tags do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def values(self, *names: str) -> list[str]:
+        return [value for _, attrs in self.tags for name in names if (value := attrs.get(name)) is not None]
+
+
+@pytest.fixture(scope="module", params=EVERY_STATE)
+def page(request: pytest.FixtureRequest) -> str:
+    return report.render(EVERY_STATE[request.param]())
+
+
+def test_render_nests_and_has_one_title(page: str) -> None:
+    tags = [tag for tag, _ in Reader(page).tags]
+    assert tags.count("h1") == 1
+    assert {"title", "main", "header", "footer"} <= set(tags)
+
+
+def test_render_needs_nothing_external_and_no_script(page: str) -> None:
+    reader = Reader(page)
+    assert not {tag for tag, _ in reader.tags} & {"script", "img", "iframe", "object", "embed", "base", "form"}
+    references = reader.values("src", "href", "srcset", "data", "action", "xlink:href")
+    assert [ref for ref in references if not ref.startswith("#") and ref != "data:,"] == []
+    styles = re.findall(r"<style>(.*?)</style>", page, flags=re.DOTALL)
+    assert re.findall(r"@import|url\((?!#)", "".join(styles)) == []
+    assert not [name for _, attrs in reader.tags for name in attrs if name.startswith("on")]
+
+
+def test_render_has_unique_ids_and_no_dangling_reference(page: str) -> None:
+    reader = Reader(page)
+    ids = reader.values("id")
+    assert len(ids) == len(set(ids))
+    pointed = {ref[1:] for ref in reader.values("href") if ref.startswith("#")}
+    pointed |= set(re.findall(r"url\(#([^)]*)\)", page))
+    pointed |= {one for value in reader.values("aria-labelledby") for one in value.split()}
+    assert pointed <= set(ids)
+
+
+def test_render_gives_tables_scopes_and_pictures_names(page: str) -> None:
+    reader = Reader(page)
+    assert all(attrs.get("scope") in {"row", "col"} for tag, attrs in reader.tags if tag == "th")
+    pictures = [attrs for tag, attrs in reader.tags if tag == "svg"]
+    assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in pictures)
+    assert page.count("<figcaption>") == len(pictures)
+
+
+@pytest.mark.parametrize("make", [views.cpu_view, views.hostile])
+def test_render_is_deterministic(make: Callable[[], AblationView]) -> None:
+    assert report.render(make()) == report.render(make())
+
+
+def test_render_answers_first_and_shows_every_number() -> None:
+    view = views.view()
+    assert view.verdict is not None
+    text = Reader(report.render(view)).text
+    text = text[text.index("Ablation report") :].replace("\N{NO-BREAK SPACE}", " ")
+    assert "Adopt psiv-on; do not adopt chunk-32 and psiv-chunk-64; no valid measurement of tma." in text
+    found = view.verdict.variants[0].primary
+    assert found is not None
+    assert f"+{found.delta_pct:.2f} %" in text
+    assert f"+{found.ci_low_pct:.2f} to +{found.ci_high_pct:.2f} %" in text
+    assert text.index("The answer") < text.index("Pictures") < text.index("What was measured")
+    for words in ("Out of memory at step 0", "true, observed false", "mimo_bwd_dqkv", "h200-03", "580.82.07"):
+        assert words in text
+    for needed in (view.spec_digest, view.plan.rule_digest, view.verdict.digest, view.spec_text):
+        assert needed in text
+    assert all(trial.receipt is not None and trial.receipt.digest in text for trial in view.trials)
+
+
+def test_kernels_table_leaves_out_what_has_the_machine_code_of_the_baseline() -> None:
+    view = views.view()
+    rows = report_tables.kernels_table(view).rows
+    names = [arm.name for arm in view.plan.arms if any(row[0] == arm.name for row in rows)]
+    assert [row[1] for row in rows if row[0] == view.plan.baseline.name] == ["mimo_fwd_inter", "mimo_bwd_dqkv"]
+    assert len(names) > 1
+    assert all([row[1] for row in rows if row[0] == name] == ["mimo_fwd_inter"] for name in names[1:])
+
+
+@pytest.mark.parametrize("word", VerdictWord)
+def test_render_says_every_verdict_word_with_a_sign(word: VerdictWord) -> None:
+    view = views.cpu_view()
+    assert view.verdict is not None
+    variant = view.verdict.variants[0].model_copy(update={"verdict": word, "measured": word})
+    judged = view.verdict.model_copy(update={"variants": (variant,)})
+    text = Reader(report.render(dataclasses.replace(view, verdict=judged))).text
+    assert re.search(rf"\S\s*{word.value}\b", text)
+
+
+def test_render_explains_a_capped_verdict() -> None:
+    text = Reader(report.render(views.cpu_view())).text
+    assert "The samples alone say better; it is published as inconclusive" in text
+    assert "About 10 blocks in all would resolve the margin" in text
+    assert "load average just before the trial" in text
+    assert "Kernels" not in text
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("queued", "Nothing has run yet"), ("running", "Still running"), ("cancelled", "Cancelled"), ("failed", "Failed")],
+)
+def test_render_says_where_an_unfinished_ablation_stands(state: str, words: str) -> None:
+    text = Reader(report.render(views.unfinished(state))).text
+    assert words in text
+    assert "There is no receipt yet." in text
+    assert "Peak memory" not in text
+
+
+def test_render_shows_what_the_judge_decides() -> None:
+    spec = factories.make_spec()
+    plan = factories.make_plan(spec)
+    receipts = factories.make_receipts(plan, {"psiv-on": 1.04})
+    verdict = verdicts.judge(plan, spec, receipts, calibrated=True)
+    trials = tuple(
+        TrialView(
+            trial_id=r.ids.trial,
+            block_index=r.ids.block_index,
+            arm=r.arm,
+            position=r.ids.position,
+            state="done",
+            attempt_id=r.ids.attempt,
+            receipt=r,
+        )
+        for r in receipts
+    )
+    view = dataclasses.replace(views.cpu_view(), plan=plan, verdict=verdict, trials=trials)
+    text = Reader(report.render(view)).text
+    assert "Adopt psiv-on" in text
+    assert all(variant.reason in text for variant in verdict.variants)
+    found = verdict.variants[0].primary
+    assert found is not None
+    assert f"+{found.delta_pct:.2f}\N{NO-BREAK SPACE}%" in text
+
+
+def test_render_escapes_hostile_text() -> None:
+    page = report.render(views.hostile())
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "{{ 7 }}" in page
+    assert Reader(page).text.count(views.HOSTILE) > 5
+
+
+def test_render_caps_thousands_of_trials_and_says_so() -> None:
+    arms = {name: views.EFFECTS[name] for name in ("base", "psiv-on", "chunk-32")}
+    view = views.view(arms=arms, num_blocks=240, timed=2)
+    started = time.process_time()
+    page = report.render(view)
+    assert time.process_time() - started < 10
+    assert len(page) < 1_000_000
+    assert "120 of 720 trials are drawn" in page
+    assert "The first 200 of 720 rows" in page
+    assert "The first 200 of 240 rows" in page

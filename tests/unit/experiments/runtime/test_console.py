@@ -1,0 +1,81 @@
+from importlib.metadata import EntryPoint, entry_points
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from experiments.outcomes import ERROR_EXIT_CODE
+from experiments.runtime.console import GROUP, build
+
+merged = typer.Typer()
+named = typer.Typer(name="machine")
+
+
+@merged.command()
+def hello() -> None:
+    typer.echo("hello")
+
+
+@merged.command()
+def other() -> None:
+    typer.echo("other")
+
+
+@named.command()
+def start() -> None:
+    typer.echo("started")
+
+
+@named.command()
+def stop() -> None:
+    typer.echo("stopped")
+
+
+def _program(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    apps = {"first": merged, "second": named}
+
+    def load(entry: EntryPoint) -> typer.Typer:
+        if entry.name == "third":
+            raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
+        return apps[entry.name]
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    return build(EntryPoint(name=name, value="somewhere:app", group=GROUP) for name in ("third", "second", "first"))
+
+
+def test_build_merges_a_group_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CliRunner().invoke(_program(monkeypatch), ["hello"]).output == "hello\n"
+
+
+def test_build_keeps_a_named_group_as_a_sub_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CliRunner().invoke(_program(monkeypatch), ["machine", "start"]).output == "started\n"
+
+
+def test_build_lists_a_group_whose_package_is_absent_and_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = _program(monkeypatch)
+    assert "fastapi" in CliRunner().invoke(program, ["--help"]).output
+    done = CliRunner().invoke(program, ["third", "--anything", "at-all"])
+    assert done.exit_code == ERROR_EXIT_CODE
+    assert "package 'fastapi' is not installed" in done.output
+
+
+COMMANDS = (
+    "plan submit run watch list show cancel verdict report log receipts gates nodes schema "
+    "up down status demo mlflow worker"
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS.split())
+def test_the_installed_program_has_every_command(command: str) -> None:
+    done = CliRunner().invoke(build(entry_points(group=GROUP)), [command, "--help"])
+    assert done.exit_code == 0
+
+
+def test_wrong_usage_exits_with_2() -> None:
+    assert CliRunner().invoke(build(entry_points(group=GROUP)), ["plan"]).exit_code == 2
+
+
+def test_version_prints_one_line() -> None:
+    done = CliRunner().invoke(build(entry_points(group=GROUP)), ["--version"])
+    assert done.output.startswith("ablate ")
+    assert done.exit_code == 0
