@@ -11,9 +11,6 @@ from typing import TypeAlias
 
 Fact: TypeAlias = str | int | float | bool
 
-KERNELS_COMPILED, KERNELS_LOADED = "mamba3_mimo.kernels_compiled", "mamba3_mimo.kernels_loaded"
-"""Facts of lane cuda: kernels compiled by this process, and kernels found in TileLang's cache on disk."""
-
 
 class Facts(dict[str, Fact]):
     """The facts of one `collect()` block by name."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kernels import facts
 from model.attention_backends import ATTEND
 from model.config import HybridConfig
+from model.facts import ModelFact
 from model.layers import Linear
 
 
@@ -52,4 +53,4 @@ def rotate_positions(x_BHSE: Tensor, theta: float) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _record_implementation(backend: str) -> None:
-    facts.record("attention.implementation", backend)
+    facts.record(ModelFact.ATTENTION, backend)

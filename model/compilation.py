@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from kernels import facts
 from kernels.backends import Lane
+from kernels.scan import ScanFact
 from model.config import TrainConfig
+from model.facts import ModelFact
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens [B,S], segment ids [B,S]) -> hidden states [B,S,D]."""
@@ -51,10 +53,10 @@ def start_compilation(config: TrainConfig, model: nn.Module) -> Forward:
 def record_compilation(config: TrainConfig, seconds: float, seen: facts.Facts) -> Compilation:
     """Read the compilers' counters after the first pass, whose facts are `seen`; record those that say what was made.
 
-    The fact compile.graphs is there only if the model was compiled.
+    The fact `ModelFact.COMPILED_GRAPHS` is there only if the model was compiled.
     """
-    hits, misses = int(seen.get(facts.KERNELS_LOADED, 0)), int(seen.get(facts.KERNELS_COMPILED, 0))
-    for name in (facts.KERNELS_COMPILED, facts.KERNELS_LOADED):
+    hits, misses = int(seen.get(ScanFact.KERNELS_LOADED, 0)), int(seen.get(ScanFact.KERNELS_COMPILED, 0))
+    for name in (ScanFact.KERNELS_COMPILED, ScanFact.KERNELS_LOADED):
         if name in seen:
             facts.add(name, int(seen[name]))
     if _uses_inductor(config):
@@ -63,7 +65,7 @@ def record_compilation(config: TrainConfig, seconds: float, seen: facts.Facts) -
         hits += counters["inductor"]["fxgraph_cache_hit"]
         misses += counters["inductor"]["fxgraph_cache_miss"]
         if config.compile:
-            facts.add("compile.graphs", counters["stats"]["unique_graphs"])
+            facts.add(ModelFact.COMPILED_GRAPHS, counters["stats"]["unique_graphs"])
     told = hits + misses > 0 and config.model.scan.lane is not Lane.PEER
     return Compilation(seconds=seconds, cache_hit=misses == 0 if told else None)
 

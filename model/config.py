@@ -5,10 +5,14 @@ heads, G B/C groups, N state size per head, P head width, R MIMO rank, C chunk l
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from kernels.backends import Lane
+from kernels.scan import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
 from model.errors import ConfigError
+
+AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex"]
+LossKind: TypeAlias = Literal["dense", "chunked"]
+ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
 
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
 """Letters of a pattern string, one residual block each."""
@@ -19,41 +23,18 @@ def _between(name: str, value: float, low: float, high: float) -> None:
         raise ConfigError(name, f"is {value}; allowed: {low} to {high}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScanConfig:
-    """How the Mamba-3 scan is executed. Changes speed and memory, never the mathematics."""
+def _one_of(name: str, value: float, allowed: tuple[float, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(name, f"is {value}; allowed: {', '.join(map(str, allowed))}")
 
-    lane: Lane = Lane.REFERENCE
-    """Implementation family."""
-    schedule: Literal["sequential", "chunk_parallel"] = "chunk_parallel"
-    """`sequential` walks time step by step (reference lane) or chunk by chunk (cuda); `chunk_parallel` is two-level."""
-    chunk_size: int = 16
-    """Tokens per chunk C; not read by the reference lane's sequential schedule."""
-    psiv_cache: bool = False
-    """Save PsiV = v * psi for the backward pass instead of recomputing it."""
-    superchunk: int = 256
-    """Tokens per super-chunk, what one block of the chunk_parallel schedule walks (cuda lane)."""
-    pipeline_stages: int = 1
-    """Chunks whose tiles are in flight ahead of the arithmetic; 0 loads synchronously (cuda lane)."""
-    fast_math: bool = True
-    """Let the compiler use the hardware's approximate functions (cuda lane)."""
-    tma: bool = True
-    """Load tiles with the tensor memory accelerator (cuda lane)."""
-    warp_specialize: bool = False
-    """Give warp groups different roles (cuda lane)."""
-    aggressive_smem_merge: bool = False
-    """Let the compiler overlap shared-memory buffers (cuda lane)."""
-    layout_2d: bool = True
-    """Two-dimensional shared-memory tiles (cuda lane)."""
 
-    def __post_init__(self) -> None:
-        _between("model.scan.chunk_size", self.chunk_size, 8, 256)
-        if self.chunk_size & (self.chunk_size - 1):
-            raise ConfigError("model.scan.chunk_size", f"is {self.chunk_size}; allowed: a power of two from 8 to 256")
-        if self.superchunk % self.chunk_size or not self.chunk_size <= self.superchunk <= 4096:
-            allowed = f"a multiple of chunk_size = {self.chunk_size}, at most 4096"
-            raise ConfigError("model.scan.superchunk", f"is {self.superchunk}; allowed: {allowed}")
-        _between("model.scan.pipeline_stages", self.pipeline_stages, 0, 4)
+def _check_scan(scan: ScanSwitches) -> None:
+    where = "model.scan."
+    _one_of(where + "chunk_size", scan.chunk_size, CHUNK_SIZES)
+    if scan.superchunk % scan.chunk_size or not scan.chunk_size <= scan.superchunk <= MAX_SUPERCHUNK:
+        allowed = f"a multiple of chunk_size = {scan.chunk_size}, at most {MAX_SUPERCHUNK}"
+        raise ConfigError(where + "superchunk", f"is {scan.superchunk}; allowed: {allowed}")
+    _one_of(where + "pipeline_stages", scan.pipeline_stages, PIPELINE_STAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +66,8 @@ class MambaConfig:
         _between(where + "expand", self.expand, 1, 8)
         _between(where + "headdim", self.headdim, 8, 256)
         _between(where + "ngroups", self.ngroups, 1, 256)
-        if self.mimo_rank not in (1, 2, 4, 8):
-            raise ConfigError(where + "mimo_rank", f"is {self.mimo_rank}; allowed: 1, 2, 4, 8")
-        if self.rope_fraction not in (0.5, 1.0):
-            raise ConfigError(where + "rope_fraction", f"is {self.rope_fraction}; allowed: 0.5, 1.0")
+        _one_of(where + "mimo_rank", self.mimo_rank, (1, 2, 4, 8))
+        _one_of(where + "rope_fraction", self.rope_fraction, (0.5, 1.0))
         if self.d_state % 4:
             raise ConfigError(where + "d_state", f"is {self.d_state}; allowed: a multiple of 4 (rotary pairs)")
         if not 0 < self.dt_min < self.dt_max:
@@ -105,7 +84,7 @@ class AttentionConfig:
     """Causal self-attention with rotary positions, masked at document boundaries."""
 
     num_heads: int = 4
-    backend: Literal["sdpa", "flash", "cudnn", "flex"] = "sdpa"
+    backend: AttentionBackend = "sdpa"
     """`sdpa` lets torch choose with an explicit document mask."""
     rope_theta: float = 10_000.0
 
@@ -126,9 +105,10 @@ class HybridConfig:
     """Hidden width of the gated MLP as a multiple of d_model."""
     mamba: MambaConfig = field(default_factory=MambaConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
-    scan: ScanConfig = field(default_factory=ScanConfig)
+    scan: ScanSwitches = field(default_factory=ScanSwitches)
 
     def __post_init__(self) -> None:
+        _check_scan(self.scan)
         _between("model.vocab_size", self.vocab_size, 257, 262_144)
         _between("model.d_model", self.d_model, 16, 16_384)
         _between("model.mlp_ratio", self.mlp_ratio, 0.5, 8.0)
@@ -251,9 +231,9 @@ class TrainConfig:
     steps: StepsConfig = field(default_factory=StepsConfig)
     micro_batch: int = 4
     """B, rows per step."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Dtype of the matrix multiplications; master weights, states and norms stay float32."""
-    loss: Literal["dense", "chunked"] = "dense"
+    loss: LossKind = "dense"
     """Cross entropy over all logits at once, or over chunks of tokens without keeping the logits."""
     loss_chunk_tokens: int = 256
     """Tokens per chunk when loss is chunked."""

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from kernels import facts
 from model.errors import ConfigError
+from model.facts import ModelFact
 
 
 def cross_entropy(
@@ -22,10 +23,10 @@ def cross_entropy(
 
     `hidden` [...,D], `weight` [V,D] float32, `targets` [...] int64 (anything where invalid), `valid_mask` [...] bool.
     `kind` "dense" keeps all logits for the backward pass; "chunked" holds those of `chunk_tokens` tokens at a time
-    and keeps the finished gradients [T,D] and [V,D] instead. Records the facts loss.implementation
-    and hidden.dtype.
+    and keeps the finished gradients [T,D] and [V,D] instead. Records the facts
+    `ModelFact.LOSS` and `ModelFact.HIDDEN_DTYPE`.
     """
-    facts.record("hidden.dtype", str(hidden.dtype).removeprefix("torch."))
+    facts.record(ModelFact.HIDDEN_DTYPE, str(hidden.dtype).removeprefix("torch."))
     hidden_TD, valid_T = hidden.flatten(0, -2), valid_mask.flatten()
     targets_T = targets.flatten().where(valid_T, 0)
     if kind == "dense":
@@ -39,7 +40,7 @@ def cross_entropy(
 
 
 def _dense(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor) -> Tensor:
-    facts.record("loss.implementation", "dense")
+    facts.record(ModelFact.LOSS, "dense")
     logits_TV = functional.linear(hidden_TD, weight_VD.to(hidden_TD.dtype)).float()
     losses_T = functional.cross_entropy(logits_TV, targets_T, reduction="none")
     return losses_T.where(valid_T, 0).sum() / valid_T.sum().clamp_min(1)
@@ -68,7 +69,7 @@ def _chunked(
     gradients: _Gradients | None = None,
 ) -> Tensor:
     """Return the mean loss; `gradients`, when given, receives the gradients of it."""
-    facts.record("loss.implementation", "chunked")
+    facts.record(ModelFact.LOSS, "chunked")
     count = valid_T.sum().clamp_min(1)
     weight_VD = weight_VD.to(hidden_TD.dtype)
     total = torch.zeros((), dtype=torch.float32, device=hidden_TD.device)

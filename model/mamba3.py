@@ -4,11 +4,14 @@ Legend: B batch, S sequence, D d_model, I d_inner = H * P, H value heads, P head
 R MIMO rank, A rotary angles. The mixer expects a normalised input; the residual block provides it.
 """
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.mamba3_mimo import ScanInputs, ScanOptions, mamba3_mimo
+from kernels.backends import Lane
+from kernels.mamba3_mimo import ScanInputs, mamba3_mimo, peer
 from model.config import HybridConfig
 from model.layers import Linear, RMSNorm
 
@@ -19,7 +22,7 @@ class Mamba3(nn.Module):
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
-        self._options = ScanOptions(**vars(config.scan))
+        self._switches = config.scan
         mamba, heads = config.mamba, config.num_value_heads
         per_state = (heads, mamba.mimo_rank, mamba.d_state)
         per_value = (heads, mamba.mimo_rank, mamba.headdim)
@@ -32,7 +35,7 @@ class Mamba3(nn.Module):
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
         """Return the mixed tokens [B,S,D]; nothing passes from one document of a row to the next."""
-        result = mamba3_mimo(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), self._options)
+        result = mamba3_mimo(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), self._switches)
         mixed: Tensor = self.out_proj(result.out.flatten(2))
         return mixed
 
@@ -60,6 +63,15 @@ class Mamba3(nn.Module):
             angles=angles.float().unsqueeze(2),
             segment_ids=segment_ids_BS,
         )
+
+
+def use_lane(lane: Lane, peer_site: Path | None) -> None:
+    """Make the lane's kernels importable: those of lane peer need another TileLang, from the folder `peer_site`.
+
+    Without a folder they are expected on the import path. Raises KernelUnsupported when the folder lacks them.
+    """
+    if lane is Lane.PEER and peer_site is not None:
+        peer.use_site(peer_site)
 
 
 def decay_rate(dd_a: Tensor, activation: str, *, floor: float) -> Tensor:

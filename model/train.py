@@ -28,6 +28,7 @@ from model.compilation import Compilation, Forward, generates_code, record_compi
 from model.config import TrainConfig
 from model.data import Dataset
 from model.errors import DataError, NonFiniteLoss
+from model.facts import ModelFact
 from model.memory import PeakMeter
 from model.packing import Batch
 
@@ -132,7 +133,7 @@ def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, 
 
     first_timed = 1 + trainer.config.steps.warmup
     with facts.collect() as observed:
-        facts.record("train.device", trainer.device.type)
+        facts.record(ModelFact.DEVICE, trainer.device.type)
         trainer.compile()
         run("compile", range(1))
     run("warmup", range(1, first_timed))

@@ -11,6 +11,8 @@ from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, Step, read_gates, seal, summarise
+from kernels.scan import ScanFact
+from model.facts import ModelFact
 
 GIB = 2**30
 TOKENS_PER_STEP = 1024
@@ -54,20 +56,20 @@ def make_plan(spec: AblationSpec | None = None) -> Plan:
 def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that a trial of an arm with `gates` records when every gate is live."""
     facts: dict[str, Any] = {
-        "mamba3_mimo.lane": gates["lane"],
-        "mamba3_mimo.schedule": gates["schedule"],
-        "attention.implementation": gates["attention"],
-        "loss.implementation": gates["loss"],
-        "hidden.dtype": gates["dtype"],
+        ScanFact.LANE: gates["lane"],
+        ScanFact.SCHEDULE: gates["schedule"],
+        ModelFact.ATTENTION: gates["attention"],
+        ModelFact.LOSS: gates["loss"],
+        ModelFact.HIDDEN_DTYPE: gates["dtype"],
     }
     if gates["lane"] == "cuda":
         switches = ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math")
-        facts |= {f"mamba3_mimo.{name}": gates[name] for name in ("superchunk", *switches)}
+        facts |= {ScanFact.of(name): gates[name] for name in ("superchunk", *switches)}
     if gates["schedule"] == "chunk_parallel":
-        facts["mamba3_mimo.chunk_size"] = gates["chunk_size"]
-        facts["mamba3_mimo.psiv_saved_bytes" if gates["psiv_cache"] else "mamba3_mimo.psiv_recomputes"] = 4096
+        facts[ScanFact.CHUNK_SIZE] = gates["chunk_size"]
+        facts[ScanFact.PSIV_SAVED_BYTES if gates["psiv_cache"] else ScanFact.PSIV_RECOMPUTES] = 4096
     if gates["compile"]:
-        facts["compile.graphs"] = 1
+        facts[ModelFact.COMPILED_GRAPHS] = 1
     return facts
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
+from experiments.design.gates import GATES
 from experiments.design.plan import Arm, BlockPlan, Plan
 from experiments.digest import digest
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
@@ -22,6 +23,8 @@ from experiments.records.receipts import (
     Summary,
 )
 from experiments.reporting.view import AblationView, TrialView
+from kernels.scan import ScanFact
+from model.facts import ModelFact
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 GIB = 2**30
@@ -211,11 +214,11 @@ def _receipt(the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, timed: 
                 requested=value,
                 observed=False if effect.outcome is Outcome.REFUSED and name == "tma" else value,
                 live=not (effect.outcome is Outcome.REFUSED and name == "tma"),
-                how=f"fact mamba3_mimo.{name}",
+                how=GATES[name].attested_by,
             )
             for name, value in arm.gates.items()
         },
-        "facts": {"mamba3_mimo.lane": "reference" if cpu else "cuda", "attention.implementation": "sdpa"},
+        "facts": {ScanFact.LANE: "reference" if cpu else "cuda", ModelFact.ATTENTION: "sdpa"},
         "steps": steps,
         "summary": _summary(steps, cpu) if ran else None,
         "memory": Memory(peak_allocated_bytes=allocated, peak_reserved_bytes=int(allocated * 1.08), limit_bytes=limit),

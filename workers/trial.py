@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.runtime.processes import die_with_parent
-from kernels.backends import Lane
 from model.config import TrainConfig
 from workers.failures import classify
 from workers.inherited import keep_kernels, mark_process, peer_site
@@ -74,12 +73,12 @@ def _prepare(order: TrialOrder) -> TrialResult:
 
 
 def _train(order: TrialOrder) -> TrialResult:
-    from model import train
+    from model import mamba3, train
 
     config = read_config(order.config)
     dataset = _dataset(order, config)
     keep_kernels(order.data_dir / "kernels")
-    _find_lane(config.model.scan.lane)
+    mamba3.use_lane(config.model.scan.lane, peer_site())
     with _StepFile(order.paths.steps) as steps:
         result = train.train(config, dataset=dataset, on_step=steps.append)
     return TrialResult(
@@ -96,15 +95,6 @@ def _train(order: TrialOrder) -> TrialResult:
         peak_reserved_bytes=result.peak_reserved_bytes,
         training_s=result.training_s,
     )
-
-
-def _find_lane(lane: Lane) -> None:
-    """Make the lane's kernels importable: those of lane peer need another TileLang, from a folder of its own."""
-    folder = peer_site()
-    if lane is Lane.PEER and folder is not None:
-        from kernels.mamba3_mimo import peer
-
-        peer.use_site(folder)
 
 
 def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":

@@ -9,6 +9,7 @@ from experiments.design.gates import GATES
 from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt
+from kernels.scan import ScanFact
 
 MAX_CLOCK_GAP = 0.01
 """Relative difference of the median device clock between arms of a block."""
@@ -106,8 +107,8 @@ def _requested(receipt: Receipt) -> dict[str, Any]:
 
 def _kernel_hashes(receipt: Receipt) -> dict[str, Any]:
     """Return the hashes of the kernels that ran: of the machine code where it was read, else of the source."""
-    for kind in ("binary_hash", "source_hash"):
-        found = {name: value for name, value in receipt.facts.items() if name.startswith(f"mamba3_mimo.{kind}")}
+    for kind in (ScanFact.BINARY_HASH, ScanFact.SOURCE_HASH):
+        found = {name: value for name, value in receipt.facts.items() if name.startswith(kind)}
         if found:
             return found
     return {}

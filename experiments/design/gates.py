@@ -7,13 +7,15 @@ gate's value lives in one typed field of TrainConfig; model code reads that fiel
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from experiments.design.fields import read_field, replace_fields
 from kernels.backends import LANES_ON, Lane, NodeClass, lane_refusal
-from model.config import TrainConfig
+from kernels.scan import CHUNK_SIZES, PIPELINE_STAGES, SCHEDULES, ScanFact
+from model.config import AttentionBackend, ComputeDtype, LossKind, TrainConfig
+from model.facts import ModelFact
 
 GateValue: TypeAlias = bool | int | str
 Facts: TypeAlias = Mapping[str, Any]
@@ -22,6 +24,7 @@ ANY_LANE = tuple(Lane)
 ON_REFERENCE = (Lane.REFERENCE,)
 ON_CUDA = (Lane.CUDA,)
 NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
+_DEFAULTS = TrainConfig()
 
 
 class Claim(StrEnum):
@@ -43,7 +46,6 @@ class Gate:
     question: str
     """What an ablation of this gate asks, in one sentence."""
     values: tuple[GateValue, ...]
-    default: GateValue
     path: str
     """Dotted TrainConfig field that holds the value; the only field that the gate touches."""
     claim: Claim
@@ -63,6 +65,11 @@ class Gate:
     """Read from the recorded facts what was live; None when nothing about it was recorded."""
     attested_by: str
     """What `attest` looks at, in words."""
+
+    @property
+    def default(self) -> GateValue:
+        """The gate's value in the default configuration."""
+        return self.read(_DEFAULTS)
 
     def apply(self, config: TrainConfig, value: GateValue) -> TrainConfig:
         """Return `config` with this gate at `value`."""
@@ -124,27 +131,27 @@ def show(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _fact(name: str) -> Callable[[Facts], Any]:
-    return lambda facts: facts.get(name)
+def _told_by(fact: str) -> dict[str, Any]:
+    """Return the fields of a gate whose live value is one fact."""
+    return {"attest": lambda facts: facts.get(fact), "attested_by": f"fact {fact}"}
 
 
 def _psiv_cached(facts: Facts) -> bool | str | None:
-    saved = facts.get("mamba3_mimo.psiv_saved_bytes", 0) > 0
-    recomputed = facts.get("mamba3_mimo.psiv_recomputes", 0) > 0
+    saved = facts.get(ScanFact.PSIV_SAVED_BYTES, 0) > 0
+    recomputed = facts.get(ScanFact.PSIV_RECOMPUTES, 0) > 0
     if saved and recomputed:
         return "mixed"
     return saved if saved or recomputed else None
 
 
 def _compiled(facts: Facts) -> bool | None:
-    return facts.get("compile.graphs", 0) > 0 if facts else None
+    return facts.get(ModelFact.COMPILED_GRAPHS, 0) > 0 if facts else None
 
 
 def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
     """Return a switch of the cuda lane's generated kernels, true or false unless `changes` says otherwise."""
     fields: dict[str, Any] = {
         "values": (False, True),
-        "default": False,
         "claim": Claim.SCHEDULE_ONLY,
         "unused_with": NOT_CUDA,
         **changes,
@@ -156,8 +163,7 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
         lanes=dict.fromkeys(fields["values"], ON_CUDA),
         in_kernels=True,
         block="M",
-        attest=_fact(f"mamba3_mimo.{name}"),
-        attested_by=f"fact mamba3_mimo.{name}",
+        **_told_by(ScanFact.of(name)),
         **fields,
     )
 
@@ -166,8 +172,7 @@ _ENTRIES = (
     Gate(
         name="schedule",
         question="Does walking time in parallel chunks beat walking it step by step?",
-        values=("sequential", "chunk_parallel"),
-        default="chunk_parallel",
+        values=SCHEDULES,
         path="model.scan.schedule",
         claim=Claim.RE_ASSOCIATES,
         lanes={
@@ -176,122 +181,102 @@ _ENTRIES = (
         },
         in_kernels=True,
         block="M",
-        attest=_fact("mamba3_mimo.schedule"),
-        attested_by="fact mamba3_mimo.schedule",
+        **_told_by(ScanFact.SCHEDULE),
     ),
     Gate(
         name="chunk_size",
         question="How many tokens per chunk balance work inside a chunk against work between chunks?",
-        values=(8, 16, 32, 64, 128, 256),
-        default=16,
+        values=CHUNK_SIZES,
         path="model.scan.chunk_size",
         claim=Claim.RE_ASSOCIATES,
         unused_with=({"schedule": "sequential", "lane": "reference"},),
         in_kernels=True,
         block="M",
-        attest=_fact("mamba3_mimo.chunk_size"),
-        attested_by="fact mamba3_mimo.chunk_size",
+        **_told_by(ScanFact.CHUNK_SIZE),
     ),
     Gate(
         name="psiv_cache",
         question="Does saving PsiV for the backward pass beat recomputing it, at what cost in memory?",
         values=(False, True),
-        default=False,
         path="model.scan.psiv_cache",
         claim=Claim.SCHEDULE_ONLY,
         lanes={True: (Lane.REFERENCE, Lane.CUDA)},
         in_kernels=True,
         block="M",
         attest=_psiv_cached,
-        attested_by="facts mamba3_mimo.psiv_saved_bytes and mamba3_mimo.psiv_recomputes",
+        attested_by=f"facts {ScanFact.PSIV_SAVED_BYTES} and {ScanFact.PSIV_RECOMPUTES}",
     ),
     Gate(
         name="loss",
         question="Does computing the cross entropy in chunks save memory without costing time?",
-        values=("dense", "chunked"),
-        default="dense",
+        values=get_args(LossKind),
         path="loss",
         claim=Claim.RE_ASSOCIATES,
-        attest=_fact("loss.implementation"),
-        attested_by="fact loss.implementation",
+        **_told_by(ModelFact.LOSS),
     ),
-    _kernel_gate(
-        "tma",
-        "Does loading tiles with the tensor memory accelerator hide memory latency?",
-        default=True,
-    ),
+    _kernel_gate("tma", "Does loading tiles with the tensor memory accelerator hide memory latency?"),
     _kernel_gate(
         "warp_specialize",
         "Do warp groups with different roles overlap loads, exchange and arithmetic?",
         requires={"tma": True, "layout_2d": True, "pipeline_stages": 1, "psiv_cache": False},
     ),
     _kernel_gate("aggressive_smem_merge", "Does overlapping shared-memory buffers raise occupancy?"),
-    _kernel_gate("layout_2d", "Do two-dimensional shared-memory tiles cost anything by themselves?", default=True),
+    _kernel_gate("layout_2d", "Do two-dimensional shared-memory tiles cost anything by themselves?"),
     _kernel_gate(
         "superchunk",
         "How many tokens per block balance parallel blocks against states passed between them?",
         values=(64, 128, 256, 512, 1024),
-        default=256,
         claim=Claim.RE_ASSOCIATES,
         unused_with=(*NOT_CUDA, {"schedule": "sequential"}),
     ),
     _kernel_gate(
         "pipeline_stages",
         "How many chunks ahead of the arithmetic should tiles be loaded?",
-        values=(0, 1, 2),
-        default=1,
+        values=PIPELINE_STAGES,
         unused_with=(*NOT_CUDA, {"warp_specialize": True}),
     ),
     _kernel_gate(
         "fast_math",
         "What do the hardware's approximate functions gain, and what do they cost in accuracy?",
-        default=True,
         claim=Claim.RE_ASSOCIATES,
     ),
     Gate(
         name="attention",
         question="Which attention implementation is fastest under the document mask?",
-        values=("sdpa", "flash", "cudnn", "flex"),
-        default="sdpa",
+        values=get_args(AttentionBackend),
         path="model.attention.backend",
         claim=Claim.RE_ASSOCIATES,
         nodes=dict.fromkeys(("flash", "cudnn", "flex"), (NodeClass.H200,)),
         block="A",
-        attest=_fact("attention.implementation"),
-        attested_by="fact attention.implementation",
+        **_told_by(ModelFact.ATTENTION),
     ),
     Gate(
         name="compile",
         question="Does torch.compile pay for its compile time?",
         values=(False, True),
-        default=False,
         path="compile",
         claim=Claim.RE_ASSOCIATES,
         lanes={True: (Lane.REFERENCE, Lane.CUDA)},
         attest=_compiled,
-        attested_by="fact compile.graphs",
+        attested_by=f"fact {ModelFact.COMPILED_GRAPHS}",
     ),
     Gate(
         name="lane",
         question="Which implementation family of the scan is fastest on this node class?",
         values=tuple(str(lane) for lane in Lane),
-        default=str(Lane.REFERENCE),
         path="model.scan.lane",
         claim=Claim.RE_ASSOCIATES,
         lanes={str(lane): (lane,) for lane in Lane},
         block="M",
-        attest=_fact("mamba3_mimo.lane"),
-        attested_by="fact mamba3_mimo.lane",
+        **_told_by(ScanFact.LANE),
     ),
     Gate(
         name="dtype",
         question="What do bfloat16 matrix multiplications gain, and what do they cost in loss?",
-        values=("float32", "bfloat16"),
-        default="float32",
+        values=get_args(ComputeDtype),
         path="dtype",
         claim=Claim.CHANGES_MODEL,
-        attest=_fact("hidden.dtype"),
-        attested_by="fact hidden.dtype",
+        **_told_by(ModelFact.HIDDEN_DTYPE),
     ),
 )
 

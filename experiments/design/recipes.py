@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from kernels.backends import Lane, NodeClass
-from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, OptimConfig, ScanConfig, TrainConfig
+from kernels.scan import ScanSwitches
+from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, OptimConfig, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ HYBRID_REF_H200 = Recipe(
             mlp_ratio=2.0,
             mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=1, mimo_rank=4),
             attention=AttentionConfig(num_heads=8, backend="flash"),
-            scan=ScanConfig(lane=Lane.CUDA),
+            scan=ScanSwitches(lane=Lane.CUDA),
         ),
         data=DataConfig(seq_len=4096, max_corpus_mib=64.0),
         optim=OptimConfig(learning_rate=1e-3),

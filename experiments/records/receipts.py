@@ -91,7 +91,7 @@ class GateReading(_Part):
     """None when this lane cannot observe it."""
     live: bool
     how: str
-    """What was looked at, for example "fact mamba3_mimo.schedule"."""
+    """What was looked at, for example "fact loss.implementation"."""
 
 
 class Memory(_Part):

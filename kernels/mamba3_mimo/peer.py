@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from kernels import facts
+from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import document_starts
+from kernels.scan import ScanFact
 
 MAMBA_SSM, TILELANG = "2.3.2.post1", "0.1.8"
 """The release whose limits are written down here, and the TileLang that it pins."""
@@ -117,11 +119,11 @@ def peer_scan(inputs: ScanInputs, *, chunk_size: int) -> tuple[Tensor, Tensor]:
     if reason is not None:
         raise KernelUnsupported(reason)
     starts_BS = _restarts(inputs, chunk_size)
-    facts.record("mamba3_mimo.lane", "peer")
-    facts.record("mamba3_mimo.schedule", "sequential")
-    facts.record("mamba3_mimo.chunk_size", chunk_size)
-    facts.record("mamba3_mimo.peer", f"mamba-ssm {_version('mamba-ssm')}, tilelang {_version('tilelang')}")
-    facts.record("mamba3_mimo.peer_kernels", "dense" if starts_BS is None else "packed")
+    facts.record(ScanFact.LANE, Lane.PEER.value)
+    facts.record(ScanFact.SCHEDULE, "sequential")
+    facts.record(ScanFact.CHUNK_SIZE, chunk_size)
+    facts.record(ScanFact.PEER, f"mamba-ssm {_version('mamba-ssm')}, tilelang {_version('tilelang')}")
+    facts.record(ScanFact.PEER_KERNELS, "dense" if starts_BS is None else "packed")
     result = official()(**arguments(inputs, starts_BS), chunk_size=chunk_size, dtype=torch.bfloat16, return_state=True)
     out, state_BHPN = result[0], result[2]
     if starts_BS is not None:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from kernels import facts
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import psiv
+from kernels.scan import ScanFact
 
 Form: TypeAlias = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]
 """Step or chunk-parallel form: (inputs, PsiV) -> (o, final state)."""
@@ -51,7 +52,7 @@ class _Scan(torch.autograd.Function):
         ctx.call = call
         ctx.save_for_backward(*tensors, *([x_BHSRP] if call.psiv_cache else []))
         if call.psiv_cache:
-            facts.add("mamba3_mimo.psiv_saved_bytes", x_BHSRP.nbytes)
+            facts.add(ScanFact.PSIV_SAVED_BYTES, x_BHSRP.nbytes)
         ctx.mark_non_differentiable(state)
         return out, state
 
@@ -65,7 +66,7 @@ class _Scan(torch.autograd.Function):
         else:
             inputs = ctx.call.inputs.with_tensors(tensors)
             x_BHSRP = psiv(inputs.v, inputs.psi)
-            facts.add("mamba3_mimo.psiv_recomputes", 1)
+            facts.add(ScanFact.PSIV_RECOMPUTES, 1)
         needed = ctx.needs_input_grad[1:]
         return None, *_gradients(ctx.call, tensors, x_BHSRP, grad_out, needed)
 

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import facts
+from kernels.backends import Lane
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import Operands, gated_output, operands, running_sum
+from kernels.scan import ScanFact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,9 @@ def chunk_parallel(inputs: ScanInputs, x_BHSRP: Tensor, *, chunk_size: int) -> t
 
     o is [B,S,H,P], or [B,S,R,H,P] without phi.
     """
-    facts.record("mamba3_mimo.lane", "reference")
-    facts.record("mamba3_mimo.schedule", "chunk_parallel")
-    facts.record("mamba3_mimo.chunk_size", chunk_size)
+    facts.record(ScanFact.LANE, Lane.REFERENCE.value)
+    facts.record(ScanFact.SCHEDULE, "chunk_parallel")
+    facts.record(ScanFact.CHUNK_SIZE, chunk_size)
     parts = operands(inputs, x_BHSRP)
     decays = _decays(parts, chunk_size)
     q_BHKMN, k_BHKMN, x_BHKMP = (_chunked(t, chunk_size).flatten(3, 4) for t in _matrices(parts))

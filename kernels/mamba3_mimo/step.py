@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from kernels import facts
+from kernels.backends import Lane
 from kernels.errors import ShapeError
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import Operands, angle_steps, document_starts, gated_output, operands, psiv, rotated
+from kernels.scan import ScanFact
 
 
 class DecodeState(NamedTuple):
@@ -34,8 +36,8 @@ class DecodeState(NamedTuple):
 
 def step_form(inputs: ScanInputs, x_BHSRP: Tensor) -> tuple[Tensor, Tensor]:
     """Return (o, final state [B,H,N,P]) from PsiV `x_BHSRP`; o is [B,S,H,P], or [B,S,R,H,P] without phi."""
-    facts.record("mamba3_mimo.lane", "reference")
-    facts.record("mamba3_mimo.schedule", "sequential")
+    facts.record(ScanFact.LANE, Lane.REFERENCE.value)
+    facts.record(ScanFact.SCHEDULE, "sequential")
     parts = operands(inputs, x_BHSRP)
     batch, heads, _, ranks, state_size = parts.k_BHSRN.shape
     width = parts.x_BHSRP.shape[-1]

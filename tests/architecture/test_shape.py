@@ -85,6 +85,22 @@ def test_only_the_sink_imports_mlflow() -> None:
     assert importers == {"experiments/reporting/mlflow_sink.py"}
 
 
+OPERATION = "mamba3_mimo"
+MAY_SPELL_THE_OPERATION = {"kernels/scan.py", "model/mamba3.py", "kernels/testing.py"}
+"""The torch-free declaration of its facts, and the layer that calls it."""
+
+
+def test_only_the_operation_spells_its_name() -> None:
+    strangers = (path for path in SOURCES if OPERATION not in path.parts)
+    found = {_name(path) for path in strangers if OPERATION in path.read_text(encoding="utf-8")}
+    assert found == MAY_SPELL_THE_OPERATION
+
+
+def test_tests_outside_the_kernels_read_fact_names_from_their_owner() -> None:
+    strangers = (path for path in TESTS if "kernels" not in path.parts)
+    assert [_name(path) for path in strangers if f"{OPERATION}." in path.read_text(encoding="utf-8")] == []
+
+
 @pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX"])
 def test_no_loose_ends_are_left_in_comments(word: str) -> None:
     assert [_name(path) for path in SOURCES if word in path.read_text(encoding="utf-8")] == []

@@ -14,10 +14,11 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.cuda import scan as host
 from kernels.mamba3_mimo.cuda.compiled import KERNELS
 from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.scan import ScanSwitches
 from kernels.testing import ScanShape, random_inputs
 from tests.kernels import tile_interpreter
 
@@ -98,7 +99,7 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def test_interpreted_kernels_match_the_reference(name, monkeypatch):
     monkeypatch.setattr(host, "NARROW", ())  # the kernels' inputs stay float32
     inputs, grad_out = problem(name)
-    expected = mamba3_mimo(inputs, ScanOptions())
+    expected = mamba3_mimo(inputs, ScanSwitches())
     given = {n: getattr(inputs, n) for n in DIFFERENTIABLE if getattr(inputs, n) is not None}
     scan = Interpreted(inputs, Variant(**{"superchunk": 32} | CASES[name].switches))
     out, final, saved = scan.forward()

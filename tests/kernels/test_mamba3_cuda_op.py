@@ -12,12 +12,13 @@ pytest.importorskip("tilelang")
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, ScanOptions, decode_state, decode_step, mamba3_mimo
+from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, decode_state, decode_step, mamba3_mimo
 from kernels.mamba3_mimo.cuda import op
 from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.scan import ScanSwitches
 from kernels.testing import ScanShape, global_error, random_inputs
 
-CUDA = ScanOptions(lane=Lane.CUDA)
+CUDA = ScanSwitches(lane=Lane.CUDA)
 SHAPE = ScanShape(batch=2, length=500, heads=4, groups=2, state=64, width=64, ranks=4)
 on_gpu = [
     pytest.mark.gpu,
@@ -110,7 +111,7 @@ def assert_fake_passes(inputs: ScanInputs, switches: dict[str, object]) -> None:
     assert len({t.untyped_storage()._cdata for t in (out, state, *grads, *fake.tensors())}) == 2 + 2 * len(grads)
 
 
-def run(inputs: ScanInputs, options: ScanOptions) -> dict[str, torch.Tensor]:
+def run(inputs: ScanInputs, options: ScanSwitches) -> dict[str, torch.Tensor]:
     result = mamba3_mimo(inputs, options)
     grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(7)).to(result.out)
     grads = torch.autograd.grad(result.out, inputs.tensors(), grad_out)
@@ -137,7 +138,7 @@ class TestOnGpu:
 
     def test_operators_keep_torchs_rules(self):
         inputs = trained_inputs("cuda", replace(SHAPE, length=64))
-        switches = [getattr(CUDA, name, True) for name in op.SWITCHES]
+        switches = [getattr(CUDA, name) for name in op.SWITCHES]
         arguments = (*(t.detach().requires_grad_() for t in inputs.tensors()), None, False, *switches)
         tests = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(torch.ops.ablate.mamba3_scan, arguments, test_utils=tests)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.mamba3_mimo import DIFFERENTIABLE, ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo
+from kernels.scan import ScanSwitches
 from kernels.testing import TIME_AXIS, ScanShape, global_error, random_inputs, worst_row_error
 from tests.kernels.oracle import Oracle
 
@@ -60,7 +61,7 @@ def compare(shape, form, *, dtype, ids=None, cumulated=False, cache=False):
         inputs = inputs.with_tensors(tuple(t.double() for t in inputs.tensors()))
     inputs = replace(inputs, segment_ids=ids, angles_cumulated=cumulated)
     leaves = tuple(t.requires_grad_() for t in inputs.tensors())
-    result = mamba3_mimo(inputs, ScanOptions(psiv_cache=cache, **form))
+    result = mamba3_mimo(inputs, ScanSwitches(psiv_cache=cache, **form))
     grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
     actual = dict(zip(DIFFERENTIABLE, torch.autograd.grad(result.out, leaves, grad_out), strict=True))
     actual |= {"out": result.out.detach(), "final_state": result.final_state}
@@ -121,7 +122,7 @@ def test_long_decay_does_not_overflow(form):
     inputs = random_inputs(BASE)
     inputs = replace(inputs, adt=inputs.adt * 200)
     leaves = tuple(t.requires_grad_() for t in inputs.tensors())
-    out = mamba3_mimo(inputs, ScanOptions(**form)).out
+    out = mamba3_mimo(inputs, ScanSwitches(**form)).out
     grads = torch.autograd.grad(out.sum(), leaves)
     assert out.isfinite().all()
     assert all(grad.isfinite().all() for grad in grads)
@@ -135,7 +136,7 @@ def test_angles_shared_by_all_heads_equal_the_same_angles_for_each(form, kind):
     shared = inputs.angles[:, :, :1].clone().requires_grad_()
     each = shared.detach().expand_as(inputs.angles).clone().requires_grad_()
     outs = [
-        mamba3_mimo(replace(inputs, angles=angles, segment_ids=document_ids(BASE, kind)), ScanOptions(**form)).out
+        mamba3_mimo(replace(inputs, angles=angles, segment_ids=document_ids(BASE, kind)), ScanSwitches(**form)).out
         for angles in (shared, each)
     ]
     torch.testing.assert_close(outs[0], outs[1], rtol=1e-12, atol=1e-12)
@@ -155,7 +156,7 @@ def test_wrong_last_row_of_chunk_is_seen_by_the_row_error_alone():
 def test_no_gradient_is_returned_for_frozen_inputs(form):
     inputs = random_inputs(BASE)
     inputs.v.requires_grad_()
-    mamba3_mimo(inputs, ScanOptions(**form)).out.sum().backward()
+    mamba3_mimo(inputs, ScanSwitches(**form)).out.sum().backward()
     assert inputs.v.grad is not None
     assert inputs.psi.grad is None
     assert inputs.q.grad is None
@@ -194,7 +195,7 @@ def test_scan_without_skip_gate_or_contraction_matches_oracle(form, missing):
     inputs = random_inputs(BASE, seed=5)
     inputs = replace(inputs.with_tensors(tuple(t.double() for t in inputs.tensors())), **dict.fromkeys(missing))
     leaves = tuple(t.requires_grad_() for t in inputs.tensors())
-    out = mamba3_mimo(inputs, ScanOptions(**form)).out
+    out = mamba3_mimo(inputs, ScanSwitches(**form)).out
     grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     grads = dict(zip(inputs.names, torch.autograd.grad(out, leaves, grad_out), strict=True))
     expected, expected_grads = oracle_without(inputs, missing, grad_out)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kernels import facts
-from kernels.mamba3_mimo import ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo import mamba3_mimo
+from kernels.scan import ScanSwitches
 from kernels.testing import ScanShape, random_inputs
 
 SHAPE = ScanShape(batch=2, length=40, heads=4, groups=1, state=16, width=16, ranks=4)
@@ -19,13 +20,14 @@ PEAK_SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from kernels.mamba3_mimo import ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo import mamba3_mimo
+from kernels.scan import ScanSwitches
 from kernels.testing import ScanShape, random_inputs
 
 torch.set_num_threads(1)
 inputs = random_inputs(ScanShape(batch=1, length=512, heads=4, groups=1, state=8, width=64, ranks=8))
 tuple(t.requires_grad_() for t in inputs.tensors())
-total = sum(mamba3_mimo(inputs, ScanOptions(psiv_cache=sys.argv[1] == "on")).out.sum() for _ in range(12))
+total = sum(mamba3_mimo(inputs, ScanSwitches(psiv_cache=sys.argv[1] == "on")).out.sum() for _ in range(12))
 total.backward()
 status = Path("/proc/self/status").read_text()
 print(status.split("VmHWM:")[1].split()[0])
@@ -40,7 +42,7 @@ def run(cache, form, dtype=torch.float32):
         facts.collect() as seen,
         torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
     ):
-        out = mamba3_mimo(inputs, ScanOptions(psiv_cache=cache, **form)).out
+        out = mamba3_mimo(inputs, ScanSwitches(psiv_cache=cache, **form)).out
         grads = torch.autograd.grad(out.square().sum(), leaves)
     return out.detach(), grads, seen, saved, leaves
 
@@ -62,7 +64,7 @@ def test_saved_bytes_are_inputs_plus_psiv_when_cached(form, dtype, item):
         leaves = tuple(t.requires_grad_() for t in inputs.tensors())
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
-            mamba3_mimo(inputs, ScanOptions(psiv_cache=cache, **form))
+            mamba3_mimo(inputs, ScanSwitches(psiv_cache=cache, **form))
         return sum(saved), sum(t.nbytes for t in leaves)
 
     on, inputs_on = saved_by_forward(True)
@@ -85,7 +87,7 @@ def test_nothing_is_saved_or_counted_without_gradients():
     inputs = random_inputs(SHAPE)
     inputs.v.requires_grad_()
     with facts.collect() as seen, torch.no_grad():
-        out = mamba3_mimo(inputs, ScanOptions(psiv_cache=True)).out
+        out = mamba3_mimo(inputs, ScanSwitches(psiv_cache=True)).out
     assert not out.requires_grad
     assert "mamba3_mimo.psiv_saved_bytes" not in seen
 

@@ -19,7 +19,7 @@ class BenchCase:
     """Tokens per chunk of the official kernels."""
 
     def options(self, lane: Lane) -> dict[str, Any]:
-        """Return the fields of ScanOptions with which a lane runs this problem.
+        """Return the fields of ScanSwitches with which a lane runs this problem.
 
         Ours has 64 rows of (rank, time) in a chunk, fewer where its shared memory would not hold them.
         """

@@ -15,10 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import ScanOptions, mamba3_mimo, peer
+from kernels.mamba3_mimo import mamba3_mimo, peer
 from kernels.mamba3_mimo.accuracy import Case, Errors, compare, make_grad, make_inputs, outputs, poisoned_buffers
 from kernels.mamba3_mimo.accuracy import reference as float64_reference
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.scan import ScanSwitches
 
 WARM_UP = 3
 ATTENTION_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
@@ -185,7 +186,7 @@ class Worker:
         return list(attest.table({name: kernel(name, scan.shape, scan.variant, scan.tokens) for name in walks}))
 
     def _scan(self, options: Mapping[str, Any]) -> Callable[[ScanInputs], tuple[Tensor, Tensor]]:
-        chosen = ScanOptions(lane=self._lane, **options)
+        chosen = ScanSwitches(lane=self._lane, **options)
 
         def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
             result = mamba3_mimo(inputs, chosen)

@@ -22,6 +22,7 @@ from typing import Any
 
 from kernels.errors import KernelError
 from kernels.facts import Fact
+from kernels.scan import ScanFact
 
 Row = dict[str, Fact]
 """One line of the kernel table. Counts are of instructions in the program, not of executions."""
@@ -85,7 +86,7 @@ def table(kernels: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def facts(rows: Iterable[Row]) -> dict[str, Fact]:
-    """Return what the rows of one pass (forward or backward) say about the gates, as facts named `mamba3_mimo.<gate>`.
+    """Return what the rows of one pass (forward or backward) say about the gates, by the names of `ScanFact`.
 
     A gate is taken from the kernels that can show it: their common value, or "mixed" where they differ; recording the
     facts of both passes under one name does the same across them. What no row can tell is left out. `source_hash` is
@@ -101,7 +102,7 @@ def facts(rows: Iterable[Row]) -> dict[str, Fact]:
         values = {row[gate] for row in rows if gate in row and row["name"] in kernels}
         if values:
             found[gate] = values.pop() if len(values) == 1 else "mixed"
-    return {f"mamba3_mimo.{name}": value for name, value in found.items()}
+    return {ScanFact.of(name): value for name, value in found.items()}
 
 
 def _digest(parts: Iterable[str]) -> str:

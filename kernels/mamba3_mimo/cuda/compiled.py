@@ -21,6 +21,7 @@ from kernels.mamba3_mimo.cuda import (
 )
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.scan import ScanFact
 
 Direction: TypeAlias = Literal["forward", "backward"]
 
@@ -98,8 +99,8 @@ def build(direction: Direction, shape: ScanShape, variant: Variant, num_tokens: 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile") as pool:
         made = list(pool.map(lambda name: kernel(name, shape, variant, num_tokens), names))
     new = sum(one.artifact is not None for one in made)
-    facts.add(facts.KERNELS_COMPILED, new)
-    facts.add(facts.KERNELS_LOADED, len(made) - new)
+    facts.add(ScanFact.KERNELS_COMPILED, new)
+    facts.add(ScanFact.KERNELS_LOADED, len(made) - new)
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,6 @@
 """The CUDA scan as two torch operators, forward and backward, so that torch.compile takes it without a graph break.
 
-An operator's arguments are the tensors of `ScanInputs`, then the fields of `Variant`: the schema is made from both.
+An operator's arguments are the tensors of `ScanInputs`, then the switches: the schema is made from both.
 Its fake kernel is the same host code on tensors without data, with nothing launched, so shapes and strides cannot
 drift from those of the real one. The facts are recorded here, when the kernels run: under torch.compile too.
 """
@@ -22,28 +22,31 @@ from kernels.mamba3_mimo.cuda.scan import TIME_FIRST, TIME_LAST, Scan
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
-from kernels.mamba3_mimo.options import ScanOptions, supports
+from kernels.mamba3_mimo.options import supports
+from kernels.scan import ScanFact, ScanSwitches
 
-DEFAULTS = {field.name: field.default for field in fields(Variant)}
-SWITCHES = tuple(DEFAULTS)
+SWITCHES = {field.name: type(field.default).__name__ for field in fields(ScanSwitches) if field.name != "lane"}
+"""Switch -> its type in the operators' schema; their lane is cuda."""
+PER_PASS = (ScanFact.SOURCE_HASH, ScanFact.BINARY_HASH)
+"""Facts that the two passes record apart: their values always differ."""
 
 _ARGUMENTS = ", ".join((
     *(f"Tensor{'?' if name in OPTIONAL else ''} {name}" for name in DIFFERENTIABLE),
     "Tensor? segment_ids",
     "bool angles_cumulated",
-    *(f"{getattr(field.type, '__name__', field.type)} {field.name}" for field in fields(Variant)),
+    *(f"{kind} {name}" for name, kind in SWITCHES.items()),
 ))  # fmt: skip
 
 
-def scan(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
+def scan(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
     """Return (o, final state [B,H,N,P]); o is bfloat16 [B,S,H,P], or [B,S,R,H,P] without phi.
 
     The same kernels run with and without gradients: a validation pass compiles nothing. Raises KernelUnsupported with
     the reason when no kernel does this combination.
     """
-    switches = [getattr(options, name, DEFAULTS[name]) for name in SWITCHES]
+    chosen = [getattr(switches, name) for name in SWITCHES]
     tensors = [_prepared(name, getattr(inputs, name)) for name in DIFFERENTIABLE]
-    out, state, *_ = _forward(*tensors, inputs.segment_ids, inputs.angles_cumulated, *switches)
+    out, state, *_ = _forward(*tensors, inputs.segment_ids, inputs.angles_cumulated, *chosen)
     return out, state
 
 
@@ -70,7 +73,7 @@ class _Launched(Scan):
 
     def __init__(self, direction: Direction, arguments: tuple[Any, ...]) -> None:
         inputs, variant = _read(arguments)
-        reason = supports(ScanOptions(lane=Lane.CUDA), inputs.v.device.type)
+        reason = supports(ScanSwitches(lane=Lane.CUDA), inputs.v.device.type)
         if reason is not None:
             raise KernelUnsupported(reason)
         self._direction = direction
@@ -94,19 +97,20 @@ class _Launched(Scan):
         kept = dict(zip(self.saved, saved, strict=True))
         if "psiv" in kept:
             times = self._touched.count(kept["psiv"].data_ptr())
-            facts.add("mamba3_mimo.psiv_saved_bytes", kept["psiv"].nbytes if direction == "forward" else 0)
-            facts.add("mamba3_mimo.psiv_traffic_bytes", kept["psiv"].nbytes * times)
+            facts.add(ScanFact.PSIV_SAVED_BYTES, kept["psiv"].nbytes if direction == "forward" else 0)
+            facts.add(ScanFact.PSIV_TRAFFIC_BYTES, kept["psiv"].nbytes * times)
         elif direction == "backward":
-            facts.add("mamba3_mimo.psiv_recomputes", 1)
-        facts.record("mamba3_mimo.lane", str(Lane.CUDA))
-        for name in ("schedule", "chunk_size", "superchunk"):
-            facts.record(f"mamba3_mimo.{name}", getattr(self.variant, name))
-        facts.record("mamba3_mimo.heads_halved", self.halved)
+            facts.add(ScanFact.PSIV_RECOMPUTES, 1)
+        facts.record(ScanFact.LANE, Lane.CUDA.value)
+        facts.record(ScanFact.SCHEDULE, self.variant.schedule)
+        facts.record(ScanFact.CHUNK_SIZE, self.variant.chunk_size)
+        facts.record(ScanFact.SUPERCHUNK, self.variant.superchunk)
+        facts.record(ScanFact.HEADS_HALVED, self.halved)
         rows, found = _attested(self.shape, self.variant, self.tokens, tuple(dict.fromkeys(self._launched)))
         for row in rows:
             facts.describe(str(row["name"]), row)
         for name, value in found.items():
-            facts.record(f"{name}.{direction}" if name.endswith("_hash") else name, value)
+            facts.record(f"{name}.{direction}" if name in PER_PASS else name, value)
 
 
 @lru_cache(maxsize=256)

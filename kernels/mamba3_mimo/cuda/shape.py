@@ -8,6 +8,8 @@ order, L tokens per super-chunk, K super-chunks.
 
 from dataclasses import dataclass
 
+from kernels.scan import ScanSwitches
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScanShape:
@@ -29,9 +31,9 @@ class ScanShape:
     """MIMO rank."""
     A: int
     """Rotary angles of the tables: see `padded_angles`."""
-    C: int = 16
+    C: int = ScanSwitches.chunk_size
     """Tokens per chunk."""
-    L: int = 256
+    L: int = ScanSwitches.superchunk
     """Tokens per super-chunk, a multiple of C; S when one block walks the whole sequence."""
     gated: bool = True
     """Whether z and zeta are given."""

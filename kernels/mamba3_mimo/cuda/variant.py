@@ -5,41 +5,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 
+from kernels import scan
+from kernels.backends import Lane
 from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
-SCHEDULES = ("chunk_parallel", "sequential")
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
-CHUNK_SIZES = (8, 16, 32, 64)
+CHUNK_SIZES = tuple(size for size in scan.CHUNK_SIZES if size <= 64)
 KERNEL_FILES = ("backward", "backward_walk_split")
 """Files of this folder with refusals(variant, shape): what their kernels cannot do."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
-    """Switches of the generated kernels. None changes the mathematics."""
+class Variant(ScanSwitches):
+    """The switches of the generated kernels: those that can be asked for, and one that cannot. See `ScanSwitches`."""
 
-    tma: bool = True
-    """Load tiles with the bulk tensor copy engine; off: cp.async."""
-    warp_specialize: bool = False
-    """Give the warp groups of the backward walk different roles."""
-    aggressive_smem_merge: bool = False
-    """Let the compiler overlap shared buffers whose lifetimes do not meet."""
-    layout_2d: bool = True
-    """Stage q and k in shared memory as swizzled [R * C, N] tiles; off: plain [R, C, N] ones."""
-    psiv_cache: bool = False
-    """Save PsiV in the forward pass and load it in the backward pass."""
+    lane: Lane = Lane.CUDA
     save_states: bool = True
     """Keep the bf16 state of every chunk from the forward pass (2 * N * P bytes each) instead of recomputing it."""
-    fast_math: bool = True
-    """Use the hardware's approximate exp2 and tanh."""
-    schedule: str = "chunk_parallel"
-    """`chunk_parallel`: a block per super-chunk, head and row; `sequential`: one per head and row walks all chunks."""
-    chunk_size: int = 16
-    """Tokens per chunk."""
-    superchunk: int = 256
-    """Tokens per super-chunk; the sequential schedule has none."""
-    pipeline_stages: int = 1
-    """Chunks whose tiles are in flight ahead of the arithmetic; 0 loads synchronously."""
 
 
 @lru_cache(maxsize=256)
@@ -70,7 +53,10 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             v.schedule == "chunk_parallel" and (s.L < s.C or s.L % s.C > 0),
             f"superchunk is {s.L}; allowed: a multiple of chunk_size = {s.C}",
         ),
-        (not 0 <= v.pipeline_stages <= 2, f"pipeline_stages is {v.pipeline_stages}; allowed: 0, 1, 2"),
+        (
+            v.pipeline_stages not in PIPELINE_STAGES,
+            f"pipeline_stages is {v.pipeline_stages}; allowed: {_listed(PIPELINE_STAGES)}",
+        ),
     )
 
 

@@ -26,5 +26,5 @@ def test_lane_refusal_says_why(lane, node, reason):
 
 
 def test_backends_import_needs_no_torch():
-    code = "import sys, kernels.backends, kernels.facts, kernels.errors; sys.exit('torch' in sys.modules)"
+    code = "import sys, kernels.backends, kernels.facts, kernels.errors, kernels.scan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,8 @@ import torch
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported, ShapeError
-from kernels.mamba3_mimo import DIFFERENTIABLE, ScanOptions, mamba3_mimo, supports
+from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo, supports
+from kernels.scan import ScanSwitches
 from kernels.testing import ScanShape, random_inputs
 
 SHAPE = ScanShape(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=2)
@@ -16,29 +17,29 @@ SHAPE = ScanShape(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=
 
 @pytest.mark.parametrize("lane", [Lane.CUDA, Lane.XLA, Lane.PEER])
 def test_supports_other_lane_is_refused_with_reason(lane):
-    assert supports(ScanOptions(lane=lane), "cpu") == (
+    assert supports(ScanSwitches(lane=lane), "cpu") == (
         f"lane '{lane}' has no implementation on node class 'cpu'; implemented there: reference"
     )
 
 
 def test_mamba3_mimo_other_lane_raises():
     with pytest.raises(KernelUnsupported, match="lane 'cuda' has no implementation on node class 'cpu'"):
-        mamba3_mimo(random_inputs(SHAPE), ScanOptions(lane=Lane.CUDA))
+        mamba3_mimo(random_inputs(SHAPE), ScanSwitches(lane=Lane.CUDA))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("schedule", ["sequential", "chunk_parallel"])
 def test_supports_reference_runs_on_cpu_and_cuda(device, schedule):
-    assert supports(ScanOptions(schedule=schedule), device) is None
+    assert supports(ScanSwitches(schedule=schedule), device) is None
 
 
 @pytest.mark.parametrize(
     ("options", "device", "part"),
     [
-        (ScanOptions(schedule="two_level"), "cpu", "schedule 'two_level' is unknown; known: sequential"),
-        (ScanOptions(chunk_size=0), "cpu", "chunk_size is 0; allowed: at least 1"),
-        (ScanOptions(), "mps", "device type 'mps' is unknown"),
-        (ScanOptions(), "xla", "implemented there: none yet"),
+        (ScanSwitches(schedule="two_level"), "cpu", "schedule 'two_level' is unknown; known: sequential"),
+        (ScanSwitches(chunk_size=0), "cpu", "chunk_size is 0; allowed: at least 1"),
+        (ScanSwitches(), "mps", "device type 'mps' is unknown"),
+        (ScanSwitches(), "xla", "implemented there: none yet"),
     ],
 )
 def test_supports_names_what_is_wrong(options, device, part):
@@ -47,9 +48,9 @@ def test_supports_names_what_is_wrong(options, device, part):
 
 def test_mamba3_mimo_records_what_ran():
     with facts.collect() as chunked:
-        mamba3_mimo(random_inputs(SHAPE), ScanOptions(chunk_size=8))
+        mamba3_mimo(random_inputs(SHAPE), ScanSwitches(chunk_size=8))
     with facts.collect() as stepped:
-        mamba3_mimo(random_inputs(SHAPE), ScanOptions(schedule="sequential"))
+        mamba3_mimo(random_inputs(SHAPE), ScanSwitches(schedule="sequential"))
     assert chunked == {
         "mamba3_mimo.lane": "reference",
         "mamba3_mimo.schedule": "chunk_parallel",

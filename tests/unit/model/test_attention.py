@@ -7,6 +7,7 @@ from kernels.errors import KernelUnsupported
 from model.attention import rotate_positions
 from model.attention_backends import ATTEND, block_mask, document_mask, documents, once_per_batch
 from model.config import AttentionConfig, HybridConfig, TrainConfig
+from model.facts import ModelFact
 from model.init import build
 
 CONFIG = HybridConfig(vocab_size=512, d_model=32, pattern="A", attention=AttentionConfig(num_heads=4))
@@ -45,7 +46,7 @@ def test_forward_matches_definition():
         actual = module(x_BSD, ids_BS).detach().double()
     expected = expected_output(module, x_BSD, ids_BS)
     assert float((actual - expected).norm() / expected.norm()) < 1e-5
-    assert seen == {"attention.implementation": "sdpa"}
+    assert seen == {ModelFact.ATTENTION: "sdpa"}
 
 
 def test_document_mask_is_causal_and_closed():

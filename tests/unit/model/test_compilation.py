@@ -7,9 +7,9 @@ import pytest
 
 from kernels import facts
 from kernels.backends import Lane
-from kernels.facts import KERNELS_COMPILED, KERNELS_LOADED
+from kernels.scan import ScanFact, ScanSwitches
 from model.compilation import generates_code, record_compilation
-from model.config import AttentionConfig, ScanConfig, TrainConfig
+from model.config import AttentionConfig, TrainConfig
 
 EAGER = TrainConfig()
 
@@ -18,7 +18,7 @@ def config(*, graphs: bool = False, **model: Any) -> TrainConfig:
     return replace(EAGER, compile=graphs, model=replace(EAGER.model, **model))
 
 
-CUDA, PEER = ScanConfig(lane=Lane.CUDA), ScanConfig(lane=Lane.PEER)
+CUDA, PEER = ScanSwitches(lane=Lane.CUDA), ScanSwitches(lane=Lane.PEER)
 FLEX = AttentionConfig(backend="flex")
 
 
@@ -40,7 +40,7 @@ def test_first_pass_generates_code_where_something_in_the_model_does(given: Trai
 
 def told(given: TrainConfig, compiled: int, loaded: int) -> tuple[bool | None, facts.Facts]:
     seen = facts.Facts()
-    seen.update({KERNELS_COMPILED: compiled, KERNELS_LOADED: loaded})
+    seen.update({ScanFact.KERNELS_COMPILED: compiled, ScanFact.KERNELS_LOADED: loaded})
     with facts.collect() as recorded:
         compilation = record_compilation(given, 1.5, seen)
     assert compilation.seconds == 1.5
@@ -49,7 +49,7 @@ def told(given: TrainConfig, compiled: int, loaded: int) -> tuple[bool | None, f
 
 def test_kernels_say_whether_they_came_from_the_cache_and_how_many() -> None:
     hit, recorded = told(config(scan=CUDA), 0, 14)
-    assert (hit, dict(recorded)) == (True, {KERNELS_COMPILED: 0, KERNELS_LOADED: 14})
+    assert (hit, dict(recorded)) == (True, {ScanFact.KERNELS_COMPILED: 0, ScanFact.KERNELS_LOADED: 14})
     assert told(config(scan=CUDA), 1, 13)[0] is False
 
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from model.config import AttentionConfig, HybridConfig, MambaConfig, ScanConfig, TrainConfig
+from kernels.scan import ScanSwitches
+from model.config import AttentionConfig, HybridConfig, MambaConfig, TrainConfig
 from model.errors import ConfigError
 
 
@@ -27,11 +28,18 @@ def test_num_angles_is_half_the_rotated_width(fraction, angles):
     assert MambaConfig(d_state=32, rope_fraction=fraction).num_angles == angles
 
 
+def scan(**switches):
+    return HybridConfig(scan=ScanSwitches(**switches))
+
+
 @pytest.mark.parametrize(
     ("make", "field", "part"),
     [
-        (lambda: ScanConfig(chunk_size=12), "model.scan.chunk_size", "a power of two from 8 to 256"),
-        (lambda: ScanConfig(chunk_size=4), "model.scan.chunk_size", "allowed: 8 to 256"),
+        (lambda: scan(chunk_size=12), "model.scan.chunk_size", "is 12; allowed: 8, 16, 32, 64, 128, 256"),
+        (lambda: scan(superchunk=8), "model.scan.superchunk", "is 8; allowed: a multiple of chunk_size = 16, at most"),
+        (lambda: scan(superchunk=8192), "model.scan.superchunk", "at most 4096"),
+        (lambda: scan(superchunk=40), "model.scan.superchunk", "a multiple of chunk_size = 16"),
+        (lambda: scan(pipeline_stages=3), "model.scan.pipeline_stages", "is 3; allowed: 0, 1, 2"),
         (lambda: MambaConfig(mimo_rank=3), "model.mamba.mimo_rank", "allowed: 1, 2, 4, 8"),
         (lambda: MambaConfig(rope_fraction=0.25), "model.mamba.rope_fraction", "allowed: 0.5, 1.0"),
         (lambda: MambaConfig(d_state=30), "model.mamba.d_state", "a multiple of 4"),
@@ -53,5 +61,5 @@ def test_illegal_value_names_field_and_allowed_values(make, field, part):
 
 
 def test_config_and_flops_import_needs_no_torch():
-    code = "import sys, model.config, model.flops; sys.exit('torch' in sys.modules)"
+    code = "import sys, model.config, model.facts, model.flops; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

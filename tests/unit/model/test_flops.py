@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels.mamba3_mimo import ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo import mamba3_mimo
+from kernels.scan import ScanSwitches
 from kernels.testing import ScanShape, random_inputs
 from model import flops
-from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, ScanConfig, TrainConfig
+from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from model.init import build
 from model.loss import cross_entropy
 
@@ -20,7 +21,7 @@ MODEL = HybridConfig(
     mlp_ratio=1.5,
     mamba=MambaConfig(d_state=16, headdim=16, ngroups=2, mimo_rank=2),
     attention=AttentionConfig(num_heads=4),
-    scan=ScanConfig(chunk_size=16),
+    scan=ScanSwitches(chunk_size=16),
 )
 BATCH, LENGTH = 2, 64
 
@@ -40,7 +41,7 @@ def counted_forward(model):
 def counted_scan(chunk_size=16):
     shape = ScanShape(batch=BATCH, length=LENGTH, heads=8, groups=2, state=16, width=16, ranks=2)
     with FlopCounterMode(display=False) as counter:
-        mamba3_mimo(random_inputs(shape), ScanOptions(chunk_size=chunk_size))
+        mamba3_mimo(random_inputs(shape), ScanSwitches(chunk_size=chunk_size))
     return counter.get_total_flops()
 
 
@@ -70,7 +71,7 @@ def test_step_flops_is_three_forwards_of_all_tokens():
 
 @pytest.mark.parametrize(
     "change",
-    [{"scan": ScanConfig(schedule="sequential")}, {"scan": ScanConfig(chunk_size=64, psiv_cache=True)}],
+    [{"scan": ScanSwitches(schedule="sequential")}, {"scan": ScanSwitches(chunk_size=64, psiv_cache=True)}],
     ids=["schedule", "chunk_and_cache"],
 )
 def test_step_flops_do_not_depend_on_how_the_scan_runs(change):

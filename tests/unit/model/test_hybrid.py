@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from kernels import facts
-from model.config import AttentionConfig, HybridConfig, MambaConfig, ScanConfig, TrainConfig
+from kernels.scan import ScanFact, ScanSwitches
+from model.config import AttentionConfig, HybridConfig, MambaConfig, TrainConfig
+from model.facts import ModelFact
 from model.init import build
 from model.loss import cross_entropy
 
@@ -16,7 +18,7 @@ def config(pattern, *, dtype="float32", **scan):
         pattern=pattern,
         mamba=MambaConfig(d_state=16, headdim=16),
         attention=AttentionConfig(num_heads=2),
-        scan=ScanConfig(**{"chunk_size": 8} | scan),
+        scan=ScanSwitches(**{"chunk_size": 8} | scan),
     )
     return TrainConfig(model=model, dtype=dtype, seed=1)
 
@@ -115,9 +117,9 @@ def test_forward_records_facts_of_every_block():
     tokens, ids = rows()
     with facts.collect() as seen:
         build(config("MA"))(tokens, ids)
-    assert seen["mamba3_mimo.schedule"] == "chunk_parallel"
-    assert seen["mamba3_mimo.chunk_size"] == 8
-    assert seen["attention.implementation"] == "sdpa"
+    assert seen[ScanFact.SCHEDULE] == "chunk_parallel"
+    assert seen[ScanFact.CHUNK_SIZE] == 8
+    assert seen[ModelFact.ATTENTION] == "sdpa"
 
 
 def test_training_a_few_steps_learns_a_fixed_batch():

@@ -3,6 +3,7 @@ import torch
 
 from kernels import facts
 from model.errors import ConfigError
+from model.facts import ModelFact
 from model.loss import cross_entropy
 
 VOCAB, WIDTH = 96, 16
@@ -97,7 +98,7 @@ def test_cross_entropy_chunked_without_gradients():
 def test_cross_entropy_records_what_ran(kind):
     with facts.collect() as seen:
         cross_entropy(*case(), kind, 16)
-    assert seen["loss.implementation"] == kind
+    assert seen[ModelFact.LOSS] == kind
 
 
 def test_cross_entropy_unknown_kind():

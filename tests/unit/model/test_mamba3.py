@@ -1,15 +1,18 @@
 """The mixer against its definition: projection order, norms, decay, step size, then the scan's oracle."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from model.config import HybridConfig, MambaConfig, ScanConfig, TrainConfig
+from kernels.mamba3_mimo import peer
+from kernels.scan import ScanSwitches
+from model.config import HybridConfig, MambaConfig, TrainConfig
 from model.init import build
-from model.mamba3 import decay_rate
+from model.mamba3 import decay_rate, use_lane
 from tests.kernels.oracle import Oracle
 
 
@@ -104,7 +107,20 @@ def test_decay_rate_heavy_tail_gradient_is_finite_and_negative(x):
 
 
 def test_forward_passes_switches_to_the_operation():
-    model = HybridConfig(d_model=32, pattern="M", mamba=MambaConfig(headdim=16), scan=ScanConfig(lane=Lane.CUDA))
+    model = HybridConfig(d_model=32, pattern="M", mamba=MambaConfig(headdim=16), scan=ScanSwitches(lane=Lane.CUDA))
     mixer = build(TrainConfig(model=model)).blocks[0].mixer
     with pytest.raises(KernelUnsupported, match="lane 'cuda' has no implementation on node class 'cpu'"):
         mixer(torch.zeros(1, 8, 32), torch.zeros(1, 8, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("lane", "used"), [(Lane.PEER, True), (Lane.CUDA, False), (Lane.REFERENCE, False)])
+def test_use_lane_puts_the_folder_on_the_path_for_lane_peer_alone(monkeypatch, tmp_path, lane, used):
+    asked: list[Path] = []
+    monkeypatch.setattr(peer, "use_site", asked.append)
+    use_lane(lane, tmp_path)
+    assert asked == ([tmp_path] if used else [])
+
+
+def test_use_lane_without_a_folder_leaves_it_to_the_lane_to_say_what_it_needs():
+    use_lane(Lane.PEER, None)
+    assert "ABLATE_PEER_SITE" in str(peer.missing())

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.scan import ScanFact, ScanSwitches
 from model import train as training
-from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, ScanConfig, StepsConfig, TrainConfig
+from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from model.data import Dataset
 from model.errors import DataError, NonFiniteLoss
+from model.facts import ModelFact
 from model.packing import Batch
 from model.train import StepRecord, TrainResult, train
 from tests.corpora import small_config, small_dataset
@@ -81,7 +83,7 @@ def losses(result: TrainResult) -> list[float]:
 
 
 def scan(config: TrainConfig, **changes: Any) -> TrainConfig:
-    return replace(config, model=replace(config.model, scan=ScanConfig(**changes)))
+    return replace(config, model=replace(config.model, scan=ScanSwitches(**changes)))
 
 
 def test_train_learns(baseline: TrainResult) -> None:
@@ -125,14 +127,14 @@ def test_train_follows_the_stored_curve(dataset: Dataset, baseline: TrainResult)
 
 
 def test_train_reports_what_ran(baseline: TrainResult) -> None:
-    assert baseline.facts["mamba3_mimo.lane"] == "reference"
-    assert baseline.facts["mamba3_mimo.schedule"] == "chunk_parallel"
-    assert baseline.facts["mamba3_mimo.chunk_size"] == 16
-    assert baseline.facts["mamba3_mimo.psiv_recomputes"] == 1
-    assert "mamba3_mimo.psiv_saved_bytes" not in baseline.facts
-    assert baseline.facts["attention.implementation"] == "sdpa"
-    assert baseline.facts["loss.implementation"] == "dense"
-    assert "compile.graphs" not in baseline.facts
+    assert baseline.facts[ScanFact.LANE] == "reference"
+    assert baseline.facts[ScanFact.SCHEDULE] == "chunk_parallel"
+    assert baseline.facts[ScanFact.CHUNK_SIZE] == 16
+    assert baseline.facts[ScanFact.PSIV_RECOMPUTES] == 1
+    assert ScanFact.PSIV_SAVED_BYTES not in baseline.facts
+    assert baseline.facts[ModelFact.ATTENTION] == "sdpa"
+    assert baseline.facts[ModelFact.LOSS] == "dense"
+    assert ModelFact.COMPILED_GRAPHS not in baseline.facts
     assert (baseline.compile_s, baseline.compile_cache_hit) == (0.0, None)
 
 
@@ -160,9 +162,9 @@ def test_train_with_another_schedule_starts_at_the_same_loss_and_says_what_ran(
     short = config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0))
     result = run(scan(short, schedule="sequential", psiv_cache=True), dataset)
     assert result.steps[0].loss == pytest.approx(baseline.steps[0].loss, abs=1e-4)
-    assert result.facts["mamba3_mimo.schedule"] == "sequential"
-    assert int(result.facts["mamba3_mimo.psiv_saved_bytes"]) > 0
-    assert "mamba3_mimo.psiv_recomputes" not in result.facts
+    assert result.facts[ScanFact.SCHEDULE] == "sequential"
+    assert int(result.facts[ScanFact.PSIV_SAVED_BYTES]) > 0
+    assert ScanFact.PSIV_RECOMPUTES not in result.facts
     assert result.loss_val is None
 
 
@@ -173,7 +175,7 @@ def test_train_in_another_form_stays_near_the_baseline(
     result = run(config_for(home, **changes), dataset)
     np.testing.assert_allclose(losses(result), losses(baseline), rtol=0, atol=0.05)
     assert losses(result) != losses(baseline)
-    assert result.facts["loss.implementation"] == changes.get("loss", "dense")
+    assert result.facts[ModelFact.LOSS] == changes.get("loss", "dense")
 
 
 def test_train_ignores_masked_targets(home: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +250,7 @@ def test_train_compiled_follows_the_eager_curve_and_tells_its_compilation(
     result = run(replace(config, model=replace(config.model, pattern="F")), dataset)
     eager = run(replace(config, compile=False, model=replace(config.model, pattern="F")), dataset)
     np.testing.assert_allclose(losses(result), losses(eager), rtol=0, atol=1e-3)
-    assert int(result.facts["compile.graphs"]) >= 1
+    assert int(result.facts[ModelFact.COMPILED_GRAPHS]) >= 1
     assert result.compile_s > 0
     assert result.compile_cache_hit in (True, False)
     assert all(later.index == earlier.index + 1 for earlier, later in pairwise(result.steps))

@@ -15,7 +15,8 @@ from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, ScanConfig, StepsConfig, TrainConfig
+from kernels.scan import ScanFact, ScanSwitches
+from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from model.data import Dataset
 from model.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
@@ -29,7 +30,7 @@ SMALL = TrainConfig(
         pattern="MFAMF",
         mamba=MambaConfig(d_state=64, headdim=64, mimo_rank=4),
         attention=AttentionConfig(num_heads=2, backend="flash"),
-        scan=ScanConfig(lane=Lane.CUDA),
+        scan=ScanSwitches(lane=Lane.CUDA),
     ),
     optim=OptimConfig(learning_rate=3e-3),
     steps=StepsConfig(warmup=2, timed=8, val_rows=4),
@@ -83,8 +84,8 @@ def test_every_gate_is_attested(home, dataset, compiled):
 
 def test_kernels_are_counted_before_step_0(home, dataset):
     result = run(home, dataset, superchunk=128)  # of no other test: a process counts each scan once
-    assert result.facts["mamba3_mimo.kernels_compiled"] + result.facts["mamba3_mimo.kernels_loaded"] == 13
-    assert result.compile_cache_hit is (result.facts["mamba3_mimo.kernels_compiled"] == 0)
+    assert result.facts[ScanFact.KERNELS_COMPILED] + result.facts[ScanFact.KERNELS_LOADED] == 13
+    assert result.compile_cache_hit is (result.facts[ScanFact.KERNELS_COMPILED] == 0)
 
 
 def test_unsupported_shape_is_refused_with_the_reason(home, dataset):

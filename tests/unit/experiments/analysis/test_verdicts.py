@@ -8,9 +8,11 @@ from experiments.digest import digest
 from experiments.errors import ReceiptError
 from experiments.outcomes import Decision, Outcome, VerdictWord
 from experiments.records.receipts import Receipt
+from kernels.scan import ScanFact
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec, observed_facts
 
 SPEC = make_spec()
+SOURCE, BINARY = ScanFact.SOURCE_HASH, ScanFact.BINARY_HASH
 PLAN = make_plan(SPEC)
 GOOD = {"psiv-on": 1.03}
 
@@ -170,7 +172,7 @@ def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
         ({"ids": {"position": 9}}, "position is 9"),
         ({"seed": 99}, "seed is 99"),
         ({"summary": None}, "samples are missing"),
-        ({"facts": {"mamba3_mimo.psiv_recomputes": 1}}, "gate 'psiv_cache' was requested and not live"),
+        ({"facts": {ScanFact.PSIV_RECOMPUTES: 1}}, "gate 'psiv_cache' was requested and not live"),
         ({"digests": {"spec": PLAN.spec_digest, "rule": PLAN.rule_digest, "arm": "sha256:x", "code": "sha256:code",
                       "data": "sha256:data"}}, "arm digest is sha256:x"),
         ({"digests": {"spec": PLAN.spec_digest, "rule": PLAN.rule_digest, "arm": PLAN.arms[1].digest,
@@ -212,10 +214,10 @@ def test_judge_confirms_a_difference_in_cycles_when_clocks_differ(
 @pytest.mark.parametrize(
     ("own", "other", "same"),
     [
-        ({"source_hash.forward": "f", "source_hash.backward": "b"}, {}, True),
-        ({"source_hash.forward": "f", "source_hash.backward": "b"}, {"source_hash.backward": "c"}, False),
-        ({"source_hash.forward": "f", "binary_hash.forward": "x"}, {"binary_hash.forward": "y"}, False),
-        ({"source_hash.forward": "f", "binary_hash.forward": "x"}, {"source_hash.forward": "g"}, True),
+        ({f"{SOURCE}.forward": "f", f"{SOURCE}.backward": "b"}, {}, True),
+        ({f"{SOURCE}.forward": "f", f"{SOURCE}.backward": "b"}, {f"{SOURCE}.backward": "c"}, False),
+        ({f"{SOURCE}.forward": "f", f"{BINARY}.forward": "x"}, {f"{BINARY}.forward": "y"}, False),
+        ({f"{SOURCE}.forward": "f", f"{BINARY}.forward": "x"}, {f"{SOURCE}.forward": "g"}, True),
         ({}, {}, False),
     ],
 )
@@ -223,7 +225,7 @@ def test_judge_says_when_a_gate_left_the_kernels_as_they_were(
     own: dict[str, str], other: dict[str, str], same: bool
 ) -> None:
     def hashes(arm: str) -> dict[str, str]:
-        return {f"mamba3_mimo.{name}": value for name, value in (own | (other if arm == "baseline" else {})).items()}
+        return own | (other if arm == "baseline" else {})
 
     receipts = [
         make_receipt(PLAN, block, arm, facts=observed_facts(known.gates) | hashes(arm))

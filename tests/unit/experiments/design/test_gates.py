@@ -7,7 +7,9 @@ from experiments.design.gates import GATES, Claim, Gate, GateValue, catalogue, s
 from experiments.design.recipes import RECIPES
 from experiments.design.resolve import _typed
 from kernels.backends import Lane, NodeClass
+from kernels.scan import ScanFact
 from model.config import TrainConfig
+from model.facts import ModelFact
 
 OTHER_VALUES = [
     pytest.param(gate, value, id=f"{gate.name}={show(value)}")
@@ -85,16 +87,16 @@ def test_gate_claims_are_those_of_the_design() -> None:
 
 def test_psiv_attestation_reads_bytes_and_recomputations() -> None:
     attest = GATES["psiv_cache"].attest
-    assert attest({"mamba3_mimo.psiv_saved_bytes": 8}) is True
-    assert attest({"mamba3_mimo.psiv_recomputes": 2}) is False
-    assert attest({"mamba3_mimo.psiv_recomputes": 2, "mamba3_mimo.psiv_saved_bytes": 8}) == "mixed"
+    assert attest({ScanFact.PSIV_SAVED_BYTES: 8}) is True
+    assert attest({ScanFact.PSIV_RECOMPUTES: 2}) is False
+    assert attest({ScanFact.PSIV_RECOMPUTES: 2, ScanFact.PSIV_SAVED_BYTES: 8}) == "mixed"
     assert attest({}) is None
 
 
 def test_compile_attestation_needs_a_compiled_graph() -> None:
     attest = GATES["compile"].attest
-    assert attest({"compile.graphs": 1}) is True
-    assert attest({"compile.graphs": 0, "loss.implementation": "dense"}) is False
+    assert attest({ModelFact.COMPILED_GRAPHS: 1}) is True
+    assert attest({ModelFact.COMPILED_GRAPHS: 0, ModelFact.LOSS: "dense"}) is False
     assert attest({}) is None
 
 

@@ -8,6 +8,8 @@ from experiments.digest import digest
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, Step, read_gates, summarise, verify
+from kernels.scan import ScanFact
+from model.facts import ModelFact
 from tests.factories import make_plan, make_receipt, make_receipts, observed_facts
 
 PLAN = make_plan()
@@ -153,13 +155,13 @@ def test_read_gates_is_live_when_everything_was_observed() -> None:
 @pytest.mark.parametrize(
     ("arm", "fact", "value", "gate"),
     [
-        ("psiv-on", "mamba3_mimo.psiv_recomputes", 3, "psiv_cache"),
-        ("chunk-32", "mamba3_mimo.chunk_size", 16, "chunk_size"),
-        ("chunk-32", "mamba3_mimo.chunk_size", "mixed", "chunk_size"),
-        ("baseline", "mamba3_mimo.psiv_saved_bytes", 8, "psiv_cache"),
-        ("baseline", "loss.implementation", "chunked", "loss"),
-        ("baseline", "hidden.dtype", "bfloat16", "dtype"),
-        ("baseline", "compile.graphs", 1, "compile"),
+        ("psiv-on", ScanFact.PSIV_RECOMPUTES, 3, "psiv_cache"),
+        ("chunk-32", ScanFact.CHUNK_SIZE, 16, "chunk_size"),
+        ("chunk-32", ScanFact.CHUNK_SIZE, "mixed", "chunk_size"),
+        ("baseline", ScanFact.PSIV_SAVED_BYTES, 8, "psiv_cache"),
+        ("baseline", ModelFact.LOSS, "chunked", "loss"),
+        ("baseline", ModelFact.HIDDEN_DTYPE, "bfloat16", "dtype"),
+        ("baseline", ModelFact.COMPILED_GRAPHS, 1, "compile"),
     ],
 )
 def test_read_gates_refuses_what_was_observed_otherwise(arm: str, fact: str, value: Any, gate: str) -> None:

@@ -1,0 +1,18 @@
+"""Names of the facts that model and training record while they run, as receipts keep them. Torch-free."""
+
+from enum import StrEnum
+
+
+class ModelFact(StrEnum):
+    """What ran outside the scan, whose own facts are `kernels.scan.ScanFact`."""
+
+    ATTENTION = "attention.implementation"
+    """Backend whose attention ran."""
+    LOSS = "loss.implementation"
+    """Cross entropy that ran: dense or chunked."""
+    HIDDEN_DTYPE = "hidden.dtype"
+    """Dtype of the hidden states that reached the loss."""
+    COMPILED_GRAPHS = "compile.graphs"
+    """Graphs that torch.compile made of the model; absent when it was not compiled."""
+    DEVICE = "train.device"
+    """Torch device type of the training."""
