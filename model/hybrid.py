@@ -21,7 +21,7 @@ MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
 """Module of every letter of a pattern string."""
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """x + mixer(norm(x))."""
 
     def __init__(self, letter: str, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
@@ -43,7 +43,9 @@ class Hybrid(nn.Module):
         self.config = config
         self.compute_dtype = compute_dtype
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model, dtype=torch.float32))
-        self.blocks = nn.ModuleList(Block(letter, config, compute_dtype=compute_dtype) for letter in config.pattern)
+        self.blocks = nn.ModuleList(
+            ResidualBlock(letter, config, compute_dtype=compute_dtype) for letter in config.pattern
+        )
         self.final_norm = RMSNorm(config.d_model)
         self.lm_head = Linear(config.d_model, config.vocab_size, compute_dtype=compute_dtype)
 

@@ -5,7 +5,7 @@ pass runs before step 0, so that compilation is a number of its own; the facts f
 recorded during step 0, and what the compilers told of that pass. During timed steps Python's automatic garbage
 collection is off (collected just before), because its pauses land in single steps. Validation runs the uncompiled
 module on the same weights, so it compiles nothing. On a CPU one more pass, not timed and without an update, shows the
-memory in tensors (model.memory).
+memory in tensors (model.measurement).
 """
 
 import gc
@@ -23,13 +23,12 @@ from torch.utils import deterministic
 
 from kernels import facts
 from model import flops, init, loss, optim
-from model.clock import read_clock_mhz
 from model.compilation import Compilation, Forward, generates_code, record_compilation, start_compilation
 from model.config import TrainConfig
 from model.data import Dataset
 from model.errors import DataError, NonFiniteLoss
 from model.facts import ModelFact
-from model.memory import PeakMeter
+from model.measurement import PeakMeter, read_clock_mhz
 from model.packing import Batch
 
 Phase: TypeAlias = Literal["compile", "warmup", "timed"]

@@ -11,7 +11,7 @@ import torch.optim
 
 import model.data
 import model.init
-import model.memory
+import model.measurement
 import model.train
 import workers.trial
 from experiments.runtime.processes import die_with_parent

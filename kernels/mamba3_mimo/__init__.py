@@ -15,11 +15,11 @@ from torch import Tensor
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
-from kernels.mamba3_mimo.options import supports
 from kernels.mamba3_mimo.peer import peer_scan
 from kernels.mamba3_mimo.recompute import Form, scan
 from kernels.mamba3_mimo.reference import chunk_parallel
 from kernels.mamba3_mimo.step import DecodeState, decode_state, decode_step, step_form
+from kernels.mamba3_mimo.support import supports
 from kernels.scan import ScanSwitches
 
 __all__ = [

@@ -85,8 +85,18 @@ def test_only_the_sink_imports_mlflow() -> None:
     assert importers == {"experiments/reporting/mlflow_sink.py"}
 
 
+def test_class_names_of_model_and_kernels_mean_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in _nodes(path):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(_name(path))
+    ours = {name: found for name, found in homes.items() if any(f.startswith(("model/", "kernels/")) for f in found)}
+    assert {name: found for name, found in ours.items() if len(found) > 1 and not name.startswith("_")} == {}
+
+
 OPERATION = "mamba3_mimo"
-MAY_SPELL_THE_OPERATION = {"kernels/scan.py", "model/mamba3.py", "kernels/testing.py"}
+MAY_SPELL_THE_OPERATION = {"kernels/scan.py", "model/mamba3.py"}
 """The torch-free declaration of its facts, and the layer that calls it."""
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("tilelang")
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.cuda import halves
 from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
-from kernels.testing import ScanShape as Sizes
-from kernels.testing import random_inputs
+from tests.scan_inputs import ScanSizes as Sizes
+from tests.scan_inputs import random_inputs
 
 SIZES = Sizes(batch=2, length=19, heads=4, groups=2, state=16, width=8, ranks=2)
 

@@ -19,8 +19,8 @@ from kernels.mamba3_mimo.cuda import scan as host
 from kernels.mamba3_mimo.cuda.compiled import KERNELS
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.scan import ScanSwitches
-from kernels.testing import ScanShape, random_inputs
 from tests.kernels import tile_interpreter
+from tests.scan_inputs import ScanSizes, random_inputs
 
 LIMIT = 1e-6
 """Largest difference over largest value. Inputs and results are float32, what lies between is float64."""
@@ -80,7 +80,7 @@ class Interpreted(host.Scan):
 def problem(name: str) -> tuple[ScanInputs, torch.Tensor]:
     """Return the inputs of a case in float64, with gradients wanted, and the gradient of the output."""
     case = CASES[name]
-    shape = ScanShape(**{"batch": 1, "length": 57, "heads": 2, "groups": 1, "state": 64, "width": 64} | case.shape)
+    shape = ScanSizes(**{"batch": 1, "length": 57, "heads": 2, "groups": 1, "state": 64, "width": 64} | case.shape)
     inputs = random_inputs(shape)
     given = {n: getattr(inputs, n).double().requires_grad_() for n in DIFFERENTIABLE if n not in case.without}
     at = torch.arange(shape.length)

@@ -16,10 +16,10 @@ from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, decode_state, decode
 from kernels.mamba3_mimo.cuda import op
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.scan import ScanSwitches
-from kernels.testing import ScanShape, global_error, random_inputs
+from tests.scan_inputs import ScanSizes, global_error, random_inputs
 
 CUDA = ScanSwitches(lane=Lane.CUDA)
-SHAPE = ScanShape(batch=2, length=500, heads=4, groups=2, state=64, width=64, ranks=4)
+SHAPE = ScanSizes(batch=2, length=500, heads=4, groups=2, state=64, width=64, ranks=4)
 on_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an H200"),
@@ -33,7 +33,7 @@ def nan_filled_buffers():
     return
 
 
-def trained_inputs(device: str = "cpu", shape: ScanShape = SHAPE) -> ScanInputs:
+def trained_inputs(device: str = "cpu", shape: ScanSizes = SHAPE) -> ScanInputs:
     inputs = random_inputs(shape, dtype=torch.bfloat16)
     return inputs.with_tensors(tuple(t.to(device).requires_grad_() for t in inputs.tensors()))
 

@@ -8,10 +8,10 @@ import torch
 from kernels.errors import ShapeError
 from kernels.mamba3_mimo import ScanInputs, decode_state, decode_step, mamba3_mimo
 from kernels.scan import ScanSwitches
-from kernels.testing import ScanShape, random_inputs
+from tests.scan_inputs import ScanSizes, random_inputs
 
 FORMS = {"sequential": ScanSwitches(schedule="sequential"), "chunk_parallel": ScanSwitches()}
-SHAPE = ScanShape(batch=2, length=40, heads=4, groups=2, state=16, width=8, ranks=2)
+SHAPE = ScanSizes(batch=2, length=40, heads=4, groups=2, state=16, width=8, ranks=2)
 TIME_AXIS = {"q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
 
 

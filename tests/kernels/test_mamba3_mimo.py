@@ -13,8 +13,8 @@ import torch
 
 from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo
 from kernels.scan import ScanSwitches
-from kernels.testing import TIME_AXIS, ScanShape, global_error, random_inputs, worst_row_error
 from tests.kernels.oracle import Oracle
+from tests.scan_inputs import TIME_AXIS, ScanSizes, global_error, random_inputs, worst_row_error
 
 FORMS = {
     "sequential": {"schedule": "sequential"},
@@ -22,7 +22,7 @@ FORMS = {
     "C16": {"chunk_size": 16},
     "C32": {"chunk_size": 32},
 }
-BASE = ScanShape(batch=2, length=37, heads=4, groups=2, state=16, width=8, ranks=4)
+BASE = ScanSizes(batch=2, length=37, heads=4, groups=2, state=16, width=8, ranks=4)
 SHAPES = {
     "base_odd_length_G2": BASE,
     "length_multiple_of_C": replace(BASE, length=64),

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.testing import ScanShape, random_inputs
 from tests.kernels.oracle import NAMES, Oracle
+from tests.scan_inputs import ScanSizes, random_inputs
 
 IDS = np.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 6, 6, 6, 6, 6, 6, 6, 9]])
 
 
 def _values(seed: int):
-    shape = ScanShape(batch=2, length=9, heads=4, groups=2, state=8, width=3, ranks=2)
+    shape = ScanSizes(batch=2, length=9, heads=4, groups=2, state=8, width=3, ranks=2)
     inputs = random_inputs(shape, seed=seed)
     return {name: tensor.double().numpy() for name, tensor in zip(NAMES, inputs.tensors(), strict=True)}
 
@@ -51,7 +51,7 @@ def test_documents_of_a_row_equal_separate_rows():
 
 
 def test_step_one_equals_hand_computation():
-    shape = ScanShape(batch=1, length=1, heads=1, groups=1, state=4, width=1, ranks=1)
+    shape = ScanSizes(batch=1, length=1, heads=1, groups=1, state=4, width=1, ranks=1)
     i = random_inputs(shape, seed=5)
     values = {name: tensor.double().numpy() for name, tensor in zip(NAMES, i.tensors(), strict=True)}
     x = i.v.item() * i.psi.item()

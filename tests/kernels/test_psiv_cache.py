@@ -10,9 +10,9 @@ import torch
 from kernels import facts
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.scan import ScanSwitches
-from kernels.testing import ScanShape, random_inputs
+from tests.scan_inputs import ScanSizes, random_inputs
 
-SHAPE = ScanShape(batch=2, length=40, heads=4, groups=1, state=16, width=16, ranks=4)
+SHAPE = ScanSizes(batch=2, length=40, heads=4, groups=1, state=16, width=16, ranks=4)
 PSIV_ELEMENTS = 2 * 4 * 40 * 4 * 16
 FORMS = {"sequential": {"schedule": "sequential"}, "chunk_parallel": {"chunk_size": 16}}
 
@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.scan import ScanSwitches
-from kernels.testing import ScanShape, random_inputs
+from tests.scan_inputs import ScanSizes, random_inputs
 
 torch.set_num_threads(1)
-inputs = random_inputs(ScanShape(batch=1, length=512, heads=4, groups=1, state=8, width=64, ranks=8))
+inputs = random_inputs(ScanSizes(batch=1, length=512, heads=4, groups=1, state=8, width=64, ranks=8))
 tuple(t.requires_grad_() for t in inputs.tensors())
 total = sum(mamba3_mimo(inputs, ScanSwitches(psiv_cache=sys.argv[1] == "on")).out.sum() for _ in range(12))
 total.backward()

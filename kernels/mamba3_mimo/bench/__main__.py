@@ -18,7 +18,7 @@ from kernels.mamba3_mimo.bench.cases import BenchCase
 from kernels.mamba3_mimo.bench.compiling import compile_first, needed
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess, lane_process
 from kernels.mamba3_mimo.bench.render import page
-from kernels.mamba3_mimo.bench.report import Machine, Part, Row, sorted_rows, store, stored
+from kernels.mamba3_mimo.bench.report import Machine, Row, TablePart, sorted_rows, store, stored
 from kernels.mamba3_mimo.bench.work import ATTENTION_BACKENDS
 
 PARTS = ("accuracy", "speed", "attention", "sweep")
@@ -73,7 +73,7 @@ def _run(part: str, arguments: argparse.Namespace) -> None:
         if arguments.compile_only:
             return
         rounds, repeats = (2, 5) if arguments.quick else (5, 5)
-        bench = parts.Bench(lanes=lanes, rounds=rounds, repeats=repeats)
+        bench = parts.BenchRun(lanes=lanes, rounds=rounds, repeats=repeats)
         machine = Machine(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             device=parts.gpu("name"),
@@ -86,12 +86,12 @@ def _run(part: str, arguments: argparse.Namespace) -> None:
         rows: list[Row] = []
         for row in _rows(part, bench, problems):
             rows.append(row)
-            store(Part(part=part, machine=machine, complete=False, **sorted_rows(rows)), arguments.out)
+            store(TablePart(part=part, machine=machine, complete=False, **sorted_rows(rows)), arguments.out)
         machine = machine.model_copy(update={"clocks_after": parts.gpu("clocks.sm,clocks.mem")})
-    store(Part(part=part, machine=machine, **sorted_rows(rows)), arguments.out)
+    store(TablePart(part=part, machine=machine, **sorted_rows(rows)), arguments.out)
 
 
-def _rows(part: str, bench: parts.Bench, problems: tuple[BenchCase, ...]) -> Iterable[Row]:
+def _rows(part: str, bench: parts.BenchRun, problems: tuple[BenchCase, ...]) -> Iterable[Row]:
     if part == "accuracy":
         return parts.accuracy(bench, problems)
     if part == "speed":

@@ -16,7 +16,7 @@ from kernels.mamba3_mimo.bench.lane_process import lane_process
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compilation:
+class CompileJob:
     """One run that makes a lane compile what it needs."""
 
     name: str
@@ -27,7 +27,7 @@ class Compilation:
     """Of work.Worker."""
 
 
-def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> list[Compilation]:
+def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> list[CompileJob]:
     """Return what a part of the table needs compiled, everything once, the slow official kernels first."""
     runs: list[tuple[BenchCase, str, dict[str, Any]]] = []
     for problem in problems:
@@ -39,7 +39,7 @@ def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> l
         for lane in lanes:
             accuracy = part == "accuracy"
             every, case = {**problem.options(lane), **options}, problem.compiling(lane, open_sizes=accuracy)
-            found[f"{lane} {case} {every}"] = Compilation(
+            found[f"{lane} {case} {every}"] = CompileJob(
                 name=f"{problem.name} {change}".strip(),
                 lane=lane,
                 case=case,
@@ -49,14 +49,14 @@ def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> l
     return sorted(found.values(), key=lambda job: job.lane != Lane.PEER)
 
 
-def compile_first(jobs: Iterable[Compilation], peer_site: Path | None, processes: int) -> None:
+def compile_first(jobs: Iterable[CompileJob], peer_site: Path | None, processes: int) -> None:
     """Run the jobs, `processes` at a time. What a lane refuses or fails at is said, and comes again when measured."""
     with ThreadPoolExecutor(processes) as pool:
         for line in pool.map(lambda job: _run(job, peer_site), jobs):
             sys.stderr.write(line + "\n")
 
 
-def _run(job: Compilation, peer_site: Path | None) -> str:
+def _run(job: CompileJob, peer_site: Path | None) -> str:
     try:
         with lane_process(job.lane) as process:
             process.ask("ready", peer_site)

@@ -22,7 +22,7 @@ PROFILER_SUFFIX = "_kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class BenchRun:
     """The lanes that run, ours first, and how many samples are taken."""
 
     lanes: tuple[LaneProcess, ...]
@@ -41,7 +41,7 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def accuracy(bench: Bench, problems: Iterable[BenchCase]) -> Iterator[AccuracyRow]:
+def accuracy(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[AccuracyRow]:
     """Yield the errors of every lane on every problem."""
     for problem in problems:
         for lane in bench.lanes:
@@ -53,7 +53,7 @@ def accuracy(bench: Bench, problems: Iterable[BenchCase]) -> Iterator[AccuracyRo
                 yield AccuracyRow(**row, refused=str(error))
 
 
-def speed(bench: Bench, problems: Iterable[BenchCase]) -> Iterator[SpeedRow | KernelRow]:
+def speed(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[SpeedRow | KernelRow]:
     """Yield, problem by problem, times of every lane, taken in turn, and those of its kernels."""
     for problem in problems:
         found = {lane.lane: _prepared(lane, problem) for lane in bench.lanes}
@@ -66,7 +66,7 @@ def speed(bench: Bench, problems: Iterable[BenchCase]) -> Iterator[SpeedRow | Ke
             lane.ask("forget")
 
 
-def attention(bench: Bench, problems: Iterable[BenchCase], backends: Iterable[str]) -> Iterator[SpeedRow]:
+def attention(bench: BenchRun, problems: Iterable[BenchCase], backends: Iterable[str]) -> Iterator[SpeedRow]:
     """Yield times of causal attention with the heads of each problem, and of the scan beside it."""
     for problem in problems:
         jobs = []
@@ -87,7 +87,7 @@ def attention(bench: Bench, problems: Iterable[BenchCase], backends: Iterable[st
         bench.ours.ask("forget")
 
 
-def sweep(bench: Bench, problem: BenchCase, changes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SweepRow]:
+def sweep(bench: BenchRun, problem: BenchCase, changes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SweepRow]:
     """Yield times of every change beside the default, and what its binaries show."""
     default = _prepared(bench.ours, problem)
     yield _swept(bench, problem, "default", {}, default)
@@ -96,7 +96,7 @@ def sweep(bench: Bench, problem: BenchCase, changes: Iterable[tuple[str, dict[st
     bench.ours.ask("forget")
 
 
-def _swept(bench: Bench, problem: BenchCase, change: str, changed: dict[str, Any], default: SpeedRow) -> SweepRow:
+def _swept(bench: BenchRun, problem: BenchCase, change: str, changed: dict[str, Any], default: SpeedRow) -> SweepRow:
     lane, base = bench.ours, problem.options(Lane.CUDA)
     row = default if not changed else _prepared(lane, problem, name=change, changed=changed)
     if row.refused is not None:
@@ -141,7 +141,7 @@ def _prepared(
     return row.model_copy(update={"peak_gib": ready["peak_gib"]})
 
 
-def _sampled(bench: Bench, jobs: list[tuple[LaneProcess, str, SpeedRow]]) -> list[SpeedRow]:
+def _sampled(bench: BenchRun, jobs: list[tuple[LaneProcess, str, SpeedRow]]) -> list[SpeedRow]:
     """Sample the jobs in turn, round after round, and return their rows with the samples."""
     samples: list[dict[str, list[float]]] = [{"forward": [], "both": []} for _ in jobs]
     for _ in range(bench.rounds):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kernels.backends import Lane
 from kernels.mamba3_mimo.accuracy import GLOBAL_LIMIT, ROW_LIMIT, Errors, over_limits
-from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, Machine, Part, SpeedRow, SweepRow
+from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, Machine, SpeedRow, SweepRow, TablePart
 
 SHOWN = ("registers", "shared_bytes", "spill_stores", "instructions", "tma_loads", "cp_async", "wgmma", "mbarrier")
 """Columns of a binary's row that the page has; the JSON has all."""
@@ -14,7 +14,7 @@ SMALL = 0.01
 """Share of a lane's time under which its kernels are one line of the page."""
 
 
-def page(parts: Iterable[Part]) -> str:
+def page(parts: Iterable[TablePart]) -> str:
     """Return the whole page."""
     blocks = ["# Kernels of the Mamba-3 MIMO scan"]
     for part in parts:

@@ -89,7 +89,7 @@ class SweepRow(_Model):
     """One row of attest.table for every kernel that walks chunks."""
 
 
-class Part(_Model):
+class TablePart(_Model):
     """One part of the table."""
 
     schema_version: int = SCHEMA
@@ -117,7 +117,7 @@ def sorted_rows(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def store(part: Part, folder: Path) -> Path:
+def store(part: TablePart, folder: Path) -> Path:
     """Write the part below `folder` and return its path; one that is not through replaces none that is."""
     folder.mkdir(parents=True, exist_ok=True)
     whole, begun = folder / f"{part.part}.json", folder / f"{part.part}{BEGUN}"
@@ -125,11 +125,11 @@ def store(part: Part, folder: Path) -> Path:
     return begun.replace(whole) if part.complete else begun
 
 
-def stored(folder: Path, names: tuple[str, ...]) -> list[Part]:
+def stored(folder: Path, names: tuple[str, ...]) -> list[TablePart]:
     """Return the parts below `folder`, in the order of `names`; of a part that was never through, what was found."""
     found = []
     for name in names:
         paths = (folder / f"{name}.json", folder / f"{name}{BEGUN}")
         text = next((path.read_text(encoding="utf-8") for path in paths if path.is_file()), None)
-        found += [] if text is None else [Part.model_validate_json(text)]
+        found += [] if text is None else [TablePart.model_validate_json(text)]
     return found

@@ -22,7 +22,7 @@ from kernels.mamba3_mimo.cuda.scan import TIME_FIRST, TIME_LAST, Scan
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
-from kernels.mamba3_mimo.options import supports
+from kernels.mamba3_mimo.support import supports
 from kernels.scan import ScanFact, ScanSwitches
 
 SWITCHES = {field.name: type(field.default).__name__ for field in fields(ScanSwitches) if field.name != "lane"}

@@ -16,14 +16,14 @@ from kernels.mamba3_mimo.bench.cases import BenchCase
 from kernels.mamba3_mimo.bench.compiling import needed
 from kernels.mamba3_mimo.bench.floors import MOVED, PRODUCTS, floors, sizes, whole_pass
 from kernels.mamba3_mimo.bench.lane_process import lane_process
-from kernels.mamba3_mimo.bench.parts import Bench
+from kernels.mamba3_mimo.bench.parts import BenchRun
 from kernels.mamba3_mimo.bench.report import (
     AccuracyRow,
     KernelRow,
     Machine,
-    Part,
     SpeedRow,
     SweepRow,
+    TablePart,
     sorted_rows,
     store,
     stored,
@@ -60,8 +60,8 @@ class FakeLane:
         return answers.get(function)
 
 
-def bench(*lanes: FakeLane) -> Bench:
-    return Bench(lanes=lanes, rounds=3, repeats=2)  # type: ignore[arg-type]
+def bench(*lanes: FakeLane) -> BenchRun:
+    return BenchRun(lanes=lanes, rounds=3, repeats=2)  # type: ignore[arg-type]
 
 
 def test_sizes_of_the_reference_problem_by_hand() -> None:
@@ -206,7 +206,7 @@ def test_attention_is_timed_beside_the_scan() -> None:
     assert [(row.name, row.lane) for row in rows] == [("S4096 B16", lane) for lane in ("cudnn", "flash", "cuda")]
 
 
-def _parts() -> list[Part]:
+def _parts() -> list[TablePart]:
     machine = Machine(
         date="2026-11-21T10:00:00+00:00", device="NVIDIA H200", driver="580", clocks_before="1980 MHz, 3201 MHz",
         clocks_after="1980 MHz, 3201 MHz", versions={"cuda": {"tilelang": "0.1.15"}}, absent={"peer": "not installed"},
@@ -232,9 +232,9 @@ def _parts() -> list[Part]:
         SweepRow(change="chunk_size 8", speed=SpeedRow(name="c", lane="cuda", refused="chunk_size * rank is 32")),
     ]
     return [
-        Part(part="accuracy", machine=machine, accuracy=accuracy),
-        Part(part="speed", machine=machine, speed=speed, kernels=kernels),
-        Part(part="sweep", machine=machine, sweep=sweep),
+        TablePart(part="accuracy", machine=machine, accuracy=accuracy),
+        TablePart(part="speed", machine=machine, speed=speed, kernels=kernels),
+        TablePart(part="sweep", machine=machine, sweep=sweep),
     ]
 
 

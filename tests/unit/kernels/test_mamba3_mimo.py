@@ -10,9 +10,9 @@ from kernels.backends import Lane
 from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo, supports
 from kernels.scan import ScanSwitches
-from kernels.testing import ScanShape, random_inputs
+from tests.scan_inputs import ScanSizes, random_inputs
 
-SHAPE = ScanShape(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=2)
+SHAPE = ScanSizes(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=2)
 
 
 @pytest.mark.parametrize("lane", [Lane.CUDA, Lane.XLA, Lane.PEER])

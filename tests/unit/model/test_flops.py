@@ -8,11 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.scan import ScanSwitches
-from kernels.testing import ScanShape, random_inputs
 from model import flops
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from model.init import build
 from model.loss import cross_entropy
+from tests.scan_inputs import ScanSizes, random_inputs
 
 MODEL = HybridConfig(
     vocab_size=512,
@@ -39,7 +39,7 @@ def counted_forward(model):
 
 
 def counted_scan(chunk_size=16):
-    shape = ScanShape(batch=BATCH, length=LENGTH, heads=8, groups=2, state=16, width=16, ranks=2)
+    shape = ScanSizes(batch=BATCH, length=LENGTH, heads=8, groups=2, state=16, width=16, ranks=2)
     with FlopCounterMode(display=False) as counter:
         mamba3_mimo(random_inputs(shape), ScanSwitches(chunk_size=chunk_size))
     return counter.get_total_flops()

@@ -1,6 +1,6 @@
 import torch
 
-from kernels.testing import ScanShape, global_error, random_inputs, worst_row_error
+from tests.scan_inputs import ScanSizes, global_error, random_inputs, worst_row_error
 
 
 def test_worst_row_error_is_that_of_the_row():
@@ -23,7 +23,7 @@ def test_global_error_zero_for_equal():
 
 
 def test_random_inputs_repeats_and_decays():
-    one, two = random_inputs(ScanShape(), seed=4), random_inputs(ScanShape(), seed=4)
+    one, two = random_inputs(ScanSizes(), seed=4), random_inputs(ScanSizes(), seed=4)
     assert all(torch.equal(a, b) for a, b in zip(one.tensors(), two.tensors(), strict=True))
     assert (one.adt <= 0).all()
     assert (one.dt > 0).all()

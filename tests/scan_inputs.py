@@ -1,4 +1,4 @@
-"""Random scan inputs and error measures, shared by tests and benchmarks.
+"""Random scan inputs, and the two error measures that tests of scans take.
 
 Two errors are taken because one hides the other: over the whole tensor, and over each time row by itself. A wrong
 last row of every chunk hardly moves the first and is obvious in the second.
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo import ScanInputs
 
 TIME_AXIS = {"q": 1, "k": 1, "v": 1, "z": 1, "adt": 2, "dt": 2, "trap": 2, "angles": 1, "out": 1}
 """Axis of time of every tensor that has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScanShape:
+class ScanSizes:
     """Sizes of one scan, with the letters of kernels/mamba3_mimo/inputs.py."""
 
     batch: int = 2
@@ -34,7 +34,7 @@ class ScanShape:
         return int(self.state * self.rope_fraction) // 2
 
 
-def random_inputs(shape: ScanShape, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> ScanInputs:
+def random_inputs(shape: ScanSizes, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> ScanInputs:
     """Return inputs of realistic size: decays in (0, 1), step sizes around 0.3, half of the angles negative."""
     gen = torch.Generator().manual_seed(seed)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model import memory
+from model import measurement
 from model.errors import MeasurementError
-from model.memory import PeakMeter
+from model.measurement import PeakMeter
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -30,7 +30,7 @@ def reserved(meter: PeakMeter) -> int:
 @pytest.fixture(autouse=True, scope="module")
 def loaded_profiler() -> None:
     """Use torch's profiler once: what it takes at its first use stays with the process."""
-    memory.watched_peak_bytes(lambda: touch(1))
+    measurement.watched_peak_bytes(lambda: touch(1))
 
 
 def test_peak_meter_sees_memory_that_was_given_back() -> None:
@@ -59,24 +59,24 @@ def test_watched_peak_is_the_highest_sum_alive_at_once() -> None:
         touch(4)
         del kept
 
-    assert memory.watched_peak_bytes(two_then_one) == 7 * MIB
-    assert memory.watched_peak_bytes(two_then_one) == 7 * MIB
+    assert measurement.watched_peak_bytes(two_then_one) == 7 * MIB
+    assert measurement.watched_peak_bytes(two_then_one) == 7 * MIB
 
 
 def test_watched_peak_refuses_to_report_nothing() -> None:
     with pytest.raises(MeasurementError, match="reported no allocation"):
-        memory.watched_peak_bytes(lambda: None)
+        measurement.watched_peak_bytes(lambda: None)
 
 
 def test_peak_meter_says_when_the_peak_cannot_be_reset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory, "_CLEAR_REFS", tmp_path / "no" / "clear_refs")
+    monkeypatch.setattr(measurement, "_CLEAR_REFS", tmp_path / "no" / "clear_refs")
     with pytest.raises(MeasurementError, match=r"clear_refs failed \(No such file or directory\); it takes Linux"):
         PeakMeter(CPU)
 
 
 def test_peak_meter_says_when_the_status_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     meter = PeakMeter(CPU)
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(measurement, "_STATUS", tmp_path / "status")
     with pytest.raises(MeasurementError, match="status failed"):
         meter.read(lambda: touch(1), held_bytes=0)
 
@@ -84,6 +84,6 @@ def test_peak_meter_says_when_the_status_cannot_be_read(monkeypatch: pytest.Monk
 def test_peak_meter_says_when_the_field_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     meter = PeakMeter(CPU)
     (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t  10 kB\n")
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(measurement, "_STATUS", tmp_path / "status")
     with pytest.raises(MeasurementError, match="has no field VmHWM"):
         meter.read(lambda: touch(1), held_bytes=0)
