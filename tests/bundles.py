@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from experiments.digest import digest
+from experiments.documents import seal
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import (
@@ -38,8 +38,7 @@ def make_file(**changes: Any) -> PlanFile:
 
 def resealed(file: PlanFile, **changes: Any) -> PlanFile:
     """Return the plan file with fields replaced and a digest that fits again."""
-    changed = file.model_copy(update=changes)
-    return changed.model_copy(update={"digest": digest(changed.model_dump(mode="json", exclude={"digest"}))})
+    return seal(file.model_copy(update=changes))
 
 
 def make_bundle(

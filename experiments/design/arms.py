@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from experiments.documents import Frozen
 
 
-class Arm(BaseModel):
+class Arm(Frozen):
     """The baseline or one variant, fully resolved."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     role: str

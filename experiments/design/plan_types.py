@@ -1,14 +1,11 @@
 """What a plan consists of; apart from `experiments.design.plan`, whose statistics a node does not need."""
 
-from pydantic import BaseModel, ConfigDict
-
 from experiments.design.arms import Arm
+from experiments.documents import Frozen
 
 
-class BlockPlan(BaseModel):
+class BlockPlan(Frozen):
     """One seed's arms in the order in which they run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     index: int
     seed: int
@@ -16,10 +13,8 @@ class BlockPlan(BaseModel):
     """Arm names; every arm exactly once."""
 
 
-class Plan(BaseModel):
+class Plan(Frozen):
     """What a submitted spec will run. Stored whole; workers receive their block from it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ablation: str
     spec_digest: str

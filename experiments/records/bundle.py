@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
-from experiments.digest import digest, digest_bytes
+from experiments.digest import digest_bytes
+from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
 from experiments.ids import id_pattern
 from experiments.outcomes import MAX_ATTEMPTS, FailureClass
@@ -30,23 +31,19 @@ KIND: Literal["ablate bundle"] = "ablate bundle"
 SCHEMA_VERSION = 1
 MANIFEST, PLAN, BLOCK, RECEIPT, LOG = "manifest.json", "plan.json", "block.json", "receipt.json", "log.txt"
 
-_Model = TypeVar("_Model", bound=BaseModel)
+_Model = TypeVar("_Model", bound=Frozen)
 _AttemptId = Annotated[str, Field(pattern=id_pattern("att"))]
 _NodeId = Annotated[str, Field(pattern=id_pattern("nod"))]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FileEntry(_Part):
+class FileEntry(Frozen):
     """One file as it was written."""
 
     digest: str
     bytes: int
 
 
-class Manifest(_Part):
+class Manifest(Frozen):
     """Every file of a bundle but itself."""
 
     kind: Literal["ablate bundle"] = KIND
@@ -59,7 +56,7 @@ class Manifest(_Part):
     """Of everything above: it names the bundle."""
 
 
-class NodeRecord(_Part):
+class NodeRecord(Frozen):
     """A machine that ran blocks of the bundle."""
 
     node_id: _NodeId
@@ -67,7 +64,7 @@ class NodeRecord(_Part):
     registration: NodeRegistration
 
 
-class Try(_Part):
+class Try(Frozen):
     """One try at a block."""
 
     index: int = Field(ge=0)
@@ -150,8 +147,7 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
 def make_manifest(file: PlanFile, contents: Mapping[str, bytes]) -> Manifest:
     """Return the manifest of a bundle with these files."""
     entries = {path: FileEntry(digest=digest_bytes(data), bytes=len(data)) for path, data in sorted(contents.items())}
-    unsealed = Manifest(ablation_id=file.ablation_id, plan_digest=file.digest, files=entries, digest="")
-    return unsealed.model_copy(update={"digest": _digest(unsealed)})
+    return seal(Manifest(ablation_id=file.ablation_id, plan_digest=file.digest, files=entries, digest=""))
 
 
 def open_bundle(files: Mapping[str, bytes]) -> Bundle:
@@ -193,10 +189,6 @@ def join(bundles: Sequence[Bundle]) -> Bundle:
     )
 
 
-def _digest(manifest: Manifest) -> str:
-    return digest(manifest.model_dump(mode="json", exclude={"digest"}))
-
-
 def _refuse(problems: Sequence[SpecProblem]) -> None:
     if problems:
         raise BundleError(problems)
@@ -208,9 +200,7 @@ def _read(model: type[_Model], files: Mapping[str, bytes], path: str) -> _Model:
     try:
         return model.model_validate_json(files[path])
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in found["loc"])
-        raise BundleError([SpecProblem(pointer=path, detail=f"{where}: {found['msg']}".lstrip(": "))]) from error
+        raise BundleError([SpecProblem(pointer=path, detail=first_problem(error))]) from error
 
 
 def _all(
@@ -232,11 +222,8 @@ def _manifest_problems(manifest: Manifest, files: Mapping[str, bytes]) -> list[S
 
 def altered(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
     """Return which files are not as the manifest says, itself included."""
-    found = []
-    expected = _digest(manifest)
-    if manifest.digest != expected:
-        detail = f"was altered: its digest is {manifest.digest}, the content gives {expected}"
-        found.append(SpecProblem(pointer=MANIFEST, detail=detail))
+    own = seal_problem(manifest)
+    found = [] if own is None else [SpecProblem(pointer=MANIFEST, detail=own)]
     for path, entry in manifest.files.items():
         if path not in files:
             found.append(SpecProblem(pointer=path, detail="is in the manifest and not in the bundle"))

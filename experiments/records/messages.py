@@ -3,17 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from experiments.design.arms import Arm
+from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class DeviceInfo(_Message):
+class DeviceInfo(Frozen):
     """One accelerator, or the CPU of a CPU node."""
 
     index: int
@@ -22,7 +19,7 @@ class DeviceInfo(_Message):
     memory_bytes: int
 
 
-class NodeRegistration(_Message):
+class NodeRegistration(Frozen):
     """`PUT /v1/nodes/{name}`: what a worker found when it probed its machine."""
 
     node_class: str
@@ -33,7 +30,7 @@ class NodeRegistration(_Message):
     """Human sentences about what the probe missed."""
 
 
-class NodeRegistered(_Message):
+class NodeRegistered(Frozen):
     """The service's answer to a registration."""
 
     node_id: str
@@ -41,13 +38,13 @@ class NodeRegistered(_Message):
     """Poll at least this often even without a wake-up."""
 
 
-class ClaimRequest(_Message):
+class ClaimRequest(Frozen):
     """`POST /v1/blocks:claim`; 200 with a ClaimedBlock or 204 when nothing waits."""
 
     node_id: str
 
 
-class ClaimedTrial(_Message):
+class ClaimedTrial(Frozen):
     """One arm of a claimed block, in running order."""
 
     trial_id: str
@@ -80,7 +77,7 @@ def claimed_trials(
     )
 
 
-class ClaimedBlock(_Message):
+class ClaimedBlock(Frozen):
     """A block under a lease. Every later call carries `token`; a stale one gets 409."""
 
     attempt_id: str
@@ -99,7 +96,7 @@ class ClaimedBlock(_Message):
     trials: tuple[ClaimedTrial, ...]
 
 
-class TrialProgress(_Message):
+class TrialProgress(Frozen):
     """Where the running trial is, for people who watch."""
 
     trial_id: str
@@ -109,7 +106,7 @@ class TrialProgress(_Message):
     loss: float | None = None
 
 
-class LogChunk(_Message):
+class LogChunk(Frozen):
     """A piece of a trial's log; a chunk at an offset already stored is ignored."""
 
     trial_id: str
@@ -118,7 +115,7 @@ class LogChunk(_Message):
     text: str
 
 
-class Heartbeat(_Message):
+class Heartbeat(Frozen):
     """`POST /v1/attempts/{id}:heartbeat`."""
 
     token: int
@@ -126,14 +123,14 @@ class Heartbeat(_Message):
     logs: tuple[LogChunk, ...] = ()
 
 
-class HeartbeatReply(_Message):
+class HeartbeatReply(Frozen):
     """Lease extended; `cancel` asks the worker to stop the trial and release the block."""
 
     lease_s: float
     cancel: bool
 
 
-class BlockReport(_Message):
+class BlockReport(Frozen):
     """`POST /v1/attempts/{id}:report`: the whole block at once, or why it broke."""
 
     token: int
@@ -145,7 +142,7 @@ class BlockReport(_Message):
     message: str | None = None
 
 
-class Release(_Message):
+class Release(Frozen):
     """`POST /v1/attempts/{id}:release`: give the block back without a result."""
 
     token: int
@@ -153,7 +150,7 @@ class Release(_Message):
     message: str
 
 
-class Wake(_Message):
+class Wake(Frozen):
     """Celery payload: there may be work for this node class. Losing it loses nothing."""
 
     node_class: str

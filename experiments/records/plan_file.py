@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from experiments.code import code_digest
 from experiments.design.load import parse_spec
 from experiments.design.order import orders
 from experiments.design.plan_types import Plan
 from experiments.design.resolve import resolve
 from experiments.design.spec import AblationSpec
-from experiments.digest import digest
+from experiments.digest import code_digest, digest
+from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import PlanFileError, SpecError
 from experiments.ids import id_pattern, new_id, new_ids
 from experiments.records.messages import ClaimedBlock, claimed_trials
@@ -31,11 +31,7 @@ _UNLIMITED_S = 10.0**9
 """Lease of a block that nobody else can claim."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PlannedBlock(_Part):
+class PlannedBlock(Frozen):
     """The ids of one block, which has the seed and the order of the plan's block at the same place."""
 
     block_id: Annotated[str, Field(pattern=id_pattern("blk"))]
@@ -43,7 +39,7 @@ class PlannedBlock(_Part):
     """In running order."""
 
 
-class PlanFile(_Part):
+class PlanFile(Frozen):
     """A plan on its way to a node that reaches nothing."""
 
     kind: Literal["ablate plan"] = KIND
@@ -51,7 +47,7 @@ class PlanFile(_Part):
     made_at: str
     """RFC 3339 UTC."""
     code_digest: str
-    """Of the source files of `experiments.code.CODE_PACKAGES` where the plan was made."""
+    """Of the source files of `experiments.digest.CODE_PACKAGES` where the plan was made."""
     ablation_id: Annotated[str, Field(pattern=id_pattern("abl"))]
     content_type: str
     spec_text: str
@@ -109,7 +105,7 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile
         ),
         digest="",
     )
-    return unsealed.model_copy(update={"digest": _digest(unsealed)})
+    return seal(unsealed)
 
 
 def plan_file_text(file: PlanFile) -> str:
@@ -129,15 +125,13 @@ def read_plan_file(data: bytes) -> PlanFile:
     try:
         file = PlanFile.model_validate(values)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in found["loc"])
-        raise PlanFileError(f"not a plan file: {where}: {found['msg']}") from error
+        raise PlanFileError(f"not a plan file: {first_problem(error)}") from error
     try:
-        expected = _digest(file)
+        altered = seal_problem(file)
     except ValueError as error:
         raise PlanFileError(f"the plan file holds what no JSON text can: {error}") from error
-    if file.digest != expected:
-        raise PlanFileError(f"the plan file was altered: its digest is {file.digest}, the content gives {expected}")
+    if altered is not None:
+        raise PlanFileError(f"the plan file {altered}")
     problem = next(_contradictions(file), None)
     if problem is not None:
         raise PlanFileError(f"the plan file contradicts itself: {problem}")
@@ -150,10 +144,6 @@ def _check_kind(values: Any) -> None:
     version = values.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         raise PlanFileError(f"the plan file has schema version {version!r}; this program reads {SCHEMA_VERSION}")
-
-
-def _digest(file: PlanFile) -> str:
-    return digest(file.model_dump(mode="json", exclude={"digest"}))
 
 
 def _contradictions(file: PlanFile) -> Iterator[str]:
