@@ -10,7 +10,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from experiments.design.plan import Arm, Plan
+from experiments.design.arms import Arm
+from experiments.design.plan import Plan
 from experiments.digest import canonical_json, digest
 from experiments.errors import SpecProblem
 from experiments.records.chain import mismatches, read_path

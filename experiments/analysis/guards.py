@@ -45,7 +45,7 @@ def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:
 
 
 def _chain_problems(receipt: Receipt, plan: Plan) -> Iterator[str]:
-    arm = next(known for known in plan.arms if known.name == receipt.arm)
+    arm = plan.arm_by_name[receipt.arm]
     block = plan.blocks[receipt.ids.block_index]
     expected = {
         "spec digest": (receipt.digests.spec, plan.spec_digest),

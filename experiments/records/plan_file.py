@@ -12,12 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from experiments.design.arms import arm_digest, resolve
 from experiments.design.load import parse_spec
-from experiments.design.order import orders
-from experiments.design.plan_types import Plan
-from experiments.design.resolve import resolve
+from experiments.design.plan import Plan, plan_blocks
 from experiments.design.spec import AblationSpec
-from experiments.digest import code_digest, digest
+from experiments.digest import code_digest
 from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import PlanFileError, SpecError
 from experiments.ids import id_pattern, new_id, new_ids
@@ -158,7 +157,7 @@ def _contradictions(file: PlanFile) -> Iterator[str]:
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
             yield f"block {number} does not hold every arm once"
     for arm in plan.arms:
-        expected = digest({"gates": arm.gates, "config": arm.config})
+        expected = arm_digest(arm.gates, arm.config)
         if arm.digest != expected:
             yield f"arm '{arm.name}' has digest {arm.digest}; its gates and configuration give {expected}"
     every = [trial for ids in file.blocks for trial in ids.trial_ids] + [ids.block_id for ids in file.blocks]
@@ -182,9 +181,6 @@ def differences(file: PlanFile) -> list[str]:
     if list(ours) != list(theirs):
         return [*found, f"the arms are {', '.join(ours)} here, {', '.join(theirs)} in the plan"]
     found += [f"arm '{name}' resolves to another configuration" for name in ours if ours[name] != theirs[name]]
-    blocks, seeds = spec.design.blocks.number, spec.design.seeds
-    running = orders(list(ours), blocks=blocks, seed=spec.design.order_seed)
-    wanted = [(seeds[index % len(seeds)], order) for index, order in enumerate(running)]
-    if wanted != [(block.seed, block.order) for block in plan.blocks]:
+    if plan_blocks(spec, list(ours)) != plan.blocks:
         found.append("blocks have other seeds or another order")
     return found
