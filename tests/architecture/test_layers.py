@@ -45,8 +45,9 @@ def test_plan_file_is_read_and_compared_without_scipy() -> None:
         "from experiments.records.plan_file import differences, read_plan_file\n"
         "print(differences(read_plan_file(sys.stdin.buffer.read())))\n"
     )
+    command = [sys.executable, "-c", code]
     text = plan_file_text(make_file())
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, input=text, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
