@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from experiments.ids import new_id
-from experiments.outcomes import MAX_ATTEMPTS, FailureClass
-from experiments.records.bundle import BrokenTry, Bundle, Try, is_used_up
+from experiments.outcomes import FailureClass
+from experiments.records.bundle import BrokenTry, Bundle, Try, used_up_by
 from experiments.records.messages import ClaimedBlock
 from experiments.records.plan_file import PlanFile
+from experiments.retries import MAX_ATTEMPTS, budget_spent
 from workers.blocks import BlockRunner, BlockStopped
 from workers.bundle_folder import BundleFolder, now
 from workers.errors import ExecRefused
@@ -87,8 +88,7 @@ class ExecRun:
             raise ExecRefused("; ".join(refused))
 
     def _is_open(self, index: int) -> bool:
-        tries = [record for record in self._broken if record.index == index]
-        return index not in self._done and not is_used_up(tries)
+        return index not in self._done and used_up_by(self._broken, index) is None
 
     def _why_not(self, stopping: Callable[[], bool]) -> str | None:
         """Return why nothing more may be started."""
@@ -97,8 +97,7 @@ class ExecRun:
         if self._runner.quarantine is not None:
             return f"this node must be repaired first: {self._runner.quarantine}"
         used = (sum(self._done.values()) + sum(record.seconds for record in self._broken)) / 60
-        budget = self._plan_file.spec.limits.device_minutes
-        return f"{used:.2f} of {budget:g} device minutes are used up" if used >= budget else None
+        return budget_spent(used, self._plan_file.spec.limits.device_minutes)
 
     def _claim(self, index: int) -> ClaimedBlock:
         before = sum(record.index == index for record in self._broken)

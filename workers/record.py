@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from experiments.outcomes import FINAL_WITH_RECEIPT, FailureClass, Outcome
+from experiments.outcomes import FailureClass, Outcome
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import (
     Digests,
@@ -20,6 +20,7 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
+from experiments.retries import FINAL_WITH_RECEIPT
 from workers import failures
 from workers.node import Node
 from workers.paths import TrialPaths

@@ -21,11 +21,12 @@ from experiments.digest import digest_bytes
 from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
 from experiments.ids import id_pattern
-from experiments.outcomes import MAX_ATTEMPTS, FailureClass
+from experiments.outcomes import FailureClass
 from experiments.records.chain import expected_fields, mismatches
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.receipts import Receipt, verify
+from experiments.retries import may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
 SCHEMA_VERSION = 1
@@ -88,9 +89,12 @@ class BrokenTry(Try):
     message: str
 
 
-def is_used_up(tries: Sequence[BrokenTry]) -> bool:
-    """Tell whether a block had, with these tries, as many attempts as its last failure allows."""
-    return bool(tries) and len(tries) >= MAX_ATTEMPTS[tries[-1].failure_class]
+def used_up_by(broken: Sequence[BrokenTry], index: int) -> BrokenTry | None:
+    """Return the one of these tries, in their order, after which block `index` may not run again, None while it may."""
+    tries = [record for record in broken if record.index == index]
+    if not tries or may_retry(len(tries), tries[-1].failure_class):
+        return None
+    return tries[-1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select, update
 
-from experiments.records.bundle import BrokenTry, Bundle, BundledBlock, NodeRecord, Try, is_used_up
+from experiments.records.bundle import BrokenTry, Bundle, BundledBlock, NodeRecord, Try, used_up_by
 from experiments.records.messages import LogChunk
 from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
 from service.store import logs, reports
@@ -145,11 +145,11 @@ def _end_missing(connection: Connection, journal: Journal, bundle: Bundle) -> No
     file = bundle.plan_file
     absent = []
     for index in bundle.missing:
-        tries = [record for record in bundle.broken if record.index == index]
-        if is_used_up(tries):
-            _fail(journal, file.blocks[index].block_id, file.blocks[index].trial_ids, tries[-1])
-        else:
+        last = used_up_by(bundle.broken, index)
+        if last is None:
             absent.append(file.blocks[index].block_id)
+        else:
+            _fail(journal, file.blocks[index].block_id, file.blocks[index].trial_ids, last)
     cancel_blocks(connection, journal, file.ablation_id, absent, reason=_MISSING)
 
 
