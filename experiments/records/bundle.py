@@ -22,7 +22,7 @@ from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
 from experiments.ids import id_pattern
 from experiments.outcomes import FailureClass
-from experiments.records.chain import expected_fields, mismatches
+from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.receipts import Receipt, verify
@@ -294,7 +294,7 @@ class _BlockReader:
         trials = []
         for trial in claimed.trials:
             folder = trial_folder(attempt.index, trial.position, trial.arm)
-            expected = expected_fields(claimed, trial, node_id=attempt.node_id)
+            expected = claimed_fields(claimed, trial, node_id=attempt.node_id)
             receipt = self._receipt(f"{folder}/{RECEIPT}", expected)
             log = self._text(f"{folder}/{LOG}")
             if receipt is not None and log is not None:

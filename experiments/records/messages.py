@@ -1,11 +1,10 @@
 """Wire messages between service and workers, the only place where the two meet. All are JSON over HTTP."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from experiments.design.arms import Arm
 from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 
@@ -56,25 +55,6 @@ class ClaimedTrial(Frozen):
     config: Mapping[str, Any]
     """TrainConfig as JSON, with the block's seed in it."""
     timeout_s: float
-
-
-def claimed_trials(
-    arms: Mapping[str, Arm], *, order: Sequence[str], trial_ids: Sequence[str], seed: int, timeout_s: float
-) -> tuple[ClaimedTrial, ...]:
-    """Return a block's trials: the `arms` (by name) in the block's `order`, with its seed, and an id for each place."""
-    return tuple(
-        ClaimedTrial(
-            trial_id=trial_id,
-            arm=name,
-            role=arms[name].role,
-            position=position,
-            arm_digest=arms[name].digest,
-            gates=arms[name].gates,
-            config={**arms[name].config, "seed": seed},
-            timeout_s=timeout_s,
-        )
-        for position, (name, trial_id) in enumerate(zip(order, trial_ids, strict=True))
-    )
 
 
 class ClaimedBlock(Frozen):

@@ -19,23 +19,13 @@ from experiments.design.spec import AblationSpec
 from experiments.digest import code_digest
 from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import PlanFileError, SpecError
-from experiments.ids import id_pattern, new_id, new_ids
-from experiments.records.messages import ClaimedBlock, claimed_trials
+from experiments.ids import id_pattern, new_id
+from experiments.records.identity import AttemptLease, BlockIds, claimed_block, new_block_ids
+from experiments.records.messages import ClaimedBlock
 
 KIND: Literal["ablate plan"] = "ablate plan"
 SCHEMA_VERSION = 1
 MAX_PLAN_BYTES = 64 * 2**20
-
-_UNLIMITED_S = 10.0**9
-"""Lease of a block that nobody else can claim."""
-
-
-class PlannedBlock(Frozen):
-    """The ids of one block, which has the seed and the order of the plan's block at the same place."""
-
-    block_id: Annotated[str, Field(pattern=id_pattern("blk"))]
-    trial_ids: tuple[Annotated[str, Field(pattern=id_pattern("trl"))], ...]
-    """In running order."""
 
 
 class PlanFile(Frozen):
@@ -52,7 +42,7 @@ class PlanFile(Frozen):
     spec_text: str
     """The spec as the user wrote it, comments included."""
     plan: Plan
-    blocks: tuple[PlannedBlock, ...]
+    blocks: tuple[BlockIds, ...]
     digest: str
     """Of everything above."""
 
@@ -63,34 +53,18 @@ class PlanFile(Frozen):
 
     def claimed(self, index: int, *, attempt_id: str, attempt_no: int) -> ClaimedBlock:
         """Return the block `index` the way a service hands it to a worker."""
-        block, ids, plan = self.plan.blocks[index], self.blocks[index], self.plan
-        return ClaimedBlock(
-            attempt_id=attempt_id,
-            token=attempt_no,
-            attempt_no=attempt_no,
-            lease_s=_UNLIMITED_S,
-            heartbeat_s=_UNLIMITED_S,
+        return claimed_block(
+            self.plan,
+            index,
+            self.blocks[index],
             ablation_id=self.ablation_id,
-            ablation_name=plan.ablation,
-            block_id=ids.block_id,
-            block_index=index,
-            seed=block.seed,
-            spec_digest=plan.spec_digest,
-            rule_digest=plan.rule_digest,
-            trials=claimed_trials(
-                {arm.name: arm for arm in plan.arms},
-                order=block.order,
-                trial_ids=ids.trial_ids,
-                seed=block.seed,
-                timeout_s=self.spec.limits.trial,
-            ),
+            timeout_s=self.spec.limits.trial,
+            lease=AttemptLease(attempt_id=attempt_id, attempt_no=attempt_no, token=attempt_no),
         )
 
 
 def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile:
     """Return the plan file of `plan`, which was made from `spec_text`, with fresh ids."""
-    block_ids = new_ids("blk", len(plan.blocks))
-    trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
     unsealed = PlanFile(
         made_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         code_digest=code_digest(),
@@ -98,10 +72,7 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile
         content_type=content_type,
         spec_text=spec_text,
         plan=plan,
-        blocks=tuple(
-            PlannedBlock(block_id=block_id, trial_ids=tuple(next(trial_ids) for _ in block.order))
-            for block_id, block in zip(block_ids, plan.blocks, strict=True)
-        ),
+        blocks=new_block_ids(plan),
         digest="",
     )
     return seal(unsealed)

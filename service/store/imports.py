@@ -19,7 +19,7 @@ from service.store.clock import db_now
 from service.store.journal import Journal
 from service.store.reports import VerifiedReceipt
 from service.store.settle import settle
-from service.store.submissions import Submission, WorkIds, insert_rows
+from service.store.submissions import Submission, insert_rows
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 from service.store.text import storable
 
@@ -54,8 +54,7 @@ def store_import(connection: Connection, imported: Import) -> None:
     """
     bundle, ablation_id = imported.bundle, imported.submission.ablation_id
     file = bundle.plan_file
-    ids = WorkIds(blocks=tuple(ids.block_id for ids in file.blocks), trials=tuple(ids.trial_ids for ids in file.blocks))
-    insert_rows(connection, imported.submission, ids, bundles=imported.bundles)
+    insert_rows(connection, imported.submission, file.blocks, bundles=imported.bundles)
     journal = Journal(connection, ablation_id, actor=imported.submission.submitted_by)
     counted = f"{len(bundle.blocks)} of {len(file.plan.blocks)} blocks"
     reason = f"imported: {counted} from {', '.join(digest[:19] for digest in bundle.digests)}"
