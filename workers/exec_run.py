@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
-from experiments.records.bundle import BrokenTry, Bundle, Try, used_up_by
+from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, used_up_by
 from experiments.records.messages import ClaimedBlock
 from experiments.records.plan_file import PlanFile
 from experiments.retries import MAX_ATTEMPTS, budget_spent
@@ -53,7 +53,7 @@ class ExecRun:
         self._node_id = node_id
         self._done: dict[int, float] = {}
         """Seconds of finished blocks."""
-        self._broken: list[BrokenTry] = []
+        self._broken: list[BrokenAttempt] = []
 
     def run(self, wanted: Sequence[int], known: Bundle, *, stopping: Callable[[], bool]) -> ExecSummary:
         """Run the blocks `wanted` that `known` does not hold yet."""
@@ -110,7 +110,7 @@ class ExecRun:
         self._story.begins(f"block {index + 1}/{len(self._plan_file.plan.blocks)}", claimed, feed)
         try:
             receipts = self._runner.run(claimed, _endless(), feed)
-            attempt = Try(started_at=started_at, ended_at=now(), **self._names(claimed))
+            attempt = Attempt(started_at=started_at, ended_at=now(), **self._names(claimed))
             self._folder.keep_block(attempt, receipts)
             self._done[index] = attempt.seconds
         except BlockBroken as broken:
@@ -123,7 +123,7 @@ class ExecRun:
         return None
 
     def _keep_broken(self, claimed: ClaimedBlock, started_at: object, failure: FailureClass, message: str) -> None:
-        record = BrokenTry.model_validate(
+        record = BrokenAttempt.model_validate(
             {
                 **self._names(claimed),
                 "started_at": started_at,

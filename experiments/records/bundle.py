@@ -5,7 +5,7 @@
     nodes/<node id>.json               the machine
     blocks/<number>/block.json         a finished block: ids, node, times; blocks count from 1 here, as people see them
     blocks/<number>/<place>-<arm>/     receipt.json and log.txt of one trial
-    attempts/<attempt id>.json         a try at a block that broke
+    attempts/<attempt id>.json         an attempt at a block that broke
 
 The folder `work` beside them belongs to a running `ablate exec` and is no part of the bundle.
 """
@@ -65,8 +65,8 @@ class NodeRecord(Frozen):
     registration: NodeRegistration
 
 
-class Try(Frozen):
-    """One try at a block."""
+class Attempt(Frozen):
+    """One run of a block, from start to end, on one node."""
 
     index: int = Field(ge=0)
     """Of the block in the plan, from 0."""
@@ -82,19 +82,19 @@ class Try(Frozen):
         return (self.ended_at - self.started_at).total_seconds()
 
 
-class BrokenTry(Try):
-    """A try that told nothing about the arms: its block is run again whole, or is missing."""
+class BrokenAttempt(Attempt):
+    """An attempt that told nothing about the arms: its block is run again whole, or is missing."""
 
     failure_class: FailureClass
     message: str
 
 
-def used_up_by(broken: Sequence[BrokenTry], index: int) -> BrokenTry | None:
-    """Return the one of these tries, in their order, after which block `index` may not run again, None while it may."""
-    tries = [record for record in broken if record.index == index]
-    if not tries or may_retry(len(tries), tries[-1].failure_class):
+def used_up_by(broken: Sequence[BrokenAttempt], index: int) -> BrokenAttempt | None:
+    """Return the attempt after which block `index` may not run again, None while it may; `broken` is in time order."""
+    attempts = [record for record in broken if record.index == index]
+    if not attempts or may_retry(len(attempts), attempts[-1].failure_class):
         return None
-    return tries[-1]
+    return attempts[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class BundledTrial:
 class BundledBlock:
     """A finished block with its trials in running order."""
 
-    attempt: Try
+    attempt: Attempt
     trials: tuple[BundledTrial, ...]
 
 
@@ -124,7 +124,7 @@ class Bundle:
     nodes: Mapping[str, NodeRecord]
     blocks: tuple[BundledBlock, ...]
     """By index."""
-    broken: tuple[BrokenTry, ...]
+    broken: tuple[BrokenAttempt, ...]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -159,13 +159,13 @@ def open_bundle(files: Mapping[str, bytes]) -> Bundle:
     manifest = read_manifest(files)
     _refuse(_manifest_problems(manifest, files))
     plan_file = _plan_file(manifest, files)
-    nodes = {node.node_id: node for _, node in _all(NodeRecord, files, lambda path: path.startswith("nodes/"))}
-    broken = tuple(record for _, record in _all(BrokenTry, files, lambda path: path.startswith("attempts/")))
-    tries = dict(_all(Try, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
-    _refuse(_try_problems(tries, broken, plan_file, nodes))
+    nodes = {node.node_id: node for _, node in _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))}
+    broken = tuple(record for _, record in _read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
+    done = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
+    _refuse(_attempt_problems(done, broken, plan_file, nodes))
     reader = _BlockReader(plan_file, files)
-    blocks = sorted((reader.block(path, record) for path, record in tries.items()), key=lambda b: b.attempt.index)
-    _refuse([*reader.problems, *_strangers(files, reader.known)])
+    blocks = sorted((reader.block(path, record) for path, record in done.items()), key=lambda b: b.attempt.index)
+    _refuse([*reader.problems, *_unexpected_files(files, reader.known)])
     order = tuple(sorted(broken, key=lambda record: (record.index, record.attempt_no)))
     return Bundle(digests=(manifest.digest,), plan_file=plan_file, nodes=nodes, blocks=tuple(blocks), broken=order)
 
@@ -207,7 +207,7 @@ def _read(model: type[_Model], files: Mapping[str, bytes], path: str) -> _Model:
         raise BundleError([SpecProblem(pointer=path, detail=first_problem(error))]) from error
 
 
-def _all(
+def _read_all(
     model: type[_Model], files: Mapping[str, bytes], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, _Model]]:
     for path in sorted(files):
@@ -254,10 +254,10 @@ def _plan_file(manifest: Manifest, files: Mapping[str, bytes]) -> PlanFile:
     return file
 
 
-def _try_problems(
-    tries: Mapping[str, Try], broken: Sequence[BrokenTry], file: PlanFile, nodes: Mapping[str, NodeRecord]
+def _attempt_problems(
+    done: Mapping[str, Attempt], broken: Sequence[BrokenAttempt], file: PlanFile, nodes: Mapping[str, NodeRecord]
 ) -> list[SpecProblem]:
-    named = [*tries.items(), *((f"attempts/{record.attempt_id}.json", record) for record in broken)]
+    named = [*done.items(), *((f"attempts/{record.attempt_id}.json", record) for record in broken)]
     found, seen = [], set()
     for path, record in named:
         if record.index >= len(file.plan.blocks):
@@ -270,7 +270,7 @@ def _try_problems(
         if record.ended_at < record.started_at:
             found.append(SpecProblem(pointer=path, detail="ended before it started"))
         seen.add(record.attempt_id)
-    for path, record in tries.items():
+    for path, record in done.items():
         if path != f"{block_folder(record.index)}/{BLOCK}":
             detail = f"is block {record.index + 1}, which belongs into {block_folder(record.index)}"
             found.append(SpecProblem(pointer=path, detail=detail))
@@ -287,7 +287,7 @@ class _BlockReader:
         self.known: set[str] = set()
         """Files that were read as part of a block."""
 
-    def block(self, path: str, attempt: Try) -> BundledBlock:
+    def block(self, path: str, attempt: Attempt) -> BundledBlock:
         """Read one block with all of its trials."""
         self.known.add(path)
         claimed = self._plan_file.claimed(attempt.index, attempt_id=attempt.attempt_id, attempt_no=attempt.attempt_no)
@@ -333,7 +333,7 @@ class _BlockReader:
         self.problems.append(SpecProblem(pointer=path, detail=detail))
 
 
-def _strangers(files: Mapping[str, bytes], known: set[str]) -> list[SpecProblem]:
+def _unexpected_files(files: Mapping[str, bytes], known: set[str]) -> list[SpecProblem]:
     """Find files that no part of a bundle explains."""
     fixed = {MANIFEST, PLAN, *known}
     odd = [path for path in sorted(files) if path not in fixed and not path.startswith(("nodes/", "attempts/"))]

@@ -17,7 +17,7 @@ from service.store.clock import db_now
 from service.store.tables import blocks, events, outbox, receipts
 from service.store.view import ablation_view
 from tests.api_stack import Api, receipts_of, running_api
-from tests.bundles import broken_try, make_file
+from tests.bundles import broken_attempt, make_file
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -264,7 +264,7 @@ def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api)
         while state == "queued":
             failure = rng.choice(list(FailureClass))
             block = claimed(api, node)
-            broken.append(broken_try(block["block_index"], block["attempt_no"], failure))
+            broken.append(broken_attempt(block["block_index"], block["attempt_no"], failure))
             state = api.attempt(block, "report", failure_class=failure, message="x").json()["block_state"]
             assert state == ("queued" if used_up_by(broken, 0) is None else "failed")
             ready(api)
