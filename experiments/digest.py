@@ -1,8 +1,16 @@
-"""Canonical JSON and SHA-256 digests: equal content gives equal digests on every machine."""
+"""SHA-256 digests, equal on every machine: of plain JSON values, of bytes, and of the source code that is here."""
 
 import hashlib
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+SOURCE_ROOT = Path(__file__).resolve().parent.parent
+"""Folder that holds the packages; the root of the checkout in a development install."""
+
+CODE_PACKAGES = ("kernels", "model", "workers")
+"""Packages whose source decides what is measured."""
 
 
 def canonical_json(value: Any) -> str:
@@ -18,3 +26,12 @@ def digest(value: Any) -> str:
 def digest_bytes(data: bytes) -> str:
     """Return "sha256:<hex>" of `data`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def code_digest(root: Path = SOURCE_ROOT, packages: Iterable[str] = CODE_PACKAGES) -> str:
+    """Return the digest over names and contents of all Python files of `packages`."""
+    whole = hashlib.sha256()
+    for path in sorted(path for package in packages for path in (root / package).rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        whole.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return f"sha256:{whole.hexdigest()}"

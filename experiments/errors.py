@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class SpecProblem:
-    """One thing that is wrong with a submitted spec."""
+    """One thing that is wrong with a spec, or with another document that was handed in."""
 
     pointer: str
-    """RFC 6901 pointer as a URI fragment, for example "#/variants/psiv-on/gates/psiv_cache"."""
+    """RFC 6901 pointer as a URI fragment, for example "#/variants/psiv-on/gates/psiv_cache"; in a bundle, a path."""
     detail: str
     """What was wrong, what was given, what is allowed."""
     hint: str | None = None
@@ -20,12 +20,20 @@ class ExperimentError(Exception):
     """An experiment could not be planned, judged or recorded."""
 
 
-class SpecError(ExperimentError, ValueError):
-    """The spec is not acceptable; every problem found is listed."""
+class DocumentError(ExperimentError, ValueError):
+    """A document is not acceptable; every problem found is listed."""
 
     def __init__(self, problems: Sequence[SpecProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(f"{p.pointer}: {p.detail}" for p in self.problems))
+
+
+class SpecError(DocumentError):
+    """The spec is not acceptable; every problem found is listed."""
+
+
+class BundleError(DocumentError):
+    """A bundle is damaged or was altered; every file that is not as it was written is listed."""
 
 
 class ReceiptError(ExperimentError, ValueError):
@@ -38,11 +46,3 @@ class ProjectionError(ExperimentError):
 
 class PlanFileError(ExperimentError, ValueError):
     """A plan file is damaged, was altered, or does not fit this code or this machine."""
-
-
-class BundleError(ExperimentError, ValueError):
-    """A bundle is damaged or was altered; every file that is not as it was written is listed."""
-
-    def __init__(self, problems: Sequence[SpecProblem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(f"{p.pointer}: {p.detail}" for p in self.problems))

@@ -1,4 +1,4 @@
-"""Closed vocabularies: trial outcomes, failure classes with their one retry rule each, verdicts and decisions."""
+"""Closed vocabularies: trial outcomes, failure classes, verdicts and decisions with their exit codes."""
 
 from enum import StrEnum
 
@@ -27,27 +27,6 @@ class FailureClass(StrEnum):
     CANCELLED = "cancelled"
     INVALID_MEASUREMENT = "invalid_measurement"
     NO_RECEIPT = "no_receipt"
-
-
-MAX_ATTEMPTS: dict[FailureClass, int] = {
-    FailureClass.USER_ERROR: 1,
-    FailureClass.OOM: 1,
-    FailureClass.NUMERICS: 1,
-    FailureClass.GATE_REFUSED: 1,
-    FailureClass.INFRA_NODE: 5,
-    FailureClass.INFRA_CONTROL: 5,
-    FailureClass.PREEMPTED: 10,
-    FailureClass.TIMEOUT: 2,
-    FailureClass.CANCELLED: 1,
-    FailureClass.INVALID_MEASUREMENT: 3,
-    FailureClass.NO_RECEIPT: 3,
-}
-"""Attempts at one block, in all, before a failure of this class is final."""
-
-FINAL_WITH_RECEIPT = frozenset(
-    {FailureClass.OOM, FailureClass.NUMERICS, FailureClass.GATE_REFUSED, FailureClass.USER_ERROR}
-)
-"""Classes that are a result of the arm, not of the node: the block counts, with a receipt that says so."""
 
 
 class VerdictWord(StrEnum):

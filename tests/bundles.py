@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from experiments.digest import digest
+from experiments.documents import seal
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import (
@@ -15,10 +15,10 @@ from experiments.records.bundle import (
     MANIFEST,
     PLAN,
     RECEIPT,
-    BrokenTry,
+    Attempt,
+    BrokenAttempt,
     Manifest,
     NodeRecord,
-    Try,
     block_folder,
     make_manifest,
     trial_folder,
@@ -38,18 +38,17 @@ def make_file(**changes: Any) -> PlanFile:
 
 def resealed(file: PlanFile, **changes: Any) -> PlanFile:
     """Return the plan file with fields replaced and a digest that fits again."""
-    changed = file.model_copy(update=changes)
-    return changed.model_copy(update={"digest": digest(changed.model_dump(mode="json", exclude={"digest"}))})
+    return seal(file.model_copy(update=changes))
 
 
 def make_bundle(
-    file: PlanFile, indices: Sequence[int] = range(6), *, broken: Sequence[BrokenTry] = (), **receipt: Any
+    file: PlanFile, indices: Sequence[int] = range(6), *, broken: Sequence[BrokenAttempt] = (), **receipt: Any
 ) -> dict[str, bytes]:
     """Return the files of a bundle with these blocks; `receipt` as in make_receipt."""
     node = make_node()
     files = {PLAN: plan_file_text(file).encode(), f"nodes/{node.node_id}.json": node.model_dump_json().encode()}
     for index in indices:
-        attempt = Try(**names(index, node.node_id))
+        attempt = Attempt(**names(index, node.node_id))
         files[f"{block_folder(index)}/{BLOCK}"] = attempt.model_dump_json().encode()
         for trial in file.claimed(index, attempt_id=attempt.attempt_id, attempt_no=1).trials:
             ids = {
@@ -85,13 +84,13 @@ def make_node() -> NodeRecord:
     return NodeRecord(node_id=new_id("nod"), name="far-node", registration=registration)
 
 
-def broken_try(index: int, attempt_no: int, failure: FailureClass) -> BrokenTry:
-    """Return a try that broke."""
-    return BrokenTry(**names(index, new_id("nod"), attempt_no), failure_class=failure, message=f"{failure} there")
+def broken_attempt(index: int, attempt_no: int, failure: FailureClass) -> BrokenAttempt:
+    """Return an attempt that broke."""
+    return BrokenAttempt(**names(index, new_id("nod"), attempt_no), failure_class=failure, message=f"{failure} there")
 
 
 def names(index: int, node_id: str, attempt_no: int = 1) -> dict[str, Any]:
-    """Return the fields of a try at block `index`: one minute each."""
+    """Return the fields of an attempt at block `index`: one minute each."""
     began = BEGAN + timedelta(minutes=index)
     return {
         "index": index,

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.design.plan import Arm, BlockPlan, Plan
+from experiments.design.arms import Arm
+from experiments.design.plan import BlockPlan, Plan
 from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, Outcome

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
+from experiments.design.arms import Arm
 from experiments.design.gates import GATES
-from experiments.design.plan import Arm, BlockPlan, Plan
+from experiments.design.plan import BlockPlan, Plan
 from experiments.digest import digest
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from experiments.records.receipts import (

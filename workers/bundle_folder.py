@@ -17,11 +17,11 @@ from experiments.records.bundle import (
     MANIFEST,
     PLAN,
     RECEIPT,
-    BrokenTry,
+    Attempt,
+    BrokenAttempt,
     Bundle,
     Manifest,
     NodeRecord,
-    Try,
     altered,
     block_folder,
     make_manifest,
@@ -92,7 +92,7 @@ class BundleFolder:
         self.seal()
         return record.node_id
 
-    def keep_block(self, attempt: Try, receipts: Sequence[Receipt]) -> None:
+    def keep_block(self, attempt: Attempt, receipts: Sequence[Receipt]) -> None:
         """Take a finished block in: all of it at once, then the manifest."""
         folder = self.work / "finished"
         shutil.rmtree(folder, ignore_errors=True)
@@ -108,8 +108,8 @@ class BundleFolder:
         folder.replace(self.root / own)
         self.seal()
 
-    def keep_broken(self, attempt: BrokenTry) -> None:
-        """Remember a try that broke."""
+    def keep_broken(self, attempt: BrokenAttempt) -> None:
+        """Remember an attempt that broke."""
         self._write(f"attempts/{attempt.attempt_id}.json", attempt)
         self.seal()
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from experiments.code import SOURCE_ROOT, code_digest
-from experiments.digest import digest_bytes
+from experiments.digest import SOURCE_ROOT, code_digest, digest_bytes
 from workers.devices import Devices
 
 _DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "torch_xla", "triton")
@@ -21,7 +20,7 @@ class CodeState:
     """Which code this worker loaded."""
 
     digest: str
-    """Of the source files of `experiments.code.CODE_PACKAGES`."""
+    """Of the source files of `experiments.digest.CODE_PACKAGES`."""
     git_commit: str | None
     git_dirty_digest: str | None
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from experiments.code import code_digest
+from experiments.digest import code_digest
 from experiments.records.plan_file import PlanFile, differences
 from model.errors import ConfigError
 from workers.errors import ExecRefused

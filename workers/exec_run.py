@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from experiments.ids import new_id
-from experiments.outcomes import MAX_ATTEMPTS, FailureClass
-from experiments.records.bundle import BrokenTry, Bundle, Try, is_used_up
+from experiments.outcomes import FailureClass
+from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, used_up_by
 from experiments.records.messages import ClaimedBlock
 from experiments.records.plan_file import PlanFile
+from experiments.retries import MAX_ATTEMPTS, budget_spent
 from workers.blocks import BlockRunner, BlockStopped
 from workers.bundle_folder import BundleFolder, now
 from workers.errors import ExecRefused
@@ -52,7 +53,7 @@ class ExecRun:
         self._node_id = node_id
         self._done: dict[int, float] = {}
         """Seconds of finished blocks."""
-        self._broken: list[BrokenTry] = []
+        self._broken: list[BrokenAttempt] = []
 
     def run(self, wanted: Sequence[int], known: Bundle, *, stopping: Callable[[], bool]) -> ExecSummary:
         """Run the blocks `wanted` that `known` does not hold yet."""
@@ -87,8 +88,7 @@ class ExecRun:
             raise ExecRefused("; ".join(refused))
 
     def _is_open(self, index: int) -> bool:
-        tries = [record for record in self._broken if record.index == index]
-        return index not in self._done and not is_used_up(tries)
+        return index not in self._done and used_up_by(self._broken, index) is None
 
     def _why_not(self, stopping: Callable[[], bool]) -> str | None:
         """Return why nothing more may be started."""
@@ -97,8 +97,7 @@ class ExecRun:
         if self._runner.quarantine is not None:
             return f"this node must be repaired first: {self._runner.quarantine}"
         used = (sum(self._done.values()) + sum(record.seconds for record in self._broken)) / 60
-        budget = self._plan_file.spec.limits.device_minutes
-        return f"{used:.2f} of {budget:g} device minutes are used up" if used >= budget else None
+        return budget_spent(used, self._plan_file.spec.limits.device_minutes)
 
     def _claim(self, index: int) -> ClaimedBlock:
         before = sum(record.index == index for record in self._broken)
@@ -111,7 +110,7 @@ class ExecRun:
         self._story.begins(f"block {index + 1}/{len(self._plan_file.plan.blocks)}", claimed, feed)
         try:
             receipts = self._runner.run(claimed, _endless(), feed)
-            attempt = Try(started_at=started_at, ended_at=now(), **self._names(claimed))
+            attempt = Attempt(started_at=started_at, ended_at=now(), **self._names(claimed))
             self._folder.keep_block(attempt, receipts)
             self._done[index] = attempt.seconds
         except BlockBroken as broken:
@@ -124,7 +123,7 @@ class ExecRun:
         return None
 
     def _keep_broken(self, claimed: ClaimedBlock, started_at: object, failure: FailureClass, message: str) -> None:
-        record = BrokenTry.model_validate(
+        record = BrokenAttempt.model_validate(
             {
                 **self._names(claimed),
                 "started_at": started_at,

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from experiments.outcomes import FINAL_WITH_RECEIPT, FailureClass, Outcome
+from experiments.outcomes import FailureClass, Outcome
+from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import (
-    Digests,
     Environment,
     GateReading,
-    Ids,
     Memory,
     Receipt,
     Step,
@@ -20,6 +19,7 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
+from experiments.retries import FINAL_WITH_RECEIPT
 from workers import failures
 from workers.node import Node
 from workers.paths import TrialPaths
@@ -69,14 +69,10 @@ class TrialRecord:
         outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
         return seal(
             {
-                "ids": self._ids(),
-                "arm": self.trial.arm,
-                "role": self.trial.role,
-                "seed": self.block.seed,
+                **self._identity(result),
                 "outcome": outcome,
                 "failure_class": failure,
                 "message": message,
-                "digests": self._digests(result),
                 "config": dict(self.trial.config),
                 "environment": self._environment(),
                 "gates": gates,
@@ -105,26 +101,12 @@ class TrialRecord:
             raise BlockBroken(result.failure_class, f"arm '{self.trial.arm}': {result.message}")
         return result
 
-    def _ids(self) -> Ids:
-        return Ids(
-            ablation=self.block.ablation_id,
-            block=self.block.block_id,
-            block_index=self.block.block_index,
-            position=self.trial.position,
-            trial=self.trial.trial_id,
-            attempt=self.block.attempt_id,
-            node=self.node_id,
-            device=f"{self.node.name}/{self.node.devices.first.index}",
-        )
-
-    def _digests(self, result: TrialResult) -> Digests:
-        return Digests(
-            spec=self.block.spec_digest,
-            rule=self.block.rule_digest,
-            arm=self.trial.arm_digest,
-            code=self.node.code.digest,
-            data=result.data_digest or "",
-        )
+    def _identity(self, result: TrialResult) -> dict[str, Any]:
+        """Return where the trial belongs, as it was claimed, and what it ran with."""
+        fields = claimed_fields(self.block, self.trial, node_id=self.node_id)
+        fields["ids"]["device"] = f"{self.node.name}/{self.node.devices.first.index}"
+        fields["digests"] |= {"code": self.node.code.digest, "data": result.data_digest or ""}
+        return fields
 
     def _environment(self) -> Environment:
         device = self.node.devices.first

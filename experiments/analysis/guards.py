@@ -8,6 +8,7 @@ from typing import Any
 from experiments.design.gates import GATES
 from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
+from experiments.records.identity import mismatches, planned_fields
 from experiments.records.receipts import Receipt
 from kernels.scan import ScanFact
 
@@ -39,26 +40,16 @@ _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
 def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:
     """Return the guards that one measured trial breaks, and where it does not belong to `plan`."""
     return [
-        *_chain_problems(receipt, plan),
+        *_identity_problems(receipt, plan),
         *_sample_problems(receipt),
         *_device_problems(receipt.environment.throttle),
     ]
 
 
-def _chain_problems(receipt: Receipt, plan: Plan) -> Iterator[str]:
-    arm = next(known for known in plan.arms if known.name == receipt.arm)
-    block = plan.blocks[receipt.ids.block_index]
-    expected = {
-        "spec digest": (receipt.digests.spec, plan.spec_digest),
-        "rule digest": (receipt.digests.rule, plan.rule_digest),
-        "arm digest": (receipt.digests.arm, arm.digest),
-        "seed": (receipt.seed, block.seed),
-        "position": (receipt.ids.position, block.order.index(arm.name)),
-        "node class": (receipt.environment.node_class, plan.node_class),
-    }
-    for what, (given, planned) in expected.items():
-        if given != planned:
-            yield f"{what} is {given}, planned was {planned}"
+def _identity_problems(receipt: Receipt, plan: Plan) -> Iterator[str]:
+    expected = planned_fields(plan, receipt.ids.block_index, receipt.arm)
+    for field, detail in mismatches(receipt.model_dump(mode="json", include=set(expected)), expected):
+        yield f"{field} {detail}"
 
 
 def _sample_problems(receipt: Receipt) -> Iterator[str]:

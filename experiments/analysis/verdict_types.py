@@ -3,16 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from experiments.documents import Frozen
 from experiments.outcomes import Decision, VerdictWord
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Comparison(_Part):
+class Comparison(Frozen):
     """One metric of one variant against the baseline, paired by block: d = ln(variant / baseline)."""
 
     metric: str
@@ -37,7 +32,7 @@ class Comparison(_Part):
     """d of every block as percent, in block order."""
 
 
-class RequirementResult(_Part):
+class RequirementResult(Frozen):
     """One `require` entry of the rule, judged."""
 
     metric: str
@@ -47,7 +42,7 @@ class RequirementResult(_Part):
     detail: str
 
 
-class VariantVerdict(_Part):
+class VariantVerdict(Frozen):
     """The answer for one variant, with the numbers and the rule behind it."""
 
     arm: str
@@ -70,7 +65,7 @@ class VariantVerdict(_Part):
     notes: tuple[str, ...] = ()
 
 
-class Verdict(_Part):
+class Verdict(Frozen):
     """The answer of an ablation."""
 
     ablation: str

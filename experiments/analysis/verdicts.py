@@ -14,7 +14,7 @@ from experiments.design.plan import Plan
 from experiments.design.power import ALPHA, blocks_to_detect, detectable_per_sd
 from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Primary
-from experiments.digest import digest
+from experiments.documents import seal
 from experiments.outcomes import Decision, Outcome, VerdictWord
 from experiments.records.readings import read_metric
 from experiments.records.receipts import Receipt
@@ -54,8 +54,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], calibrate
         "variants": tuple(judge_one(found, changed or found.stop, comparisons) for found in evidence),
         "arms": {arm.name: _arm_numbers(collection.of(arm.name)) for arm in plan.arms},
     }
-    verdict = Verdict(**fields, digest="")
-    return verdict.model_copy(update={"digest": digest(verdict.model_dump(mode="json", exclude={"digest"}))})
+    return seal(Verdict(**fields, digest=""))
 
 
 def _changed_rule(plan: Plan, spec: AblationSpec) -> Stop | None:

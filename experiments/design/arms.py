@@ -1,15 +1,25 @@
-"""The arm: the baseline or one variant of an ablation, fully resolved."""
+"""Arms: the baseline and the variants of a spec, resolved into complete configurations, or problems with pointers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from experiments.design.fields import config_to_json, replace_fields
+from experiments.design.gates import GATES, Gate, GateValue, runs_on, show
+from experiments.design.problems import join, listed, pointer
+from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
+from experiments.design.spec import AblationSpec
+from experiments.digest import digest
+from experiments.documents import Frozen
+from experiments.errors import SpecProblem
+from kernels.backends import LANES_ON, Lane, NodeClass
+from model.config import BLOCK_KINDS, StepsConfig, TrainConfig
+from model.errors import ConfigError
 
 
-class Arm(BaseModel):
+class Arm(Frozen):
     """The baseline or one variant, fully resolved."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     role: str
@@ -19,4 +29,170 @@ class Arm(BaseModel):
     config: Mapping[str, Any]
     """TrainConfig as plain JSON, without the seed (the block sets it)."""
     digest: str
-    """Digest of gates and config."""
+    """See `arm_digest`."""
+
+
+def arm_digest(gates: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the digest of what an arm is, whatever its name and role."""
+    return digest({"gates": gates, "config": config})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """The arms of a spec, baseline first, and everything that is wrong with them."""
+
+    arms: tuple[Arm, ...]
+    problems: tuple[SpecProblem, ...]
+
+
+def resolve(spec: AblationSpec) -> Resolution:
+    """Resolve every arm of `spec`; arms are empty when there are problems."""
+    recipe = RECIPES[spec.workload.recipe]
+    node_class = NodeClass(spec.placement.node_class)
+    base, found = _workload(recipe.name, tuple(sorted(spec.workload.overrides.items())), _steps(spec))
+    problems = [*_recipe_problems(recipe, node_class), *found]
+    if problems or base is None:
+        return Resolution(arms=(), problems=tuple(problems))
+    inherited = _items(spec.baseline.gates)
+    arms = [_arm(base, "baseline", inherited, (), node_class)]
+    arms += [_arm(base, name, _items(own.gates), inherited, node_class) for name, own in spec.variants.items()]
+    resolved = tuple(arm for part in arms for arm in part.arms)
+    problems = join([*(part.problems for part in arms), _equal_arms(resolved)])
+    return Resolution(arms=() if problems else resolved, problems=tuple(problems))
+
+
+def _items(gates: Mapping[str, GateValue]) -> tuple[tuple[str, GateValue], ...]:
+    return tuple(gates.items())
+
+
+def _steps(spec: AblationSpec) -> StepsConfig:
+    steps = spec.workload.steps
+    return StepsConfig(warmup=steps.warmup, timed=steps.timed, val_rows=steps.val_rows)
+
+
+def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProblem]:
+    if node_class not in recipe.node_classes:
+        detail = f"recipe '{recipe.name}' is not meant for node class '{node_class}'; it runs on: "
+        yield SpecProblem(pointer="#/placement/node_class", detail=detail + listed(recipe.node_classes))
+    elif not LANES_ON[node_class]:
+        detail = f"node class '{node_class}' has no implemented lane yet; node classes with one: "
+        ready = [node for node, lanes in LANES_ON.items() if lanes]
+        yield SpecProblem(pointer="#/placement/node_class", detail=detail + listed(ready))
+
+
+@lru_cache(maxsize=256)
+def _workload(
+    recipe: str, overrides: tuple[tuple[str, Any], ...], steps: StepsConfig
+) -> tuple[TrainConfig | None, tuple[SpecProblem, ...]]:
+    """Apply overrides; each illegal one is reported and left out, so that all of them are found."""
+    left = dict(overrides)
+    problems: list[SpecProblem] = []
+    while True:
+        changes = {OVERRIDES[key].path: value for key, value in left.items()}
+        try:
+            config = replace_fields(RECIPES[recipe].config, {**changes, "steps": steps})
+        except ConfigError as error:
+            guilty = next((key for key in left if OVERRIDES[key].path == error.field), None)
+            problems.append(_override_problem(guilty, error))
+            if guilty is None:
+                return None, tuple(problems)
+            del left[guilty]
+        else:
+            return (None if problems else config), tuple(problems)
+
+
+def _override_problem(key: str | None, error: ConfigError) -> SpecProblem:
+    if key is not None:
+        return SpecProblem(pointer=pointer("workload", "overrides", key), detail=f"override '{key}' {error.message}")
+    detail = f"the overrides do not fit together: {error.field} {error.message}"
+    named = next((name for name, override in OVERRIDES.items() if override.path == error.field), None)
+    hint = f"override '{named}' as well" if named else None
+    return SpecProblem(pointer="#/workload/overrides", detail=detail, hint=hint)
+
+
+@lru_cache(maxsize=4096)
+def _arm(
+    base: TrainConfig,
+    name: str,
+    own: tuple[tuple[str, GateValue], ...],
+    inherited: tuple[tuple[str, GateValue], ...],
+    node_class: NodeClass,
+) -> Resolution:
+    asked = {**dict(inherited), **dict(own)}
+    where = _Where(arm=name, own=frozenset(dict(own)), inherited=frozenset(dict(inherited)))
+    try:
+        config = replace_fields(base, {GATES[gate].path: _typed(gate, value) for gate, value in asked.items()})
+    except ConfigError as error:
+        guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
+        detail = f"the gates do not fit together: {guilty} {error.message}"
+        return Resolution(arms=(), problems=(SpecProblem(pointer=where.pointer(guilty), detail=detail),))
+    gates = {gate.name: gate.read(config) for gate in GATES.values()}
+    problems = join(_gate_problems(gate, gates, where, config.model.pattern, node_class) for gate in GATES.values())
+    values = config_to_json(config)
+    del values["seed"]
+    role = "baseline" if name == "baseline" else "variant"
+    arm = Arm(name=name, role=role, gates=gates, config=values, digest=arm_digest(gates, values))
+    return Resolution(arms=(arm,), problems=tuple(problems))
+
+
+def _typed(gate: str, value: GateValue) -> GateValue:
+    return Lane(str(value)) if gate == "lane" else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Where:
+    """Which lines of the spec speak about an arm's gates."""
+
+    arm: str
+    own: frozenset[str]
+    inherited: frozenset[str]
+
+    def pointer(self, gate: str) -> str:
+        if gate in self.own:
+            return pointer(*(("baseline",) if self.arm == "baseline" else ("variants", self.arm)), "gates", gate)
+        return pointer("baseline", "gates", gate) if gate in self.inherited else "#/workload/recipe"
+
+
+def _gate_problems(
+    gate: Gate, gates: Mapping[str, Any], where: _Where, pattern: str, node_class: NodeClass
+) -> list[SpecProblem]:
+    value, asked = gates[gate.name], gate.name in where.own
+    found = []
+    setting = gate.unused_because(gates)
+    used = setting is None
+    reason = gate.supports(node_class, Lane(gates["lane"]), value) if used or asked else None
+    if reason is not None:
+        found.append(SpecProblem(pointer=where.pointer(gate.name), detail=reason, hint=_support_hint(gate, node_class)))
+    for other, needed in gate.requires.items():
+        if used and value != gate.default and gates[other] != needed:
+            detail = f"gate '{gate.name}' = {show(value)} requires {other} = {show(needed)}; it is {show(gates[other])}"
+            hint = f"add {other}: {show(needed)}"
+            found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=hint))
+    if asked and not used and reason is None:
+        detail = f"gate '{gate.name}' has no effect with {setting}"
+        found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=f"remove {gate.name}"))
+    if asked and gate.block and gate.block not in pattern:
+        kind = BLOCK_KINDS[gate.block]
+        detail = f"gate '{gate.name}' needs a block of kind {gate.block} ({kind}); pattern '{pattern}' has none"
+        found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail))
+    return found
+
+
+def _support_hint(gate: Gate, node_class: NodeClass) -> str | None:
+    able = [show(value) for value in gate.values if node_class in runs_on(gate, value)]
+    if not able:
+        return None
+    return f"values of '{gate.name}' that run on {node_class}: {listed(able)}"
+
+
+def _equal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:
+    seen: dict[str, str] = {}
+    found = []
+    for arm in arms:
+        first = seen.setdefault(arm.digest, arm.name)
+        if first != arm.name:
+            other = "the baseline" if first == "baseline" else f"variant '{first}'"
+            detail = f"variant '{arm.name}' resolves to the same configuration as {other}"
+            hint = "change at least one gate, or remove the variant"
+            found.append(SpecProblem(pointer=pointer("variants", arm.name), detail=detail, hint=hint))
+    return found

@@ -1,4 +1,4 @@
-"""Load a submitted spec from bytes: JSON, YAML or TOML, with the limits that a public endpoint needs.
+"""Load a spec from bytes: JSON, YAML or TOML, with the limits that a public endpoint needs; and the shipped specs.
 
 All three give the same plain values: mappings with text keys, lists, text, numbers, booleans. What one format can
 say and another cannot (anchors, tags, dates, NaN, duplicate keys) is refused.
@@ -8,12 +8,13 @@ import json
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from experiments.design import yaml_text
-from experiments.design.problems import from_validation, listed, pointer, shown
+from experiments.design import yaml_subset
+from experiments.design.problems import from_validation, listed, nearest, pointer, shown
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError, SpecProblem
 
@@ -120,7 +121,7 @@ def _load_toml(text: str) -> Any:
 
 
 def _load_yaml(text: str) -> Any:
-    return yaml_text.load(text, max_depth=MAX_DEPTH)
+    return yaml_subset.load(text, max_depth=MAX_DEPTH)
 
 
 _LOADERS: Mapping[str, Callable[[str], Any]] = {
@@ -135,12 +136,26 @@ CONTENT_TYPES: tuple[str, ...] = tuple(_LOADERS)
 """Content types in which a spec may be submitted."""
 
 CONTENT_TYPE_OF_SUFFIX: Mapping[str, str] = {
-    ".json": "application/json",
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
+    ".json": "application/json",
     ".toml": "application/toml",
 }
 """Content type of a spec file by its suffix."""
+
+
+def catalog_names() -> tuple[str, ...]:
+    """Return the names of the specs that ship with the program, sorted."""
+    names = (entry.name for entry in resources.files("experiments.catalog").iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def read_catalog_file(name: str) -> bytes:
+    """Return the YAML of the shipped spec `name`. Raises SpecError with the known names."""
+    known = catalog_names()
+    if name not in known:
+        raise _refused(f"no catalog spec is named {shown(name)}; known: {listed(known)}", hint=nearest(name, known))
+    return resources.files("experiments.catalog").joinpath(f"{name}.yaml").read_bytes()
 
 
 def _known_keys(path: Sequence[str | int]) -> tuple[str, ...]:

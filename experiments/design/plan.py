@@ -1,18 +1,53 @@
-"""Turn a spec into arms and blocks: resolved configurations, balanced random order, detectable effect."""
+"""The plan: the arms and blocks of a spec, with seeds and running orders, and what they can detect."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
-from experiments.design.arms import Arm
+from experiments.design.arms import Arm, resolve
 from experiments.design.order import orders
-from experiments.design.plan_types import BlockPlan, Plan
 from experiments.design.power import detectable_per_sd
 from experiments.design.problems import pointer
-from experiments.design.resolve import resolve
 from experiments.design.rule import rule_digest
 from experiments.design.spec import AblationSpec
+from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
 
-__all__ = ["Arm", "BlockPlan", "Plan", "make_plan"]
+
+class BlockPlan(Frozen):
+    """One seed's arms in the order in which they run."""
+
+    index: int
+    seed: int
+    order: tuple[str, ...]
+    """Arm names; every arm exactly once."""
+
+
+class Plan(Frozen):
+    """What a submitted spec will run. Stored whole; workers receive their block from it."""
+
+    ablation: str
+    spec_digest: str
+    rule_digest: str
+    """Digest of the verdict rule with the estimator: hashed before the first sample."""
+    node_class: str
+    devices: int
+    arms: tuple[Arm, ...]
+    """Baseline first."""
+    blocks: tuple[BlockPlan, ...]
+    mde_pct_per_sd_pct: float
+    """Detectable effect in percent for each percent of sd of the paired difference (5 % two-sided, 80 % power)."""
+    expected_device_minutes: float | None
+    """From earlier receipts of the same arms; None when nothing is known."""
+
+    @property
+    def baseline(self) -> Arm:
+        """The arm that variants are compared with."""
+        return self.arms[0]
+
+    @cached_property
+    def arm_by_name(self) -> Mapping[str, Arm]:
+        """Every arm by name."""
+        return {arm.name: arm for arm in self.arms}
 
 
 def make_plan(spec: AblationSpec) -> Plan:
@@ -21,10 +56,6 @@ def make_plan(spec: AblationSpec) -> Plan:
     problems = [*resolution.problems, *_requirement_problems(spec)]
     if problems:
         raise SpecError(problems)
-    blocks = spec.design.blocks.number
-    names = tuple(arm.name for arm in resolution.arms)
-    seeds = spec.design.seeds
-    running = orders(names, blocks=blocks, seed=spec.design.order_seed)
     return Plan(
         ablation=spec.ablation,
         spec_digest=spec.digest,
@@ -32,11 +63,18 @@ def make_plan(spec: AblationSpec) -> Plan:
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
         arms=resolution.arms,
-        blocks=tuple(
-            BlockPlan(index=index, seed=seeds[index % len(seeds)], order=order) for index, order in enumerate(running)
-        ),
-        mde_pct_per_sd_pct=detectable_per_sd(blocks),
+        blocks=plan_blocks(spec, [arm.name for arm in resolution.arms]),
+        mde_pct_per_sd_pct=detectable_per_sd(spec.design.blocks.number),
         expected_device_minutes=None,
+    )
+
+
+def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...]:
+    """Return the blocks of `spec` with the arms of these names: seeds in turn, balanced running orders."""
+    seeds = spec.design.seeds
+    running = orders(arms, blocks=spec.design.blocks.number, seed=spec.design.order_seed)
+    return tuple(
+        BlockPlan(index=index, seed=seeds[index % len(seeds)], order=order) for index, order in enumerate(running)
     )
 
 

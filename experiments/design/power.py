@@ -1,9 +1,10 @@
-"""Power of the paired t test: what a number of blocks can detect, and how many blocks an effect needs."""
+"""Power of the paired t test: what a number of blocks can detect, and how many blocks an effect needs.
+
+scipy is imported when a number is asked for: a node that runs a plan needs none, and may not have it.
+"""
 
 import math
 from functools import lru_cache
-
-from scipy import optimize, special
 
 ALPHA = 0.05
 """Two-sided level of every test."""
@@ -14,6 +15,8 @@ MAX_BLOCKS = 2000
 @lru_cache(maxsize=4096)
 def detectable_per_sd(blocks: int) -> float:
     """Return the smallest effect, in standard deviations of d, found with 80 % power by `blocks` paired blocks."""
+    from scipy import optimize, special
+
     critical = float(special.stdtrit(blocks - 1, 1 - ALPHA / 2))
 
     def shortfall(shift: float) -> float:

@@ -7,7 +7,7 @@ node class lacks, a variant equal to the baseline) is checked when the spec is p
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from experiments.design.metrics import METRICS, PRIMARY_METRICS
 from experiments.design.problems import listed, nearest, shown
@@ -28,6 +28,7 @@ from experiments.design.spec_values import (
     show_percent,
 )
 from experiments.digest import digest
+from experiments.documents import Frozen
 from kernels.backends import LANES_ON, NodeClass
 
 MIN_BLOCKS = 6
@@ -38,11 +39,11 @@ MAX_SEEDS = 64
 MAX_REQUIREMENTS = 32
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+class _SpecPart(Frozen):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class Steps(_Part):
+class Steps(_SpecPart):
     """Optimiser steps of one trial: step 0 (compilation), warm-up, then the timed window."""
 
     warmup: int = Field(default=3, ge=0, le=10_000, description="Steps after step 0 that are recorded, not timed.")
@@ -50,7 +51,7 @@ class Steps(_Part):
     val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
 
 
-class Workload(_Part):
+class Workload(_SpecPart):
     """What every arm trains."""
 
     recipe: Annotated[
@@ -67,13 +68,13 @@ class Workload(_Part):
         return value
 
 
-class ArmSpec(_Part):
+class ArmSpec(_SpecPart):
     """One arm: gates by name; a gate that is not named keeps the value of the baseline or the recipe."""
 
     gates: BaselineGates = Field(default_factory=dict)
 
 
-class VariantSpec(_Part):
+class VariantSpec(_SpecPart):
     """One variant: the gates in which it differs from the baseline."""
 
     gates: VariantGates
@@ -101,7 +102,7 @@ def _requirement_schema(schema: dict[str, Any]) -> None:
     schema["oneOf"] = [{"required": ["max_delta"]}, {"required": ["max_value"]}, loss]
 
 
-class Blocks(_Part):
+class Blocks(_SpecPart):
     """How many blocks: a fixed count; a schedule of looks is reserved."""
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
@@ -130,7 +131,7 @@ class Blocks(_Part):
         return self.looks[-1] if self.looks else int(self.count or 0)
 
 
-class Design(_Part):
+class Design(_SpecPart):
     """Seeds, number of blocks and the seed of the running order."""
 
     seeds: Annotated[
@@ -149,7 +150,7 @@ class Design(_Part):
         return value
 
 
-class Placement(_Part):
+class Placement(_SpecPart):
     """Where the trials run."""
 
     node_class: Annotated[
@@ -173,7 +174,7 @@ class Placement(_Part):
         return value
 
 
-class Limits(_Part):
+class Limits(_SpecPart):
     """Budgets of the ablation and its place in the queue."""
 
     trial: Seconds = Field(
@@ -189,7 +190,7 @@ class Limits(_Part):
     priority: int = Field(default=50, ge=0, le=100, description="Higher runs first.")
 
 
-class Primary(_Part):
+class Primary(_SpecPart):
     """The metric that decides, with its practical margin."""
 
     metric: Annotated[str, Field(json_schema_extra={"enum": [*PRIMARY_METRICS]})] = "tokens_per_s"
@@ -219,7 +220,7 @@ class Primary(_Part):
         return self.margin if self.adopt_if is None else self.adopt_if
 
 
-class Requirement(_Part):
+class Requirement(_SpecPart):
     """One condition on a variant besides the primary metric: exactly one of max_delta, max_value and rule."""
 
     model_config = ConfigDict(json_schema_extra=_requirement_schema)
@@ -254,14 +255,14 @@ class Requirement(_Part):
         return self
 
 
-class VerdictRule(_Part):
+class VerdictRule(_SpecPart):
     """The rule that is hashed before the first sample."""
 
     primary: Primary
     require: Annotated[tuple[Requirement, ...], Field(strict=False, max_length=MAX_REQUIREMENTS)] = ()
 
 
-class AblationSpec(_Part):
+class AblationSpec(_SpecPart):
     """A complete ablation: workload, baseline, variants, design, placement, limits and the verdict rule."""
 
     ablation: Name = Field(description="Name of the ablation.")

@@ -5,7 +5,7 @@
     nodes/<node id>.json               the machine
     blocks/<number>/block.json         a finished block: ids, node, times; blocks count from 1 here, as people see them
     blocks/<number>/<place>-<arm>/     receipt.json and log.txt of one trial
-    attempts/<attempt id>.json         a try at a block that broke
+    attempts/<attempt id>.json         an attempt at a block that broke
 
 The folder `work` beside them belongs to a running `ablate exec` and is no part of the bundle.
 """
@@ -15,38 +15,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
-from experiments.digest import digest, digest_bytes
+from experiments.digest import digest_bytes
+from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
 from experiments.ids import id_pattern
-from experiments.outcomes import MAX_ATTEMPTS, FailureClass
-from experiments.records.chain import expected_fields, mismatches
+from experiments.outcomes import FailureClass
+from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.receipts import Receipt, verify
+from experiments.retries import may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
 SCHEMA_VERSION = 1
 MANIFEST, PLAN, BLOCK, RECEIPT, LOG = "manifest.json", "plan.json", "block.json", "receipt.json", "log.txt"
 
-_Model = TypeVar("_Model", bound=BaseModel)
+_Model = TypeVar("_Model", bound=Frozen)
 _AttemptId = Annotated[str, Field(pattern=id_pattern("att"))]
 _NodeId = Annotated[str, Field(pattern=id_pattern("nod"))]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FileEntry(_Part):
+class FileEntry(Frozen):
     """One file as it was written."""
 
     digest: str
     bytes: int
 
 
-class Manifest(_Part):
+class Manifest(Frozen):
     """Every file of a bundle but itself."""
 
     kind: Literal["ablate bundle"] = KIND
@@ -59,7 +57,7 @@ class Manifest(_Part):
     """Of everything above: it names the bundle."""
 
 
-class NodeRecord(_Part):
+class NodeRecord(Frozen):
     """A machine that ran blocks of the bundle."""
 
     node_id: _NodeId
@@ -67,8 +65,8 @@ class NodeRecord(_Part):
     registration: NodeRegistration
 
 
-class Try(_Part):
-    """One try at a block."""
+class Attempt(Frozen):
+    """One run of a block, from start to end, on one node."""
 
     index: int = Field(ge=0)
     """Of the block in the plan, from 0."""
@@ -84,16 +82,19 @@ class Try(_Part):
         return (self.ended_at - self.started_at).total_seconds()
 
 
-class BrokenTry(Try):
-    """A try that told nothing about the arms: its block is run again whole, or is missing."""
+class BrokenAttempt(Attempt):
+    """An attempt that told nothing about the arms: its block is run again whole, or is missing."""
 
     failure_class: FailureClass
     message: str
 
 
-def is_used_up(tries: Sequence[BrokenTry]) -> bool:
-    """Tell whether a block had, with these tries, as many attempts as its last failure allows."""
-    return bool(tries) and len(tries) >= MAX_ATTEMPTS[tries[-1].failure_class]
+def used_up_by(broken: Sequence[BrokenAttempt], index: int) -> BrokenAttempt | None:
+    """Return the attempt after which block `index` may not run again, None while it may; `broken` is in time order."""
+    attempts = [record for record in broken if record.index == index]
+    if not attempts or may_retry(len(attempts), attempts[-1].failure_class):
+        return None
+    return attempts[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class BundledTrial:
 class BundledBlock:
     """A finished block with its trials in running order."""
 
-    attempt: Try
+    attempt: Attempt
     trials: tuple[BundledTrial, ...]
 
 
@@ -123,7 +124,7 @@ class Bundle:
     nodes: Mapping[str, NodeRecord]
     blocks: tuple[BundledBlock, ...]
     """By index."""
-    broken: tuple[BrokenTry, ...]
+    broken: tuple[BrokenAttempt, ...]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -150,8 +151,7 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
 def make_manifest(file: PlanFile, contents: Mapping[str, bytes]) -> Manifest:
     """Return the manifest of a bundle with these files."""
     entries = {path: FileEntry(digest=digest_bytes(data), bytes=len(data)) for path, data in sorted(contents.items())}
-    unsealed = Manifest(ablation_id=file.ablation_id, plan_digest=file.digest, files=entries, digest="")
-    return unsealed.model_copy(update={"digest": _digest(unsealed)})
+    return seal(Manifest(ablation_id=file.ablation_id, plan_digest=file.digest, files=entries, digest=""))
 
 
 def open_bundle(files: Mapping[str, bytes]) -> Bundle:
@@ -159,13 +159,13 @@ def open_bundle(files: Mapping[str, bytes]) -> Bundle:
     manifest = read_manifest(files)
     _refuse(_manifest_problems(manifest, files))
     plan_file = _plan_file(manifest, files)
-    nodes = {node.node_id: node for _, node in _all(NodeRecord, files, lambda path: path.startswith("nodes/"))}
-    broken = tuple(record for _, record in _all(BrokenTry, files, lambda path: path.startswith("attempts/")))
-    tries = dict(_all(Try, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
-    _refuse(_try_problems(tries, broken, plan_file, nodes))
+    nodes = {node.node_id: node for _, node in _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))}
+    broken = tuple(record for _, record in _read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
+    done = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
+    _refuse(_attempt_problems(done, broken, plan_file, nodes))
     reader = _BlockReader(plan_file, files)
-    blocks = sorted((reader.block(path, record) for path, record in tries.items()), key=lambda b: b.attempt.index)
-    _refuse([*reader.problems, *_strangers(files, reader.known)])
+    blocks = sorted((reader.block(path, record) for path, record in done.items()), key=lambda b: b.attempt.index)
+    _refuse([*reader.problems, *_unexpected_files(files, reader.known)])
     order = tuple(sorted(broken, key=lambda record: (record.index, record.attempt_no)))
     return Bundle(digests=(manifest.digest,), plan_file=plan_file, nodes=nodes, blocks=tuple(blocks), broken=order)
 
@@ -193,10 +193,6 @@ def join(bundles: Sequence[Bundle]) -> Bundle:
     )
 
 
-def _digest(manifest: Manifest) -> str:
-    return digest(manifest.model_dump(mode="json", exclude={"digest"}))
-
-
 def _refuse(problems: Sequence[SpecProblem]) -> None:
     if problems:
         raise BundleError(problems)
@@ -208,12 +204,10 @@ def _read(model: type[_Model], files: Mapping[str, bytes], path: str) -> _Model:
     try:
         return model.model_validate_json(files[path])
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in found["loc"])
-        raise BundleError([SpecProblem(pointer=path, detail=f"{where}: {found['msg']}".lstrip(": "))]) from error
+        raise BundleError([SpecProblem(pointer=path, detail=first_problem(error))]) from error
 
 
-def _all(
+def _read_all(
     model: type[_Model], files: Mapping[str, bytes], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, _Model]]:
     for path in sorted(files):
@@ -232,11 +226,8 @@ def _manifest_problems(manifest: Manifest, files: Mapping[str, bytes]) -> list[S
 
 def altered(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
     """Return which files are not as the manifest says, itself included."""
-    found = []
-    expected = _digest(manifest)
-    if manifest.digest != expected:
-        detail = f"was altered: its digest is {manifest.digest}, the content gives {expected}"
-        found.append(SpecProblem(pointer=MANIFEST, detail=detail))
+    own = seal_problem(manifest)
+    found = [] if own is None else [SpecProblem(pointer=MANIFEST, detail=own)]
     for path, entry in manifest.files.items():
         if path not in files:
             found.append(SpecProblem(pointer=path, detail="is in the manifest and not in the bundle"))
@@ -263,10 +254,10 @@ def _plan_file(manifest: Manifest, files: Mapping[str, bytes]) -> PlanFile:
     return file
 
 
-def _try_problems(
-    tries: Mapping[str, Try], broken: Sequence[BrokenTry], file: PlanFile, nodes: Mapping[str, NodeRecord]
+def _attempt_problems(
+    done: Mapping[str, Attempt], broken: Sequence[BrokenAttempt], file: PlanFile, nodes: Mapping[str, NodeRecord]
 ) -> list[SpecProblem]:
-    named = [*tries.items(), *((f"attempts/{record.attempt_id}.json", record) for record in broken)]
+    named = [*done.items(), *((f"attempts/{record.attempt_id}.json", record) for record in broken)]
     found, seen = [], set()
     for path, record in named:
         if record.index >= len(file.plan.blocks):
@@ -279,7 +270,7 @@ def _try_problems(
         if record.ended_at < record.started_at:
             found.append(SpecProblem(pointer=path, detail="ended before it started"))
         seen.add(record.attempt_id)
-    for path, record in tries.items():
+    for path, record in done.items():
         if path != f"{block_folder(record.index)}/{BLOCK}":
             detail = f"is block {record.index + 1}, which belongs into {block_folder(record.index)}"
             found.append(SpecProblem(pointer=path, detail=detail))
@@ -296,14 +287,14 @@ class _BlockReader:
         self.known: set[str] = set()
         """Files that were read as part of a block."""
 
-    def block(self, path: str, attempt: Try) -> BundledBlock:
+    def block(self, path: str, attempt: Attempt) -> BundledBlock:
         """Read one block with all of its trials."""
         self.known.add(path)
         claimed = self._plan_file.claimed(attempt.index, attempt_id=attempt.attempt_id, attempt_no=attempt.attempt_no)
         trials = []
         for trial in claimed.trials:
             folder = trial_folder(attempt.index, trial.position, trial.arm)
-            expected = expected_fields(claimed, trial, node_id=attempt.node_id)
+            expected = claimed_fields(claimed, trial, node_id=attempt.node_id)
             receipt = self._receipt(f"{folder}/{RECEIPT}", expected)
             log = self._text(f"{folder}/{LOG}")
             if receipt is not None and log is not None:
@@ -342,7 +333,7 @@ class _BlockReader:
         self.problems.append(SpecProblem(pointer=path, detail=detail))
 
 
-def _strangers(files: Mapping[str, bytes], known: set[str]) -> list[SpecProblem]:
+def _unexpected_files(files: Mapping[str, bytes], known: set[str]) -> list[SpecProblem]:
     """Find files that no part of a bundle explains."""
     fixed = {MANIFEST, PLAN, *known}
     odd = [path for path in sorted(files) if path not in fixed and not path.startswith(("nodes/", "attempts/"))]

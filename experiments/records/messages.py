@@ -1,19 +1,15 @@
 """Wire messages between service and workers, the only place where the two meet. All are JSON over HTTP."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from experiments.design.arms import Arm
+from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class DeviceInfo(_Message):
+class DeviceInfo(Frozen):
     """One accelerator, or the CPU of a CPU node."""
 
     index: int
@@ -22,7 +18,7 @@ class DeviceInfo(_Message):
     memory_bytes: int
 
 
-class NodeRegistration(_Message):
+class NodeRegistration(Frozen):
     """`PUT /v1/nodes/{name}`: what a worker found when it probed its machine."""
 
     node_class: str
@@ -33,7 +29,7 @@ class NodeRegistration(_Message):
     """Human sentences about what the probe missed."""
 
 
-class NodeRegistered(_Message):
+class NodeRegistered(Frozen):
     """The service's answer to a registration."""
 
     node_id: str
@@ -41,13 +37,13 @@ class NodeRegistered(_Message):
     """Poll at least this often even without a wake-up."""
 
 
-class ClaimRequest(_Message):
+class ClaimRequest(Frozen):
     """`POST /v1/blocks:claim`; 200 with a ClaimedBlock or 204 when nothing waits."""
 
     node_id: str
 
 
-class ClaimedTrial(_Message):
+class ClaimedTrial(Frozen):
     """One arm of a claimed block, in running order."""
 
     trial_id: str
@@ -61,26 +57,7 @@ class ClaimedTrial(_Message):
     timeout_s: float
 
 
-def claimed_trials(
-    arms: Mapping[str, Arm], *, order: Sequence[str], trial_ids: Sequence[str], seed: int, timeout_s: float
-) -> tuple[ClaimedTrial, ...]:
-    """Return a block's trials: the `arms` (by name) in the block's `order`, with its seed, and an id for each place."""
-    return tuple(
-        ClaimedTrial(
-            trial_id=trial_id,
-            arm=name,
-            role=arms[name].role,
-            position=position,
-            arm_digest=arms[name].digest,
-            gates=arms[name].gates,
-            config={**arms[name].config, "seed": seed},
-            timeout_s=timeout_s,
-        )
-        for position, (name, trial_id) in enumerate(zip(order, trial_ids, strict=True))
-    )
-
-
-class ClaimedBlock(_Message):
+class ClaimedBlock(Frozen):
     """A block under a lease. Every later call carries `token`; a stale one gets 409."""
 
     attempt_id: str
@@ -99,7 +76,7 @@ class ClaimedBlock(_Message):
     trials: tuple[ClaimedTrial, ...]
 
 
-class TrialProgress(_Message):
+class TrialProgress(Frozen):
     """Where the running trial is, for people who watch."""
 
     trial_id: str
@@ -109,7 +86,7 @@ class TrialProgress(_Message):
     loss: float | None = None
 
 
-class LogChunk(_Message):
+class LogChunk(Frozen):
     """A piece of a trial's log; a chunk at an offset already stored is ignored."""
 
     trial_id: str
@@ -118,7 +95,7 @@ class LogChunk(_Message):
     text: str
 
 
-class Heartbeat(_Message):
+class Heartbeat(Frozen):
     """`POST /v1/attempts/{id}:heartbeat`."""
 
     token: int
@@ -126,14 +103,14 @@ class Heartbeat(_Message):
     logs: tuple[LogChunk, ...] = ()
 
 
-class HeartbeatReply(_Message):
+class HeartbeatReply(Frozen):
     """Lease extended; `cancel` asks the worker to stop the trial and release the block."""
 
     lease_s: float
     cancel: bool
 
 
-class BlockReport(_Message):
+class BlockReport(Frozen):
     """`POST /v1/attempts/{id}:report`: the whole block at once, or why it broke."""
 
     token: int
@@ -145,7 +122,7 @@ class BlockReport(_Message):
     message: str | None = None
 
 
-class Release(_Message):
+class Release(Frozen):
     """`POST /v1/attempts/{id}:release`: give the block back without a result."""
 
     token: int
@@ -153,7 +130,7 @@ class Release(_Message):
     message: str
 
 
-class Wake(_Message):
+class Wake(Frozen):
     """Celery payload: there may be work for this node class. Losing it loses nothing."""
 
     node_class: str

@@ -10,40 +10,25 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from experiments.code import code_digest
+from experiments.design.arms import arm_digest, resolve
 from experiments.design.load import parse_spec
-from experiments.design.order import orders
-from experiments.design.plan_types import Plan
-from experiments.design.resolve import resolve
+from experiments.design.plan import Plan, plan_blocks
 from experiments.design.spec import AblationSpec
-from experiments.digest import digest
+from experiments.digest import code_digest
+from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import PlanFileError, SpecError
-from experiments.ids import id_pattern, new_id, new_ids
-from experiments.records.messages import ClaimedBlock, claimed_trials
+from experiments.ids import id_pattern, new_id
+from experiments.records.identity import AttemptLease, BlockIds, claimed_block, new_block_ids
+from experiments.records.messages import ClaimedBlock
 
 KIND: Literal["ablate plan"] = "ablate plan"
 SCHEMA_VERSION = 1
 MAX_PLAN_BYTES = 64 * 2**20
 
-_UNLIMITED_S = 10.0**9
-"""Lease of a block that nobody else can claim."""
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PlannedBlock(_Part):
-    """The ids of one block, which has the seed and the order of the plan's block at the same place."""
-
-    block_id: Annotated[str, Field(pattern=id_pattern("blk"))]
-    trial_ids: tuple[Annotated[str, Field(pattern=id_pattern("trl"))], ...]
-    """In running order."""
-
-
-class PlanFile(_Part):
+class PlanFile(Frozen):
     """A plan on its way to a node that reaches nothing."""
 
     kind: Literal["ablate plan"] = KIND
@@ -51,13 +36,13 @@ class PlanFile(_Part):
     made_at: str
     """RFC 3339 UTC."""
     code_digest: str
-    """Of the source files of `experiments.code.CODE_PACKAGES` where the plan was made."""
+    """Of the source files of `experiments.digest.CODE_PACKAGES` where the plan was made."""
     ablation_id: Annotated[str, Field(pattern=id_pattern("abl"))]
     content_type: str
     spec_text: str
     """The spec as the user wrote it, comments included."""
     plan: Plan
-    blocks: tuple[PlannedBlock, ...]
+    blocks: tuple[BlockIds, ...]
     digest: str
     """Of everything above."""
 
@@ -68,34 +53,18 @@ class PlanFile(_Part):
 
     def claimed(self, index: int, *, attempt_id: str, attempt_no: int) -> ClaimedBlock:
         """Return the block `index` the way a service hands it to a worker."""
-        block, ids, plan = self.plan.blocks[index], self.blocks[index], self.plan
-        return ClaimedBlock(
-            attempt_id=attempt_id,
-            token=attempt_no,
-            attempt_no=attempt_no,
-            lease_s=_UNLIMITED_S,
-            heartbeat_s=_UNLIMITED_S,
+        return claimed_block(
+            self.plan,
+            index,
+            self.blocks[index],
             ablation_id=self.ablation_id,
-            ablation_name=plan.ablation,
-            block_id=ids.block_id,
-            block_index=index,
-            seed=block.seed,
-            spec_digest=plan.spec_digest,
-            rule_digest=plan.rule_digest,
-            trials=claimed_trials(
-                {arm.name: arm for arm in plan.arms},
-                order=block.order,
-                trial_ids=ids.trial_ids,
-                seed=block.seed,
-                timeout_s=self.spec.limits.trial,
-            ),
+            timeout_s=self.spec.limits.trial,
+            lease=AttemptLease(attempt_id=attempt_id, attempt_no=attempt_no, token=attempt_no),
         )
 
 
 def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile:
     """Return the plan file of `plan`, which was made from `spec_text`, with fresh ids."""
-    block_ids = new_ids("blk", len(plan.blocks))
-    trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
     unsealed = PlanFile(
         made_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         code_digest=code_digest(),
@@ -103,13 +72,10 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile
         content_type=content_type,
         spec_text=spec_text,
         plan=plan,
-        blocks=tuple(
-            PlannedBlock(block_id=block_id, trial_ids=tuple(next(trial_ids) for _ in block.order))
-            for block_id, block in zip(block_ids, plan.blocks, strict=True)
-        ),
+        blocks=new_block_ids(plan),
         digest="",
     )
-    return unsealed.model_copy(update={"digest": _digest(unsealed)})
+    return seal(unsealed)
 
 
 def plan_file_text(file: PlanFile) -> str:
@@ -129,15 +95,13 @@ def read_plan_file(data: bytes) -> PlanFile:
     try:
         file = PlanFile.model_validate(values)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in found["loc"])
-        raise PlanFileError(f"not a plan file: {where}: {found['msg']}") from error
+        raise PlanFileError(f"not a plan file: {first_problem(error)}") from error
     try:
-        expected = _digest(file)
+        altered = seal_problem(file)
     except ValueError as error:
         raise PlanFileError(f"the plan file holds what no JSON text can: {error}") from error
-    if file.digest != expected:
-        raise PlanFileError(f"the plan file was altered: its digest is {file.digest}, the content gives {expected}")
+    if altered is not None:
+        raise PlanFileError(f"the plan file {altered}")
     problem = next(_contradictions(file), None)
     if problem is not None:
         raise PlanFileError(f"the plan file contradicts itself: {problem}")
@@ -152,10 +116,6 @@ def _check_kind(values: Any) -> None:
         raise PlanFileError(f"the plan file has schema version {version!r}; this program reads {SCHEMA_VERSION}")
 
 
-def _digest(file: PlanFile) -> str:
-    return digest(file.model_dump(mode="json", exclude={"digest"}))
-
-
 def _contradictions(file: PlanFile) -> Iterator[str]:
     """Find what no spec could have planned, whatever the version of the code."""
     plan = file.plan
@@ -168,7 +128,7 @@ def _contradictions(file: PlanFile) -> Iterator[str]:
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
             yield f"block {number} does not hold every arm once"
     for arm in plan.arms:
-        expected = digest({"gates": arm.gates, "config": arm.config})
+        expected = arm_digest(arm.gates, arm.config)
         if arm.digest != expected:
             yield f"arm '{arm.name}' has digest {arm.digest}; its gates and configuration give {expected}"
     every = [trial for ids in file.blocks for trial in ids.trial_ids] + [ids.block_id for ids in file.blocks]
@@ -192,9 +152,6 @@ def differences(file: PlanFile) -> list[str]:
     if list(ours) != list(theirs):
         return [*found, f"the arms are {', '.join(ours)} here, {', '.join(theirs)} in the plan"]
     found += [f"arm '{name}' resolves to another configuration" for name in ours if ours[name] != theirs[name]]
-    blocks, seeds = spec.design.blocks.number, spec.design.seeds
-    running = orders(list(ours), blocks=blocks, seed=spec.design.order_seed)
-    wanted = [(seeds[index % len(seeds)], order) for index, order in enumerate(running)]
-    if wanted != [(block.seed, block.order) for block in plan.blocks]:
+    if plan_blocks(spec, list(ours)) != plan.blocks:
         found.append("blocks have other seeds or another order")
     return found

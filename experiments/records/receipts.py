@@ -6,22 +6,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from experiments import documents
 from experiments.design.gates import GATES, Gate, show
 from experiments.design.problems import shown
-from experiments.digest import digest
+from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import FailureClass, Outcome
 
 SCHEMA_VERSION = 1
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Step(_Part):
+class Step(Frozen):
     """One optimiser step as it was measured."""
 
     index: int
@@ -38,7 +35,7 @@ class Step(_Part):
     """Device clock where it can be read."""
 
 
-class Digests(_Part):
+class Digests(Frozen):
     """What this receipt is chained to."""
 
     spec: str
@@ -50,7 +47,7 @@ class Digests(_Part):
     """Of tokenizer, packed rows and split."""
 
 
-class Ids(_Part):
+class Ids(Frozen):
     """Where the trial belongs."""
 
     ablation: str
@@ -64,7 +61,7 @@ class Ids(_Part):
     device: str
 
 
-class Environment(_Part):
+class Environment(Frozen):
     """What the trial ran on."""
 
     node_name: str
@@ -83,7 +80,7 @@ class Environment(_Part):
     """Throttle reasons and ECC counters where the device reports them."""
 
 
-class GateReading(_Part):
+class GateReading(Frozen):
     """Requested against observed, for one gate."""
 
     requested: Any
@@ -94,7 +91,7 @@ class GateReading(_Part):
     """What was looked at, for example "fact loss.implementation"."""
 
 
-class Memory(_Part):
+class Memory(Frozen):
     """Peaks in bytes: in tensors (allocated), and held for them (reserved)."""
 
     peak_allocated_bytes: int
@@ -103,7 +100,7 @@ class Memory(_Part):
     limit_bytes: int | None
 
 
-class Summary(_Part):
+class Summary(Frozen):
     """Numbers derived from the raw steps by the declared estimator; recomputed by `verify`."""
 
     timed_steps: int
@@ -122,7 +119,7 @@ class Summary(_Part):
     loss_val: float | None
 
 
-class Receipt(_Part):
+class Receipt(Frozen):
     """The record of one trial."""
 
     schema_version: int = SCHEMA_VERSION
@@ -244,10 +241,11 @@ def _read_gate(gate: Gate, value: Any, requested: Mapping[str, Any], facts: Mapp
 def seal(fields: Mapping[str, Any]) -> Receipt:
     """Return the receipt of `fields` with its digest. Raises ReceiptError when a part is missing or not finite."""
     try:
-        unsealed = Receipt.model_validate({**fields, "digest": ""})
-        return unsealed.model_copy(update={"digest": _digest(unsealed)})
+        return documents.seal(Receipt.model_validate({**fields, "digest": ""}))
     except ValidationError as error:
-        raise ReceiptError(f"not a receipt: {_first(error)}") from error
+        raise ReceiptError(f"not a receipt: {first_problem(error)}") from error
+    except ValueError as error:
+        raise ReceiptError(f"a receipt holds finite numbers only: {error}") from error
 
 
 def verify(receipt: Mapping[str, Any]) -> list[str]:
@@ -260,25 +258,12 @@ def verify(receipt: Mapping[str, Any]) -> list[str]:
         return [f"schema_version is {shown(version)}; this program reads {SCHEMA_VERSION}"]
     try:
         typed = Receipt.model_validate_json(json.dumps(receipt, allow_nan=False), strict=True)
-        expected = _digest(typed)
+        altered = seal_problem(typed)
     except ValidationError as error:
-        return [f"not a receipt: {_first(error)}"]
-    except (TypeError, ValueError, ReceiptError) as error:
+        return [f"not a receipt: {first_problem(error)}"]
+    except (TypeError, ValueError) as error:
         return [f"not a receipt: {error}"]
-    problems = [] if typed.digest == expected else [f"digest is {typed.digest}; the content gives {expected}"]
-    return problems + _summary_problems(typed)
-
-
-def _digest(receipt: Receipt) -> str:
-    try:
-        return digest(receipt.model_dump(mode="json", exclude={"digest"}))
-    except ValueError as error:
-        raise ReceiptError(f"a receipt holds finite numbers only: {error}") from error
-
-
-def _first(error: ValidationError) -> str:
-    found = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']}"
+    return ([] if altered is None else [altered]) + _summary_problems(typed)
 
 
 def _summary_problems(receipt: Receipt) -> list[str]:

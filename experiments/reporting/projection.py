@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from experiments.analysis import verdicts
 from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
-from experiments.design.plan import Arm
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.outcomes import Outcome
 from experiments.records.readings import read_metric

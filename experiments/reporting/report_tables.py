@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.analysis.verdicts import Verdict
-from experiments.design.plan import Arm
+from experiments.design.arms import Arm
 from experiments.digest import canonical_json
 from experiments.outcomes import Outcome
 from experiments.records.receipts import GateReading, Receipt, Summary

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.design.catalog_files import UnknownCatalogFile
 from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ERROR_EXIT_CODE
 from service.answers import Problem, ProblemEntry
@@ -66,7 +65,7 @@ def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return command(*args, **kwargs)
-        except (ClientError, ExperimentError, ServiceError, UnknownCatalogFile, OSError) as error:
+        except (ClientError, ExperimentError, ServiceError, OSError) as error:
             show_problem(problem_of(error), as_json=bool(kwargs.get("as_json")))
             raise typer.Exit(ERROR_EXIT_CODE) from error
 
@@ -83,7 +82,7 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, BundleError):
         entries = [ProblemEntry(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
         return Problem(title="The bundle is damaged or was altered", errors=tuple(entries))
-    return Problem(title="Error", detail=str(error.args[0] if isinstance(error, LookupError) else error))
+    return Problem(title="Error", detail=str(error))
 
 
 def show_problem(problem: Problem, *, as_json: bool = False) -> None:

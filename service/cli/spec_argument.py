@@ -6,20 +6,13 @@ from typing import Annotated
 
 import typer
 
-from experiments.design.catalog_files import UnknownCatalogFile, catalog_names, read_catalog_file
+from experiments.design.load import CONTENT_TYPE_OF_SUFFIX, catalog_names, read_catalog_file
 from experiments.errors import SpecError, SpecProblem
 from service.client import SpecBody
 
 SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.")
 ]
-
-CONTENT_TYPES = {
-    ".yaml": "application/yaml",
-    ".yml": "application/yaml",
-    ".json": "application/json",
-    ".toml": "application/toml",
-}
 
 
 def read_spec(argument: str) -> SpecBody:
@@ -29,17 +22,16 @@ def read_spec(argument: str) -> SpecBody:
     path = Path(argument)
     if path.is_file():
         return SpecBody(content=path.read_bytes(), content_type=_content_type(path))
-    try:
+    known = catalog_names()
+    if argument in known:
         return SpecBody(content=read_catalog_file(argument))
-    except UnknownCatalogFile as error:
-        known = ", ".join(catalog_names())
-        raise _refused(f"there is no file {argument!r} and no catalog spec of that name; catalog: {known}") from error
+    raise _refused(f"there is no file {argument!r} and no catalog spec of that name; catalog: {', '.join(known)}")
 
 
 def _content_type(path: Path) -> str:
-    kind = CONTENT_TYPES.get(path.suffix.lower())
+    kind = CONTENT_TYPE_OF_SUFFIX.get(path.suffix.lower())
     if kind is None:
-        raise _refused(f"{path} ends in {path.suffix!r}; a spec file ends in {', '.join(CONTENT_TYPES)}")
+        raise _refused(f"{path} ends in {path.suffix!r}; a spec file ends in {', '.join(CONTENT_TYPE_OF_SUFFIX)}")
     return kind
 
 

@@ -28,10 +28,10 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
     settings = services.settings
     with services.store.write() as connection:
         node_class = nodes.mark_seen(connection, wanted.node_id)
-        claim = claims.claim_block(connection, wanted.node_id, node_class, lease_s=settings.lease_s)
-    if claim is None:
+        attempt_id = claims.claim_block(connection, wanted.node_id, node_class, lease_s=settings.lease_s)
+    if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
-    block = claimed_block(services.store, claim, lease_s=settings.lease_s, heartbeat_s=settings.heartbeat_s)
+    block = claimed_block(services.store, attempt_id, lease_s=settings.lease_s, heartbeat_s=settings.heartbeat_s)
     return Response(block.model_dump_json(), media_type="application/json")
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from experiments.outcomes import MAX_ATTEMPTS, FailureClass
+from experiments.outcomes import FailureClass
 from experiments.records.messages import TrialProgress
+from experiments.retries import MAX_ATTEMPTS, may_retry, retry_wait_s
 from service.errors import Invalid, NotFound, StaleToken
 from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
 from service.store import outbox
@@ -22,7 +23,6 @@ from service.store.settle import settle
 from service.store.tables import attempts, blocks, trials
 from service.store.text import storable
 
-RETRY_CAP_S = 30.0
 MAX_STEPS = 2**31 - 1
 
 
@@ -115,7 +115,7 @@ def break_off(
     journal.move("attempt", [held.attempt.id], AttemptState.RUNNING, state, reason=reason, **ending)
     if lock_ablation(connection, block.ablation_id) == AblationState.CANCELLING:
         _end(journal, held, BlockState.CANCELLED, TrialState.CANCELLED, "the ablation is being cancelled")
-    elif block.attempt_no >= MAX_ATTEMPTS[failure]:
+    elif not may_retry(block.attempt_no, failure):
         reason = f"{reason} (attempt {block.attempt_no} of {MAX_ATTEMPTS[failure]})"
         _end(journal, held, BlockState.FAILED, TrialState.FAILED, reason)
     else:
@@ -126,7 +126,6 @@ def break_off(
 
 def _requeue(connection: Connection, journal: Journal, held: Held, reason: str) -> None:
     block = held.block
-    wait_s = 0.0 if block.attempt_no == 1 else min(RETRY_CAP_S, 2.0 ** (block.attempt_no - 1))
     cleared = {"attempt_id": None, "steps_done": None, "tokens_per_s": None, "loss": None}
     started = [row.id for row in held.trials if row.state == TrialState.RUNNING]
     journal.move("trial", started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **cleared)
@@ -140,7 +139,7 @@ def _requeue(connection: Connection, journal: Journal, held: Held, reason: str) 
         attempt_id=None,
         node_id=None,
         lease_until=None,
-        not_before=db_now() + wait_s,
+        not_before=db_now() + retry_wait_s(block.attempt_no),
         message=reason,
     )
     outbox.add(connection, outbox.WAKE, block.node_class)

@@ -1,30 +1,12 @@
 """Claiming a block: one compare-and-set under a lease, oldest of the highest priority first."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy import Connection, Row, Select, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from experiments.ids import new_id
 from service.lifecycle import AblationState, AttemptState, BlockState
 from service.store.clock import db_now
 from service.store.journal import Journal, lock_ablation
-from service.store.tables import ablations, attempts, blocks, trials
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A block that was just claimed, with the stored rows that describe it."""
-
-    attempt_id: str
-    token: int
-    attempt_no: int
-    block: Row[Any]
-    ablation: Row[Any]
-    trial_ids: Mapping[str, str]
-    """Trial id by arm."""
-
+from service.store.tables import attempts, blocks, trials
 
 _NEXT = (
     select(blocks)
@@ -33,18 +15,10 @@ _NEXT = (
     .limit(1)
     .with_for_update(skip_locked=True)
 )
-_OWNER: Select[Any] = select(
-    ablations.c.id,
-    ablations.c.name,
-    ablations.c.spec_digest,
-    ablations.c.rule_digest,
-    ablations.c.trial_timeout_s,
-    ablations.c.state,
-)
 
 
-def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_s: float) -> Claim | None:
-    """Give the next block that waits for `node_class` to `node_id`, or return None."""
+def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_s: float) -> str | None:
+    """Give the next block that waits for `node_class` to `node_id`; return the attempt's id, None when none waits."""
     block = connection.execute(_NEXT.where(blocks.c.node_class == node_class)).first()
     if block is None:
         return None
@@ -87,15 +61,7 @@ def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_
             started_at=db_now(),
         )
     journal.flush()
-    ids = connection.execute(select(trials.c.arm, trials.c.id).where(trials.c.block_id == block.id))
-    return Claim(
-        attempt_id=attempt_id,
-        token=token,
-        attempt_no=attempt_no,
-        block=block,
-        ablation=connection.execute(_OWNER.where(ablations.c.id == block.ablation_id)).one(),
-        trial_ids={row.arm: row.id for row in ids},
-    )
+    return attempt_id
 
 
 def waiting_node_classes(connection: Connection) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select, update
 
-from experiments.records.bundle import BrokenTry, Bundle, BundledBlock, NodeRecord, Try, is_used_up
+from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
 from experiments.records.messages import LogChunk
 from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
 from service.store import logs, reports
@@ -19,7 +19,7 @@ from service.store.clock import db_now
 from service.store.journal import Journal
 from service.store.reports import VerifiedReceipt
 from service.store.settle import settle
-from service.store.submissions import Submission, WorkIds, insert_rows
+from service.store.submissions import Submission, insert_rows
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 from service.store.text import storable
 
@@ -54,8 +54,7 @@ def store_import(connection: Connection, imported: Import) -> None:
     """
     bundle, ablation_id = imported.bundle, imported.submission.ablation_id
     file = bundle.plan_file
-    ids = WorkIds(blocks=tuple(ids.block_id for ids in file.blocks), trials=tuple(ids.trial_ids for ids in file.blocks))
-    insert_rows(connection, imported.submission, ids, bundles=imported.bundles)
+    insert_rows(connection, imported.submission, file.blocks, bundles=imported.bundles)
     journal = Journal(connection, ablation_id, actor=imported.submission.submitted_by)
     counted = f"{len(bundle.blocks)} of {len(file.plan.blocks)} blocks"
     reason = f"imported: {counted} from {', '.join(digest[:19] for digest in bundle.digests)}"
@@ -76,10 +75,10 @@ def store_import(connection: Connection, imported: Import) -> None:
 
 
 def _add_nodes(connection: Connection, bundle: Bundle) -> None:
-    tries: Sequence[Try] = [*(block.attempt for block in bundle.blocks), *bundle.broken]
+    held: Sequence[Attempt] = [*(block.attempt for block in bundle.blocks), *bundle.broken]
     for node in bundle.nodes.values():
         known = connection.execute(select(nodes.c.id).where(nodes.c.id == node.node_id)).first()
-        seen = max((t.ended_at.timestamp() for t in tries if t.node_id == node.node_id), default=0.0)
+        seen = max((one.ended_at.timestamp() for one in held if one.node_id == node.node_id), default=0.0)
         if known is None:
             connection.execute(insert(nodes).values(**_node_row(node), registered_at=seen, seen_at=seen))
 
@@ -93,7 +92,7 @@ def _node_row(node: NodeRecord) -> dict[str, str]:
     }
 
 
-def _insert_attempt(connection: Connection, attempt: Try, block_id: str) -> None:
+def _insert_attempt(connection: Connection, attempt: Attempt, block_id: str) -> None:
     connection.execute(
         insert(attempts).values(
             id=attempt.attempt_id,
@@ -107,8 +106,8 @@ def _insert_attempt(connection: Connection, attempt: Try, block_id: str) -> None
     )
 
 
-def _break(connection: Connection, journal: Journal, record: BrokenTry, block_id: str) -> None:
-    """Store a try that broke; its block is still queued."""
+def _break(connection: Connection, journal: Journal, record: BrokenAttempt, block_id: str) -> None:
+    """Store an attempt that broke; its block is still queued."""
     _insert_attempt(connection, record, block_id)
     message = storable(record.message)
     journal.move(
@@ -123,8 +122,8 @@ def _break(connection: Connection, journal: Journal, record: BrokenTry, block_id
     )
 
 
-def _begin(connection: Connection, journal: Journal, attempt: Try, block_id: str) -> None:
-    """Store the try that finished a block, as if it were running."""
+def _begin(connection: Connection, journal: Journal, attempt: Attempt, block_id: str) -> None:
+    """Store the attempt that finished a block, as if it were running."""
     _insert_attempt(connection, attempt, block_id)
     journal.move(
         "block",
@@ -145,15 +144,15 @@ def _end_missing(connection: Connection, journal: Journal, bundle: Bundle) -> No
     file = bundle.plan_file
     absent = []
     for index in bundle.missing:
-        tries = [record for record in bundle.broken if record.index == index]
-        if is_used_up(tries):
-            _fail(journal, file.blocks[index].block_id, file.blocks[index].trial_ids, tries[-1])
-        else:
+        last = used_up_by(bundle.broken, index)
+        if last is None:
             absent.append(file.blocks[index].block_id)
+        else:
+            _fail(journal, file.blocks[index].block_id, file.blocks[index].trial_ids, last)
     cancel_blocks(connection, journal, file.ablation_id, absent, reason=_MISSING)
 
 
-def _fail(journal: Journal, block_id: str, trial_ids: Sequence[str], last: BrokenTry) -> None:
+def _fail(journal: Journal, block_id: str, trial_ids: Sequence[str], last: BrokenAttempt) -> None:
     reason = storable(f"{last.failure_class}: {last.message} (attempt {last.attempt_no})")
     journal.move("trial", trial_ids, TrialState.QUEUED, TrialState.FAILED, reason=reason)
     running = {"attempt_no": last.attempt_no, "started_at": last.started_at.timestamp(), "node_id": last.node_id}

@@ -2,6 +2,7 @@
 
 from sqlalchemy import Connection, func, select, update
 
+from experiments.retries import budget_spent
 from service.lifecycle import OVER, AblationState, BlockState, TrialState
 from service.store import outbox
 from service.store.blocks import cancel_blocks
@@ -43,12 +44,12 @@ def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
     spent = spent.join(blocks, blocks.c.id == attempts.c.block_id).where(blocks.c.ablation_id == ablation_id)
     query = select(ablations.c.device_minutes, func.coalesce(spent.scalar_subquery(), 0.0).label("used"))
     budget, used = connection.execute(query.where(ablations.c.id == ablation_id)).one()
-    if used < budget:
+    reason = budget_spent(used, budget)
+    if reason is None:
         return
     waiting = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.QUEUED)
     ids = list(connection.execute(waiting.with_for_update(skip_locked=True)).scalars())
     journal = Journal(connection, ablation_id, actor="service")
-    reason = f"{used:.2f} of {budget:g} device minutes are used up"
     cancel_blocks(connection, journal, ablation_id, ids, reason=reason)
     journal.flush()
 

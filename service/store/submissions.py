@@ -1,6 +1,7 @@
 """Storing a submitted ablation: all of its rows and the answer to its Idempotency-Key, in one transaction."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
-from experiments.ids import new_ids
+from experiments.records.identity import BlockIds, new_block_ids
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import AblationState, BlockState, TrialState
 from service.store import outbox
@@ -33,15 +34,6 @@ class Submission:
     spec_text: str
     content_type: str
     submitted_by: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkIds:
-    """Ids of what an ablation consists of."""
-
-    blocks: tuple[str, ...]
-    trials: tuple[tuple[str, ...], ...]
-    """For each block, in running order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +76,17 @@ def store_submission(connection: Connection, submission: Submission, key: Key, a
         connection.execute(_ANSWER, {**row, "ablation_id": answer.ablation_id, "answer": answer.text})
     except IntegrityError as error:
         raise KeyKnown from error
-    insert_rows(connection, submission, fresh_ids(submission.plan))
+    insert_rows(connection, submission, new_block_ids(submission.plan))
     journal = Journal(connection, submission.ablation_id, actor=submission.submitted_by)
     journal.note("ablation.state", submission.ablation_id, reason="submitted", new=AblationState.QUEUED)
     journal.flush_new()
     outbox.add(connection, outbox.WAKE, submission.plan.node_class)
 
 
-def fresh_ids(plan: Plan) -> WorkIds:
-    """Return new ids for the blocks and trials of `plan`."""
-    trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
-    return WorkIds(
-        blocks=tuple(new_ids("blk", len(plan.blocks))),
-        trials=tuple(tuple(next(trial_ids) for _ in block.order) for block in plan.blocks),
-    )
-
-
-def insert_rows(connection: Connection, submission: Submission, ids: WorkIds, *, bundles: str | None = None) -> None:
-    """Insert the ablation with its labels, blocks and trials, all queued."""
+def insert_rows(
+    connection: Connection, submission: Submission, ids: Sequence[BlockIds], *, bundles: str | None = None
+) -> None:
+    """Insert the ablation with its labels, blocks and trials, all queued; `ids` of every block in the plan's order."""
     block_rows, trial_rows = _work_rows(submission, ids)
     connection.execute(_ABLATION, {**_ablation_row(submission), "bundles": bundles})
     insert_many(connection, blocks, block_rows)
@@ -138,13 +123,13 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
     }
 
 
-def _work_rows(submission: Submission, ids: WorkIds) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _work_rows(submission: Submission, ids: Sequence[BlockIds]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     plan, ablation_id = submission.plan, submission.ablation_id
     priority = submission.spec.limits.priority
     roles = {arm.name: arm.role for arm in plan.arms}
     block_rows = [
         {
-            "id": block_id,
+            "id": own.block_id,
             "ablation_id": ablation_id,
             "index": block.index,
             "seed": block.seed,
@@ -156,20 +141,20 @@ def _work_rows(submission: Submission, ids: WorkIds) -> tuple[list[dict[str, Any
             "attempt_no": 0,
             "not_before": 0.0,
         }
-        for block_id, block in zip(ids.blocks, plan.blocks, strict=True)
+        for own, block in zip(ids, plan.blocks, strict=True)
     ]
     trial_rows = [
         {
             "id": trial_id,
             "ablation_id": ablation_id,
-            "block_id": block_id,
+            "block_id": own.block_id,
             "block_index": block.index,
             "position": position,
             "arm": arm,
             "role": roles[arm],
             "state": TrialState.QUEUED.value,
         }
-        for block_id, trial_ids, block in zip(ids.blocks, ids.trials, plan.blocks, strict=True)
-        for position, (trial_id, arm) in enumerate(zip(trial_ids, block.order, strict=True))
+        for own, block in zip(ids, plan.blocks, strict=True)
+        for position, (trial_id, arm) in enumerate(zip(own.trial_ids, block.order, strict=True))
     ]
     return block_rows, trial_rows

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 import kernels
+from experiments.records.plan_file import plan_file_text
 from tests.architecture.pages import ROOT
+from tests.bundles import make_file
 
 
 def test_import_contracts_hold() -> None:
@@ -27,6 +29,25 @@ def test_kernels_is_ours_and_not_the_package_of_that_name() -> None:
 def test_program_starts_without_heavy_packages(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'jax', 'tilelang', 'mlflow'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["experiments.design.plan", "workers.exec_cli", "workers.serve"])
+def test_what_a_node_imports_needs_no_scipy(module: str) -> None:
+    code = f"import sys; sys.modules['scipy'] = None; import {module}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+
+def test_plan_file_is_read_and_compared_without_scipy() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['scipy'] = None\n"
+        "from experiments.records.plan_file import differences, read_plan_file\n"
+        "print(differences(read_plan_file(sys.stdin.buffer.read())))\n"
+    )
+    command = [sys.executable, "-c", code]
+    text = plan_file_text(make_file())
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -1,5 +1,6 @@
 """Claims, leases, reports and cancellation, on SQLite and on PostgreSQL."""
 
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +9,15 @@ import pytest
 from sqlalchemy import func, select, update
 
 from experiments.analysis.verdicts import Verdict
-from experiments.outcomes import MAX_ATTEMPTS, FailureClass
+from experiments.outcomes import FailureClass
+from experiments.records.bundle import used_up_by
+from experiments.retries import MAX_ATTEMPTS
 from service.reconciler import Reconciler
 from service.store.clock import db_now
 from service.store.tables import blocks, events, outbox, receipts
 from service.store.view import ablation_view
 from tests.api_stack import Api, receipts_of, running_api
-from tests.bundles import make_file
+from tests.bundles import broken_attempt, make_file
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -251,6 +254,21 @@ def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     found = api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]
     assert {(block["state"], block["attempt_no"]) for block in found} == {("failed", limit)}
     assert "attempt 2 of 2" in found[0]["message"]
+
+
+def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api) -> None:
+    rng = random.Random(8)  # noqa: S311 - draws that repeat
+    node = api.register()
+    for _ in range(6):
+        made, broken, state = api.submit(), [], "queued"
+        while state == "queued":
+            failure = rng.choice(list(FailureClass))
+            block = claimed(api, node)
+            broken.append(broken_attempt(block["block_index"], block["attempt_no"], failure))
+            state = api.attempt(block, "report", failure_class=failure, message="x").json()["block_state"]
+            assert state == ("queued" if used_up_by(broken, 0) is None else "failed")
+            ready(api)
+        api.cancel(made["id"])
 
 
 def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:

@@ -17,7 +17,7 @@ from service.store.tables import ablations, attempts, receipts
 from service.store.tables import outbox as outbox_table
 from service.tokens import Scope, put_token
 from tests.api_stack import Api, running_api
-from tests.bundles import broken_try, make_bundle, make_file, resealed, sealed
+from tests.bundles import broken_attempt, make_bundle, make_file, resealed, sealed
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -106,11 +106,11 @@ def test_several_bundles_of_one_plan_are_imported_together(api: Api) -> None:
     assert "block 1 is in an earlier bundle" in problems(send(api, one, one))["bundle 2"]
 
 
-def test_broken_tries_and_failed_blocks_are_kept(api: Api) -> None:
+def test_broken_attempts_and_failed_blocks_are_kept(api: Api) -> None:
     file = make_file()
-    tries = [broken_try(1, number, FailureClass.TIMEOUT) for number in (1, 2)]
-    retried = broken_try(2, 1, FailureClass.INFRA_NODE)
-    assert send(api, make_bundle(file, [0], broken=[*tries, retried])).status_code == 200
+    broken = [broken_attempt(1, number, FailureClass.TIMEOUT) for number in (1, 2)]
+    retried = broken_attempt(2, 1, FailureClass.INFRA_NODE)
+    assert send(api, make_bundle(file, [0], broken=[*broken, retried])).status_code == 200
     states = [b["state"] for b in api.get(f"/v1/ablations/{file.ablation_id}/blocks").json()["items"]]
     assert states == ["done", "failed", "cancelled", "cancelled", "cancelled", "cancelled"]
     with api.store.read() as connection:

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.design.load import parse_spec
+from experiments.design.load import CONTENT_TYPE_OF_SUFFIX, parse_spec
 from experiments.errors import SpecError
-from service.cli.spec_argument import CONTENT_TYPES, read_spec
+from service.cli.spec_argument import read_spec
 
 
 def test_read_spec_takes_a_catalog_name() -> None:
@@ -13,12 +13,12 @@ def test_read_spec_takes_a_catalog_name() -> None:
     assert parse_spec(body.content, body.content_type).ablation == "demo"
 
 
-@pytest.mark.parametrize("suffix", sorted(CONTENT_TYPES))
+@pytest.mark.parametrize("suffix", sorted(CONTENT_TYPE_OF_SUFFIX))
 def test_read_spec_takes_a_file_with_the_type_of_its_ending(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"spec{suffix}"
     path.write_bytes(b"content")
     body = read_spec(str(path))
-    assert (body.content, body.content_type) == (b"content", CONTENT_TYPES[suffix])
+    assert (body.content, body.content_type) == (b"content", CONTENT_TYPE_OF_SUFFIX[suffix])
 
 
 def test_read_spec_prefers_a_file_to_a_catalog_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

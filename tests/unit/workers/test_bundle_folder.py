@@ -6,9 +6,9 @@ import pytest
 
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass
-from experiments.records.bundle import MANIFEST, RECEIPT, Bundle, Try, open_bundle
+from experiments.records.bundle import MANIFEST, RECEIPT, Attempt, Bundle, open_bundle
 from experiments.records.bundle_files import read_bundle_files
-from tests.bundles import broken_try, make_bundle, make_file, make_node, names, sealed, write_folder
+from tests.bundles import broken_attempt, make_bundle, make_file, make_node, names, sealed, write_folder
 from tests.factories import make_receipt
 from workers.bundle_folder import BundleFolder
 from workers.errors import ExecRefused
@@ -49,7 +49,7 @@ def test_open_refuses_an_unnamed_block_whose_receipt_was_altered(tmp_path: Path)
     (root / MANIFEST).unlink()
     path = sorted(root.glob(f"blocks/0001/*/{RECEIPT}"))[0]
     path.write_text(path.read_text().replace('"wall_s":3.0', '"wall_s":2.0'))
-    with pytest.raises(BundleError, match="digest is"):
+    with pytest.raises(BundleError, match="was altered"):
         reopened(root)
 
 
@@ -69,7 +69,7 @@ def test_folder_is_free_afterwards_and_its_work_can_go(tmp_path: Path) -> None:
 def test_kept_block_appears_whole_and_verified(folder: BundleFolder) -> None:
     node = make_node()
     node_id = folder.add_node(node.name, node.registration, open_bundle(read_bundle_files(folder.root)))
-    attempt = Try(**names(2, node_id))
+    attempt = Attempt(**names(2, node_id))
     claimed = FILE.claimed(2, attempt_id=attempt.attempt_id, attempt_no=1)
     receipts = []
     for trial in claimed.trials:
@@ -96,9 +96,9 @@ def test_same_machine_keeps_its_node_and_a_changed_one_is_another(folder: Bundle
     assert add("sha256:b") != first
 
 
-def test_broken_try_is_remembered(folder: BundleFolder) -> None:
+def test_broken_attempt_is_remembered(folder: BundleFolder) -> None:
     node = make_node()
     node_id = folder.add_node(node.name, node.registration, open_bundle(read_bundle_files(folder.root)))
-    record = broken_try(0, 1, FailureClass.NO_RECEIPT).model_copy(update={"node_id": node_id})
+    record = broken_attempt(0, 1, FailureClass.NO_RECEIPT).model_copy(update={"node_id": node_id})
     folder.keep_broken(record)
     assert open_bundle(read_bundle_files(folder.root)).broken == (record,)

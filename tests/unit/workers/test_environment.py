@@ -1,7 +1,7 @@
 import subprocess
 from pathlib import Path
 
-from experiments.code import CODE_PACKAGES, code_digest
+from experiments.digest import CODE_PACKAGES, code_digest
 from workers.environment import read_code
 
 

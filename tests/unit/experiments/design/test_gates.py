@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
+from experiments.design.arms import _typed
 from experiments.design.fields import config_to_json
 from experiments.design.gates import GATES, Claim, Gate, GateValue, catalogue, show
 from experiments.design.recipes import RECIPES
-from experiments.design.resolve import _typed
 from kernels.backends import Lane, NodeClass
 from kernels.scan import ScanFact
 from model.config import TrainConfig

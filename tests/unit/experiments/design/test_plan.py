@@ -2,8 +2,7 @@ import time
 
 import pytest
 
-from experiments.design.catalog_files import UnknownCatalogFile, catalog_names, read_catalog_file
-from experiments.design.load import parse_spec
+from experiments.design.load import catalog_names, parse_spec, read_catalog_file
 from experiments.design.plan import make_plan
 from experiments.design.rule import rule_digest
 from experiments.errors import SpecError
@@ -33,8 +32,11 @@ def test_catalog_file_of_the_refused_demo_is_refused_for_its_gates() -> None:
 
 
 def test_read_catalog_file_names_the_known_ones() -> None:
-    with pytest.raises(UnknownCatalogFile, match=r"known: demo, .*did you mean 'demo'"):
+    with pytest.raises(SpecError) as caught:
         read_catalog_file("demos")
+    (problem,) = caught.value.problems
+    assert problem.detail.startswith("no catalog spec is named 'demos'; known: demo, ")
+    assert problem.hint == "did you mean 'demo'?"
 
 
 def test_make_plan_is_deterministic_and_follows_the_order_seed() -> None:

@@ -5,8 +5,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from experiments.design.catalog_files import read_catalog_file
-from experiments.design.load import load_values
+from experiments.design.load import load_values, read_catalog_file
 from experiments.design.spec import ablation_json_schema
 from tests.factories import make_spec, spec_values
 

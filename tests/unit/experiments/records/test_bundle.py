@@ -6,11 +6,11 @@ import pytest
 
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass, VerdictWord
-from experiments.records.bundle import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, is_used_up, join, open_bundle
+from experiments.records.bundle import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, join, open_bundle, used_up_by
 from experiments.records.bundle_files import is_bundle, read_bundle_files, write_tar
 from experiments.reporting.bundle_view import judge_bundle, judged
 from experiments.reporting.report import render
-from tests.bundles import broken_try, make_bundle, make_file, sealed, write_folder
+from tests.bundles import broken_attempt, make_bundle, make_file, sealed, write_folder
 
 FILE = make_file()
 
@@ -119,13 +119,14 @@ def test_join_takes_parts_of_one_plan_and_counts_a_block_once() -> None:
         join([one, open_bundle(make_bundle(make_file(), [2]))])
 
 
-def test_broken_tries_are_kept_and_used_up_like_a_service_does() -> None:
-    tries = [broken_try(1, number, FailureClass.TIMEOUT) for number in (2, 1)]
-    bundle = open_bundle(make_bundle(FILE, [0], broken=tries))
+def test_broken_attempts_are_kept_and_used_up_like_a_service_does() -> None:
+    broken = [broken_attempt(1, number, FailureClass.TIMEOUT) for number in (2, 1)]
+    bundle = open_bundle(make_bundle(FILE, [0], broken=broken))
     assert [record.attempt_no for record in bundle.broken] == [1, 2]
-    assert is_used_up(bundle.broken)
-    assert not is_used_up(bundle.broken[:1])
-    assert not is_used_up(())
+    assert used_up_by(bundle.broken, 1) == bundle.broken[1]
+    assert used_up_by(bundle.broken, 2) is None
+    assert used_up_by(bundle.broken[:1], 1) is None
+    assert used_up_by((), 1) is None
 
 
 def test_tar_is_the_same_bundle_and_always_the_same_bytes(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Identity of planned work: ids of blocks and trials, the claim made from plan and ids, what its receipts must say.
+
+The worker writes these fields of a receipt from its claim. The service and the reader of a bundle make the claim again
+and compare; the judge, who has the plan alone, compares what the plan fixes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from experiments.design.arms import Arm
+from experiments.design.plan import Plan
+from experiments.documents import Frozen
+from experiments.ids import id_pattern, new_ids
+from experiments.records.messages import ClaimedBlock, ClaimedTrial
+
+UNLIMITED_S = 10.0**9
+"""Lease of a block that nobody else can claim."""
+
+
+class BlockIds(Frozen):
+    """The ids of one block, which has the seed and the order of the plan's block at the same place."""
+
+    block_id: Annotated[str, Field(pattern=id_pattern("blk"))]
+    trial_ids: tuple[Annotated[str, Field(pattern=id_pattern("trl"))], ...]
+    """In running order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptLease:
+    """The attempt that a block is claimed for, and how long it may be silent."""
+
+    attempt_id: str
+    attempt_no: int
+    token: int
+    lease_s: float = UNLIMITED_S
+    heartbeat_s: float = UNLIMITED_S
+
+
+def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
+    """Return fresh ids for every block of `plan` and its trials."""
+    trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
+    return tuple(
+        BlockIds(block_id=block_id, trial_ids=tuple(next(trial_ids) for _ in block.order))
+        for block_id, block in zip(new_ids("blk", len(plan.blocks)), plan.blocks, strict=True)
+    )
+
+
+def claimed_block(
+    plan: Plan, index: int, ids: BlockIds, *, ablation_id: str, timeout_s: float, lease: AttemptLease
+) -> ClaimedBlock:
+    """Return block `index` of `plan` as a node receives it; `timeout_s` is the wall time that one trial may take."""
+    block = plan.blocks[index]
+    places = enumerate(zip(block.order, ids.trial_ids, strict=True))
+    return ClaimedBlock(
+        attempt_id=lease.attempt_id,
+        token=lease.token,
+        attempt_no=lease.attempt_no,
+        lease_s=lease.lease_s,
+        heartbeat_s=lease.heartbeat_s,
+        ablation_id=ablation_id,
+        ablation_name=plan.ablation,
+        block_id=ids.block_id,
+        block_index=index,
+        seed=block.seed,
+        spec_digest=plan.spec_digest,
+        rule_digest=plan.rule_digest,
+        trials=tuple(
+            _claimed_trial(plan.arm_by_name[arm], trial_id, position, seed=block.seed, timeout_s=timeout_s)
+            for position, (arm, trial_id) in places
+        ),
+    )
+
+
+def _claimed_trial(arm: Arm, trial_id: str, position: int, *, seed: int, timeout_s: float) -> ClaimedTrial:
+    return ClaimedTrial(
+        trial_id=trial_id,
+        arm=arm.name,
+        role=arm.role,
+        position=position,
+        arm_digest=arm.digest,
+        gates=arm.gates,
+        config={**arm.config, "seed": seed},
+        timeout_s=timeout_s,
+    )
+
+
+def claimed_fields(block: ClaimedBlock, trial: ClaimedTrial, *, node_id: str) -> dict[str, Any]:
+    """Return what the receipt of a claimed trial must say, nested as in the receipt."""
+    return {
+        "ids": {
+            "ablation": block.ablation_id,
+            "block": block.block_id,
+            "block_index": block.block_index,
+            "position": trial.position,
+            "trial": trial.trial_id,
+            "attempt": block.attempt_id,
+            "node": node_id,
+        },
+        "arm": trial.arm,
+        "role": trial.role,
+        "seed": block.seed,
+        "digests": {"spec": block.spec_digest, "rule": block.rule_digest, "arm": trial.arm_digest},
+    }
+
+
+def planned_fields(plan: Plan, index: int, arm: str) -> dict[str, Any]:
+    """Return what the receipt of `arm` in block `index` must say whatever its ids are, nested as in the receipt."""
+    block, planned = plan.blocks[index], plan.arm_by_name[arm]
+    return {
+        "ids": {"block_index": index, "position": block.order.index(arm)},
+        "arm": arm,
+        "role": planned.role,
+        "seed": block.seed,
+        "digests": {"spec": plan.spec_digest, "rule": plan.rule_digest, "arm": planned.digest},
+        "environment": {"node_class": plan.node_class},
+    }
+
+
+def mismatches(receipt: Mapping[str, Any], expected: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (path, sentence) for every field of `receipt` that is not as `expected`, for example "digests/spec"."""
+    for name, wanted in expected.items():
+        where = f"{path}/{name}".lstrip("/")
+        if isinstance(wanted, Mapping):
+            given = receipt.get(name)
+            yield from mismatches(given if isinstance(given, Mapping) else {}, wanted, where)
+        elif receipt.get(name) != wanted:
+            yield where, f"is {receipt.get(name)!r}; expected {wanted!r}"
