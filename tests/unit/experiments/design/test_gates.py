@@ -29,7 +29,6 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
 def test_gate_default_leaves_the_default_configuration_equal(gate: Gate) -> None:
     config = TrainConfig()
     assert gate.apply(config, _typed(gate.name, gate.default)) == config
-    assert gate.read(config) == gate.default
     assert gate.default in gate.values
 
 
