@@ -1,6 +1,12 @@
-"""Closed vocabularies: trial outcomes, failure classes, verdicts and decisions with their exit codes."""
+"""Closed vocabularies: roles of arms, trial outcomes, failure classes, verdicts, decisions with their exit codes."""
 
 from enum import StrEnum
+from typing import Final, Literal, TypeAlias
+
+ArmRole: TypeAlias = Literal["baseline", "variant"]
+BASELINE: Final = "baseline"
+"""Role and name of the arm that the others are compared with; no other arm may have it as its name."""
+VARIANT: Final = "variant"
 
 
 class Outcome(StrEnum):

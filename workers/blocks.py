@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.outcomes import FailureClass
+from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
 from kernels.backends import NodeClass
@@ -94,7 +94,7 @@ class BlockRunner:
             return f"arm '{trial.arm}': {result.message}"
         if result.failure_class is not None:
             lost = f"the baseline does not train, so nothing could be compared with it: {result.message}"
-            return lost if trial.role == "baseline" else None
+            return lost if trial.role == BASELINE else None
         dead = dead_gate(read_gates(trial.gates, result.facts))
         return None if dead is None else f"arm '{trial.arm}': {dead}"
 

@@ -7,7 +7,7 @@ from experiments.analysis.verdict_types import RequirementResult
 from experiments.design.gates import Claim
 from experiments.design.metrics import METRICS, Metric
 from experiments.design.spec import Requirement
-from experiments.records.readings import read_metric
+from experiments.records.receipts import Receipt, read_metric
 
 
 def judge_requirement(requirement: Requirement, evidence: Evidence) -> RequirementResult:
@@ -60,19 +60,19 @@ def _envelope(requirement: Requirement, pairs: Sequence[Pair], metric: Metric) -
     """Compare |variant - baseline| with the spread of baseline repeats of the same seed, at least the tolerance."""
     spreads: dict[int, list[float]] = {}
     for pair in pairs:
-        spreads.setdefault(pair.seed, []).append(_value(metric, pair, "baseline"))
+        spreads.setdefault(pair.seed, []).append(_value(metric, pair.baseline))
     alone = sorted(seed for seed, values in spreads.items() if len(values) < 2)
     if alone:
         return False, f"seed {alone[0]} has no repeat of the baseline to compare with"
     limits = {seed: max(max(values) - min(values), requirement.tolerance) for seed, values in spreads.items()}
-    gaps = [(abs(_value(metric, p, "variant") - _value(metric, p, "baseline")), limits[p.seed], p) for p in pairs]
+    gaps = [(abs(_value(metric, p.variant) - _value(metric, p.baseline)), limits[p.seed], p) for p in pairs]
     gap, limit, worst = max(gaps, key=lambda entry: entry[0] - entry[1])
     where = f"block {worst.block_index}, seed {worst.seed}"
     return gap <= limit, f"{gap:.3g} {metric.unit} apart in {where}; envelope {limit:.3g} {metric.unit}"
 
 
-def _value(metric: Metric, pair: Pair, side: str) -> float:
-    value = read_metric(metric, pair.variant if side == "variant" else pair.baseline)
+def _value(metric: Metric, receipt: Receipt) -> float:
+    value = read_metric(metric, receipt)
     if value is None:
         raise AssertionError("the caller checked that no value is missing")
     return value

@@ -16,8 +16,7 @@ from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Primary
 from experiments.documents import seal
 from experiments.outcomes import Decision, Outcome, VerdictWord
-from experiments.records.readings import read_metric
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, read_metric
 
 __all__ = ["Comparison", "RequirementResult", "VariantVerdict", "Verdict", "compare", "judge", "markdown", "word_of"]
 

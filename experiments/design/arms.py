@@ -7,12 +7,13 @@ from typing import Any
 
 from experiments.design.fields import config_to_json, replace_fields
 from experiments.design.gates import GATES, Gate, GateValue, runs_on, show
-from experiments.design.problems import join, listed, pointer
+from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecProblem
+from experiments.outcomes import BASELINE, VARIANT, ArmRole
 from kernels.backends import LANES_ON, Lane, NodeClass
 from model.config import BLOCK_KINDS, StepsConfig, TrainConfig
 from model.errors import ConfigError
@@ -22,8 +23,7 @@ class Arm(Frozen):
     """The baseline or one variant, fully resolved."""
 
     name: str
-    role: str
-    """`baseline` or `variant`."""
+    role: ArmRole
     gates: Mapping[str, Any]
     """Every gate with its resolved value, defaults included."""
     config: Mapping[str, Any]
@@ -54,10 +54,10 @@ def resolve(spec: AblationSpec) -> Resolution:
     if problems or base is None:
         return Resolution(arms=(), problems=tuple(problems))
     inherited = _items(spec.baseline.gates)
-    arms = [_arm(base, "baseline", inherited, (), node_class)]
+    arms = [_arm(base, BASELINE, inherited, (), node_class)]
     arms += [_arm(base, name, _items(own.gates), inherited, node_class) for name, own in spec.variants.items()]
     resolved = tuple(arm for part in arms for arm in part.arms)
-    problems = join([*(part.problems for part in arms), _equal_arms(resolved)])
+    problems = without_repeats([*(part.problems for part in arms), _equal_arms(resolved)])
     return Resolution(arms=() if problems else resolved, problems=tuple(problems))
 
 
@@ -127,10 +127,12 @@ def _arm(
         detail = f"the gates do not fit together: {guilty} {error.message}"
         return Resolution(arms=(), problems=(SpecProblem(pointer=where.pointer(guilty), detail=detail),))
     gates = {gate.name: gate.read(config) for gate in GATES.values()}
-    problems = join(_gate_problems(gate, gates, where, config.model.pattern, node_class) for gate in GATES.values())
+    problems = without_repeats(
+        _gate_problems(gate, gates, where, config.model.pattern, node_class) for gate in GATES.values()
+    )
     values = config_to_json(config)
     del values["seed"]
-    role = "baseline" if name == "baseline" else "variant"
+    role: ArmRole = BASELINE if name == BASELINE else VARIANT
     arm = Arm(name=name, role=role, gates=gates, config=values, digest=arm_digest(gates, values))
     return Resolution(arms=(arm,), problems=tuple(problems))
 
@@ -149,7 +151,7 @@ class _Where:
 
     def pointer(self, gate: str) -> str:
         if gate in self.own:
-            return pointer(*(("baseline",) if self.arm == "baseline" else ("variants", self.arm)), "gates", gate)
+            return pointer(*(("baseline",) if self.arm == BASELINE else ("variants", self.arm)), "gates", gate)
         return pointer("baseline", "gates", gate) if gate in self.inherited else "#/workload/recipe"
 
 
@@ -191,7 +193,7 @@ def _equal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:
     for arm in arms:
         first = seen.setdefault(arm.digest, arm.name)
         if first != arm.name:
-            other = "the baseline" if first == "baseline" else f"variant '{first}'"
+            other = "the baseline" if first == BASELINE else f"variant '{first}'"
             detail = f"variant '{arm.name}' resolves to the same configuration as {other}"
             hint = "change at least one gate, or remove the variant"
             found.append(SpecProblem(pointer=pointer("variants", arm.name), detail=detail, hint=hint))

@@ -16,7 +16,7 @@ class Metric:
     kind: Literal["ratio", "absolute", "loss"]
     """`ratio`: compared by ln(variant / baseline); `absolute`: by its difference; `loss`: by identity or envelope."""
     field: str
-    """Where the receipt holds it, as a dotted path; `experiments.records.readings` follows it."""
+    """Where the receipt holds it, as a dotted path; `experiments.records.receipts.read_metric` follows it."""
     per: float = 1.0
     """What the receipt's number is divided by to give `unit`."""
 

@@ -112,6 +112,6 @@ def _sentence(kind: str, name: str, given: object, context: dict[str, Any], mess
     return f"'{name}': {message[0].lower()}{message[1:]}" if kind != "spec" else message
 
 
-def join(groups: Iterable[Sequence[SpecProblem]]) -> list[SpecProblem]:
+def without_repeats(groups: Iterable[Sequence[SpecProblem]]) -> list[SpecProblem]:
     """Return all problems once, in the order in which they were found."""
     return list(dict.fromkeys(problem for group in groups for problem in group))

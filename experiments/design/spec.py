@@ -29,6 +29,7 @@ from experiments.design.spec_values import (
 )
 from experiments.digest import digest
 from experiments.documents import Frozen
+from experiments.outcomes import BASELINE
 from kernels.backends import LANES_ON, NodeClass
 
 MIN_BLOCKS = 6
@@ -287,8 +288,8 @@ class AblationSpec(_SpecPart):
     @field_validator("variants")
     @classmethod
     def _not_baseline(cls, value: dict[str, VariantSpec]) -> dict[str, VariantSpec]:
-        if "baseline" in value:
-            raise_all([("baseline", refuse("a variant cannot be named 'baseline'"), None)])
+        if BASELINE in value:
+            raise_all([(BASELINE, refuse(f"a variant cannot be named '{BASELINE}'"), None)])
         return value
 
     @cached_property

@@ -4,16 +4,18 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from experiments import documents
 from experiments.design.gates import GATES, Gate, show
+from experiments.design.metrics import Metric
 from experiments.design.problems import shown
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
-from experiments.outcomes import FailureClass, Outcome
+from experiments.outcomes import ArmRole, FailureClass, Outcome
 
 SCHEMA_VERSION = 1
 
@@ -125,7 +127,7 @@ class Receipt(Frozen):
     schema_version: int = SCHEMA_VERSION
     ids: Ids
     arm: str
-    role: Literal["baseline", "variant"]
+    role: ArmRole
     seed: int
     outcome: Outcome
     failure_class: FailureClass | None = None
@@ -214,6 +216,16 @@ def _without_outliers(timed: Sequence[Step]) -> list[Step]:
     cutoff = middle + OUTLIER_MADS * max(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
     kept = [step for step in timed if step.seconds <= cutoff]
     return kept if len(timed) - len(kept) <= max(1, len(timed) // 10) else list(timed)
+
+
+def read_metric(metric: Metric, receipt: Receipt) -> float | None:
+    """Return `metric` in its unit; None where the receipt holds no value: no window, no memory, no validation."""
+    value: float | None = reduce(_attribute, metric.field.split("."), receipt)  # type: ignore[arg-type,assignment]
+    return value if value is None or metric.per == 1 else value / metric.per
+
+
+def _attribute(part: object, name: str) -> object:
+    return None if part is None else getattr(part, name)
 
 
 def read_gates(requested: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, GateReading]:

@@ -16,8 +16,7 @@ from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.outcomes import Outcome
-from experiments.records.readings import read_metric
-from experiments.records.receipts import Receipt, Step
+from experiments.records.receipts import Receipt, Step, read_metric
 from experiments.reporting import answer, pictures, series
 from experiments.reporting.view import AblationView, TrialView
 

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.analysis.verdicts import Verdict
 from experiments.design.arms import Arm
 from experiments.digest import canonical_json
-from experiments.outcomes import Outcome
+from experiments.outcomes import BASELINE, Outcome
 from experiments.records.receipts import GateReading, Receipt, Summary
 from experiments.reporting import series, wording
 from experiments.reporting.view import AblationView, TrialView
@@ -137,7 +137,7 @@ def arms_table(view: AblationView) -> Table:
 
 
 def _titled(arm: Arm) -> str:
-    return f"{arm.name} (baseline)" if arm.role == "baseline" else arm.name
+    return f"{arm.name} (baseline)" if arm.role == BASELINE else arm.name
 
 
 def _arms_left_out(view: AblationView) -> str:

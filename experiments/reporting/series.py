@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from experiments.design.metrics import METRICS
 from experiments.outcomes import Outcome
-from experiments.records.readings import read_metric
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, read_metric
 from experiments.reporting.view import AblationView
 
 T = TypeVar("T")

@@ -4,8 +4,7 @@ import pytest
 from pydantic import BaseModel
 
 from experiments.design.metrics import GIB, METRICS
-from experiments.records.readings import read_metric
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, read_metric
 from tests import factories
 
 
