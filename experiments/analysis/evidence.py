@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from experiments.analysis.guards import block_problems, clock_problem, receipt_problems, unchanged_kernels
+from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES, Claim
 from experiments.design.plan import Plan
@@ -83,7 +84,7 @@ class Collection:
         for pair in pairs:
             problem = next(self._guards(pair), None)
             if problem is not None:
-                return Stop(word=VerdictWord.INVALID, reason=f"block {pair.block_index}: {problem}")
+                return Stop(word=VerdictWord.INVALID, reason=f"{block_name(pair.block_index)}: {problem}")
         clocks = clock_problem([pair.variant for pair in pairs], [pair.baseline for pair in pairs])
         return None if clocks is None else Stop(word=VerdictWord.INVALID, reason=clocks)
 
@@ -101,9 +102,9 @@ def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], 
     for receipt in receipts:
         place = receipt.ids.block_index, receipt.arm
         if receipt.arm not in names or not 0 <= receipt.ids.block_index < len(plan.blocks):
-            raise ReceiptError(f"receipt of arm '{receipt.arm}' in block {place[0]} is not in the plan")
+            raise ReceiptError(f"receipt of arm '{receipt.arm}' in {block_name(place[0])} is not in the plan")
         if place in places:
-            raise ReceiptError(f"two receipts of arm '{receipt.arm}' in block {place[0]}; each trial counts once")
+            raise ReceiptError(f"two receipts of arm '{receipt.arm}' in {block_name(place[0])}; each trial counts once")
         places[place] = receipt
     return places
 
@@ -145,6 +146,6 @@ def _claim_stop(pairs: Sequence[Pair], claim: Claim) -> Stop | None:
             continue
         ours, theirs = pair.variant.summary.loss_step1, pair.baseline.summary.loss_step1
         if ours != theirs:
-            reason = f"block {pair.block_index}: step-1 loss {ours!r} is not the baseline's {theirs!r}, "
+            reason = f"{block_name(pair.block_index)}: step-1 loss {ours!r} is not the baseline's {theirs!r}, "
             return Stop(word=VerdictWord.INVALID, reason=reason + "but the gates claim to change the schedule only")
     return None

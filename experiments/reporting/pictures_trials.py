@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from experiments.block_numbers import block_number
 from experiments.records.receipts import Receipt
 from experiments.reporting import series, svg, wording
 from experiments.reporting.series import ArmStyle
@@ -83,7 +84,7 @@ def _block_frame(panels: Sequence[Axes], receipts: Sequence[Receipt]) -> None:
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(0, len(receipts))
     groups = list(series.thin(list(pairwise([0, *edges, len(receipts)])), 20))
-    names = [str(receipts[low].ids.block_index) for low, _ in groups]
+    names = [str(block_number(receipts[low].ids.block_index)) for low, _ in groups]
     panels[-1].set_xticks([(low + high) / 2 for low, high in groups], names)
     panels[-1].set_xlabel("block, in the order in which they ran")
 

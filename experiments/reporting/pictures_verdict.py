@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.block_numbers import block_number
 from experiments.records.receipts import Receipt
 from experiments.reporting import series, svg, wording
 from experiments.reporting.series import ArmStyle, Pair
@@ -222,4 +223,4 @@ def _condition_panel(
 
 def _block_ticks(blocks: list[int]) -> tuple[list[int], list[str]]:
     places = list(series.thin(range(len(blocks)), 20))
-    return places, [str(blocks[i]) for i in places]
+    return places, [str(block_number(blocks[i])) for i in places]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from experiments.analysis import verdicts
 from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.block_numbers import block_number, place_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
 from experiments.digest import canonical_json, digest, digest_bytes
@@ -154,7 +155,7 @@ def _measured_child(view: AblationView, trial: TrialView, receipt: Receipt, arm:
     return _finite(
         RunContent(
             identity=tags[RUN_TAG],
-            name=f"{trial.arm} s{receipt.seed} b{trial.block_index:02}",
+            name=f"{trial.arm} s{receipt.seed} b{block_number(trial.block_index):02}",
             status="FINISHED" if receipt.outcome is Outcome.MEASURED else "FAILED",
             started_ms=started,
             ended_ms=started + round(1000 * receipt.wall_s),
@@ -172,7 +173,7 @@ def _lost_child(view: AblationView, trial: TrialView, arm: Arm) -> RunContent:
     created = _ms(view.created_at)
     return RunContent(
         identity=tags[RUN_TAG],
-        name=f"{trial.arm} b{trial.block_index:02}",
+        name=f"{trial.arm} b{block_number(trial.block_index):02}",
         status=ENDED_WITHOUT_RECEIPT[trial.state],
         started_ms=created,
         ended_ms=created,
@@ -199,8 +200,8 @@ def _child_tags(view: AblationView, trial: TrialView, arm: Arm) -> dict[str, str
         "ablation.attempt": trial.attempt_id or "",
         "ablation.arm": trial.arm,
         "ablation.role": arm.role,
-        "ablation.block": str(trial.block_index),
-        "ablation.order": str(trial.position),
+        "ablation.block": str(block_number(trial.block_index)),
+        "ablation.order": str(place_number(trial.position)),
         "ablation.arm_digest": arm.digest,
     }
 

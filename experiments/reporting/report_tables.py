@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.analysis.verdicts import Verdict
+from experiments.block_numbers import block_list, block_number
 from experiments.design.arms import Arm
 from experiments.digest import canonical_json
 from experiments.outcomes import Outcome
@@ -225,7 +226,7 @@ def blocks_table(view: AblationView) -> Table:
         states = Counter(t.state for t in own)
         rows.append(
             (
-                str(block.index),
+                str(block_number(block.index)),
                 str(block.seed),
                 " \N{RIGHTWARDS ARROW} ".join(block.order),
                 ", ".join(f"{count} {state}" for state, count in states.items()) or wording.NOTHING,
@@ -252,14 +253,9 @@ def unmeasured_table(view: AblationView) -> Table:
         if r.outcome is not Outcome.MEASURED:
             why = r.failure_class.value if r.failure_class else wording.NOTHING
             found.setdefault((r.arm, r.outcome.value, why, r.message or wording.NOTHING), []).append(r.ids.block_index)
-    rows = tuple((*key, str(len(blocks)), _some(blocks)) for key, blocks in found.items())
+    rows = tuple((*key, str(len(blocks)), block_list(sorted(blocks))) for key, blocks in found.items())
     columns = ("arm", "outcome", "class", "message", "trials", "in blocks")
     return _capped(Table(title="Trials without a measurement", columns=columns, rows=rows, numeric=frozenset({4})))
-
-
-def _some(blocks: Sequence[int]) -> str:
-    shown = ", ".join(str(block) for block in sorted(blocks)[:12])
-    return shown + (f" and {len(blocks) - 12} more" if len(blocks) > 12 else "")
 
 
 def kernels_table(view: AblationView) -> Table:
@@ -348,7 +344,9 @@ def rule_table(rule: Mapping[str, Any]) -> Table:
 def receipts_table(view: AblationView) -> Table:
     """Return every receipt's digest."""
     receipts = series.receipts_in_time(view)
-    rows = tuple((r.ids.trial, str(r.ids.block_index), r.arm, r.outcome.value, r.digest) for r in receipts)
+    rows = tuple(
+        (r.ids.trial, str(block_number(r.ids.block_index)), r.arm, r.outcome.value, r.digest) for r in receipts
+    )
     return _capped(
         Table(
             title="Receipts",

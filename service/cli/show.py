@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.block_numbers import block_number, place_number
 from experiments.design.gates import GatePublic, show
 from experiments.outcomes import VerdictWord
 from experiments.reporting import wording
@@ -77,7 +78,12 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
     for trial in trials:
         outcome = trial.outcome or ""
         made.add_row(
-            trial.id, str(trial.block_index), str(trial.position), escape(trial.arm), state(trial.state), outcome
+            trial.id,
+            str(block_number(trial.block_index)),
+            str(place_number(trial.position)),
+            escape(trial.arm),
+            state(trial.state),
+            outcome,
         )
     return Group(facts, made)
 
@@ -110,7 +116,7 @@ def plan(answer: PlanPublic) -> RenderableType:
     )
     made = table("block", "seed", "order")
     for block in answer.blocks:
-        made.add_row(str(block.index), str(block.seed), escape(" ".join(block.order)))
+        made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
     return Group(facts, made)
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from experiments.block_numbers import block_name
 from experiments.reporting import wording
 from service.answers import Event
 from service.cli.output import print_json
@@ -105,7 +106,7 @@ def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
 def _first_look(client: Client, ablation_id: str) -> Picture:
     row = client.ablations.get(ablation_id)
     trials = {trial.id: trial for trial in client.ablations.trials(ablation_id)}
-    names = {trial.block_id: f"block {trial.block_index + 1}/{row.blocks.planned}" for trial in trials.values()}
+    names = {trial.block_id: block_name(trial.block_index, row.blocks.planned) for trial in trials.values()}
     return Picture(ablation=row, trials=trials, names=names)
 
 

@@ -146,7 +146,7 @@ def test_judge_counts_no_trial_twice() -> None:
 
 def test_judge_refuses_receipts_of_another_plan() -> None:
     stranger = make_plan(make_spec(variants={"other": {"gates": {"loss": "chunked"}}}))
-    with pytest.raises(ReceiptError, match="'other' in block 0 is not in the plan"):
+    with pytest.raises(ReceiptError, match="'other' in block 1 is not in the plan"):
         judge(PLAN, SPEC, [make_receipt(stranger, 0, "other")], True)
 
 
@@ -182,7 +182,7 @@ def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
 def test_judge_invalidates_a_variant_by_its_guard(swap: dict[str, Any], words: str) -> None:
     found = verdict(swap=swap)
     assert (psiv(found).verdict, psiv(found).decision) == (VerdictWord.INVALID, Decision.INVALID)
-    assert psiv(found).reason.startswith("block 2: ")
+    assert psiv(found).reason.startswith("block 3: ")
     assert words in psiv(found).reason
     assert found.variants[1].verdict is VerdictWord.SAME
 
@@ -235,7 +235,7 @@ def test_judge_says_when_a_gate_left_the_kernels_as_they_were(
         if known.name == arm
     ]
     found = psiv(judge(PLAN, SPEC, receipts, True))
-    reason = "block 0: kernel source is identical to the baseline's: gate 'psiv_cache' changed nothing"
+    reason = "block 1: kernel source is identical to the baseline's: gate 'psiv_cache' changed nothing"
     assert (found.verdict is VerdictWord.INVALID and found.reason == reason) is same
 
 
