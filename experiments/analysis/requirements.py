@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.verdict_types import RequirementResult
+from experiments.analysis.verdicts import RequirementResult
 from experiments.block_numbers import block_name
 from experiments.design.gates import Claim
 from experiments.design.metrics import METRICS, Metric

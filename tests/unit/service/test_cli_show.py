@@ -48,9 +48,10 @@ def test_verdict_names_the_loss_requirement_that_failed() -> None:
 
 def test_verdict_shows_the_change_of_peak_memory() -> None:
     found = _verdict(calibrated=True)
-    arms = {name: {"peak_allocated_bytes": 2**30} for name in (found.baseline, *(v.arm for v in found.variants))}
-    arms[found.variants[0].arm] = {"peak_allocated_bytes": 2**30 + 3 * 2**20}
-    assert "+3 MiB" in _text(show.verdict(found.model_copy(update={"arms": arms})))
+    arms = {name: own.model_copy(update={"peak_allocated_bytes": 2**30}) for name, own in found.arms.items()}
+    fat = arms[found.variants[0].arm]
+    arms[found.variants[0].arm] = fat.model_copy(update={"peak_allocated_bytes": 2**30 + 3 * 2**20})
+    assert "+3\N{NO-BREAK SPACE}MiB" in _text(show.verdict(found.model_copy(update={"arms": arms})))
 
 
 def test_explanation_gives_reason_requirements_and_live_gates_of_every_variant() -> None:
