@@ -13,6 +13,7 @@ from experiments.analysis.judge import judge
 from experiments.design.arms import Arm
 from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan, make_plan
+from experiments.design.spec import AblationSpec
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Memory, Receipt, Step
 from experiments.reporting.view import AblationView, TrialView
@@ -239,6 +240,11 @@ def view(
             for r in receipts
         ),
     )
+
+
+def spec_of(whole: AblationView) -> AblationSpec:
+    """Return the spec that a view was made from."""
+    return parse_spec(whole.spec_text.encode(), "application/json")
 
 
 def cpu_view(**changes: Any) -> AblationView:

@@ -149,8 +149,8 @@ def losses(view: AblationView) -> drawing.Picture | None:
     seeds = [r.seed for r in trials[baseline]]
     repeats = len(seeds) - len(set(seeds))
     caption = (
-        "Left: mean training loss of each arm over its measured trials; grey: smallest to largest of the "
-        f"{len(seeds)} of {baseline}. "
+        "Left: mean training loss of each arm over its measured trials; grey: from the smallest to the largest in the "
+        f"{wording.counted(len(seeds), 'trial')} of {baseline}. "
         f"Right: mean distance of each arm from the mean of {baseline}"
         + (
             "; grey: how far repeats of the baseline with the same seed lie apart. "

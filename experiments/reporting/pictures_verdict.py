@@ -175,8 +175,8 @@ def _differences_caption(
     ]
     if view.verdict:
         sentences.append(
-            f"Line and tint: the verdict's mean and 95{wording.SPACE}% interval, of the logarithms of the ratios and "
-            "shown as percent; grey band: the margin."
+            f"Line and tint: the verdict's mean and 95{wording.SPACE}% interval, computed on ln(variant{wording.SPACE}/"
+            f"{wording.SPACE}baseline) and shown as percent; grey band: the margin."
         )
     if below:
         sentences.append(f"Bottom: {below}, for every arm.")

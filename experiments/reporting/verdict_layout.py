@@ -195,9 +195,9 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         reason=variant.reason,
         effect=ABSENT if found is None else _effect(found),
         interval=ABSENT if found is None else _interval(found),
-        mde=ABSENT if found is None else _cell(wording.plain_percent(found.mde_pct), mde_pct=found.mde_pct),
+        mde=ABSENT if found is None else _cell(wording.size_percent(found.mde_pct), mde_pct=found.mde_pct),
         memory=_memory(verdict, variant.arm),
-        loss=_loss(variant.requirements),
+        loss=_loss(verdict, variant.requirements),
         decision=Cell(text=variant.decision.value),
         statistics=(ABSENT,) * 5 if found is None else _statistics(found),
         gates_live=Cell(text=variant.gates_live),
@@ -233,7 +233,7 @@ def _statistics(found: Comparison) -> tuple[Cell, ...]:
         _cell(wording.percent(found.median_pct), median_pct=found.median_pct),
         _cell(wording.number(found.p_sign_flip, 3), p_sign_flip=found.p_sign_flip),
         _cell(wording.number(found.p_holm, 3), p_holm=found.p_holm),
-        _cell(wording.plain_percent(found.sd_pct), sd_pct=found.sd_pct),
+        _cell(wording.size_percent(found.sd_pct), sd_pct=found.sd_pct),
         _cell(str(found.blocks), blocks=found.blocks),
     )
 
@@ -243,16 +243,17 @@ def _memory(verdict: Verdict, arm: str) -> Cell:
     own, base = (verdict.arms[name].peak_allocated_bytes for name in (arm, verdict.baseline))
     if own is None or base is None:
         return ABSENT
-    change_mib = (own - base) / 2**20
-    return _cell(f"{wording.signed(change_mib, 1)}{wording.SPACE}MiB", memory_delta_mib=change_mib)
+    return _cell(wording.bytes_change(own - base), memory_delta_mib=(own - base) / 2**20)
 
 
-def _loss(requirements: Sequence[RequirementResult]) -> Cell:
-    """Return whether the requirements on the loss hold."""
-    asked = [result for result in requirements if result.metric.startswith("loss")]
-    broken = [result.metric for result in asked if not result.passed]
-    if not asked:
+def _loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
+    """Return whether the requirements on the loss hold; a variant without statistics is not held to them."""
+    if not any(asked["metric"].startswith("loss") for asked in verdict.rule["require"]):
         return Cell(text="not asked")
+    results = [result for result in judged if result.metric.startswith("loss")]
+    broken = [result.metric for result in results if not result.passed]
+    if not results:
+        return ABSENT
     return Cell(text=f"FAILED: {', '.join(broken)}", tone=Tone.BAD) if broken else Cell(text="ok", tone=Tone.GOOD)
 
 

@@ -45,11 +45,16 @@ def percent(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     sign = "+" if round(value, 2) > 0 else MINUS if round(value, 2) < 0 else ""
-    return f"{sign}{abs(value):.2f}{SPACE}%"
+    return f"{sign}{size_percent(abs(value))}"
+
+
+def size_percent(value: float) -> str:
+    """Format a size in percent, which has no sign, with two decimals."""
+    return f"{value:.2f}{SPACE}%"
 
 
 def plain_percent(value: float) -> str:
-    """Format a percentage without a sign."""
+    """Format a percentage without a sign and with the digits that it needs."""
     return f"{value:.3g}{SPACE}%"
 
 
@@ -58,6 +63,13 @@ def gib(num_bytes: float | None) -> str:
     if num_bytes is None:
         return NOTHING
     return f"{num_bytes / 2**30:.2f}{SPACE}GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f}{SPACE}MiB"
+
+
+def bytes_change(num_bytes: int) -> str:
+    """Format a change of bytes, with a sign, as GiB, or MiB below one GiB."""
+    if abs(num_bytes) >= 2**30:
+        return f"{signed(num_bytes / 2**30)}{SPACE}GiB"
+    return f"{signed(num_bytes / 2**20, 1)}{SPACE}MiB"
 
 
 def seconds(value: float | None) -> str:

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -40,6 +40,13 @@ class FollowedAblation:
     steps: str = ""
     lines: list[str] = field(default_factory=list)
     """What happened since the last look, for line output."""
+
+    @classmethod
+    def of(cls, ablation: AblationPublic, trials: Iterable[TrialPublic]) -> "FollowedAblation":
+        """Begin with what the service says now."""
+        by_id = {trial.id: trial for trial in trials}
+        names = {trial.block_id: block_name(trial.block_index, ablation.blocks.planned) for trial in by_id.values()}
+        return cls(ablation=ablation, trials=by_id, names=names)
 
     def apply(self, event: Event) -> None:
         """Take in one event."""
@@ -85,7 +92,7 @@ def history_line(event: Event, name: str) -> str:
 
 def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic:
     """Show an ablation until it is over; return its last state. KeyboardInterrupt passes through."""
-    followed = _first_look(client, ablation_id)
+    followed = FollowedAblation.of(client.ablations.get(ablation_id), client.ablations.trials(ablation_id))
     view = _LiveView(followed) if console.is_terminal else None
     if view is None:
         _follow_in_lines(client, followed, console)
@@ -101,13 +108,6 @@ def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
     for event in client.ablations.watch(ablation_id):
         print_json(event)
     return client.ablations.get(ablation_id)
-
-
-def _first_look(client: Client, ablation_id: str) -> FollowedAblation:
-    row = client.ablations.get(ablation_id)
-    trials = {trial.id: trial for trial in client.ablations.trials(ablation_id)}
-    names = {trial.block_id: block_name(trial.block_index, row.blocks.planned) for trial in trials.values()}
-    return FollowedAblation(ablation=row, trials=trials, names=names)
 
 
 def _follow_in_lines(client: Client, followed: FollowedAblation, console: Console) -> None:

@@ -2,45 +2,11 @@ from typing import Any
 
 from service.answers import Event
 from service.cli.watch import FollowedAblation
-from service.schemas import AblationPublic, TrialPublic
-
-
-def _ablation(**changes: Any) -> AblationPublic:
-    values = {
-        "id": "abl_1",
-        "name": "demo",
-        "question": "?",
-        "state": "running",
-        "spec_digest": "s",
-        "rule_digest": "r",
-        "node_class": "cpu",
-        "created_at": "2026-11-20T00:00:00Z",
-        "started_at": None,
-        "finished_at": None,
-        "blocks": {"planned": 6, "done": 0, "failed": 0},
-        "trials": {"planned": 12, "done": 0},
-        "waiting_for": None,
-        "labels": {},
-        "mlflow_url": None,
-        "links": dict.fromkeys(("self", "events", "verdict", "report", "cancel"), "/"),
-    }
-    return AblationPublic.model_validate({**values, **changes})
+from tests.public_rows import ablation_row, trial_row
 
 
 def _followed(**changes: Any) -> FollowedAblation:
-    trial = TrialPublic(
-        id="trl_1",
-        block_id="blk_1",
-        block_index=0,
-        arm="psiv-on",
-        role="variant",
-        position=0,
-        state="queued",
-        outcome=None,
-        progress=None,
-        receipt_digest=None,
-    )
-    return FollowedAblation(ablation=_ablation(**changes), trials={trial.id: trial}, names={"blk_1": "block 1/6"})
+    return FollowedAblation.of(ablation_row(**changes), [trial_row()])
 
 
 def _event(kind: str, subject: str, **values: Any) -> Event:
@@ -77,3 +43,9 @@ def test_followed_ablation_ignores_a_trial_it_does_not_know() -> None:
     followed = _followed()
     followed.apply(_event("trial.progress", "trl_9", data={"steps_done": 1}))
     assert followed.trial_text == ""
+
+
+def test_followed_ablation_names_blocks_as_people_count_them() -> None:
+    trials = [trial_row(id=f"trl_{index}", block_id=f"blk_{index}", block_index=index) for index in range(3)]
+    names = FollowedAblation.of(ablation_row(), trials).names
+    assert names == {"blk_0": "block 1/6", "blk_1": "block 2/6", "blk_2": "block 3/6"}
