@@ -6,7 +6,7 @@ Each is idempotent, is done outside any transaction, and is tried again with gro
 import logging
 from collections.abc import Callable
 
-from experiments.analysis.verdicts import NODE_CLASS_IS_CALIBRATED, judge
+from experiments.analysis.judge import NODE_CLASS_IS_CALIBRATED, judge
 from experiments.design.load import parse_spec
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render

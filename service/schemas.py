@@ -10,6 +10,9 @@ from service.lifecycle import AblationState, BlockState, TrialState
 Item = TypeVar("Item")
 
 
+INDEX = "Place of the block in the plan, from 0. People are shown its number, which counts from 1."
+
+
 class _Public(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -111,7 +114,7 @@ class BlockPublic(_Public):
     """A block as it stands."""
 
     id: str
-    index: int
+    index: int = Field(description=INDEX)
     seed: int
     order: list[str]
     state: BlockState
@@ -136,10 +139,10 @@ class TrialPublic(_Public):
 
     id: str
     block_id: str
-    block_index: int
+    block_index: int = Field(description=INDEX)
     arm: str
     role: str
-    position: int
+    position: int = Field(description="Place in the block's order, from 0.")
     state: TrialState
     outcome: str | None
     progress: Progress | None
@@ -166,7 +169,7 @@ class ArmPublic(_Public):
 class BlockOrder(_Public):
     """One planned block."""
 
-    index: int
+    index: int = Field(description=INDEX)
     seed: int
     order: list[str]
 

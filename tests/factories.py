@@ -105,9 +105,9 @@ def make_receipt(
 ) -> Receipt:
     """Return a sealed receipt of `arm` in `block` (objects, or index and name).
 
-    `changes`: loss_step1, loss_val, peak_bytes, wall_s, facts, outcome, failure_class, message, ids (a mapping that
-    overrides single ids), environment (likewise), steps; anything else replaces a field of the receipt. An outcome
-    other than measured has no summary.
+    `changes`: loss_step1, loss_val, peak_bytes, peak_flops, wall_s, facts, outcome, failure_class, message, ids (a
+    mapping that overrides single ids), environment (likewise), steps; anything else replaces a field of the receipt. An
+    outcome other than measured has no summary.
     """
     block = plan.blocks[block] if isinstance(block, int) else block
     arm = next(known for known in plan.arms if known.name == arm) if isinstance(arm, str) else arm
@@ -119,7 +119,11 @@ def make_receipt(
     steps = changes.pop("steps", None)
     if steps is None:
         steps = make_steps(arm.config, tokens_per_s=tokens_per_s, loss_step1=loss_step1, seed=block.index)
-    summary = summarise(steps, flops_per_step=FLOPS_PER_STEP, loss_val=loss_val, peak_flops=None)
+    flops = changes.pop("flops_per_step", FLOPS_PER_STEP)
+    peak_flops = changes.pop("peak_flops", None)
+    summary = None
+    if outcome is Outcome.MEASURED:
+        summary = summarise(steps, flops_per_step=flops, loss_val=loss_val, peak_flops=peak_flops)
     fields: dict[str, Any] = {
         "ids": {**_ids(plan, block, arm).model_dump(), **changes.pop("ids", {})},
         "arm": arm.name,
@@ -135,12 +139,12 @@ def make_receipt(
         "gates": read_gates(arm.gates, facts),
         "facts": facts,
         "steps": steps,
-        "summary": summary if outcome is Outcome.MEASURED else None,
+        "summary": summary,
         "memory": Memory(peak_allocated_bytes=peak // 2, peak_reserved_bytes=peak, limit_bytes=16 * GIB),
         "compile_s": 0.0,
         "compile_cache_hit": None,
         "parameters": 1_000_000,
-        "flops_per_step": FLOPS_PER_STEP,
+        "flops_per_step": flops,
         "started_at": "2026-11-20T12:00:00+00:00",
         "training_s": 2.0,
         "wall_s": 3.0,

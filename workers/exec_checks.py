@@ -1,7 +1,8 @@
 """Checks before an air-gapped run: that this is the machine, and this the code, that the plan is for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from experiments.block_numbers import block_index
 from experiments.digest import code_digest
 from experiments.records.plan_file import PlanFile, differences
 from model.errors import ConfigError
@@ -56,16 +57,5 @@ def parse_numbers(text: str, blocks: int) -> tuple[int, ...]:
         low, high = int(ends[0]), int(ends[1])
         if not 1 <= low <= high <= blocks:
             raise ExecRefused(f"blocks {part.strip()!r} is outside of the plan; allowed: 1-{blocks}")
-        wanted.update(range(low - 1, high))
+        wanted.update(range(block_index(low), block_index(high) + 1))
     return tuple(sorted(wanted))
-
-
-def numbers(indices: Sequence[int]) -> str:
-    """Write block indices the way people count them, shortened: "1-3, 6"."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and runs[-1][1] == index - 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    return ", ".join(str(a + 1) if a == b else f"{a + 1}-{b + 1}" for a, b in runs)

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from experiments.block_numbers import block_list
 from experiments.errors import ExperimentError
 from experiments.outcomes import ERROR_EXIT_CODE
 from experiments.records.bundle import Bundle
@@ -127,7 +128,7 @@ def _fill(job: _Job, node: Node, known: Bundle, *, console: Console) -> ExecSumm
     node_id = job.folder.add_node(node.name, node.registration(), known)
     here = [block.attempt.index for block in known.blocks]
     if here:
-        console.print(f"blocks in the bundle already, verified and kept: {exec_checks.numbers(here)}")
+        console.print(f"blocks in the bundle already, verified and kept: {block_list(here)}")
     if set(job.wanted) <= set(here):
         return ExecSummary(done=tuple(here), failed=(), left=(), stopped=None)
     return _run(job, node, node_id, known, console=console)
@@ -171,22 +172,22 @@ def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console,
     if summary.stopped:
         console.print(f"[yellow]stopped:[/] {escape(summary.stopped)}")
     if summary.failed:
-        console.print(f"[red]blocks that used up their attempts:[/] {exec_checks.numbers(summary.failed)}")
+        console.print(f"[red]blocks that used up their attempts:[/] {block_list(summary.failed)}")
     if as_json:
         document = {
             "bundle": str(job.folder.root),
             "digest": digest,
             "ablation": job.plan_file.ablation_id,
             "blocks_planned": total,
-            "blocks_done": [index + 1 for index in summary.done],
-            "blocks_failed": [index + 1 for index in summary.failed],
-            "blocks_missing": [index + 1 for index in missing],
+            "blocks_done": list(summary.done),
+            "blocks_failed": list(summary.failed),
+            "blocks_missing": missing,
             "stopped": summary.stopped,
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     out = Console(soft_wrap=True, highlight=False)
-    rest = f"; missing: {exec_checks.numbers(missing)}" if missing else ""
+    rest = f"; missing: {block_list(missing)}" if missing else ""
     out.print(f"{len(summary.done)} of {total} blocks are in {escape(str(job.folder.root))}{rest}")
     out.print(f"  bundle   {digest}")
     if missing:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from experiments.block_numbers import block_name
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, used_up_by
@@ -107,7 +108,7 @@ class ExecRun:
         """Run a block once; return why the whole run has to stop, if it has to."""
         claimed, started_at = self._claim(index), now()
         feed = BlockFeed()
-        self._story.begins(f"block {index + 1}/{len(self._plan_file.plan.blocks)}", claimed, feed)
+        self._story.begins(block_name(index, len(self._plan_file.plan.blocks)), claimed, feed)
         try:
             receipts = self._runner.run(claimed, _endless(), feed)
             attempt = Attempt(started_at=started_at, ended_at=now(), **self._names(claimed))
@@ -116,7 +117,7 @@ class ExecRun:
         except BlockBroken as broken:
             self._keep_broken(claimed, started_at, broken.failure_class, broken.message)
         except BlockStopped as stopped:
-            return f"it was stopped ({stopped.reason}); block {index + 1} will run again whole"
+            return f"it was stopped ({stopped.reason}); {block_name(index)} will run again whole"
         finally:
             self._story.ends(counted=index in self._done)
             self._folder.drop_work_of(claimed.attempt_id)
@@ -135,7 +136,8 @@ class ExecRun:
         self._broken.append(record)
         self._folder.keep_broken(record)
         most = MAX_ATTEMPTS[failure]
-        self._story.say(f"block {record.index + 1} broke, attempt {record.attempt_no} of {most}: {failure}: {message}")
+        name = block_name(record.index)
+        self._story.say(f"{name} broke, attempt {record.attempt_no} of {most}: {failure}: {message}")
 
     def _names(self, claimed: ClaimedBlock) -> dict[str, object]:
         return {

@@ -1,15 +1,18 @@
 """Evidence: the receipts of an ablation sorted into pairs of one variant and the baseline, and what spoils them."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from experiments.analysis.guards import block_problems, clock_problem, receipt_problems, unchanged_kernels
+from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES, Claim
+from experiments.design.metrics import METRICS
 from experiments.design.plan import Plan
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, read_metric
 
 _WORDS = {
     Outcome.REFUSED: VerdictWord.REFUSED,
@@ -28,6 +31,13 @@ class Pair:
     seed: int
     baseline: Receipt
     variant: Receipt
+
+    def log_ratio(self, metric: str) -> float | None:
+        """Return d = ln(variant / baseline) of a ratio metric; None where a trial was not measured or has no value."""
+        if not all(receipt.outcome is Outcome.MEASURED for receipt in (self.variant, self.baseline)):
+            return None
+        own, other = (read_metric(METRICS[metric], receipt) for receipt in (self.variant, self.baseline))
+        return math.log(own / other) if own and other and own > 0 and other > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +61,11 @@ class Evidence:
     stop: Stop | None
 
 
-class Collection:
-    """The receipts of one ablation by block and arm; blocks that are not whole do not count."""
+class WholeBlocks:
+    """The receipts of one ablation by block and arm. Only blocks with a receipt of every arm count.
+
+    Raises ReceiptError for a receipt that is not in the plan or is there twice.
+    """
 
     def __init__(self, plan: Plan, receipts: Sequence[Receipt]) -> None:
         self.plan = plan
@@ -61,38 +74,44 @@ class Collection:
         self.blocks = tuple(
             block for block in plan.blocks if all((block.index, name) in self._by_place for name in names)
         )
-        """Blocks with a receipt of every arm."""
+        """The blocks that count, in the plan's order."""
 
     def of(self, arm: str) -> tuple[Receipt, ...]:
-        """Return the receipts of `arm` over the whole blocks, in block order."""
+        """Return the receipts of `arm` over these blocks, in their order."""
         return tuple(self._by_place[block.index, arm] for block in self.blocks)
 
-    def evidence(self, arm: Arm) -> Evidence:
-        """Sort what is known about the variant `arm`."""
-        pairs = tuple(
-            Pair(block_index=block.index, seed=block.seed, baseline=baseline, variant=variant)
-            for block, baseline, variant in zip(
-                self.blocks, self.of(self.plan.baseline.name), self.of(arm.name), strict=True
-            )
+    def pairs(self, variant: str) -> tuple[Pair, ...]:
+        """Return the trials of `variant` and of the baseline, block by block."""
+        both = zip(self.blocks, self.of(self.plan.baseline.name), self.of(variant), strict=True)
+        return tuple(
+            Pair(block_index=block.index, seed=block.seed, baseline=baseline, variant=own)
+            for block, baseline, own in both
         )
-        claim = weakest_claim(arm, self.plan.baseline)
-        stop = _outcome_stop(pairs) or self._guard_stop(pairs) or _claim_stop(pairs, claim)
-        return Evidence(arm=arm, claim=claim, receipts=self.of(arm.name), pairs=pairs, stop=stop)
 
-    def _guard_stop(self, pairs: Sequence[Pair]) -> Stop | None:
-        for pair in pairs:
-            problem = next(self._guards(pair), None)
-            if problem is not None:
-                return Stop(word=VerdictWord.INVALID, reason=f"block {pair.block_index}: {problem}")
-        clocks = clock_problem([pair.variant for pair in pairs], [pair.baseline for pair in pairs])
-        return None if clocks is None else Stop(word=VerdictWord.INVALID, reason=clocks)
 
-    def _guards(self, pair: Pair) -> Iterator[str]:
-        for receipt in (pair.baseline, pair.variant):
-            yield from (f"arm '{receipt.arm}': {problem}" for problem in receipt_problems(receipt, self.plan))
-        yield from block_problems([pair.baseline, pair.variant])
-        if unchanged := unchanged_kernels(pair.variant, pair.baseline):
-            yield unchanged
+def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
+    """Sort what is known about the variant `arm`."""
+    pairs = whole.pairs(arm.name)
+    claim = weakest_claim(arm, whole.plan.baseline)
+    stop = _outcome_stop(pairs) or _guard_stop(pairs, whole.plan) or _claim_stop(pairs, claim)
+    return Evidence(arm=arm, claim=claim, receipts=whole.of(arm.name), pairs=pairs, stop=stop)
+
+
+def _guard_stop(pairs: Sequence[Pair], plan: Plan) -> Stop | None:
+    for pair in pairs:
+        problem = next(_guards(pair, plan), None)
+        if problem is not None:
+            return Stop(word=VerdictWord.INVALID, reason=f"{block_name(pair.block_index)}: {problem}")
+    clocks = clock_problem([pair.variant for pair in pairs], [pair.baseline for pair in pairs])
+    return None if clocks is None else Stop(word=VerdictWord.INVALID, reason=clocks)
+
+
+def _guards(pair: Pair, plan: Plan) -> Iterator[str]:
+    for receipt in (pair.baseline, pair.variant):
+        yield from (f"arm '{receipt.arm}': {problem}" for problem in receipt_problems(receipt, plan))
+    yield from block_problems([pair.baseline, pair.variant])
+    if unchanged := unchanged_kernels(pair.variant, pair.baseline):
+        yield unchanged
 
 
 def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], Receipt]:
@@ -101,9 +120,9 @@ def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], 
     for receipt in receipts:
         place = receipt.ids.block_index, receipt.arm
         if receipt.arm not in names or not 0 <= receipt.ids.block_index < len(plan.blocks):
-            raise ReceiptError(f"receipt of arm '{receipt.arm}' in block {place[0]} is not in the plan")
+            raise ReceiptError(f"receipt of arm '{receipt.arm}' in {block_name(place[0])} is not in the plan")
         if place in places:
-            raise ReceiptError(f"two receipts of arm '{receipt.arm}' in block {place[0]}; each trial counts once")
+            raise ReceiptError(f"two receipts of arm '{receipt.arm}' in {block_name(place[0])}; each trial counts once")
         places[place] = receipt
     return places
 
@@ -145,6 +164,6 @@ def _claim_stop(pairs: Sequence[Pair], claim: Claim) -> Stop | None:
             continue
         ours, theirs = pair.variant.summary.loss_step1, pair.baseline.summary.loss_step1
         if ours != theirs:
-            reason = f"block {pair.block_index}: step-1 loss {ours!r} is not the baseline's {theirs!r}, "
+            reason = f"{block_name(pair.block_index)}: step-1 loss {ours!r} is not the baseline's {theirs!r}, "
             return Stop(word=VerdictWord.INVALID, reason=reason + "but the gates claim to change the schedule only")
     return None

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.verdict_types import RequirementResult
+from experiments.analysis.verdicts import RequirementResult
+from experiments.block_numbers import block_name
 from experiments.design.gates import Claim
 from experiments.design.metrics import METRICS, Metric
 from experiments.design.spec import Requirement
@@ -53,7 +54,7 @@ def _identical(pairs: Sequence[Pair], metric: Metric) -> tuple[bool, str]:
         return True, f"bit-identical in {len(pairs)} blocks"
     first = other[0]
     values = f"{read_metric(metric, first.variant)!r} against {read_metric(metric, first.baseline)!r}"
-    return False, f"differs in {len(other)} of {len(pairs)} blocks, first in block {first.block_index}: {values}"
+    return False, f"differs in {len(other)} of {len(pairs)} blocks, first in {block_name(first.block_index)}: {values}"
 
 
 def _envelope(requirement: Requirement, pairs: Sequence[Pair], metric: Metric) -> tuple[bool, str]:
@@ -67,7 +68,7 @@ def _envelope(requirement: Requirement, pairs: Sequence[Pair], metric: Metric) -
     limits = {seed: max(max(values) - min(values), requirement.tolerance) for seed, values in spreads.items()}
     gaps = [(abs(_value(metric, p.variant) - _value(metric, p.baseline)), limits[p.seed], p) for p in pairs]
     gap, limit, worst = max(gaps, key=lambda entry: entry[0] - entry[1])
-    where = f"block {worst.block_index}, seed {worst.seed}"
+    where = f"{block_name(worst.block_index)}, seed {worst.seed}"
     return gap <= limit, f"{gap:.3g} {metric.unit} apart in {where}; envelope {limit:.3g} {metric.unit}"
 
 

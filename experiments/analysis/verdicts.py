@@ -1,307 +1,84 @@
-"""From receipts to a verdict per variant, by the rule that was hashed before the first sample."""
+"""The verdict: the answer of an ablation, variant by variant, with its numbers and the rule behind it."""
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from experiments.analysis.evidence import Collection, Evidence, Stop
-from experiments.analysis.requirements import judge_requirement
-from experiments.analysis.statistics import Paired, holm, paired, percent
-from experiments.analysis.verdict_types import Comparison, RequirementResult, VariantVerdict, Verdict
-from experiments.design.metrics import METRICS, PRIMARY_METRICS
-from experiments.design.plan import Plan
-from experiments.design.power import ALPHA, blocks_to_detect, detectable_per_sd
-from experiments.design.rule import rule_digest, rule_of
-from experiments.design.spec import AblationSpec, Primary
-from experiments.documents import seal
-from experiments.outcomes import Decision, Outcome, VerdictWord
-from experiments.records.receipts import Receipt, read_metric
-
-__all__ = ["Comparison", "RequirementResult", "VariantVerdict", "Verdict", "compare", "judge", "markdown", "word_of"]
-
-_CAPPED = frozenset({VerdictWord.BETTER, VerdictWord.SAME, VerdictWord.WORSE})
-"""Words that need a calibrated node class."""
+from experiments.analysis.arm_summary import ArmSummary
+from experiments.documents import Frozen
+from experiments.outcomes import Decision, VerdictWord
 
 
-NODE_CLASS_IS_CALIBRATED = False
-"""No node class has been calibrated by A/A blocks yet, so every published word is capped at `inconclusive`."""
+class Comparison(Frozen):
+    """One metric of one variant against the baseline, paired by block: d = ln(variant / baseline)."""
+
+    metric: str
+    blocks: int
+    delta_pct: float
+    """Mean of d, as percent: 100 * (exp(mean d) - 1)."""
+    median_pct: float
+    ci_low_pct: float
+    ci_high_pct: float
+    """95 % interval: t below 20 and above 200 blocks, studentised bootstrap between."""
+    ci90_low_pct: float
+    ci90_high_pct: float
+    """90 % interval for the two one-sided tests of sameness."""
+    p_sign_flip: float
+    """Exact two-sided sign-flip p value; from 17 blocks by seeded flips."""
+    p_holm: float
+    """Paired t p value after Holm's correction over the variants; this one decides."""
+    sd_pct: float
+    mde_pct: float
+    """Minimum detectable effect at this n and this sd."""
+    differences_pct: tuple[float, ...]
+    """d of every block as percent, in block order."""
 
 
-def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], calibrated: bool) -> Verdict:
-    """Return the verdict of every variant of `plan`.
+class RequirementResult(Frozen):
+    """One `require` entry of the rule, judged."""
 
-    `receipts` are those of finished blocks; a block that lacks one does not count, and missing blocks never lead to
-    adoption. `calibrated` tells whether A/A blocks are known for the node class. Raises ReceiptError for a receipt
-    that is not in the plan or is there twice.
-    """
-    collection = Collection(plan, receipts)
-    evidence = [collection.evidence(arm) for arm in plan.arms[1:]]
-    changed = _changed_rule(plan, spec)
-    comparisons = _comparisons([found for found in evidence if found.stop is None and changed is None])
-    judge_one = _Judge(plan, spec, collection, calibrated)
-    fields: dict[str, Any] = {
-        "ablation": plan.ablation,
-        "spec_digest": plan.spec_digest,
-        "rule_digest": plan.rule_digest,
-        "rule": rule_of(spec),
-        "calibrated": calibrated,
-        "blocks_planned": len(plan.blocks),
-        "blocks_counted": len(collection.blocks),
-        "node_class": plan.node_class,
-        "baseline": plan.baseline.name,
-        "variants": tuple(judge_one(found, changed or found.stop, comparisons) for found in evidence),
-        "arms": {arm.name: _arm_numbers(collection.of(arm.name)) for arm in plan.arms},
-    }
-    return seal(Verdict(**fields, digest=""))
+    metric: str
+    rule: str
+    """The rule in words, for example "max_delta 6.0 GiB" or "identical"."""
+    passed: bool
+    detail: str
 
 
-def _changed_rule(plan: Plan, spec: AblationSpec) -> Stop | None:
-    if spec.digest == plan.spec_digest and rule_digest(spec) == plan.rule_digest:
-        return None
-    reason = "the spec or its rule is not the one that was planned; a changed rule is a new ablation"
-    return Stop(word=VerdictWord.INVALID, reason=reason)
+class VariantVerdict(Frozen):
+    """The answer for one variant, with the numbers and the rule behind it."""
+
+    arm: str
+    verdict: VerdictWord
+    """The published word; capped at `inconclusive` where the node class is not calibrated."""
+    measured: VerdictWord
+    """What the samples alone say."""
+    reason: str
+    """One sentence: why this word."""
+    decision: Decision
+    primary: Comparison | None
+    secondary: tuple[Comparison, ...] = ()
+    """Other metrics on the same footing, for information."""
+    requirements: tuple[RequirementResult, ...] = ()
+    gates_live: str
+    """For example "18/18"."""
+    blocks_needed: int | None = None
+    """Blocks that would resolve the margin, when inconclusive."""
+    device_minutes_needed: float | None = None
+    notes: tuple[str, ...] = ()
 
 
-def _comparisons(evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
-    """Compare every variant that has all its numbers on every ratio metric."""
-    found: dict[tuple[str, str], Comparison] = {}
-    for metric in PRIMARY_METRICS:
-        differences = {one.arm.name: _differences(one, metric) for one in evidence}
-        compared = compare(metric, {arm: d for arm, d in differences.items() if d is not None})
-        found.update({(arm, metric): comparison for arm, comparison in compared.items()})
-    return found
+class Verdict(Frozen):
+    """The answer of an ablation."""
 
-
-def _differences(evidence: Evidence, metric: str) -> list[float] | None:
-    values = [
-        (read_metric(METRICS[metric], pair.variant), read_metric(METRICS[metric], pair.baseline))
-        for pair in evidence.pairs
-    ]
-    found = [math.log(own / other) for own, other in values if own and other and own > 0 and other > 0]
-    return found if len(found) == len(values) >= 2 else None
-
-
-def compare(metric: str, differences: Mapping[str, Sequence[float]]) -> dict[str, Comparison]:
-    """Compare variants on one metric by their block differences d; Holm's correction runs over the variants."""
-    results = {arm: paired(d) for arm, d in differences.items()}
-    corrected = holm([found.p_t for found in results.values()])
-    return {
-        arm: _comparison(metric, found, differences[arm], p_holm)
-        for (arm, found), p_holm in zip(results.items(), corrected, strict=True)
-    }
-
-
-def _comparison(metric: str, found: Paired, differences: Sequence[float], p_holm: float) -> Comparison:
-    return Comparison(
-        metric=metric,
-        blocks=found.blocks,
-        delta_pct=percent(found.mean),
-        median_pct=percent(found.median),
-        ci_low_pct=percent(found.ci95[0]),
-        ci_high_pct=percent(found.ci95[1]),
-        ci90_low_pct=percent(found.ci90[0]),
-        ci90_high_pct=percent(found.ci90[1]),
-        p_sign_flip=found.p_sign_flip,
-        p_holm=p_holm,
-        sd_pct=100 * found.sd,
-        mde_pct=percent(detectable_per_sd(found.blocks) * found.sd),
-        differences_pct=tuple(percent(difference) for difference in differences),
-    )
-
-
-def word_of(found: Comparison, primary: Primary) -> VerdictWord:
-    """Return what the samples say: better or worse beyond the margin, the same within it, or inconclusive."""
-    outside_zero = found.ci_low_pct > 0 or found.ci_high_pct < 0
-    proved = outside_zero and found.p_holm <= ALPHA
-    gain = gain_pct(found)
-    if proved and abs(gain) > primary.margin:
-        return VerdictWord.BETTER if gain > 0 else VerdictWord.WORSE
-    if -primary.margin < found.ci90_low_pct and found.ci90_high_pct < primary.margin:
-        return VerdictWord.SAME
-    return VerdictWord.INCONCLUSIVE
-
-
-def gain_pct(found: Comparison) -> float:
-    """Return the change as improvement: positive is better, whatever the metric's direction."""
-    return found.delta_pct if METRICS[found.metric].better == "higher" else -found.delta_pct
-
-
-class _Judge:
-    """Judges one variant after another by one rule."""
-
-    def __init__(self, plan: Plan, spec: AblationSpec, collection: Collection, calibrated: bool) -> None:
-        self._plan = plan
-        self._rule = spec.verdict
-        self._calibrated = calibrated
-        self._counted = len(collection.blocks)
-        self._block_minutes = _block_minutes(plan, collection)
-
-    def __call__(
-        self, evidence: Evidence, stop: Stop | None, comparisons: Mapping[tuple[str, str], Comparison]
-    ) -> VariantVerdict:
-        name = evidence.arm.name
-        own = {metric: comparisons[name, metric] for metric in PRIMARY_METRICS if (name, metric) in comparisons}
-        primary = own.pop(self._rule.primary.metric, None)
-        requirements = () if stop else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
-        measured, reason = self._measured(stop, primary)
-        needed = self._blocks_needed(measured, primary)
-        published, why = self._published(measured, reason)
-        return VariantVerdict(
-            arm=name,
-            verdict=published,
-            measured=measured,
-            reason=why,
-            decision=self._decide(published, primary, requirements),
-            primary=primary,
-            secondary=tuple(own.values()),
-            requirements=requirements,
-            gates_live=_gates_live(evidence.receipts),
-            blocks_needed=needed,
-            device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
-            notes=tuple(self._notes(measured, primary, requirements, needed)),
-        )
-
-    def _measured(self, stop: Stop | None, found: Comparison | None) -> tuple[VerdictWord, str]:
-        if stop is not None:
-            return stop.word, stop.reason
-        planned = len(self._plan.blocks)
-        if self._counted < planned or found is None:
-            return VerdictWord.INCONCLUSIVE, f"{self._counted} of {planned} planned blocks counted; missing data fails"
-        word = word_of(found, self._rule.primary)
-        return word, f"{describe(found)}{_WHY[word].format(margin=self._rule.primary.margin)}"
-
-    def _published(self, measured: VerdictWord, reason: str) -> tuple[VerdictWord, str]:
-        if self._calibrated or measured not in _CAPPED:
-            return measured, reason
-        return VerdictWord.INCONCLUSIVE, f"uncalibrated; the samples alone say '{measured}': {reason}"
-
-    def _decide(
-        self, word: VerdictWord, found: Comparison | None, requirements: Sequence[RequirementResult]
-    ) -> Decision:
-        fixed = _DECISIONS.get(word)
-        if fixed is not None:
-            return fixed
-        if not all(requirement.passed for requirement in requirements):
-            return Decision.REJECT
-        if word is VerdictWord.SAME:
-            return Decision.SAME
-        enough = found is not None and gain_pct(found) >= self._rule.primary.threshold_pct
-        return Decision.ADOPT if enough else Decision.REJECT
-
-    def _blocks_needed(self, measured: VerdictWord, found: Comparison | None) -> int | None:
-        if measured is not VerdictWord.INCONCLUSIVE or found is None or found.sd_pct == 0:
-            return None
-        effect, margin = abs(found.delta_pct), self._rule.primary.margin
-        resolution = effect if effect > margin else margin - effect
-        return blocks_to_detect(resolution, found.sd_pct, minimum=max(self._counted + 1, len(self._plan.blocks)))
-
-    def _notes(
-        self,
-        measured: VerdictWord,
-        found: Comparison | None,
-        requirements: Sequence[RequirementResult],
-        needed: int | None,
-    ) -> Iterable[str]:
-        for failed in (requirement for requirement in requirements if not requirement.passed):
-            yield f"requirement not met: {failed.metric} {failed.rule}: {failed.detail}"
-        if found is None:
-            return
-        threshold = self._rule.primary.threshold_pct
-        if measured is VerdictWord.BETTER and gain_pct(found) < threshold:
-            yield f"better by {gain_pct(found):.2f} %, below the {threshold:g} % from which the rule adopts"
-        if measured is VerdictWord.INCONCLUSIVE and needed is None and found.sd_pct > 0:
-            yield "no number of blocks up to 2000 would resolve this: the estimate lies at the margin or is too noisy"
-
-
-_WHY = {
-    VerdictWord.BETTER: ": beyond the margin of {margin:g} % for the better",
-    VerdictWord.WORSE: ": beyond the margin of {margin:g} % for the worse",
-    VerdictWord.SAME: ": the 90 % interval lies inside the margin of {margin:g} %",
-    VerdictWord.INCONCLUSIVE: ": neither a difference nor sameness within the margin of {margin:g} % is proved",
-}
-
-_DECISIONS = {
-    VerdictWord.INCONCLUSIVE: Decision.INCONCLUSIVE,
-    VerdictWord.INVALID: Decision.INVALID,
-    VerdictWord.REFUSED: Decision.INVALID,
-    VerdictWord.WORSE: Decision.REJECT,
-    VerdictWord.OOM: Decision.REJECT,
-    VerdictWord.FAILED: Decision.REJECT,
-}
-"""Decisions that follow from the word alone."""
-
-
-def describe(found: Comparison) -> str:
-    """Write a comparison in one phrase, for example "tokens_per_s +2.41 % [+1.90, +2.92] over 6 blocks"."""
-    interval = f"[{found.ci_low_pct:+.2f}, {found.ci_high_pct:+.2f}]"
-    return f"{found.metric} {found.delta_pct:+.2f} % {interval} over {found.blocks} blocks"
-
-
-def _gates_live(receipts: Sequence[Receipt]) -> str:
-    live = [reading.live for receipt in receipts for reading in receipt.gates.values()]
-    return f"{sum(live)}/{len(live)}"
-
-
-def _block_minutes(plan: Plan, collection: Collection) -> float:
-    """Return device minutes of a mean block: the mean wall time of every arm's trials, summed."""
-    walls = ([receipt.wall_s for receipt in collection.of(arm.name)] for arm in plan.arms)
-    return plan.devices * math.fsum(math.fsum(wall) / len(wall) for wall in walls if wall) / 60
-
-
-def _arm_numbers(receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """Return an arm's means over its measured trials, its peak memory over all, and its outcomes counted."""
-    summaries = [receipt.summary for receipt in receipts if receipt.outcome is Outcome.MEASURED and receipt.summary]
-    memory = [receipt.memory for receipt in receipts if receipt.memory is not None]
-    columns: dict[str, list[float | None]] = {
-        "tokens_per_s": [summary.tokens_per_s for summary in summaries],
-        "step_s": [summary.step_s_mean for summary in summaries],
-        "model_tflops_per_s": [summary.model_tflops_per_s for summary in summaries],
-        "mfu": [summary.mfu for summary in summaries],
-        "loss_step1": [summary.loss_step1 for summary in summaries],
-        "loss_final": [summary.loss_final for summary in summaries],
-        "loss_val": [summary.loss_val for summary in summaries],
-        "compile_s": [receipt.compile_s for receipt in receipts if receipt.outcome is Outcome.MEASURED],
-    }
-    return {
-        **{name: _mean(values) for name, values in columns.items()},
-        "peak_allocated_bytes": max((part.peak_allocated_bytes for part in memory), default=None),
-        "peak_reserved_bytes": max((part.peak_reserved_bytes for part in memory), default=None),
-        "outlier_steps": sum(summary.outlier_steps for summary in summaries),
-        "outcomes": dict(sorted(Counter(str(receipt.outcome) for receipt in receipts).items())),
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
-
-
-def markdown(verdict: Verdict) -> str:
-    """Return the verdict as a Markdown table, one row per variant, with the reasons under it."""
-    primary = verdict.rule["primary"]
-    lines = [
-        f"**{verdict.ablation}** on {verdict.node_class}: {verdict.blocks_counted} of {verdict.blocks_planned} blocks"
-        f"{'' if verdict.calibrated else ', node class not calibrated'}",
-        "",
-        f"| variant | verdict | decision | {primary['metric']} | 95 % interval | MDE | gates live |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [_row(variant) for variant in verdict.variants]
-    lines += ["", *(f"- `{variant.arm}`: {_escaped(variant.reason)}" for variant in verdict.variants)]
-    lines += ["", f"Margin {primary['margin_pct']:g} %, adopt from {primary['adopt_if_pct']:g} %."]
-    return "\n".join([*lines, f"Rule `{verdict.rule_digest}`."])
-
-
-def _row(variant: VariantVerdict) -> str:
-    found = variant.primary
-    numbers = "- | - | -"
-    if found is not None:
-        interval = f"{found.ci_low_pct:+.2f} to {found.ci_high_pct:+.2f} %"
-        numbers = f"{found.delta_pct:+.2f} % | {interval} | {found.mde_pct:.2f} %"
-    return f"| `{variant.arm}` | {variant.verdict} | {variant.decision} | {numbers} | {variant.gates_live} |"
-
-
-def _escaped(text: str) -> str:
-    """Keep a message that came from outside from breaking the Markdown."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    ablation: str
+    spec_digest: str
+    rule_digest: str
+    rule: Mapping[str, Any]
+    calibrated: bool
+    blocks_planned: int
+    blocks_counted: int
+    node_class: str
+    baseline: str
+    variants: tuple[VariantVerdict, ...]
+    arms: Mapping[str, ArmSummary]
+    """Every arm by itself, the baseline among them."""
+    digest: str

@@ -17,6 +17,7 @@ class BlockPlan(Frozen):
     """One seed's arms in the order in which they run."""
 
     index: int
+    """From 0; people are shown `block_number(index)`."""
     seed: int
     order: tuple[str, ...]
     """Arm names; every arm exactly once."""

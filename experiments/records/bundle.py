@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, ValidationError
 
+from experiments.block_numbers import block_name, block_number, place_number
 from experiments.digest import digest_bytes
 from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
@@ -135,12 +136,12 @@ class Bundle:
 
 def block_folder(index: int) -> str:
     """Return the folder of the finished block `index`."""
-    return f"blocks/{index + 1:04d}"
+    return f"blocks/{block_number(index):04d}"
 
 
 def trial_folder(index: int, position: int, arm: str) -> str:
     """Return the folder of one trial."""
-    return f"{block_folder(index)}/{position + 1}-{arm}"
+    return f"{block_folder(index)}/{place_number(position)}-{arm}"
 
 
 def read_manifest(files: Mapping[str, bytes]) -> Manifest:
@@ -181,7 +182,7 @@ def join(bundles: Sequence[Bundle]) -> Bundle:
         for block in bundle.blocks:
             index = block.attempt.index
             if index in blocks:
-                detail = f"block {index + 1} is in an earlier bundle, too; a block counts once"
+                detail = f"{block_name(index)} is in an earlier bundle, too; a block counts once"
                 raise BundleError([SpecProblem(pointer=where, detail=detail)])
             blocks[index] = block
     return Bundle(
@@ -261,7 +262,7 @@ def _attempt_problems(
     found, seen = [], set()
     for path, record in named:
         if record.index >= len(file.plan.blocks):
-            detail = f"block {record.index + 1} is not in the plan, which has {len(file.plan.blocks)}"
+            detail = f"{block_name(record.index)} is not in the plan, which has {len(file.plan.blocks)}"
             found.append(SpecProblem(pointer=path, detail=detail))
         if record.node_id not in nodes:
             found.append(SpecProblem(pointer=path, detail=f"node {record.node_id} is not described in nodes/"))
@@ -272,7 +273,7 @@ def _attempt_problems(
         seen.add(record.attempt_id)
     for path, record in done.items():
         if path != f"{block_folder(record.index)}/{BLOCK}":
-            detail = f"is block {record.index + 1}, which belongs into {block_folder(record.index)}"
+            detail = f"is {block_name(record.index)}, which belongs into {block_folder(record.index)}"
             found.append(SpecProblem(pointer=path, detail=detail))
     return found
 

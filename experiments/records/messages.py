@@ -70,6 +70,7 @@ class ClaimedBlock(Frozen):
     ablation_name: str
     block_id: str
     block_index: int
+    """In the plan, from 0."""
     seed: int
     spec_digest: str
     rule_digest: str

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from experiments.block_numbers import block_name
 from experiments.design.arms import arm_digest, resolve
 from experiments.design.load import parse_spec
 from experiments.design.plan import Plan, plan_blocks
@@ -122,11 +123,11 @@ def _contradictions(file: PlanFile) -> Iterator[str]:
     names = {arm.name for arm in plan.arms}
     if len(file.blocks) != len(plan.blocks):
         yield f"{len(plan.blocks)} blocks, ids for {len(file.blocks)}"
-    for number, (block, ids) in enumerate(zip(plan.blocks, file.blocks, strict=False)):
-        if block.index != number:
-            yield f"block {number} has index {block.index}"
+    for index, (block, ids) in enumerate(zip(plan.blocks, file.blocks, strict=False)):
+        if block.index != index:
+            yield f"{block_name(index)} has index {block.index}; expected {index}"
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
-            yield f"block {number} does not hold every arm once"
+            yield f"{block_name(index)} does not hold every arm once"
     for arm in plan.arms:
         expected = arm_digest(arm.gates, arm.config)
         if arm.digest != expected:

@@ -55,6 +55,7 @@ class Ids(Frozen):
     ablation: str
     block: str
     block_index: int
+    """Index of the block in the plan, from 0."""
     position: int
     """Place of this arm in the block's order, from 0."""
     trial: str

@@ -1,7 +1,7 @@
 """All pictures of an ablation that its data allows, for the report and for MLflow."""
 
 from experiments.reporting import pictures_memory, pictures_trials, pictures_verdict
-from experiments.reporting.svg import Picture
+from experiments.reporting.drawing import Picture
 from experiments.reporting.view import AblationView
 
 DRAWN = (

@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from experiments.analysis.arm_summary import measured_trials
+from experiments.block_numbers import block_number
 from experiments.records.receipts import Receipt
-from experiments.reporting import series, svg, wording
-from experiments.reporting.series import ArmStyle
+from experiments.reporting import drawing, wording
+from experiments.reporting.drawing import ArmStyle
 from experiments.reporting.view import AblationView
 
 WIDTH_IN = 8.2
@@ -19,15 +21,15 @@ MOST_TRIALS = 120
 MOST_STEPS = 3000
 MOST_CURVES = 8
 MOST_CURVE_POINTS = 400
-SOFT, GRID, BAND = (svg.SENTINELS[role] for role in ("soft", "grid", "band"))
+SOFT, GRID, BAND = (drawing.SENTINELS[role] for role in ("soft", "grid", "band"))
 
 
-def step_times(view: AblationView) -> svg.Picture | None:
+def step_times(view: AblationView) -> drawing.Picture | None:
     """Draw every step of every trial in time order, step 0 and warm-up marked; None without steps."""
-    everything = [r for r in series.receipts_in_time(view) if r.steps]
+    everything = [r for r in view.receipts if r.steps]
     if not everything:
         return None
-    receipts = list(series.thin(everything, MOST_TRIALS))
+    receipts = list(drawing.thin(everything, MOST_TRIALS))
     per_trial = max(4, MOST_STEPS // len(receipts))
     thinned = any(len(r.steps) > per_trial for r in receipts)
     caption = (
@@ -45,9 +47,9 @@ def step_times(view: AblationView) -> svg.Picture | None:
     def paint(figure: Figure) -> None:
         figure.set_size_inches(WIDTH_IN, 4.4)
         full, zoomed = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.25))
-        styles = series.arm_styles(view)
+        styles = drawing.arm_styles([arm.name for arm in view.plan.arms])
         for i, receipt in enumerate(receipts):
-            phases, crowded = series.by_phase(receipt, per_trial), len(receipts) > 40
+            phases, crowded = _by_phase(receipt, per_trial), len(receipts) > 40
             _strip(full, i, phases, styles[receipt.arm], crowded=crowded)
             _strip(zoomed, i, {"timed": phases.get("timed", [])}, styles[receipt.arm], crowded=crowded)
         _block_frame((full, zoomed), receipts)
@@ -55,13 +57,23 @@ def step_times(view: AblationView) -> svg.Picture | None:
         _magnify(zoomed, receipts)
         _arm_legend(full, [styles[arm.name] for arm in view.plan.arms if any(r.arm == arm.name for r in receipts)])
 
-    return svg.draw("steps", "Every step of every trial", caption, paint)
+    return drawing.draw("steps", "Every step of every trial", caption, paint)
+
+
+def _by_phase(receipt: Receipt, most: int) -> dict[str, list[tuple[float, float]]]:
+    """Return (place in the trial from 0 to 1, milliseconds) of at most `most` steps, grouped by phase."""
+    last = max(len(receipt.steps) - 1, 1)
+    steps = drawing.thin(receipt.steps, most)
+    return {
+        phase: [(step.index / last, 1000 * step.seconds) for step in group]
+        for phase, group in groupby(steps, key=lambda step: step.phase)
+    }
 
 
 def _strip(
     axes: Axes, place: int, phases: dict[str, list[tuple[float, float]]], style: ArmStyle, *, crowded: bool
 ) -> None:
-    colour, size = svg.SENTINELS[style.role], 1.8 if crowded else 3.0
+    colour, size = style.colour, 1.8 if crowded else 3.0
     looks = {
         "compile": {"marker": "x", "markersize": size + 2, "markeredgewidth": 1.1},
         "warmup": {"marker": style.marker, "markersize": size + 0.8, "markerfacecolor": "none", "markeredgewidth": 0.7},
@@ -82,8 +94,8 @@ def _block_frame(panels: Sequence[Axes], receipts: Sequence[Receipt]) -> None:
             axes.axvline(edge, color=GRID, linewidth=0.8, zorder=0)
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(0, len(receipts))
-    groups = list(series.thin(list(pairwise([0, *edges, len(receipts)])), 20))
-    names = [str(receipts[low].ids.block_index) for low, _ in groups]
+    groups = list(drawing.thin(list(pairwise([0, *edges, len(receipts)])), 20))
+    names = [str(block_number(receipts[low].ids.block_index)) for low, _ in groups]
     panels[-1].set_xticks([(low + high) / 2 for low, high in groups], names)
     panels[-1].set_xlabel("block, in the order in which they ran")
 
@@ -117,26 +129,28 @@ def _milliseconds(axes: Axes) -> None:
 
 def _arm_legend(axes: Axes, styles: Sequence[ArmStyle]) -> None:
     handles = [
-        Line2D([], [], color=svg.SENTINELS[s.role], marker=s.marker, linestyle="none", markersize=5, label=s.shown)
+        Line2D([], [], color=s.colour, marker=s.marker, linestyle="none", markersize=5, label=s.shown)
         for s in styles[:12]
     ]
     columns = 5 if max((len(s.shown) for s in styles), default=0) <= 14 else 3
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncol=columns, handletextpad=0.2)
 
 
-def losses(view: AblationView) -> svg.Picture | None:
+def losses(view: AblationView) -> drawing.Picture | None:
     """Draw mean loss curves over the baseline's envelope, and each variant's distance from it; None without steps."""
-    receipts = [r for r in series.receipts_in_time(view) if r.steps]
-    arms = [arm.name for arm in view.plan.arms if any(r.arm == arm.name for r in receipts)]
+    whole = view.whole_blocks
+    trials = {arm.name: [r for r in measured_trials(whole.of(arm.name)) if r.steps] for arm in view.plan.arms}
+    arms = [arm for arm, found in trials.items() if found]
     baseline = view.plan.baseline.name
     if baseline not in arms:
         return None
     shown = arms[: MOST_CURVES + 1]
-    curves = {arm: [_curve(r) for r in receipts if r.arm == arm] for arm in shown}
-    seeds = [r.seed for r in receipts if r.arm == baseline]
+    curves = {arm: [_curve(r) for r in trials[arm]] for arm in shown}
+    seeds = [r.seed for r in trials[baseline]]
     repeats = len(seeds) - len(set(seeds))
     caption = (
-        f"Left: mean training loss of each arm; grey: smallest to largest of the {len(seeds)} runs of {baseline}. "
+        "Left: mean training loss of each arm over its measured trials; grey: from the smallest to the largest in the "
+        f"{wording.counted(len(seeds), 'trial')} of {baseline}. "
         f"Right: mean distance of each arm from the mean of {baseline}"
         + (
             "; grey: how far repeats of the baseline with the same seed lie apart. "
@@ -150,7 +164,7 @@ def losses(view: AblationView) -> svg.Picture | None:
     def paint(figure: Figure) -> None:
         figure.set_size_inches(WIDTH_IN, 2.9)
         left, right = figure.subplots(1, 2)
-        styles = series.arm_styles(view)
+        styles = drawing.arm_styles([arm.name for arm in view.plan.arms])
         _envelope(left, _extremes(curves[baseline]))
         _envelope(right, _repeat_spread(curves[baseline], seeds))
         base = _mean(curves[baseline])
@@ -164,14 +178,14 @@ def losses(view: AblationView) -> svg.Picture | None:
         right.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
         left.legend(loc="upper right", handlelength=2.6)
 
-    return svg.draw("losses", "Loss curves", caption, paint)
+    return drawing.draw("losses", "Loss curves", caption, paint)
 
 
 Curve = dict[int, float]
 
 
 def _curve(receipt: Receipt) -> Curve:
-    steps = series.thin(receipt.steps, MOST_CURVE_POINTS)
+    steps = drawing.thin(receipt.steps, MOST_CURVE_POINTS)
     return {step.index: step.loss for step in steps if math.isfinite(step.loss)}
 
 
@@ -211,7 +225,7 @@ def _line(axes: Axes, curve: Curve, style: ArmStyle) -> None:
     axes.plot(
         list(curve),
         list(curve.values()),
-        color=svg.SENTINELS[style.role],
+        color=style.colour,
         linestyle=style.line,
         marker=style.marker,
         markevery=max(1, len(curve) // 6),

@@ -1,78 +1,99 @@
 """Pictures of the answer: forest plot of the variants, and paired differences in time order above the device clock."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.analysis.arm_summary import measured_trials
+from experiments.analysis.statistics import percent
+from experiments.analysis.verdicts import Comparison, Verdict
+from experiments.block_numbers import block_number
 from experiments.records.receipts import Receipt
-from experiments.reporting import series, svg, wording
-from experiments.reporting.series import ArmStyle, Pair
+from experiments.reporting import drawing, wording
+from experiments.reporting.drawing import ArmStyle
+from experiments.reporting.verdict_layout import PrimaryRule, VariantLayout
 from experiments.reporting.view import AblationView
 
 WIDTH_IN = 8.2
 NARROW_IN = 5.6
 """Narrow enough to be read on a phone without scrolling."""
+DEFAULT_METRIC = "tokens_per_s"
+"""Shown while there is no verdict whose rule names another."""
 MOST_VARIANTS = 30
 MOST_PANELS = 8
 MOST_BLOCKS = 200
-INK, SOFT, BAND, PAPER = (svg.SENTINELS[role] for role in ("ink", "soft", "band", "paper"))
+INK, SOFT, BAND, PAPER = (drawing.SENTINELS[role] for role in ("ink", "soft", "band", "paper"))
 
 
-def forest(view: AblationView) -> svg.Picture | None:
+def forest(view: AblationView) -> drawing.Picture | None:
     """Draw every variant's effect with its interval, the margin band and the adoption line; None without a verdict."""
-    if view.verdict is None or not any(v.primary for v in view.verdict.variants):
+    if view.verdict is None or view.answer is None or not any(v.primary for v in view.verdict.variants):
         return None
-    verdict, rule = view.verdict, wording.primary_rule(view.verdict.rule)
-    shown = verdict.variants[:MOST_VARIANTS]
-    left_out = len(verdict.variants) - len(shown)
-    caption = (
-        f"Change of {wording.metric(rule.metric)} against {verdict.baseline}, in percent. "
-        f"Marker: mean over blocks; thick line: 90{wording.SPACE}% interval; thin line: 95{wording.SPACE}% interval. "
-        + (
-            f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way. "
-            * bool(rule.margin_pct)
-        )
-        + (f"Dashed: adopt from {wording.percent(rule.adopt_if_pct)}. " if rule.adopt_if_pct else "")
-        + (f"{left_out} more variants are in the table only. " if left_out else "")
-    ).strip()
+    rule, baseline, comparisons = view.answer.rule, view.verdict.baseline, _comparisons(view.verdict)
+    shown = view.answer.variants[:MOST_VARIANTS]
+    left_out = len(view.answer.variants) - len(shown)
 
     def paint(figure: Figure) -> None:
         figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
         axes = figure.add_subplot()
         _rule_lines(axes, rule, vertical=True)
-        styles = series.arm_styles(view)
-        for row, variant in enumerate(shown):
-            _forest_row(axes, row, variant, styles[variant.arm])
+        styles = _styles(view)
+        for place, variant in enumerate(shown):
+            if variant.arm in comparisons:
+                _forest_row(axes, place, comparisons[variant.arm], styles[variant.arm])
         _forest_frame(axes, shown, styles, wording.metric(rule.metric))
 
-    return svg.draw("forest", "Effect of every variant", caption, paint)
+    return drawing.draw("forest", "Effect of every variant", _forest_caption(rule, baseline, left_out), paint)
 
 
-def _rule_lines(axes: Axes, rule: wording.PrimaryRule, *, vertical: bool) -> None:
+def _comparisons(verdict: Verdict | None) -> dict[str, Comparison]:
+    variants = verdict.variants if verdict else ()
+    return {variant.arm: variant.primary for variant in variants if variant.primary is not None}
+
+
+def _styles(view: AblationView) -> dict[str, ArmStyle]:
+    return drawing.arm_styles([arm.name for arm in view.plan.arms])
+
+
+def _forest_caption(rule: PrimaryRule, baseline: str, left_out: int) -> str:
+    sentences = [
+        f"Change of {wording.metric(rule.metric)} against {baseline}, in percent.",
+        f"Marker: mean over blocks; thick line: 90{wording.SPACE}% interval; thin line: 95{wording.SPACE}% interval.",
+    ]
+    if rule.margin_pct:
+        sentences.append(f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way.")
+    if rule.adopt_from_pct:
+        sentences.append(f"Dashed: adopt from {wording.percent(rule.adopt_from_pct)}.")
+    if left_out:
+        sentences.append(f"{left_out} more variants are in the table only.")
+    return " ".join(sentences)
+
+
+def _rule_lines(axes: Axes, rule: PrimaryRule, *, vertical: bool) -> None:
     span, line = (axes.axvspan, axes.axvline) if vertical else (axes.axhspan, axes.axhline)
     if rule.margin_pct:
         span(-rule.margin_pct, rule.margin_pct, color=BAND, linewidth=0, zorder=0)
     line(0, color=SOFT, linewidth=0.8, zorder=1)
-    if rule.adopt_if_pct and vertical:
-        line(rule.adopt_if_pct, color=INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1)
+    if rule.adopt_from_pct and vertical:
+        line(rule.adopt_from_pct, color=INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1)
 
 
-def _forest_row(axes: Axes, row: int, variant: VariantVerdict, style: ArmStyle) -> None:
-    colour, found = svg.SENTINELS[style.role], variant.primary
-    if found is None:
-        return
-    axes.plot([found.ci_low_pct, found.ci_high_pct], [row, row], color=colour, linewidth=1.3, zorder=2)
-    axes.plot([found.ci90_low_pct, found.ci90_high_pct], [row, row], color=colour, linewidth=4.0, zorder=2)
-    axes.plot(found.delta_pct, row, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1)
+def _forest_row(axes: Axes, place: int, found: Comparison, style: ArmStyle) -> None:
+    colour, rows = style.colour, [place, place]
+    axes.plot([found.ci_low_pct, found.ci_high_pct], rows, color=colour, linewidth=1.3, zorder=2)
+    axes.plot([found.ci90_low_pct, found.ci90_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
+    axes.plot(
+        found.delta_pct, place, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1
+    )
 
 
-def _forest_frame(axes: Axes, shown: Sequence[VariantVerdict], styles: dict[str, ArmStyle], metric: str) -> None:
-    rows = range(len(shown))
+def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str) -> None:
+    places = range(len(shown))
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_yticks(rows, [styles[v.arm].shown for v in shown])
+    axes.set_yticks(places, [styles[v.arm].shown for v in shown])
     axes.margins(x=0.08)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
@@ -82,37 +103,40 @@ def _forest_frame(axes: Axes, shown: Sequence[VariantVerdict], styles: dict[str,
     axes.xaxis.set_major_formatter(lambda value, _: wording.signed(value))
     right = axes.twinx()
     right.set_ylim(axes.get_ylim())
-    right.set_yticks(rows, [_numbers(v) for v in shown])
+    right.set_yticks(places, [_numbers(v) for v in shown])
     right.tick_params(axis="y", length=0, labelcolor=INK)
     right.spines["left"].set_visible(False)
 
 
-def _numbers(variant: VariantVerdict) -> str:
-    found = variant.primary
-    if found is None:
-        return f"{variant.verdict.value}: no statistics"
-    return f"{wording.percent(found.delta_pct)} ({wording.interval(found.ci_low_pct, found.ci_high_pct)})"
+def _numbers(variant: VariantLayout) -> str:
+    if not variant.effect.numbers:
+        return f"{variant.word.text}: no statistics"
+    return f"{variant.effect} ({variant.interval})"
 
 
-def differences(view: AblationView) -> svg.Picture | None:
-    """Draw each variant's difference in every block in time order, with the device clock (or the load) below."""
-    metric = series.shown_metric(view)
-    pairs = series.paired(view, metric)
-    if not pairs:
+Changes = dict[int, float]
+"""By block index: what a variant changes in it against the baseline, in percent."""
+
+
+def differences(view: AblationView) -> drawing.Picture | None:
+    """Draw each variant's change in every block in time order, in percent, and the device clock (or the load) below."""
+    metric = view.answer.rule.metric if view.answer else DEFAULT_METRIC
+    changes = _changes(view, metric)
+    if not changes:
         return None
-    receipts = series.measured(series.receipts_in_time(view))
-    blocks = list(series.thin(series.blocks_in_time(receipts), MOST_BLOCKS))
-    shown = dict(list(pairs.items())[:MOST_PANELS])
+    receipts = measured_trials(view.receipts)
+    blocks = list(drawing.thin(list(dict.fromkeys(r.ids.block_index for r in receipts)), MOST_BLOCKS))
+    shown = dict(list(changes.items())[:MOST_PANELS])
     below = _condition(view, receipts)
 
     def paint(figure: Figure) -> None:
         num_rows = len(shown) + (below is not None)
         figure.set_size_inches(WIDTH_IN, 0.75 + 1.2 * num_rows)
         panels = list(figure.subplots(num_rows, 1, sharex=True, squeeze=False)[:, 0])
-        styles = series.arm_styles(view)
+        styles, comparisons = _styles(view), _comparisons(view.verdict)
         for axes, (arm, found) in zip(panels, shown.items(), strict=False):
             _difference_panel(axes, found, blocks, styles[arm])
-            _difference_answer(axes, view.verdict, arm)
+            _difference_answer(axes, view, comparisons.get(arm))
         _same_scale(panels[: len(shown)])
         if below is not None:
             _condition_panel(panels[-1], below, blocks, styles)
@@ -120,38 +144,56 @@ def differences(view: AblationView) -> svg.Picture | None:
         panels[-1].set_xlabel("block, in the order in which they ran")
         figure.align_ylabels(panels)
 
-    return svg.draw(
-        "differences", "Paired differences, block by block", _caption(view, metric, pairs, blocks, below), paint
-    )
+    caption = _differences_caption(view, metric, changes, blocks, None if below is None else below[0])
+    return drawing.draw("differences", "Paired differences, block by block", caption, paint)
 
 
-def _caption(
-    view: AblationView,
-    metric: str,
-    pairs: dict[str, list[Pair]],
-    blocks: list[int],
-    below: "tuple[str, dict[str, dict[int, float]]] | None",
+def _changes(view: AblationView, metric: str) -> dict[str, Changes]:
+    """Return every variant's change in each block where both trials were measured; variants without any are left out.
+
+    These are the d that the judge averages, one by one in the unit of the verdict: its `differences_pct`.
+    """
+    found = {
+        arm.name: {
+            pair.block_index: percent(d)
+            for pair in view.whole_blocks.pairs(arm.name)
+            if (d := pair.log_ratio(metric)) is not None
+        }
+        for arm in view.plan.arms[1:]
+    }
+    return {arm: changes for arm, changes in found.items() if changes}
+
+
+def _differences_caption(
+    view: AblationView, metric: str, changes: dict[str, Changes], blocks: list[int], below: str | None
 ) -> str:
-    found = {pair.block_index for each in pairs.values() for pair in each}
-    left_out_blocks, left_out_panels = len(found - set(blocks)), max(0, len(pairs) - MOST_PANELS)
-    return (
-        f"Each marker is one block: {wording.metric(metric)} of the variant against {view.plan.baseline.name} in the "
-        f"same block, 100{wording.SPACE}ln(variant{wording.SPACE}/{wording.SPACE}baseline)."
-        + (f" Line and tint: mean and 95{wording.SPACE}% interval; grey band: the margin." if view.verdict else "")
-        + (f" Bottom: {below[0]}, for every arm." if below else "")
-        + (f" {left_out_blocks} blocks between those shown are not drawn." if left_out_blocks else "")
-        + (f" {left_out_panels} more variants are in the table only." if left_out_panels else "")
-    )
+    drawn = {block for each in changes.values() for block in each}
+    left_out_blocks, left_out_panels = len(drawn - set(blocks)), max(0, len(changes) - MOST_PANELS)
+    sentences = [
+        f"Each marker is one block: by how many percent {wording.metric(metric)} differs from "
+        f"{view.plan.baseline.name} in the same block."
+    ]
+    if view.verdict:
+        sentences.append(
+            f"Line and tint: the verdict's mean and 95{wording.SPACE}% interval, computed on ln(variant{wording.SPACE}/"
+            f"{wording.SPACE}baseline) and shown as percent; grey band: the margin."
+        )
+    if below:
+        sentences.append(f"Bottom: {below}, for every arm.")
+    if left_out_blocks:
+        sentences.append(f"{left_out_blocks} blocks between those shown are not drawn.")
+    if left_out_panels:
+        sentences.append(f"{left_out_panels} more variants are in the table only.")
+    return " ".join(sentences)
 
 
-def _difference_panel(axes: Axes, pairs: Sequence[Pair], blocks: list[int], style: ArmStyle) -> None:
-    place = {block: i for i, block in enumerate(blocks)}
-    drawn = [pair for pair in pairs if pair.block_index in place]
-    xs, ys = [place[p.block_index] for p in drawn], [p.difference_pct for p in drawn]
-    colour = svg.SENTINELS[style.role]
+def _difference_panel(axes: Axes, changes: Changes, blocks: list[int], style: ArmStyle) -> None:
+    xs = [place for place, block in enumerate(blocks) if block in changes]
+    ys = [changes[blocks[x]] for x in xs]
     size = 6.5 if len(blocks) <= 60 else 3.5
-    axes.vlines(xs, 0, ys, color=colour, linewidth=0.8, alpha=0.55, zorder=3)
-    axes.plot(xs, ys, style.marker, color=colour, markersize=size, markeredgecolor=PAPER, markeredgewidth=0.7, zorder=4)
+    edge = {"markeredgecolor": PAPER, "markeredgewidth": 0.7}
+    axes.vlines(xs, 0, ys, color=style.colour, linewidth=0.8, alpha=0.55, zorder=3)
+    axes.plot(xs, ys, style.marker, color=style.colour, markersize=size, zorder=4, **edge)  # type: ignore[arg-type]
     axes.set_title(style.shown)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
@@ -160,11 +202,12 @@ def _difference_panel(axes: Axes, pairs: Sequence[Pair], blocks: list[int], styl
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def _difference_answer(axes: Axes, verdict: Verdict | None, arm: str) -> None:
-    """Draw the margin, and the mean with its interval that the verdict states."""
-    rule = wording.primary_rule(verdict.rule) if verdict else wording.PrimaryRule()
-    _rule_lines(axes, rule, vertical=False)
-    found = next((v.primary for v in verdict.variants if v.arm == arm), None) if verdict else None
+def _difference_answer(axes: Axes, view: AblationView, found: Comparison | None) -> None:
+    """Draw zero, the margin, and the mean with its interval that the verdict states."""
+    if view.answer is None:
+        axes.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
+    else:
+        _rule_lines(axes, view.answer.rule, vertical=False)
     if found is not None:
         axes.axhspan(found.ci_low_pct, found.ci_high_pct, color=INK, alpha=0.10, linewidth=0, zorder=1)
         axes.axhline(found.delta_pct, color=INK, linewidth=1.0, zorder=2)
@@ -181,7 +224,7 @@ def _same_scale(panels: Sequence[Axes]) -> None:
 
 def _condition(view: AblationView, receipts: Sequence[Receipt]) -> tuple[str, dict[str, dict[int, float]]] | None:
     """Return what was recorded of the device: (label, arm -> block -> value), or None."""
-    clocks = {(r.arm, r.ids.block_index): series.timed_clock_mhz(r) for r in receipts}
+    clocks = {(r.arm, r.ids.block_index): _timed_clock_mhz(r) for r in receipts}
     label, values = "median device clock of the timed steps, MHz", clocks
     if not any(value is not None for value in clocks.values()):
         label = "load average just before the trial"
@@ -191,6 +234,12 @@ def _condition(view: AblationView, receipts: Sequence[Receipt]) -> tuple[str, di
         if value is not None:
             found.setdefault(arm, {})[block] = value
     return (label, {arm.name: found[arm.name] for arm in view.plan.arms if arm.name in found}) if found else None
+
+
+def _timed_clock_mhz(receipt: Receipt) -> float | None:
+    """Return the median device clock of the timed steps; None where none was recorded."""
+    clocks = [s.clock_mhz for s in receipt.steps if s.phase == "timed" and s.clock_mhz is not None]
+    return median(clocks) if clocks else None
 
 
 def _condition_panel(
@@ -207,7 +256,7 @@ def _condition_panel(
             ys,
             linestyle=style.line,
             marker=style.marker,
-            color=svg.SENTINELS[style.role],
+            color=style.colour,
             linewidth=0.9,
             markersize=4 if len(blocks) <= 60 else 2,
             label=style.shown,
@@ -221,5 +270,5 @@ def _condition_panel(
 
 
 def _block_ticks(blocks: list[int]) -> tuple[list[int], list[str]]:
-    places = list(series.thin(range(len(blocks)), 20))
-    return places, [str(blocks[i]) for i in places]
+    places = list(drawing.thin(range(len(blocks)), 20))
+    return places, [str(block_number(blocks[i])) for i in places]

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from experiments.analysis import verdicts
-from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.block_numbers import block_number, place_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, Step, read_metric
-from experiments.reporting import answer, pictures, series
+from experiments.reporting import drawing, pictures, wording
+from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.view import AblationView, TrialView
 
-LAYOUT = 1
+LAYOUT = 2
 """Raise when the same view is written differently: the next projection then rewrites every run."""
 PARENT = "parent"
 ID_TAG, RUN_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.projected"
@@ -91,13 +91,17 @@ def parent(view: AblationView, report_html: str) -> RunContent:
     }
     texts = {"report.html": report_html, "plan.json": canonical_json(view.plan.model_dump(mode="json"))}
     points: list[Point] = []
-    if verdict is not None:
+    if verdict is not None and view.answer is not None:
         tags["ablation.calibrated"] = str(verdict.calibrated).lower()
         tags["ablation.verdict_digest"] = verdict.digest
         for variant in verdict.variants:
             tags[_key(f"ablation.verdict.{variant.arm}")] = variant.verdict.value
             tags[_key(f"ablation.decision.{variant.arm}")] = variant.decision.value
-        points = [Point(key, value, ended, verdict.blocks_counted) for key, value in _answers(verdict)]
+        points = [
+            Point(_key(f"verdict/{variant.arm}/{name}"), value, ended, verdict.blocks_counted)
+            for variant in view.answer.variants
+            for name, value in variant.numbers.items()
+        ]
         texts["verdict.json"] = canonical_json(verdict.model_dump(mode="json"))
     return _finite(
         RunContent(
@@ -148,12 +152,12 @@ def _measured_child(view: AblationView, trial: TrialView, receipt: Receipt, arm:
         "mlflow.source.git.commit": environment.git_commit or "",
         "mlflow.source.git.dirty": str(environment.git_dirty_digest is not None).lower(),
         "ablation.failure_class": receipt.failure_class.value if receipt.failure_class else "",
-        "ablation.message": series.shorten(receipt.message or "", LONGEST_MESSAGE),
+        "ablation.message": wording.shorten(receipt.message or "", LONGEST_MESSAGE),
     }
     return _finite(
         RunContent(
             identity=tags[RUN_TAG],
-            name=f"{trial.arm} s{receipt.seed} b{trial.block_index:02}",
+            name=f"{trial.arm} s{receipt.seed} b{block_number(trial.block_index):02}",
             status="FINISHED" if receipt.outcome is Outcome.MEASURED else "FAILED",
             started_ms=started,
             ended_ms=started + round(1000 * receipt.wall_s),
@@ -171,7 +175,7 @@ def _lost_child(view: AblationView, trial: TrialView, arm: Arm) -> RunContent:
     created = _ms(view.created_at)
     return RunContent(
         identity=tags[RUN_TAG],
-        name=f"{trial.arm} b{trial.block_index:02}",
+        name=f"{trial.arm} b{block_number(trial.block_index):02}",
         status=ENDED_WITHOUT_RECEIPT[trial.state],
         started_ms=created,
         ended_ms=created,
@@ -198,8 +202,8 @@ def _child_tags(view: AblationView, trial: TrialView, arm: Arm) -> dict[str, str
         "ablation.attempt": trial.attempt_id or "",
         "ablation.arm": trial.arm,
         "ablation.role": arm.role,
-        "ablation.block": str(trial.block_index),
-        "ablation.order": str(trial.position),
+        "ablation.block": str(block_number(trial.block_index)),
+        "ablation.order": str(place_number(trial.position)),
         "ablation.arm_digest": arm.digest,
     }
 
@@ -238,7 +242,7 @@ def _summary_points(receipt: Receipt, started_ms: int) -> list[Point]:
 def _step_points(receipt: Receipt, started_ms: int) -> list[Point]:
     points: list[Point] = []
     seconds = 0.0
-    kept = {step.index for step in series.thin(receipt.steps, MOST_POINTS)}
+    kept = {step.index for step in drawing.thin(receipt.steps, MOST_POINTS)}
     for step in receipt.steps:
         seconds += step.seconds if math.isfinite(step.seconds) else 0.0
         if step.index in kept:
@@ -256,30 +260,10 @@ def _step_values(step: Step) -> dict[str, float]:
     return values
 
 
-def _answers(verdict: Verdict) -> Iterable[tuple[str, float]]:
-    for variant in verdict.variants:
-        for name, value in _answer_values(variant).items():
-            yield _key(f"verdict/{variant.arm}/{name}"), value
-
-
-def _answer_values(variant: VariantVerdict) -> dict[str, float]:
-    found = variant.primary
-    if found is None:
-        return {}
-    return {
-        "delta_pct": found.delta_pct,
-        "ci_low": found.ci_low_pct,
-        "ci_high": found.ci_high_pct,
-        "mde_pct": found.mde_pct,
-        "p_holm": found.p_holm,
-        "blocks": found.blocks,
-    }
-
-
 def _note(view: AblationView) -> str:
-    table = "" if view.verdict is None else f"\n\n{verdicts.markdown(view.verdict)}"
+    table = "" if view.verdict is None else f"\n\n{verdict_markdown(view.verdict)}"
     rest = "\n\nThe whole answer, with pictures, is the artefact `report.html`."
-    text = f"**{view.question}**\n\n{answer.lead(view)}{table}{rest}"
+    text = f"**{view.question}**\n\n{view.lead}{table}{rest}"
     if len(text) <= LONGEST_TAG:
         return text
     cut = f"\n\nCut here: MLflow holds no more.{rest}"

@@ -1,10 +1,27 @@
-"""One ablation as its readers see it: what the report and the MLflow projection are made from."""
+"""One ablation as its readers see it, from a service's store or from a bundle: what report and MLflow are made from."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from experiments.analysis.arm_summary import ArmSummary, summarise_arm
+from experiments.analysis.evidence import WholeBlocks
+from experiments.analysis.judge import NODE_CLASS_IS_CALIBRATED, judge
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
+from experiments.records.bundle import Bundle
 from experiments.records.receipts import Receipt
+from experiments.reporting import wording
+from experiments.reporting.verdict_layout import VerdictLayout, lay_out
+
+WITHOUT_VERDICT: dict[str, str] = {
+    "queued": "Nothing has run yet. The answer appears here when the last block is done.",
+    "running": "Still running. The answer appears here when the last block is done.",
+    "cancelling": "Being cancelled. What was measured until now is kept.",
+    "cancelled": "Cancelled before there was a verdict. What was measured until then is kept.",
+    "failed": "Failed before there was a verdict. What was measured until then is kept.",
+    "completed": "Every block is done, and the verdict has not been computed yet.",
+}
+"""Where an ablation without an answer stands, by its state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +30,10 @@ class TrialView:
 
     trial_id: str
     block_index: int
+    """From 0; people are shown `block_number(block_index)`."""
     arm: str
     position: int
+    """Place in the block's order, from 0; people are shown `place_number(position)`."""
     state: str
     attempt_id: str | None
     receipt: Receipt | None
@@ -35,3 +54,78 @@ class AblationView:
     plan: Plan
     verdict: Verdict | None
     trials: tuple[TrialView, ...]
+
+    @cached_property
+    def receipts(self) -> tuple[Receipt, ...]:
+        """Every receipt, in the order in which the trials started."""
+        found = [trial.receipt for trial in self.trials if trial.receipt is not None]
+        return tuple(sorted(found, key=lambda r: (r.started_at, r.ids.block_index, r.ids.position)))
+
+    @cached_property
+    def whole_blocks(self) -> WholeBlocks:
+        """The blocks that count, as the judge sees them."""
+        return WholeBlocks(self.plan, self.receipts)
+
+    @cached_property
+    def arms(self) -> dict[str, ArmSummary]:
+        """Every arm by itself, over the blocks that count; a verdict holds the same."""
+        return {arm.name: summarise_arm(self.whole_blocks.of(arm.name)) for arm in self.plan.arms}
+
+    @cached_property
+    def answer(self) -> VerdictLayout | None:
+        """The verdict as it is shown, once there is one."""
+        return None if self.verdict is None else lay_out(self.verdict)
+
+    @property
+    def lead(self) -> str:
+        """The answer in one sentence, or where the ablation stands."""
+        if self.answer is not None:
+            return self.answer.lead
+        return WITHOUT_VERDICT.get(self.state, f"There is no verdict; the state is {self.state}.")
+
+    @property
+    def waiting(self) -> str:
+        """Why there is no answer yet, and what there is instead."""
+        return (
+            f"No verdict is given before the rule, fixed at submission, has seen its blocks; "
+            f"{len(self.whole_blocks.blocks)} of {wording.counted(len(self.plan.blocks), 'block')} have left receipts."
+        )
+
+
+def judge_bundle(bundle: Bundle) -> Verdict:
+    """Return the verdict of the blocks that `bundle` holds, by the rule that was hashed before its first sample."""
+    file = bundle.plan_file
+    receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
+    return judge(file.plan, file.spec, receipts, NODE_CLASS_IS_CALIBRATED)
+
+
+def bundle_view(bundle: Bundle) -> AblationView:
+    """Return the ablation of `bundle` with its verdict; planned trials that it does not hold are missing data."""
+    file = bundle.plan_file
+    receipts = {trial.trial_id: trial.receipt for block in bundle.blocks for trial in block.trials}
+    attempts = {block.attempt.index: block.attempt.attempt_id for block in bundle.blocks}
+    trials = tuple(
+        TrialView(
+            trial_id=trial_id,
+            block_index=block.index,
+            arm=arm,
+            position=position,
+            state="done" if trial_id in receipts else "missing",
+            attempt_id=attempts.get(block.index),
+            receipt=receipts.get(trial_id),
+        )
+        for block, ids in zip(file.plan.blocks, file.blocks, strict=True)
+        for position, (arm, trial_id) in enumerate(zip(block.order, ids.trial_ids, strict=True))
+    )
+    return AblationView(
+        ablation_id=file.ablation_id,
+        name=file.plan.ablation,
+        question=file.spec.question,
+        state="completed" if bundle.blocks else "failed",
+        created_at=file.made_at,
+        spec_text=file.spec_text,
+        spec_digest=file.plan.spec_digest,
+        plan=file.plan,
+        verdict=judge_bundle(bundle),
+        trials=trials,
+    )

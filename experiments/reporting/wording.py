@@ -1,11 +1,7 @@
-"""Numbers with their units, names of metrics, and states, as people read them."""
+"""How numbers with units, times, metrics and lists are written for people."""
 
 import math
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
-
-from experiments.outcomes import Decision, VerdictWord
 
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -23,48 +19,6 @@ METRICS: dict[str, str] = {
     "peak_allocated_gib": "peak allocated memory",
     "compile_s": "compile time",
 }
-
-
-class Badge(NamedTuple):
-    """How a verdict word looks: a sign beside the word, so that colour is never alone."""
-
-    sign: str
-    tone: str
-    """CSS class: good, bad, neutral, open or broken."""
-
-
-BADGES: dict[VerdictWord, Badge] = {
-    VerdictWord.BETTER: Badge("\N{BLACK UP-POINTING TRIANGLE}", "good"),
-    VerdictWord.SAME: Badge("\N{IDENTICAL TO}", "neutral"),
-    VerdictWord.WORSE: Badge("\N{BLACK DOWN-POINTING TRIANGLE}", "bad"),
-    VerdictWord.INCONCLUSIVE: Badge("?", "open"),
-    VerdictWord.INVALID: Badge("!", "broken"),
-    VerdictWord.REFUSED: Badge("\N{CIRCLED DIVISION SLASH}", "broken"),
-    VerdictWord.OOM: Badge("\N{BLACK SQUARE}", "bad"),
-    VerdictWord.FAILED: Badge("\N{MULTIPLICATION SIGN}", "broken"),
-}
-
-DECISIONS: dict[Decision, str] = {
-    Decision.ADOPT: "adopt",
-    Decision.REJECT: "do not adopt",
-    Decision.SAME: "no difference",
-    Decision.INCONCLUSIVE: "not decided",
-    Decision.INVALID: "no valid measurement",
-}
-
-
-class PrimaryRule(NamedTuple):
-    """The part of the rule that pictures show."""
-
-    metric: str = "tokens_per_s"
-    margin_pct: float = 0.0
-    adopt_if_pct: float = 0.0
-
-
-def primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:
-    """Read metric, margin and adoption bound out of a verdict's rule."""
-    primary = rule["primary"]
-    return PrimaryRule(metric=primary["metric"], margin_pct=primary["margin_pct"], adopt_if_pct=primary["adopt_if_pct"])
 
 
 def metric(name: str) -> str:
@@ -91,11 +45,16 @@ def percent(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     sign = "+" if round(value, 2) > 0 else MINUS if round(value, 2) < 0 else ""
-    return f"{sign}{abs(value):.2f}{SPACE}%"
+    return f"{sign}{size_percent(abs(value))}"
+
+
+def size_percent(value: float) -> str:
+    """Format a size in percent, which has no sign, with two decimals."""
+    return f"{value:.2f}{SPACE}%"
 
 
 def plain_percent(value: float) -> str:
-    """Format a percentage without a sign."""
+    """Format a percentage without a sign and with the digits that it needs."""
     return f"{value:.3g}{SPACE}%"
 
 
@@ -104,6 +63,13 @@ def gib(num_bytes: float | None) -> str:
     if num_bytes is None:
         return NOTHING
     return f"{num_bytes / 2**30:.2f}{SPACE}GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f}{SPACE}MiB"
+
+
+def bytes_change(num_bytes: int) -> str:
+    """Format a change of bytes, with a sign, as GiB, or MiB below one GiB."""
+    if abs(num_bytes) >= 2**30:
+        return f"{signed(num_bytes / 2**30)}{SPACE}GiB"
+    return f"{signed(num_bytes / 2**20, 1)}{SPACE}MiB"
 
 
 def seconds(value: float | None) -> str:
@@ -141,6 +107,11 @@ def moment(rfc3339: str) -> str:
 def counted(count: int, noun: str) -> str:
     """Join a count and its noun in the right number."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def shorten(text: str, longest: int) -> str:
+    """Cut `text` to `longest` characters, with an ellipsis where something is missing."""
+    return text if len(text) <= longest else text[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def listed(names: list[str]) -> str:

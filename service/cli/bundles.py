@@ -13,7 +13,7 @@ from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle import Bundle, join, open_bundle
 from experiments.records.bundle_files import is_bundle, read_bundle_files
 from experiments.records.plan_file import make_plan_file, plan_file_text
-from experiments.reporting.bundle_view import judge_bundle, judged
+from experiments.reporting.view import bundle_view, judge_bundle
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client, SpecBody
 
@@ -78,7 +78,7 @@ def report_of(subject: str) -> tuple[str, str]:
     if is_bundle(Path(subject)):
         from experiments.reporting.report import render  # matplotlib and jinja2, which clients of a service do without
 
-        view = judged(_read(Path(subject))[1])
+        view = bundle_view(_read(Path(subject))[1])
         return view.ablation_id, render(view)
     with Client() as client:
         return subject, client.ablations.report(subject)

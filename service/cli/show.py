@@ -8,14 +8,22 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.analysis.verdicts import Verdict
+from experiments.block_numbers import block_number, place_number
 from experiments.design.gates import GatePublic, show
-from experiments.outcomes import VerdictWord
 from experiments.reporting import wording
-from experiments.reporting.answer import answers
+from experiments.reporting.table import Cell, Tone
+from experiments.reporting.table import Table as LaidOutTable
+from experiments.reporting.verdict_layout import lay_out
 from service.schemas import AblationPublic, NodeClassAnswer, NodePublic, PlanPublic, TrialPublic
 
-COLOURS: dict[str, str] = {"good": "green", "bad": "red", "neutral": "cyan", "open": "yellow", "broken": "magenta"}
+COLOURS: dict[Tone, str] = {
+    Tone.GOOD: "green",
+    Tone.BAD: "red",
+    Tone.NEUTRAL: "cyan",
+    Tone.OPEN: "yellow",
+    Tone.BROKEN: "magenta",
+}
 STATES: dict[str, str] = {
     "completed": "green",
     "done": "green",
@@ -77,7 +85,12 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
     for trial in trials:
         outcome = trial.outcome or ""
         made.add_row(
-            trial.id, str(trial.block_index), str(trial.position), escape(trial.arm), state(trial.state), outcome
+            trial.id,
+            str(block_number(trial.block_index)),
+            str(place_number(trial.position)),
+            escape(trial.arm),
+            state(trial.state),
+            outcome,
         )
     return Group(facts, made)
 
@@ -110,7 +123,7 @@ def plan(answer: PlanPublic) -> RenderableType:
     )
     made = table("block", "seed", "order")
     for block in answer.blocks:
-        made.add_row(str(block.index), str(block.seed), escape(" ".join(block.order)))
+        made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
     return Group(facts, made)
 
 
@@ -144,63 +157,31 @@ def gates(rows: Iterable[GatePublic]) -> RenderableType:
 
 def verdict(found: Verdict) -> RenderableType:
     """Show the verdict table: one row per variant."""
-    title = f"{found.blocks_counted}/{found.blocks_planned} blocks on {found.node_class}, against {found.baseline}"
-    if not found.calibrated:
-        title += f"; node class {found.node_class} is not calibrated, so no word beyond inconclusive is published"
-    made = table("variant", "verdict", title=title)
-    for column in ("effect", "95 % interval", "MDE", "memory", "loss", "decision"):
-        made.add_column(column, no_wrap=column != "loss")
-    for variant in found.variants:
-        made.add_row(*_verdict_cells(found, variant))
-    return made
+    layout = lay_out(found)
+    return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
 
 
 def explanation(found: Verdict) -> list[str]:
     """Return the reasoning of every variant as lines of rich markup."""
     lines: list[str] = []
-    for variant, answer in zip(found.variants, answers(found), strict=True):
-        lines += [f"[bold]{escape(variant.arm)}[/]: {escape(answer.sentence)}", f"  {escape(variant.reason)}"]
-        lines += [f"  {escape(_requirement(r.metric, r.passed, r.rule, r.detail))}" for r in variant.requirements]
-        lines += [f"  gates live {variant.gates_live}"]
-        lines += [f"  {escape(remark)}" for remark in answer.remarks]
+    for variant in lay_out(found).variants:
+        lines += [f"[bold]{escape(variant.arm)}[/]: {escape(variant.sentence)}", f"  {escape(variant.reason)}"]
+        for metric, rule, result, detail in variant.requirements:
+            lines.append(f"  {_markup(result)}  {_markup(metric)} {_markup(rule)}: {_markup(detail)}")
+        lines += [f"  gates live {variant.gates_live}", *(f"  {escape(remark)}" for remark in variant.remarks)]
     return [*lines, f"[dim]rule {found.rule_digest}[/]"]
 
 
-def _requirement(metric: str, passed: bool, rule: str, detail: str) -> str:
-    return f"{'passed' if passed else 'FAILED'}  {metric} {rule}: {detail}"
+def _table(laid_out: LaidOutTable, *, title: str) -> Table:
+    made = table(title=title)
+    for column in laid_out.columns:
+        made.add_column(column.heading, overflow="fold", no_wrap=column.kind == "number")
+    for row in laid_out.rows:
+        made.add_row(*map(_markup, row))
+    return made
 
 
-def _verdict_cells(found: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
-    colour = COLOURS[wording.BADGES[variant.verdict].tone]
-    word = f"[{colour}]{wording.BADGES[variant.verdict].sign} {variant.verdict.value}[/]{_measured(found, variant)}"
-    effect = interval = mde = wording.NOTHING
-    if variant.primary is not None:
-        effect = wording.percent(variant.primary.delta_pct)
-        interval = wording.interval(variant.primary.ci_low_pct, variant.primary.ci_high_pct)
-        mde = wording.plain_percent(variant.primary.mde_pct)
-    memory, loss = _memory(found, variant.arm), _loss(variant)
-    return (escape(variant.arm), word, effect, interval, mde, memory, loss, variant.decision.value)
-
-
-def _measured(found: Verdict, variant: VariantVerdict) -> str:
-    if variant.measured is variant.verdict:
-        return ""
-    why = "" if found.calibrated or variant.verdict is not VerdictWord.INCONCLUSIVE else "uncalibrated; "
-    return f" ({why}samples say {variant.measured.value})"
-
-
-def _memory(found: Verdict, arm: str) -> str:
-    """Return the change of the arm's peak memory in tensors, in MiB."""
-    peaks = [found.arms.get(name, {}).get("peak_allocated_bytes") for name in (arm, found.baseline)]
-    if peaks[0] is None or peaks[1] is None:
-        return wording.NOTHING
-    return f"{wording.signed((peaks[0] - peaks[1]) / 2**20, 1)} MiB"
-
-
-def _loss(variant: VariantVerdict) -> str:
-    """Return whether the requirements about the loss hold."""
-    checks = [r for r in variant.requirements if r.metric.startswith("loss")]
-    if not checks:
-        return "not asked"
-    broken = [r.metric for r in checks if not r.passed]
-    return f"[red]FAILED: {', '.join(broken)}[/]" if broken else "[green]ok[/]"
+def _markup(cell: Cell) -> str:
+    said = escape(f"{cell.sign} {cell.text}" if cell.sign else cell.text)
+    note = f" ({escape(cell.note)})" if cell.note else ""
+    return f"[{COLOURS[cell.tone]}]{said}[/]{note}" if cell.tone else f"{said}{note}"

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from experiments.block_numbers import block_name
 from experiments.reporting import wording
 from service.answers import Event
 from service.cli.output import print_json
@@ -28,7 +29,7 @@ _LINE_EVERY_S = 10.0
 
 
 @dataclass
-class Picture:
+class FollowedAblation:
     """What is known about a followed ablation."""
 
     ablation: AblationPublic
@@ -39,6 +40,13 @@ class Picture:
     steps: str = ""
     lines: list[str] = field(default_factory=list)
     """What happened since the last look, for line output."""
+
+    @classmethod
+    def of(cls, ablation: AblationPublic, trials: Iterable[TrialPublic]) -> "FollowedAblation":
+        """Begin with what the service says now."""
+        by_id = {trial.id: trial for trial in trials}
+        names = {trial.block_id: block_name(trial.block_index, ablation.blocks.planned) for trial in by_id.values()}
+        return cls(ablation=ablation, trials=by_id, names=names)
 
     def apply(self, event: Event) -> None:
         """Take in one event."""
@@ -84,15 +92,15 @@ def history_line(event: Event, name: str) -> str:
 
 def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic:
     """Show an ablation until it is over; return its last state. KeyboardInterrupt passes through."""
-    picture = _first_look(client, ablation_id)
-    view = _LiveView(picture) if console.is_terminal else None
+    followed = FollowedAblation.of(client.ablations.get(ablation_id), client.ablations.trials(ablation_id))
+    view = _LiveView(followed) if console.is_terminal else None
     if view is None:
-        _follow_in_lines(client, picture, console)
+        _follow_in_lines(client, followed, console)
     else:
         with Live(view, console=console, refresh_per_second=4):
-            for _ in _looks(client, picture):
-                view.update(picture)
-    return picture.ablation
+            for _ in _looks(client, followed):
+                view.update(followed)
+    return followed.ablation
 
 
 def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
@@ -102,40 +110,33 @@ def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
     return client.ablations.get(ablation_id)
 
 
-def _first_look(client: Client, ablation_id: str) -> Picture:
-    row = client.ablations.get(ablation_id)
-    trials = {trial.id: trial for trial in client.ablations.trials(ablation_id)}
-    names = {trial.block_id: f"block {trial.block_index + 1}/{row.blocks.planned}" for trial in trials.values()}
-    return Picture(ablation=row, trials=trials, names=names)
-
-
-def _follow_in_lines(client: Client, picture: Picture, console: Console) -> None:
+def _follow_in_lines(client: Client, followed: FollowedAblation, console: Console) -> None:
     said, said_at = "", 0.0
-    for _ in _looks(client, picture):
-        for line in picture.lines:
+    for _ in _looks(client, followed):
+        for line in followed.lines:
             console.print(escape(line))
-        picture.lines.clear()
-        text = picture.trial_text
+        followed.lines.clear()
+        text = followed.trial_text
         if text and text != said and time.monotonic() - said_at >= _LINE_EVERY_S:
             console.print(escape(f"{datetime.now(UTC):%H:%M:%S}  {text}"))
             said, said_at = text, time.monotonic()
 
 
-def _looks(client: Client, picture: Picture) -> Iterator[None]:
-    """Keep the picture up to date; yield after every change and at least every half second."""
+def _looks(client: Client, followed: FollowedAblation) -> Iterator[None]:
+    """Keep `followed` up to date; yield after every change and at least every half second."""
     feed: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(client, picture.ablation.id, feed), daemon=True).start()
+    threading.Thread(target=_read, args=(client, followed.ablation.id, feed), daemon=True).start()
     asked_at, ended = time.monotonic(), False
     while not ended:
         changed = False
         for item in _waiting(feed):
             if isinstance(item, Exception):
                 raise item
-            picture.apply(item)
+            followed.apply(item)
             changed = changed or item.kind != "trial.progress"
             ended = ended or item.kind == "end"
         if changed or time.monotonic() - asked_at > _REFRESH_S:
-            picture.ablation = client.ablations.get(picture.ablation.id)
+            followed.ablation = client.ablations.get(followed.ablation.id)
             asked_at = time.monotonic()
         yield
 
@@ -160,7 +161,7 @@ def _read(client: Client, ablation_id: str, feed: "queue.SimpleQueue[Event | Exc
 class _LiveView:
     """Two lines: the blocks as a bar, and below it the running trial or what the ablation waits for."""
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, followed: FollowedAblation) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -170,18 +171,18 @@ class _LiveView:
         )
         self._task: TaskID = self._progress.add_task("", total=None)
         self._below = Text()
-        self.update(picture)
+        self.update(followed)
 
     def __rich__(self) -> RenderableType:
         return Group(self._progress, self._below)
 
-    def update(self, picture: Picture) -> None:
-        """Show the picture as it is now."""
-        row = picture.ablation
+    def update(self, followed: FollowedAblation) -> None:
+        """Show the ablation as it is now."""
+        row = followed.ablation
         self._progress.update(
             self._task,
             description=f"{escape(row.name)} {row.state}",
             total=row.blocks.planned,
             completed=row.blocks.done + row.blocks.failed,
         )
-        self._below = Text(f"  {picture.trial_text}" if picture.trial_text else "", style="dim")
+        self._below = Text(f"  {followed.trial_text}" if followed.trial_text else "", style="dim")

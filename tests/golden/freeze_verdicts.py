@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.analysis.verdicts import judge
+from experiments.analysis.judge import judge
 from experiments.records.bundle import open_bundle
 from experiments.records.bundle_files import read_bundle_files
-from experiments.reporting.bundle_view import judge_bundle
+from experiments.reporting.view import judge_bundle
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
 
 GOLDEN = Path(__file__).with_name("verdicts.json")

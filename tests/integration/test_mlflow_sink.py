@@ -68,7 +68,7 @@ def snapshot(client: Any, ablation_id: str) -> dict[str, Any]:
 
 
 def test_projecting_writes_the_answer_where_reviewers_look(server: str, client: Any, tmp_path: Path) -> None:
-    arms = {name: views.EFFECTS[name] for name in ("base", "psiv-on", "psiv-chunk-64")}
+    arms = {name: views.EFFECTS[name] for name in ("baseline", "psiv-on", "psiv-chunk-64")}
     view = views.view(arms=arms, num_blocks=6, timed=8)
     html = report.render(view)
     done = Sink(server).project(view, html)
@@ -215,8 +215,9 @@ def test_every_state_has_its_run_status(server: str, client: Any, state: str, st
 def test_long_series_are_sent_in_batches_of_at_most_500(
     server: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arms = {name: views.EFFECTS[name] for name in ("base", "psiv-on")}
-    view = dataclasses.replace(views.view(arms=arms, num_blocks=1, timed=300), ablation_id="abl_long")
+    arms = {name: views.EFFECTS[name] for name in ("baseline", "psiv-on")}
+    whole = views.view(arms=arms, num_blocks=6, timed=300)
+    view = dataclasses.replace(views.first_blocks(whole, 1), ablation_id="abl_long")
     sizes: list[int] = []
 
     class Watching(Mortal):

@@ -7,7 +7,9 @@ from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
 from service.cli import show
 from service.cli.client import exit_code
+from service.schemas import BlockOrder, PlanPublic
 from tests import views
+from tests.public_rows import ablation_row, trial_row
 
 
 def _text(shown: RenderableType) -> str:
@@ -48,9 +50,10 @@ def test_verdict_names_the_loss_requirement_that_failed() -> None:
 
 def test_verdict_shows_the_change_of_peak_memory() -> None:
     found = _verdict(calibrated=True)
-    arms = {name: {"peak_allocated_bytes": 2**30} for name in (found.baseline, *(v.arm for v in found.variants))}
-    arms[found.variants[0].arm] = {"peak_allocated_bytes": 2**30 + 3 * 2**20}
-    assert "+3 MiB" in _text(show.verdict(found.model_copy(update={"arms": arms})))
+    arms = {name: own.model_copy(update={"peak_allocated_bytes": 2**30}) for name, own in found.arms.items()}
+    fat = arms[found.variants[0].arm]
+    arms[found.variants[0].arm] = fat.model_copy(update={"peak_allocated_bytes": 2**30 + 3 * 2**20})
+    assert "+3\N{NO-BREAK SPACE}MiB" in _text(show.verdict(found.model_copy(update={"arms": arms})))
 
 
 def test_explanation_gives_reason_requirements_and_live_gates_of_every_variant() -> None:
@@ -91,3 +94,26 @@ def test_every_verdict_word_has_a_colour() -> None:
     for word in VerdictWord:
         variant = found.variants[0].model_copy(update={"verdict": word, "measured": word})
         assert word.value in _text(show.verdict(found.model_copy(update={"variants": (variant,)})))
+
+
+def test_blocks_and_places_count_from_one_wherever_they_are_shown() -> None:
+    plan = PlanPublic(
+        ablation="demo",
+        spec_digest="s",
+        rule_digest="r",
+        node_class="cpu",
+        devices=1,
+        arms=[],
+        blocks=[BlockOrder(index=index, seed=7, order=["baseline"]) for index in range(3)],
+        trials=3,
+        expected_device_minutes=None,
+        mde_pct_per_sd_pct=1.4,
+        node_classes=[],
+    )
+    planned = [
+        line.split()[0] for line in map(str.rstrip, _text(show.plan(plan)).splitlines()) if line.endswith("baseline")
+    ]
+    assert planned == ["1", "2", "3"]
+    trials = [trial_row(block_index=index, position=position) for index in range(3) for position in range(2)]
+    shown = [line.split()[1:3] for line in _text(show.ablation(ablation_row(), trials)).splitlines() if "trl_" in line]
+    assert shown == [[number, place] for number in "123" for place in "12"]

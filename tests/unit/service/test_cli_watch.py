@@ -1,79 +1,51 @@
 from typing import Any
 
 from service.answers import Event
-from service.cli.watch import Picture
-from service.schemas import AblationPublic, TrialPublic
+from service.cli.watch import FollowedAblation
+from tests.public_rows import ablation_row, trial_row
 
 
-def _ablation(**changes: Any) -> AblationPublic:
-    values = {
-        "id": "abl_1",
-        "name": "demo",
-        "question": "?",
-        "state": "running",
-        "spec_digest": "s",
-        "rule_digest": "r",
-        "node_class": "cpu",
-        "created_at": "2026-11-20T00:00:00Z",
-        "started_at": None,
-        "finished_at": None,
-        "blocks": {"planned": 6, "done": 0, "failed": 0},
-        "trials": {"planned": 12, "done": 0},
-        "waiting_for": None,
-        "labels": {},
-        "mlflow_url": None,
-        "links": dict.fromkeys(("self", "events", "verdict", "report", "cancel"), "/"),
-    }
-    return AblationPublic.model_validate({**values, **changes})
-
-
-def _picture(**changes: Any) -> Picture:
-    trial = TrialPublic(
-        id="trl_1",
-        block_id="blk_1",
-        block_index=0,
-        arm="psiv-on",
-        role="variant",
-        position=0,
-        state="queued",
-        outcome=None,
-        progress=None,
-        receipt_digest=None,
-    )
-    return Picture(ablation=_ablation(**changes), trials={trial.id: trial}, names={"blk_1": "block 1/6"})
+def _followed(**changes: Any) -> FollowedAblation:
+    return FollowedAblation.of(ablation_row(**changes), [trial_row()])
 
 
 def _event(kind: str, subject: str, **values: Any) -> Event:
     return Event.of(kind, "7", {"subject": subject, "at": "2026-11-20T10:11:12Z", **values})
 
 
-def test_picture_names_the_running_arm_and_its_progress() -> None:
-    picture = _picture()
-    picture.apply(_event("trial.state", "trl_1", to="running"))
-    assert picture.trial_text == "block 1/6, psiv-on: starting"
-    picture.apply(_event("trial.progress", "trl_1", data={"steps_done": 3, "steps_total": 14, "loss": 8.2}))
-    assert picture.trial_text == "block 1/6, psiv-on: step 3/14, loss 8.200"
+def test_followed_ablation_names_the_running_arm_and_its_progress() -> None:
+    followed = _followed()
+    followed.apply(_event("trial.state", "trl_1", to="running"))
+    assert followed.trial_text == "block 1/6, psiv-on: starting"
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 3, "steps_total": 14, "loss": 8.2}))
+    assert followed.trial_text == "block 1/6, psiv-on: step 3/14, loss 8.200"
 
 
-def test_picture_says_what_a_queued_ablation_waits_for() -> None:
-    assert _picture(state="queued", waiting_for="a free node").trial_text == "waits for a free node"
+def test_followed_ablation_says_what_a_queued_ablation_waits_for() -> None:
+    assert _followed(state="queued", waiting_for="a free node").trial_text == "waits for a free node"
 
 
-def test_picture_is_silent_when_it_is_over() -> None:
-    picture = _picture(state="completed")
-    picture.apply(_event("trial.state", "trl_1", to="running"))
-    assert picture.over
-    assert picture.trial_text == ""
+def test_followed_ablation_is_silent_when_it_is_over() -> None:
+    followed = _followed(state="completed")
+    followed.apply(_event("trial.state", "trl_1", to="running"))
+    assert followed.over
+    assert followed.trial_text == ""
 
 
-def test_picture_tells_the_story_of_blocks_and_of_the_ablation_by_name() -> None:
-    picture = _picture()
-    picture.apply(_event("ablation.state", "abl_1", to="running", reason="first block claimed"))
-    picture.apply(_event("block.state", "blk_1", to="done"))
-    assert picture.lines == ["10:11:12  demo: running (first block claimed)", "10:11:12  block 1/6: done"]
+def test_followed_ablation_tells_the_story_of_blocks_and_of_the_ablation_by_name() -> None:
+    followed = _followed()
+    followed.apply(_event("ablation.state", "abl_1", to="running", reason="first block claimed"))
+    followed.apply(_event("block.state", "blk_1", to="done"))
+    assert followed.lines == ["10:11:12  demo: running (first block claimed)", "10:11:12  block 1/6: done"]
 
 
-def test_picture_ignores_a_trial_it_does_not_know() -> None:
-    picture = _picture()
-    picture.apply(_event("trial.progress", "trl_9", data={"steps_done": 1}))
-    assert picture.trial_text == ""
+def test_followed_ablation_ignores_a_trial_it_does_not_know() -> None:
+    followed = _followed()
+    followed.apply(_event("trial.progress", "trl_9", data={"steps_done": 1}))
+    assert followed.trial_text == ""
+
+
+def test_followed_ablation_names_blocks_as_people_count_them() -> None:
+    trials = [trial_row(id=f"trl_{index}", block_id=f"blk_{index}", block_index=index) for index in range(3)]
+    names = FollowedAblation.of(ablation_row(), trials).names
+    assert names == {"blk_0": "block 1/6", "blk_1": "block 2/6", "blk_2": "block 3/6"}

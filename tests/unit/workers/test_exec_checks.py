@@ -5,7 +5,7 @@ import pytest
 from kernels.backends import NodeClass
 from tests.bundles import make_file
 from workers.errors import ExecRefused
-from workers.exec_checks import numbers, parse_numbers, refusals, remarks
+from workers.exec_checks import parse_numbers, refusals, remarks
 from workers.node import Node, probe
 
 
@@ -52,8 +52,3 @@ def test_parse_numbers(text: str, wanted: tuple[int, ...]) -> None:
 def test_parse_numbers_refuses(text: str) -> None:
     with pytest.raises(ExecRefused, match="allowed"):
         parse_numbers(text, 6)
-
-
-def test_numbers_are_shortened() -> None:
-    assert numbers([0, 1, 2, 5]) == "1-3, 6"
-    assert numbers([]) == ""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from experiments.analysis.judge import compare, judge, word_of
 from experiments.analysis.statistics import paired
-from experiments.analysis.verdicts import compare, judge, word_of
 from experiments.design.order import orders
 from experiments.design.power import blocks_to_detect
 from experiments.design.spec import Primary

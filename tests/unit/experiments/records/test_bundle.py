@@ -8,8 +8,8 @@ from experiments.errors import BundleError
 from experiments.outcomes import FailureClass, VerdictWord
 from experiments.records.bundle import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, join, open_bundle, used_up_by
 from experiments.records.bundle_files import is_bundle, read_bundle_files, write_tar
-from experiments.reporting.bundle_view import judge_bundle, judged
 from experiments.reporting.report import render
+from experiments.reporting.view import bundle_view, judge_bundle
 from tests.bundles import broken_attempt, make_bundle, make_file, sealed, write_folder
 
 FILE = make_file()
@@ -166,11 +166,11 @@ def test_bundle_is_judged_and_reported_without_a_service() -> None:
     verdict = judge_bundle(bundle)
     assert verdict.blocks_counted == 6
     assert {variant.verdict for variant in verdict.variants} <= {VerdictWord.INCONCLUSIVE, VerdictWord.SAME}
-    assert FILE.ablation_id in render(judged(bundle))
+    assert FILE.ablation_id in render(bundle_view(bundle))
 
 
 def test_partial_bundle_is_judged_with_missing_data() -> None:
-    view = judged(open_bundle(make_bundle(FILE, [0, 1])))
+    view = bundle_view(open_bundle(make_bundle(FILE, [0, 1])))
     assert view.verdict is not None
     assert (view.verdict.blocks_counted, view.verdict.blocks_planned) == (2, 6)
     assert sum(trial.state == "missing" for trial in view.trials) == 12

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from experiments.reporting import pictures, pictures_memory, pictures_trials, pictures_verdict, svg
+from experiments.reporting import drawing, pictures, pictures_memory, pictures_trials, pictures_verdict
 from experiments.reporting.view import AblationView
 from tests import views
 
@@ -34,8 +34,8 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_colour_can_be_told_from_the_paper(theme: str) -> None:
-    paper = getattr(svg.SHADES["paper"], theme)
-    for role, shade in svg.SHADES.items():
+    paper = getattr(drawing.SHADES["paper"], theme)
+    for role, shade in drawing.SHADES.items():
         if role in {"ink", "soft"}:
             assert contrast(getattr(shade, theme), paper) >= 4.5, role
         elif role.startswith("arm") or role == "limit":
@@ -47,7 +47,9 @@ def test_draw_all_draws_each_picture_once_with_theme_colours_only() -> None:
     assert [picture.name for picture in drawn] == ["forest", "differences", "steps", "losses", "memory"]
     for picture in drawn:
         colours = set(re.findall(r"(?:fill|stroke|background): ?([^;\"]+)", picture.svg))
-        assert colours <= {f"var(--{role})" for role in svg.SHADES} | {"none"} | _clip_only(picture.svg), picture.name
+        assert colours <= {f"var(--{role})" for role in drawing.SHADES} | {"none"} | _clip_only(picture.svg), (
+            picture.name
+        )
         assert not re.search("#0102", picture.svg)
 
 
@@ -80,17 +82,6 @@ def test_forest_states_effect_interval_margin_and_adoption() -> None:
     caption = picture.caption.replace("\N{NO-BREAK SPACE}", " ")
     assert "margin of 0.5 %" in caption
     assert "adopt from +1.50 %" in caption
-
-
-def test_differences_follow_the_receipts() -> None:
-    view = views.cpu_view()
-    last = view.trials[-1]
-    assert last.receipt is not None
-    assert last.receipt.summary is not None
-    summary = last.receipt.summary.model_copy(update={"tokens_per_s": 1.1 * last.receipt.summary.tokens_per_s})
-    changed = dataclasses.replace(last, receipt=last.receipt.model_copy(update={"summary": summary}))
-    moved = dataclasses.replace(view, trials=(*view.trials[:-1], changed))
-    assert pictures_verdict.differences(view) != pictures_verdict.differences(moved)
 
 
 def test_differences_show_the_clock_or_the_load_or_neither() -> None:
@@ -140,12 +131,8 @@ def test_non_finite_samples_are_skipped() -> None:
 
 
 def test_many_variants_are_capped_and_counted() -> None:
-    arms = {"base": views.EFFECTS["base"]} | {
-        f"v{i:02}": dataclasses.replace(views.EFFECTS["psiv-on"], speed_pct=0.1 * i) for i in range(33)
-    }
-    forest, differences = (
-        f(views.view(arms=arms, num_blocks=6, timed=3)) for f in (pictures_verdict.forest, pictures_verdict.differences)
-    )
+    view = views.view(arms=views.many(33), node_class="cpu", num_blocks=6, timed=3)
+    forest, differences = pictures_verdict.forest(view), pictures_verdict.differences(view)
     assert forest is not None
     assert "3 more variants are in the table only" in forest.caption
     assert differences is not None

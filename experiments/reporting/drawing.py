@@ -1,4 +1,4 @@
-"""Turn matplotlib figures into inline SVG whose colours are the page's CSS variables.
+"""How pictures are drawn: each arm's looks, and matplotlib figures as inline SVG in the colours of the page's theme.
 
 Figures are drawn with sentinel colours, one for each role; every sentinel becomes `var(--role)`, so one picture follows
 light, dark and print. The values of all roles, and the style sheet that sets them, come from one table here.
@@ -8,14 +8,18 @@ import io
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+
+from experiments.reporting import wording
+
+T = TypeVar("T")
 
 
 class Shade(NamedTuple):
@@ -82,6 +86,44 @@ _STYLE: dict[Any, Any] = {
 
 _MATPLOTLIB = threading.Lock()
 """rcParams and the warning filter belong to the whole process: one picture at a time."""
+
+
+MARKERS = "osD^vPX*h"
+LINES = ("-", "--", "-.", ":")
+LONGEST_NAME = 26
+_VARIANT_ROLES = [role for role in SHADES if role.startswith("arm-")][1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmStyle:
+    """How one arm looks in every picture: colour, marker and line tell it apart, each on its own."""
+
+    shown: str
+    """The arm's name, shortened where it is too long for a picture."""
+    colour: str
+    """Sentinel to draw with."""
+    marker: str
+    line: str
+
+
+def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
+    """Give every arm its looks, the baseline, which comes first, in grey."""
+    return {
+        arm: ArmStyle(
+            shown=wording.shorten(arm, LONGEST_NAME),
+            colour=SENTINELS["arm-0" if i == 0 else _VARIANT_ROLES[(i - 1) % len(_VARIANT_ROLES)]],
+            marker=MARKERS[i % len(MARKERS)],
+            line=LINES[i % len(LINES)],
+        )
+        for i, arm in enumerate(arms)
+    }
+
+
+def thin(items: Sequence[T], most: int) -> Sequence[T]:
+    """Keep at most `most` items, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 @dataclass(frozen=True, kw_only=True)

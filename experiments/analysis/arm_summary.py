@@ -1,0 +1,62 @@
+"""What one arm's trials say by themselves: which of them count, their means, their peaks, their outcomes.
+
+A mean is taken over every measured trial of the blocks that count, or not at all: where one of them lacks the value, a
+mean of the others would be one over other blocks than the arms beside it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from experiments.design.metrics import METRICS
+from experiments.documents import Frozen
+from experiments.outcomes import Outcome
+from experiments.records.receipts import Receipt, read_metric
+
+
+class ArmSummary(Frozen):
+    """One arm over the blocks that count. Means are None where a measured trial lacks the value, or none measured."""
+
+    tokens_per_s: float | None
+    step_s: float | None
+    model_tflops_per_s: float | None
+    mfu: float | None
+    loss_step1: float | None
+    loss_final: float | None
+    loss_val: float | None
+    compile_s: float | None
+    peak_allocated_bytes: int | None
+    """Largest over all trials, those that ran out of memory among them; None where none recorded it."""
+    peak_reserved_bytes: int | None
+    outlier_steps: int
+    """Timed steps of measured trials that the outlier rule left out of their means."""
+    outcomes: Mapping[str, int]
+    """Trials by outcome."""
+
+
+def measured_trials(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
+    """Return the trials whose numbers count: those with the outcome `measured`."""
+    return tuple(receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED)
+
+
+def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
+    """Summarise the receipts of one arm, all from blocks that count (`WholeBlocks.of`)."""
+    measured = measured_trials(receipts)
+    summaries = [receipt.summary for receipt in measured]
+    memory = [receipt.memory for receipt in receipts if receipt.memory is not None]
+    return ArmSummary(
+        **{name: _mean([read_metric(METRICS[name], receipt) for receipt in measured]) for name in _MEANS},
+        mfu=_mean([None if summary is None else summary.mfu for summary in summaries]),
+        peak_allocated_bytes=max((part.peak_allocated_bytes for part in memory), default=None),
+        peak_reserved_bytes=max((part.peak_reserved_bytes for part in memory), default=None),
+        outlier_steps=sum(summary.outlier_steps for summary in summaries if summary),
+        outcomes=dict(sorted(Counter(str(receipt.outcome) for receipt in receipts).items())),
+    )
+
+
+_MEANS = ("tokens_per_s", "step_s", "model_tflops_per_s", "loss_step1", "loss_final", "loss_val", "compile_s")
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None

@@ -1,0 +1,257 @@
+"""Tables of what was measured, and on what: arms, failures, gates, kernels, blocks, provenance, rule and receipts."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from experiments.analysis.arm_summary import ArmSummary
+from experiments.block_numbers import block_list, block_number
+from experiments.digest import canonical_json
+from experiments.outcomes import Outcome
+from experiments.records.receipts import GateReading, Receipt
+from experiments.reporting import wording
+from experiments.reporting.table import Table, codes, numbers, row, texts
+from experiments.reporting.view import AblationView, TrialView
+
+MOST_ROWS = 200
+MOST_KERNELS = 60
+KERNEL_NUMBERS = {
+    "threads": "threads", "registers": "registers", "shared_bytes": "shared, B",
+    "stack_bytes": "stack, B", "instructions": "instructions", "tma_loads": "bulk loads", "cp_async": "cp.async",
+    "wgmma": "WGMMA", "mbarrier": "mbarrier", "barriers": "barriers",
+}  # fmt: skip
+"""Key in a receipt's kernel table -> heading."""
+MOST_ARMS = 12
+ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
+    "outcomes": lambda arm: _counts(arm.outcomes) or "none yet",
+    "throughput, tokens/s": lambda arm: wording.number(arm.tokens_per_s, 5),
+    "step time": lambda arm: wording.seconds(arm.step_s),
+    "model TFLOP/s": lambda arm: wording.number(arm.model_tflops_per_s),
+    "model FLOP utilisation": lambda arm: wording.NOTHING if arm.mfu is None else wording.plain_percent(100 * arm.mfu),
+    "loss of step 1, nats": lambda arm: wording.fixed(arm.loss_step1),
+    "final training loss, nats": lambda arm: wording.fixed(arm.loss_final),
+    "validation loss, nats": lambda arm: wording.fixed(arm.loss_val),
+    "compile time": lambda arm: wording.seconds(arm.compile_s),
+    "timed steps left out as outliers": lambda arm: (
+        f"{arm.outlier_steps:,}" if Outcome.MEASURED in arm.outcomes else wording.NOTHING
+    ),
+    "peak allocated": lambda arm: wording.gib(arm.peak_allocated_bytes),
+    "peak reserved": lambda arm: wording.gib(arm.peak_reserved_bytes),
+}
+"""Heading -> how an arm's number is written."""
+LONGEST_BLOCK_LIST = 60
+
+
+def arms_table(view: AblationView) -> Table:
+    """Return every arm by itself: one row for each quantity, one column for each arm."""
+    names = [arm.name for arm in view.plan.arms[:MOST_ARMS]]
+    rows = (row(heading, *(write(view.arms[name]) for name in names)) for heading, write in ARM_ROWS.items())
+    return Table(
+        title="Arms",
+        columns=(*texts("mean over measured trials"), *numbers(*names)),
+        rows=tuple(rows) if view.whole_blocks.blocks else (),
+        note="Over the blocks with a receipt of every arm. No mean where a measured trial lacks the value. Memory: the "
+        "largest peak over all trials." + _arms_left_out(view),
+    )
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{count}{wording.SPACE}{what}" for what, count in counted.items())
+
+
+def _arms_left_out(view: AblationView) -> str:
+    count = len(view.plan.arms) - MOST_ARMS
+    return f" {wording.counted(count, 'more arm')} in the API only." if count > 0 else ""
+
+
+def gates_table(view: AblationView) -> Table:
+    """Return requested against observed: one row for each gate, one column for each arm, over all its receipts."""
+    by_arm: dict[str, list[Receipt]] = {}
+    for receipt in view.receipts:
+        by_arm.setdefault(receipt.arm, []).append(receipt)
+    arms = view.plan.arms[:MOST_ARMS]
+    gates = sorted({gate for arm in view.plan.arms for gate in arm.gates})
+    rows = []
+    for gate in gates:
+        readings = {arm.name: [r.gates[gate] for r in by_arm.get(arm.name, ()) if gate in r.gates] for arm in arms}
+        looked_at = sorted({reading.how for found in readings.values() for reading in found})
+        cells = (_gate_cell(arm.gates.get(gate), readings[arm.name]) for arm in arms)
+        rows.append(row(gate, *cells, "; ".join(looked_at) or wording.NOTHING))
+    return Table(
+        title="Gates: requested against observed",
+        columns=texts("gate", *(arm.name for arm in arms), "looked at"),
+        rows=tuple(rows),
+        note="The requested value; a check mark where every trial was observed to run it, with their number."
+        + _arms_left_out(view),
+    )
+
+
+def _gate_cell(requested: Any, readings: Sequence[GateReading]) -> str:
+    live = sum(reading.live for reading in readings)
+    wrong = sorted({_shown(reading.observed) for reading in readings if not reading.live})
+    if not readings:
+        return _shown(requested)
+    if not wrong:
+        return f"{_shown(requested)} \N{CHECK MARK}{wording.SPACE}{live}"
+    seen = f", observed {', '.join(wrong)}"
+    return f"{_shown(requested)}{seen} \N{MULTIPLICATION SIGN}{wording.SPACE}live in {live} of {len(readings)}"
+
+
+def _shown(value: Any) -> str:
+    return "not observable" if value is None else value if isinstance(value, str) else canonical_json(value)
+
+
+def blocks_table(view: AblationView) -> Table:
+    """Return every block with its seed, its order and how far it is."""
+    trials: dict[int, list[TrialView]] = {}
+    for trial in view.trials:
+        trials.setdefault(trial.block_index, []).append(trial)
+    rows = []
+    for block in view.plan.blocks[:MOST_ROWS]:
+        own = trials.get(block.index, [])
+        receipts = sorted((t.receipt for t in own if t.receipt), key=lambda r: r.ids.position)
+        states = Counter(t.state for t in own)
+        rows.append(
+            row(
+                str(block_number(block.index)),
+                str(block.seed),
+                " \N{RIGHTWARDS ARROW} ".join(block.order),
+                _counts(states) or wording.NOTHING,
+                receipts[0].environment.node_name if receipts else wording.NOTHING,
+                wording.moment(receipts[0].started_at) if receipts else wording.NOTHING,
+                wording.seconds(sum(r.wall_s for r in receipts)) if receipts else wording.NOTHING,
+            )
+        )
+    return _capped(
+        Table(
+            title="Blocks and order",
+            columns=(
+                *texts("block"),
+                *numbers("seed"),
+                *texts("order of arms", "trials", "node", "started"),
+                *numbers("wall time"),
+            ),
+            rows=tuple(rows),
+        ),
+        total=len(view.plan.blocks),
+    )
+
+
+def unmeasured_table(view: AblationView) -> Table:
+    """Return every outcome other than a valid measurement with its message, and the blocks where it happened."""
+    found: dict[tuple[str, str, str, str], list[int]] = {}
+    for r in view.receipts:
+        if r.outcome is not Outcome.MEASURED:
+            why = r.failure_class.value if r.failure_class else wording.NOTHING
+            found.setdefault((r.arm, r.outcome.value, why, r.message or wording.NOTHING), []).append(r.ids.block_index)
+    rows = tuple(
+        row(*key, str(len(blocks)), wording.shorten(block_list(sorted(blocks)), LONGEST_BLOCK_LIST))
+        for key, blocks in found.items()
+    )
+    columns = (*texts("arm", "outcome", "class", "message"), *numbers("trials"), *texts("in blocks"))
+    return _capped(Table(title="Trials without a measurement", columns=columns, rows=rows))
+
+
+def kernels_table(view: AblationView) -> Table:
+    """Return the kernels of the baseline, and of every variant those with other machine code."""
+    first: dict[str, Receipt] = {}
+    for receipt in view.receipts:
+        if receipt.kernels:
+            first.setdefault(receipt.arm, receipt)
+    baseline = first.get(view.plan.baseline.name)
+    known = {(k.get("name"), _machine_code(k)) for k in baseline.kernels if _machine_code(k)} if baseline else set()
+    rows = tuple(
+        row(
+            arm.name,
+            *(_cell(kernel.get(key)) for key in ("name", *KERNEL_NUMBERS)),
+            _machine_code(kernel)[:12] or wording.NOTHING,
+        )
+        for arm in view.plan.arms
+        if arm.name in first
+        for kernel in first[arm.name].kernels
+        if first[arm.name] is baseline or (kernel.get("name"), _machine_code(kernel)) not in known
+    )
+    return _capped(
+        Table(
+            title="Kernels",
+            columns=(*texts("arm", "kernel"), *numbers(*KERNEL_NUMBERS.values()), *codes("machine code")),
+            rows=rows,
+            note="From the first trial of each arm. A variant's kernels whose machine code is the baseline's are left "
+            "out. The receipts hold everything that was read from the binaries.",
+        ),
+        most=MOST_KERNELS,
+    )
+
+
+def _machine_code(kernel: Mapping[str, Any]) -> str:
+    """Return the digest of the kernel's instructions, or of its source where only that was read; "" where neither."""
+    return str(kernel.get("binary_sha256") or kernel.get("source_sha256") or "")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return wording.NOTHING
+    if isinstance(value, bool | str):
+        return str(value)
+    return wording.number(float(value)) if isinstance(value, int | float) else canonical_json(value)
+
+
+def provenance_table(view: AblationView) -> Table:
+    """Return what produced the numbers; where receipts differ, every value is listed."""
+    receipts = view.receipts
+    rows = [
+        ("ablation", view.ablation_id),
+        ("spec", view.spec_digest),
+        ("rule", view.plan.rule_digest),
+        *((("verdict", view.verdict.digest),) if view.verdict else ()),
+        *((f"arm {arm.name}", arm.digest) for arm in view.plan.arms),
+        ("code", _distinct(r.digests.code for r in receipts)),
+        ("data", _distinct(r.digests.data for r in receipts)),
+        ("git commit", _distinct(r.environment.git_commit for r in receipts)),
+        ("uncommitted patch", _distinct((r.environment.git_dirty_digest for r in receipts), absent="none")),
+        ("node", _distinct(r.environment.node_name for r in receipts)),
+        ("device", _distinct(r.environment.device_name for r in receipts)),
+        ("serial number", _distinct(r.environment.device_serial for r in receipts)),
+        ("parameters", _distinct(f"{r.parameters:,}" for r in receipts)),
+        ("model FLOPs of one step", _distinct(f"{r.flops_per_step:.4g}" for r in receipts)),
+        *((name, _distinct(values)) for name, values in sorted(_versions(receipts).items())),
+    ]
+    columns = (*texts("what"), *codes("value"))
+    return Table(title="Provenance", columns=columns, rows=tuple(row(*pair) for pair in rows))
+
+
+def _versions(receipts: Sequence[Receipt]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for receipt in receipts:
+        for name, version in receipt.environment.versions.items():
+            found.setdefault(name, []).append(version)
+    return found
+
+
+def _distinct(values: Iterable[str | None], absent: str = wording.NOTHING) -> str:
+    return ", ".join(dict.fromkeys(value or absent for value in values)) or absent
+
+
+def rule_table(rule: Mapping[str, Any]) -> Table:
+    """Return the rule exactly as it was hashed."""
+    rows = tuple(row(str(key), _shown(value)) for key, value in rule.items())
+    return Table(title="The rule", columns=(*texts("part"), *codes("value")), rows=rows)
+
+
+def receipts_table(view: AblationView) -> Table:
+    """Return every receipt's digest."""
+    rows = tuple(
+        row(r.ids.trial, str(block_number(r.ids.block_index)), r.arm, r.outcome.value, r.digest) for r in view.receipts
+    )
+    columns = (*codes("trial"), *texts("block", "arm", "outcome"), *codes("digest"))
+    return _capped(Table(title="Receipts", columns=columns, rows=rows))
+
+
+def _capped(table: Table, *, most: int = MOST_ROWS, total: int | None = None) -> Table:
+    """Keep the first rows, and say so when others are left out."""
+    count = len(table.rows) if total is None else total
+    if count <= most:
+        return table
+    note = f"{table.note} The first {most} of {count:,} rows; the API lists all.".strip()
+    return dataclasses.replace(table, rows=table.rows[:most], note=note)

@@ -1,0 +1,126 @@
+"""Which trials an arm's numbers are taken over, and that every reader of them gets the same."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experiments.analysis.arm_summary import ArmSummary, measured_trials, summarise_arm
+from experiments.analysis.judge import judge
+from experiments.outcomes import Outcome
+from experiments.records.receipts import Receipt
+from experiments.reporting import evidence_tables, pictures_memory, wording
+from experiments.reporting.view import AblationView
+from tests import views
+from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
+
+PLAN = make_plan()
+MEANS = ("tokens_per_s", "step_s", "model_tflops_per_s", "loss_step1", "loss_final", "loss_val", "compile_s")
+
+
+def baseline(**swap: Any) -> list[Receipt]:
+    """Return the baseline's receipts, the one of the third block made again with `swap`."""
+    return [make_receipt(PLAN, block, "baseline", **(swap if block.index == 2 else {})) for block in PLAN.blocks]
+
+
+def test_means_are_taken_over_all_measured_trials() -> None:
+    receipts = make_receipts(PLAN, sd=0.05)
+    own = [r for r in receipts if r.arm == "baseline"]
+    rates = [r.summary.tokens_per_s for r in own if r.summary is not None]
+    summary = summarise_arm(own)
+    assert summary.tokens_per_s == pytest.approx(math.fsum(rates) / 6, rel=1e-12)
+    assert summary.outcomes == {"measured": 6}
+
+
+@pytest.mark.parametrize(
+    ("swap", "lost"),
+    [
+        ({"loss_val": None}, {"loss_val"}),
+        ({"summary": None}, {"tokens_per_s", "step_s", "model_tflops_per_s", "loss_step1", "loss_final", "loss_val"}),
+    ],
+)
+def test_a_value_that_a_measured_trial_lacks_has_no_mean(swap: dict[str, Any], lost: set[str]) -> None:
+    summary = summarise_arm(baseline(**swap))
+    assert {name for name in MEANS if getattr(summary, name) is None} == lost
+
+
+def test_trials_that_did_not_measure_enter_no_mean_and_every_peak() -> None:
+    whole = summarise_arm(baseline())
+    broken = summarise_arm(baseline(outcome="oom", message="no memory", compile_s=600.0, peak_bytes=9 * GIB))
+    assert broken.outcomes == {"measured": 5, "oom": 1}
+    assert broken.compile_s == whole.compile_s == 0.0
+    assert broken.loss_val == whole.loss_val
+    assert (broken.peak_reserved_bytes, whole.peak_reserved_bytes) == (9 * GIB, GIB)
+
+
+def test_an_arm_without_a_measured_trial_has_peaks_only() -> None:
+    summary = summarise_arm([make_receipt(PLAN, 0, "baseline", outcome="failed", message="it broke")])
+    assert {getattr(summary, name) for name in MEANS} == {None}
+    assert summary.peak_reserved_bytes == GIB
+    assert summarise_arm([]).outcomes == {}
+
+
+def test_measured_trials_go_by_the_outcome() -> None:
+    receipts = [make_receipt(PLAN, i, "baseline", outcome=o, message="m") for i, o in enumerate(Outcome)]
+    assert [r.outcome for r in measured_trials(receipts)] == [Outcome.MEASURED]
+
+
+def lacking(field: str) -> Callable[[Receipt], Receipt]:
+    def change(receipt: Receipt) -> Receipt:
+        summary = receipt.summary
+        return receipt.model_copy(update={"summary": summary and summary.model_copy(update={field: None})})
+
+    return change
+
+
+def with_first_trial_changed(view: AblationView, arm: str, change: Callable[[Receipt], Receipt]) -> AblationView:
+    """Change the arm's receipt in the first block, and judge again."""
+    trials = tuple(
+        dataclasses.replace(t, receipt=change(t.receipt)) if t.receipt and (t.arm, t.block_index) == (arm, 0) else t
+        for t in view.trials
+    )
+    changed = dataclasses.replace(view, trials=trials)
+    spec = views.spec_of(view)
+    return dataclasses.replace(changed, verdict=judge(view.plan, spec, changed.receipts, calibrated=False))
+
+
+@pytest.mark.parametrize("field", ["loss_val", "tokens_per_s", "mfu"])
+def test_verdict_tables_and_view_leave_out_the_same_mean(field: str) -> None:
+    view = with_first_trial_changed(views.cpu_view(), "psiv-on", lacking(field))
+    assert view.verdict is not None
+    assert view.verdict.arms == view.arms
+    assert getattr(view.arms["psiv-on"], field) is None
+    if field == "loss_val":
+        shown = {str(row[0]): [str(cell) for cell in row[1:]] for row in evidence_tables.arms_table(view).rows}
+        assert shown["validation loss, nats"] == [f"{view.arms['baseline'].loss_val:.4f}", wording.NOTHING]
+
+
+def test_compile_time_of_the_table_is_that_of_measured_trials() -> None:
+    def slow_failure(receipt: Receipt) -> Receipt:
+        return receipt.model_copy(update={"outcome": Outcome.FAILED, "summary": None, "compile_s": 4000.0})
+
+    view = with_first_trial_changed(views.cpu_view(), "psiv-on", slow_failure)
+    shown = {str(row[0]): [str(cell) for cell in row[1:]] for row in evidence_tables.arms_table(view).rows}
+    assert shown["compile time"] == ["4.10\N{NO-BREAK SPACE}s"] * 2
+
+
+def test_memory_picture_shows_the_peaks_of_the_summary() -> None:
+    view = views.view()
+    picture = pictures_memory.memory(view)
+    assert picture is not None
+    for summary in view.arms.values():
+        allocated, reserved = summary.peak_allocated_bytes or 0, summary.peak_reserved_bytes or 0
+        assert f"{allocated / GIB:.1f} / {reserved / GIB:.1f} GiB" in picture.svg
+
+
+def test_a_block_that_is_not_whole_counts_for_no_arm() -> None:
+    spec = make_spec()
+    plan = make_plan(spec)
+    receipts = make_receipts(plan, sd=0.05)
+    missing = [r for r in receipts if (r.ids.block_index, r.arm) != (3, "psiv-on")]
+    found = judge(plan, spec, missing, calibrated=True).arms
+    assert isinstance(found["baseline"], ArmSummary)
+    whole = [r for r in receipts if r.ids.block_index != 3]
+    assert found == {arm.name: summarise_arm([r for r in whole if r.arm == arm.name]) for arm in plan.arms}

@@ -1,0 +1,217 @@
+"""One layout of a verdict: what it says, and that terminal, Markdown, page and MLflow say exactly that."""
+
+import html
+import io
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from experiments.analysis.judge import judge
+from experiments.analysis.verdicts import Verdict
+from experiments.outcomes import Decision, VerdictWord
+from experiments.reporting import projection, report
+from experiments.reporting.markdown import verdict_markdown
+from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
+from experiments.reporting.verdict_layout import WORDS, VerdictLayout, lay_out
+from experiments.reporting.view import AblationView
+from service.cli import show
+from tests import views
+from tests.factories import make_plan, make_receipt, make_receipts, make_spec
+
+SPACE = "\N{NO-BREAK SPACE}"
+
+
+def noisy(seed: int) -> AblationView:
+    """Return a view of two variants with effects, noise, node class and calibration drawn from `seed`."""
+    chance = random.Random(seed)  # noqa: S311  # not for secrets
+    arms = {"baseline": views.Effect()} | {
+        name: views.Effect(
+            gates=gates,
+            speed_pct=chance.uniform(-30, 30),
+            memory_gib=chance.uniform(-3, 8),
+            loss=chance.choice((0, 1e-3)),
+        )
+        for name, gates in (("psiv-on", {"psiv_cache": True}), ("chunk-32", {"chunk_size": 32}))
+    }
+    return views.view(
+        arms=arms,
+        node_class=chance.choice(("cpu", "h200")),
+        calibrated=chance.choice((True, False)),
+        num_blocks=chance.randint(6, 12),
+        timed=4,
+        noise=chance.choice((0.001, 0.01, 0.1)),
+        primary=chance.choice(("tokens_per_s", "step_s")),
+    )
+
+
+VIEWS: dict[str, Callable[[], AblationView]] = {
+    "h200": views.view,
+    "cpu": views.cpu_view,
+    **{f"drawn-{seed}": lambda seed=seed: noisy(seed) for seed in range(6)},  # type: ignore[misc]
+}
+
+
+@pytest.fixture(scope="module", params=VIEWS)
+def view(request: pytest.FixtureRequest) -> AblationView:
+    return VIEWS[request.param]()
+
+
+@pytest.fixture
+def verdict(view: AblationView) -> Verdict:
+    assert view.verdict is not None
+    return view.verdict
+
+
+@pytest.fixture
+def layout(verdict: Verdict) -> VerdictLayout:
+    return lay_out(verdict)
+
+
+def terminal(verdict: Verdict) -> str:
+    console = Console(file=io.StringIO(), width=400)
+    console.print(show.verdict(verdict))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def lines_of(table: Table) -> list[list[str]]:
+    return [[column.heading for column in table.columns], *([str(cell) for cell in cells] for cells in table.rows)]
+
+
+def plain(markup: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", markup)).replace(SPACE, " ").split())
+
+
+def test_terminal_shows_the_answers_table_cell_by_cell(verdict: Verdict, layout: VerdictLayout) -> None:
+    lines = [re.split(r" {2,}", line.strip()) for line in terminal(verdict).splitlines()]
+    assert [cells for cells in lines if len(cells) == len(layout.answers.columns)] == lines_of(layout.answers)
+    assert layout.heading in terminal(verdict)
+    assert layout.caveat in terminal(verdict)
+
+
+def test_markdown_shows_the_answers_table_cell_by_cell(verdict: Verdict, layout: VerdictLayout) -> None:
+    text = verdict_markdown(verdict)
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    shown = [[cells[0].strip("`"), *cells[1:]] for cells in (lines[0], *lines[2:])]
+    assert shown == lines_of(layout.answers)
+    assert layout.heading in text
+    assert layout.caveat in text
+
+
+def test_page_shows_every_table_of_the_verdict_cell_by_cell(view: AblationView, layout: VerdictLayout) -> None:
+    page = report.render(view)
+    found = re.findall(r"<h3 id=\"verdict-table-\d+\">(.*?)</h3>.*?<table>(.*?)</table>", page, flags=re.DOTALL)
+    shown = {
+        title: [[plain(cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", line, re.DOTALL)]
+                for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
+        for title, table in found
+    }  # fmt: skip
+    expected = {
+        table.title: [[cell.replace(SPACE, " ") for cell in line] for line in lines_of(table)]
+        for table in layout.tables
+    }
+    assert shown == expected
+    said = plain(page)
+    for variant in layout.variants:
+        for sentence in (variant.sentence, variant.reason, *variant.remarks):
+            assert " ".join(sentence.replace(SPACE, " ").split()) in said
+
+
+def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: AblationView, layout: VerdictLayout) -> None:
+    parent = projection.parent(view, "")
+    note = parent.tags["mlflow.note.content"]
+    assert layout.lead in note
+    assert view.verdict is not None
+    assert verdict_markdown(view.verdict) in note
+    sent = {point.key: point.value for point in parent.points}
+    wanted = {f"verdict/{v.arm}/{name}": value for v in layout.variants for name, value in v.numbers.items()}
+    assert sent == wanted
+    for variant in view.verdict.variants:
+        found, where = variant.primary, f"verdict/{variant.arm}"
+        if found is not None:
+            assert sent[f"{where}/delta_pct"] == found.delta_pct
+            assert (sent[f"{where}/ci_low"], sent[f"{where}/ci_high"]) == (found.ci_low_pct, found.ci_high_pct)
+            assert (sent[f"{where}/mde_pct"], sent[f"{where}/blocks"]) == (found.mde_pct, found.blocks)
+        assert parent.tags[f"ablation.verdict.{variant.arm}"] == variant.verdict.value
+
+
+def test_explanation_says_every_sentence_and_requirement(verdict: Verdict, layout: VerdictLayout) -> None:
+    text = "\n".join(show.explanation(verdict))
+    for variant in layout.variants:
+        for cells in variant.requirements:
+            assert all(cell.text.replace("[", r"\[") in text for cell in cells)
+        assert variant.sentence in text
+        assert f"gates live {variant.gates_live}" in text
+
+
+def test_texts_round_the_numbers_behind_them(layout: VerdictLayout) -> None:
+    for variant in layout.variants:
+        for cell in (variant.effect, variant.interval, variant.mde):
+            read = [
+                float(found.replace("\N{MINUS SIGN}", "-"))
+                for found in re.findall(r"[+\N{MINUS SIGN}]?\d+\.\d+", cell.text)
+            ]
+            assert read == pytest.approx(list(cell.numbers.values()), abs=0.005001)
+
+
+def test_every_word_has_its_sign_and_tone() -> None:
+    assert set(WORDS) == set(VerdictWord)
+    assert len({sign for sign, _ in WORDS.values()}) == len(VerdictWord)
+    assert {tone for _, tone in WORDS.values()} == set(Tone)
+
+
+def test_lead_says_the_decision_on_every_variant() -> None:
+    found = views.view().verdict
+    assert found is not None
+    variants = found.variants
+    for decision in Decision:
+        changed = tuple(v.model_copy(update={"decision": decision}) for v in variants)
+        lead = lay_out(found.model_copy(update={"variants": changed})).lead
+        assert "psiv-on, chunk-32, tma and psiv-chunk-64" in lead
+        assert lead[0].isupper()
+
+
+def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() -> None:
+    found = views.view().verdict
+    assert found is not None
+    losses = {variant.arm: str(variant.loss) for variant in lay_out(found).variants}
+    assert losses == {"psiv-on": "ok", "chunk-32": "ok", "tma": "\N{EN DASH}", "psiv-chunk-64": "\N{EN DASH}"}
+    free = judge(make_plan(), make_spec(), make_receipts(make_plan()), calibrated=True)
+    assert {str(variant.loss) for variant in lay_out(free).variants} == {"not asked"}
+
+
+def test_a_failed_requirement_is_said_in_the_table_and_in_the_explanation() -> None:
+    spec = make_spec(verdict__require=[{"metric": "loss_val", "max_delta": 0.1}])
+    plan = make_plan(spec)
+    receipts = [
+        make_receipt(plan, block, arm, loss_val=9.0 if arm == "psiv-on" else 7.5)
+        for block in plan.blocks
+        for arm in block.order
+    ]
+    found = judge(plan, spec, receipts, calibrated=True)
+    first = lay_out(found).variants[0]
+    assert (str(first.loss), first.loss.tone) == ("FAILED: loss_val", Tone.BAD)
+    assert [str(cell) for cell in first.requirements[0][:3]] == ["loss_val", "max_delta 0.1 nats", "FAILED"]
+
+
+def test_markdown_is_a_table_that_a_message_cannot_break() -> None:
+    plan = make_plan()
+    receipts = [r for r in make_receipts(plan) if (r.ids.block_index, r.arm) != (2, "psiv-on")]
+    broken = make_receipt(plan, 2, "psiv-on", outcome="failed", message="a | b\n<script>")
+    text = verdict_markdown(judge(plan, make_spec(), [*receipts, broken], calibrated=True))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in rows}) == 1
+    assert "<script>" not in text
+    assert r"a \| b" in text
+    assert "| `psiv-on` |" in text
+
+
+def test_cells_say_sign_text_and_note_in_one_line() -> None:
+    assert str(Cell(text="better", sign="^", note="samples say same")) == "^ better (samples say same)"
+    assert str(Cell(text="better")) == "better"
+    table = Table(title="t", columns=(*texts("a"), *numbers("b")), rows=(row("x", Cell(text="1")),))
+    assert [column.kind for column in table.columns] == ["text", "number"]
+    assert lines_of(table) == [["a", "b"], ["x", "1"]]
