@@ -7,8 +7,7 @@ from celery import Celery
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
-from experiments.records.messages import WAKE_TASK
-from experiments.runtime.wake import celery_app, wake_subscription
+from experiments.runtime.wake import WAKE_TASK, celery_app, wake_subscription
 from kernels.backends import NodeClass
 from workers.bell import Bell
 

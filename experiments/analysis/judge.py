@@ -11,7 +11,7 @@ from experiments.analysis.statistics import Paired, holm, paired, percent
 from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.design.metrics import METRICS, PRIMARY_METRICS
 from experiments.design.plan import Plan
-from experiments.design.power import ALPHA, blocks_to_detect, detectable_per_sd
+from experiments.design.power import ALPHA, MAX_BLOCKS, blocks_to_detect, detectable_per_sd
 from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Primary
 from experiments.documents import seal
@@ -207,7 +207,8 @@ class _Judge:
         if measured is VerdictWord.BETTER and gain_pct(found) < threshold:
             yield f"better by {gain_pct(found):.2f} %, below the {threshold:g} % from which the rule adopts"
         if measured is VerdictWord.INCONCLUSIVE and needed is None and found.sd_pct > 0:
-            yield "no number of blocks up to 2000 would resolve this: the estimate lies at the margin or is too noisy"
+            why = "the estimate lies at the margin or is too noisy"
+            yield f"no number of blocks up to {MAX_BLOCKS} would resolve this: {why}"
 
 
 _WHY = {

@@ -21,7 +21,6 @@ GateValue: TypeAlias = bool | int | str
 Facts: TypeAlias = Mapping[str, Any]
 
 ANY_LANE = tuple(Lane)
-ON_REFERENCE = (Lane.REFERENCE,)
 ON_CUDA = (Lane.CUDA,)
 NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
 _DEFAULTS = TrainConfig()

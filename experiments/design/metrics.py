@@ -40,3 +40,9 @@ METRICS: dict[str, Metric] = {
 
 PRIMARY_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "ratio")
 """Metrics that can decide: those compared as ratios."""
+
+REQUIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind != "ratio")
+"""Metrics that a rule can require to stay within a bound."""
+
+LOSS_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "loss")
+"""Metrics that a rule can require to agree with the baseline's."""

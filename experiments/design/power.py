@@ -10,6 +10,7 @@ ALPHA = 0.05
 """Two-sided level of every test."""
 POWER = 0.8
 MAX_BLOCKS = 2000
+"""Blocks of a design, at most."""
 
 
 @lru_cache(maxsize=4096)
@@ -27,7 +28,7 @@ def detectable_per_sd(blocks: int) -> float:
 
 
 def blocks_to_detect(effect: float, sd: float, *, minimum: int) -> int | None:
-    """Return the fewest blocks that detect `effect` at this `sd` (same unit), or None when 2000 are too few."""
+    """Return the fewest blocks that detect `effect` at this `sd` (same unit), or None when `MAX_BLOCKS` are too few."""
     low, high = minimum, MAX_BLOCKS
     if detectable_per_sd(high) * sd > effect:
         return None

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from experiments.design.metrics import METRICS, PRIMARY_METRICS
-from experiments.design.problems import listed, nearest, shown
+from experiments.design.metrics import LOSS_METRICS, PRIMARY_METRICS, REQUIRED_METRICS
+from experiments.design.power import MAX_BLOCKS
+from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
 from experiments.design.spec_values import (
     NAME_PATTERN,
@@ -23,6 +24,7 @@ from experiments.design.spec_values import (
     Seconds,
     Text,
     VariantGates,
+    one_of,
     raise_all,
     refuse,
     show_percent,
@@ -34,7 +36,6 @@ from kernels.backends import LANES_ON, NodeClass
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
-MAX_BLOCKS = 2000
 MAX_VARIANTS = 64
 MAX_SEEDS = 64
 MAX_REQUIREMENTS = 32
@@ -64,9 +65,7 @@ class Workload(_SpecPart):
     @field_validator("recipe")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in RECIPES:
-            raise refuse(f"unknown recipe {shown(value)}; known: {listed(RECIPES)}", nearest(value, RECIPES))
-        return value
+        return one_of(value, RECIPES, f"unknown recipe {shown(value)}; known")
 
 
 class ArmSpec(_SpecPart):
@@ -98,8 +97,7 @@ def _blocks_schema(schema: dict[str, Any]) -> None:
 
 def _requirement_schema(schema: dict[str, Any]) -> None:
     _without_null(schema, "max_delta", "max_value", "rule")
-    losses = [name for name, metric in METRICS.items() if metric.kind == "loss"]
-    loss = {"required": ["rule"], "properties": {"metric": {"enum": losses}}}
+    loss = {"required": ["rule"], "properties": {"metric": {"enum": [*LOSS_METRICS]}}}
     schema["oneOf"] = [{"required": ["max_delta"]}, {"required": ["max_value"]}, loss]
 
 
@@ -162,10 +160,7 @@ class Placement(_SpecPart):
     @field_validator("node_class")
     @classmethod
     def _known(cls, value: str) -> str:
-        names = [str(node) for node in NodeClass]
-        if value not in names:
-            raise refuse(f"unknown node class {shown(value)}; known: {listed(names)}", nearest(value, names))
-        return value
+        return one_of(value, [str(node) for node in NodeClass], f"unknown node class {shown(value)}; known")
 
     @field_validator("devices")
     @classmethod
@@ -201,10 +196,7 @@ class Primary(_SpecPart):
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in PRIMARY_METRICS:
-            detail = f"metric {shown(value)} cannot be primary; allowed: {listed(PRIMARY_METRICS)}"
-            raise refuse(detail, nearest(value, PRIMARY_METRICS))
-        return value
+        return one_of(value, PRIMARY_METRICS, f"metric {shown(value)} cannot be primary; allowed")
 
     @field_validator("adopt_if")
     @classmethod
@@ -226,7 +218,7 @@ class Requirement(_SpecPart):
 
     model_config = ConfigDict(json_schema_extra=_requirement_schema)
 
-    metric: Annotated[str, Field(json_schema_extra={"enum": [n for n, m in METRICS.items() if m.kind != "ratio"]})]
+    metric: Annotated[str, Field(json_schema_extra={"enum": [*REQUIRED_METRICS]})]
     max_delta: float | None = Field(
         default=None, ge=0, le=1e9, description="Allowed rise over the baseline, in its unit."
     )
@@ -240,18 +232,14 @@ class Requirement(_SpecPart):
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
-        allowed = [name for name, metric in METRICS.items() if metric.kind != "ratio"]
-        if value not in allowed:
-            detail = f"metric {shown(value)} cannot be required; allowed: {listed(allowed)}"
-            raise refuse(detail, nearest(value, allowed))
-        return value
+        return one_of(value, REQUIRED_METRICS, f"metric {shown(value)} cannot be required; allowed")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Requirement":
         given = [key for key in ("max_delta", "max_value", "rule") if getattr(self, key) is not None]
         if len(given) != 1:
             raise refuse(f"give exactly one of max_delta, max_value and rule; given: {listed(given)}")
-        if self.rule and METRICS[self.metric].kind != "loss":
+        if self.rule and self.metric not in LOSS_METRICS:
             raise refuse(f"rule '{self.rule}' is for losses; '{self.metric}' takes max_delta or max_value")
         return self
 

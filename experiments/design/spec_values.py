@@ -5,7 +5,7 @@ Each one checks itself, reports every problem in it, and carries the JSON Schema
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
@@ -34,6 +34,13 @@ def refuse(detail: str, hint: str | None = None) -> PydanticCustomError:
     """Return the error that a validator raises for `detail`."""
     escaped = detail.replace("{", "{{").replace("}", "}}")
     return PydanticCustomError("spec", escaped, {"hint": hint})
+
+
+def one_of(value: str, known: Collection[str], sentence: str) -> str:
+    """Return `value` if it is one of `known`; otherwise raise `sentence` with their names, and hint at the nearest."""
+    if value not in known:
+        raise refuse(f"{sentence}: {listed(known)}", nearest(value, known))
+    return value
 
 
 def raise_all(found: list[tuple[str, PydanticCustomError, object]]) -> None:

@@ -129,18 +129,3 @@ class Release(Frozen):
     token: int
     failure_class: FailureClass
     message: str
-
-
-class Wake(Frozen):
-    """Celery payload: there may be work for this node class. Losing it loses nothing."""
-
-    node_class: str
-
-
-WAKE_TASK = "ablate.wake"
-"""Name of the Celery task that workers serve."""
-
-
-def wake_queue(node_class: str) -> str:
-    """Name of the broadcast queue of a node class: every worker of the class hears a wake-up."""
-    return f"wake.{node_class}"

@@ -10,7 +10,8 @@ from celery import Celery
 from kombu import Exchange
 from kombu.common import Broadcast
 
-from experiments.records.messages import WAKE_TASK, Wake, wake_queue
+WAKE_TASK = "ablate.wake"
+"""Name of the Celery task that workers serve."""
 
 _TRANSPORT_OPTIONS = {
     "visibility_timeout": 60,
@@ -44,6 +45,11 @@ def celery_app(broker_url: str, *, name: str) -> Celery:
     return app
 
 
+def wake_queue(node_class: str) -> str:
+    """Return the name that the exchange of a node class and the queues of its workers have."""
+    return f"wake.{node_class}"
+
+
 def wake_exchange(node_class: str) -> Exchange:
     """Return the exchange that both sides declare for a node class."""
     return Exchange(wake_queue(node_class), type="fanout", durable=False)
@@ -64,7 +70,7 @@ def publish_wake(app: Any, node_class: str) -> None:
     # Celery fills an empty routing key with its own, and the Redis transport makes it part of the channel's name.
     app.send_task(
         WAKE_TASK,
-        kwargs=Wake(node_class=node_class).model_dump(),
+        kwargs={"node_class": node_class},
         exchange=exchange,
         declare=[exchange],  # a channel that has not declared the exchange would take it for a direct one
         exchange_type="fanout",

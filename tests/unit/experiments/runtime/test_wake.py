@@ -1,5 +1,4 @@
-from experiments.records.messages import wake_queue
-from experiments.runtime.wake import celery_app, wake_exchange, wake_subscription
+from experiments.runtime.wake import celery_app, wake_exchange, wake_queue, wake_subscription
 
 
 def test_subscriptions_share_the_exchange_and_nothing_else() -> None:
