@@ -16,8 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.ids import new_id
 from experiments.reporting.mlflow_sink import Sink
-from service.errands import Errands
 from service.errors import ConfigurationError
+from service.outbox_handlers import Errands
 from service.reconciler import Reconciler
 from service.settings import Settings, get_settings
 from service.store import leaders, outbox

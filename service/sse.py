@@ -15,7 +15,7 @@ from sqlalchemy import Row
 
 from service.lifecycle import OVER, AblationState
 from service.store import events
-from service.store.clock import rfc3339
+from service.store.columns import rfc3339
 from service.store.logs import LogPage, read_log
 from service.store.session import Store
 

@@ -13,7 +13,7 @@ from experiments.digest import digest_bytes
 from experiments.ids import new_id
 from service.errors import ConfigurationError
 from service.settings import Settings
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.session import Store
 from service.store.tables import tokens
 

@@ -20,9 +20,9 @@ from service.deps import (
     encode_cursor,
 )
 from service.errors import NotYet
-from service.public import ablation_public, block_public, trial_public, waiting_reasons
 from service.responses import document, secured
 from service.schemas import AblationPublic, BlockPublic, Page, TrialPublic
+from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
 from service.sse import ablation_frames, stream
 from service.store import ablations as store_ablations
 

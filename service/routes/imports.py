@@ -13,9 +13,9 @@ from experiments.records.plan_file import differences
 from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
 from service.lifecycle import AblationState
-from service.public import links_of
 from service.responses import secured
 from service.schemas import BundleFiles, ImportPublic, ImportRequest
+from service.serializers import links_of
 from service.store.ablations import get_ablation
 from service.store.imports import Import, known_bundles, store_import
 from service.store.submissions import Submission

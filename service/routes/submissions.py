@@ -14,9 +14,9 @@ from kernels.backends import LANES_ON, NodeClass
 from service.deps import Reader, Services, ServicesDep, SpecBody, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
-from service.public import links_of, silent_limit_s
 from service.responses import etag_of, secured
 from service.schemas import AblationAccepted, ArmPublic, BlockOrder, NodeClassAnswer, PlanPublic
+from service.serializers import links_of, silent_limit_s
 from service.store.ablations import mean_trial_s
 from service.store.nodes import count_live
 from service.store.submissions import Answer, Key, KeyKnown, Submission, known_answer, store_submission

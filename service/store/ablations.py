@@ -8,9 +8,9 @@ from sqlalchemy import Connection, Row, Select, Table, func, select, tuple_
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER, AblationState, BlockState
 from service.store.blocks import cancel_blocks
-from service.store.journal import Journal, lock_ablation
-from service.store.settle import settle
+from service.store.completion import settle
 from service.store.tables import ablations, blocks, labels, receipts, trials
+from service.store.transitions import Journal, lock_ablation
 
 _BULKY = {"spec_text", "plan", "verdict", "report_html"}
 _PUBLIC = [column for column in ablations.c if column.name not in _BULKY]

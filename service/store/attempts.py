@@ -17,11 +17,11 @@ from experiments.retries import MAX_ATTEMPTS, may_retry, retry_wait_s
 from service.errors import Invalid, NotFound, StaleToken
 from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
 from service.store import outbox
-from service.store.clock import db_now
-from service.store.journal import Journal, lock_ablation
-from service.store.settle import settle
+from service.store.columns import db_now
+from service.store.completion import settle
 from service.store.tables import attempts, blocks, trials
 from service.store.text import storable
+from service.store.transitions import Journal, lock_ablation
 
 MAX_STEPS = 2**31 - 1
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, select
 
 from service.lifecycle import BlockState, TrialState
-from service.store.clock import db_now
-from service.store.journal import Journal
+from service.store.columns import db_now
 from service.store.tables import attempts, blocks, trials
+from service.store.transitions import Journal
 
 
 def block_state(connection: Connection, attempt_id: str) -> tuple[str, str]:

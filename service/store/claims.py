@@ -4,9 +4,9 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from experiments.ids import new_id
 from service.lifecycle import AblationState, AttemptState, BlockState
-from service.store.clock import db_now
-from service.store.journal import Journal, lock_ablation
+from service.store.columns import db_now
 from service.store.tables import attempts, blocks, trials
+from service.store.transitions import Journal, lock_ablation
 
 _NEXT = (
     select(blocks)

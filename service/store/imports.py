@@ -15,13 +15,13 @@ from service.lifecycle import AblationState, AttemptState, BlockState, TrialStat
 from service.store import logs, reports
 from service.store.attempts import hold
 from service.store.blocks import cancel_blocks
-from service.store.clock import db_now
-from service.store.journal import Journal
+from service.store.columns import db_now
+from service.store.completion import settle
 from service.store.reports import VerifiedReceipt
-from service.store.settle import settle
 from service.store.submissions import Submission, insert_rows
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 from service.store.text import storable
+from service.store.transitions import Journal
 
 _MISSING = "the imported bundles do not hold this block"
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from experiments.ids import id_pattern, new_id
 from experiments.records.messages import NodeRegistration
 from service.errors import NotFound
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.tables import blocks, nodes
 
 _ID = re.compile(id_pattern("nod"))

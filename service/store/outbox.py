@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.tables import outbox
 from service.store.text import storable
 

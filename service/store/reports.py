@@ -9,10 +9,10 @@ from experiments.records.messages import BlockReport
 from service.errors import StaleToken
 from service.lifecycle import AttemptState, BlockState, TrialState
 from service.store.attempts import Held, break_off, find_attempt
-from service.store.clock import db_now
-from service.store.journal import Journal
-from service.store.settle import settle
+from service.store.columns import db_now
+from service.store.completion import settle
 from service.store.tables import attempts, events, receipts, trials
+from service.store.transitions import Journal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from sqlalchemy import Connection, delete, select, update
 
 from service.lifecycle import AblationState, BlockState
 from service.store import outbox
-from service.store.clock import db_now
-from service.store.journal import Journal, lock_ablation
-from service.store.settle import settle
+from service.store.columns import db_now
+from service.store.completion import settle
 from service.store.tables import ablations, blocks, idempotency
+from service.store.transitions import Journal, lock_ablation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import AblationState, BlockState, TrialState
 from service.store import outbox
 from service.store.bulk import insert_many
-from service.store.clock import db_now
-from service.store.journal import Journal
+from service.store.columns import db_now
 from service.store.tables import ablations, blocks, idempotency, labels, trials
+from service.store.transitions import Journal
 
 _ABLATION = insert(ablations).values(created_at=db_now())
 _ANSWER = insert(idempotency).values(created_at=db_now())

@@ -7,7 +7,7 @@ from experiments.design.plan import Plan
 from experiments.records.receipts import Receipt
 from experiments.reporting.view import AblationView, TrialView
 from service.errors import NotFound
-from service.store.clock import rfc3339
+from service.store.columns import rfc3339
 from service.store.tables import ablations, receipts, trials
 
 

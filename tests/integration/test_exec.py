@@ -14,7 +14,7 @@ from experiments.records.bundle import RECEIPT, Bundle, open_bundle
 from experiments.records.bundle_files import read_bundle_files
 from experiments.records.plan_file import PlanFile, plan_file_text
 from experiments.reporting.mlflow_sink import Sink
-from service.errands import Errands
+from service.outbox_handlers import Errands
 from service.store import outbox
 from tests import mlflow_server
 from tests.api_stack import running_api

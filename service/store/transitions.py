@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Table, bindparam, insert, select, update
 
 from service.errors import IllegalMove
 from service.lifecycle import check_move
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, events, trials
 
 TABLES: dict[str, Table] = {"ablation": ablations, "block": blocks, "trial": trials, "attempt": attempts}

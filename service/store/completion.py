@@ -6,9 +6,9 @@ from experiments.retries import budget_spent
 from service.lifecycle import OVER, AblationState, BlockState, TrialState
 from service.store import outbox
 from service.store.blocks import cancel_blocks
-from service.store.clock import db_now
-from service.store.journal import Journal, lock_ablation
+from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, trials
+from service.store.transitions import Journal, lock_ablation
 
 
 def settle(connection: Connection, ablation_id: str) -> None:

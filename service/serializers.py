@@ -20,7 +20,7 @@ from service.schemas import (
 )
 from service.settings import Settings
 from service.store.ablations import blocks_ahead
-from service.store.clock import rfc3339, rfc3339_or_none
+from service.store.columns import rfc3339, rfc3339_or_none
 from service.store.nodes import count_live
 
 
