@@ -8,8 +8,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.runtime.wake import celery_app
-from service.schemas import Check
-from service.settings import Settings
+from service.schemas import DependencyCheck
+from service.settings import ServiceSettings
 from service.store.session import Store
 
 TIMEOUT_S = 2.0
@@ -17,7 +17,7 @@ MLFLOW_PATH = "/api/2.0/mlflow/experiments/get-by-name"
 """Not /health: that answers even to host names which the server refuses everywhere else."""
 
 
-def check_all(store: Store, settings: Settings) -> dict[str, Check]:
+def check_all(store: Store, settings: ServiceSettings) -> dict[str, DependencyCheck]:
     """Try database, broker and MLflow."""
     return {
         "database": _check(lambda: _database(store)),
@@ -26,11 +26,11 @@ def check_all(store: Store, settings: Settings) -> dict[str, Check]:
     }
 
 
-def _check(probe: Callable[[], str]) -> Check:
+def _check(probe: Callable[[], str]) -> DependencyCheck:
     try:
-        return Check(ok=True, detail=probe())
+        return DependencyCheck(ok=True, detail=probe())
     except (SQLAlchemyError, OperationalError, httpx.HTTPError, OSError) as error:
-        return Check(ok=False, detail=f"{type(error).__name__}: {error}"[:500])
+        return DependencyCheck(ok=False, detail=f"{type(error).__name__}: {error}"[:500])
 
 
 def _database(store: Store) -> str:

@@ -12,13 +12,14 @@ from service.schemas import (
     AblationPublic,
     BlockCounts,
     BlockPublic,
+    Event,
     Links,
     NodePublic,
     Progress,
     TrialCounts,
     TrialPublic,
 )
-from service.settings import Settings
+from service.settings import ServiceSettings
 from service.store.ablations import blocks_ahead
 from service.store.columns import rfc3339, rfc3339_or_none
 from service.store.nodes import count_live
@@ -32,7 +33,7 @@ def links_of(ablation_id: str) -> Links:
     )
 
 
-def silent_limit_s(settings: Settings) -> float:
+def silent_limit_s(settings: ServiceSettings) -> float:
     """Return the silence after which a node no longer counts as live."""
     return max(settings.lease_s, 3 * settings.claim_poll_s)
 
@@ -68,7 +69,7 @@ def _mlflow_url(row: Row[Any], base: str) -> str | None:
     return f"{base.rstrip('/')}/#/experiments/{row.mlflow_experiment_id}/runs/{row.mlflow_run_id}"
 
 
-def waiting_reasons(connection: Connection, rows: list[Row[Any]], settings: Settings) -> dict[str, str]:
+def waiting_reasons(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> dict[str, str]:
     """Return, for every queued ablation among `rows`, what it waits for."""
     queued = [row for row in rows if row.state == AblationState.QUEUED]
     live = count_live(connection, silent_s=silent_limit_s(settings)) if queued else {}
@@ -120,7 +121,22 @@ def trial_public(row: Row[Any]) -> TrialPublic:
     )
 
 
-def node_public(row: Row[Any], settings: Settings) -> NodePublic:
+def event_public(row: Row[Any]) -> Event:
+    """Build the wire type."""
+    return Event(
+        seq=row.seq,
+        at=rfc3339(row.at),
+        kind=row.kind,
+        subject=row.subject,
+        came_from=row.old,
+        went_to=row.new,
+        actor=row.actor,
+        reason=row.reason,
+        data=json.loads(row.data),
+    )
+
+
+def node_public(row: Row[Any], settings: ServiceSettings) -> NodePublic:
     """Build the wire type."""
     found = NodeRegistration.model_validate_json(row.registration)
     return NodePublic(

@@ -7,6 +7,7 @@ import typer
 
 from experiments.reporting import wording
 from service.cli.output import JsonOption, guarded, out, print_json
+from service.lifecycle import OutboxKind
 from service.settings import get_settings
 from service.stack.errors import StackError
 
@@ -53,7 +54,7 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
             ids = list(connection.execute(reported).scalars())
             connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
             for ablation_id in ids:
-                outbox.add(connection, outbox.PROJECT, ablation_id)
+                outbox.add(connection, OutboxKind.PROJECT, ablation_id)
         deadline = time.monotonic() + patience_s
         while left := _projections_left(store):
             if time.monotonic() > deadline:
@@ -68,4 +69,4 @@ def _projections_left(store: "Store") -> int:
     from service.store import outbox
 
     with store.read() as connection:
-        return sum(count for kind, count, _ in outbox.backlog(connection) if kind == outbox.PROJECT)
+        return sum(count for kind, count, _ in outbox.backlog(connection) if kind == OutboxKind.PROJECT)

@@ -13,9 +13,9 @@ from rich.markup import escape
 
 from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ERROR_EXIT_CODE
-from service.answers import Problem, ProblemEntry
 from service.client import ClientError
 from service.errors import ServiceError
+from service.schemas import Problem, ProblemDetail
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -77,10 +77,10 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, ClientError):
         return error.problem
     if isinstance(error, SpecError):
-        entries = [ProblemEntry(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
+        entries = [ProblemDetail(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
         return Problem(title="The spec is not acceptable", errors=tuple(entries))
     if isinstance(error, BundleError):
-        entries = [ProblemEntry(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
+        entries = [ProblemDetail(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
         return Problem(title="The bundle is damaged or was altered", errors=tuple(entries))
     return Problem(title="Error", detail=str(error))
 

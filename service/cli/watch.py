@@ -15,11 +15,10 @@ from rich.text import Text
 
 from experiments.block_numbers import block_name
 from experiments.reporting import wording
-from service.answers import Event
 from service.cli.output import print_json
 from service.client import Client
 from service.lifecycle import OVER
-from service.schemas import AblationPublic, TrialPublic
+from service.schemas import AblationPublic, Event, TrialPublic
 
 _LOOK_EVERY_S = 0.5
 _REFRESH_S = 2.0

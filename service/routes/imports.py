@@ -36,7 +36,7 @@ def import_bundles(wanted: ImportRequest, services: ServicesDep, principal: Oper
     bundle = _verified(wanted.bundles)
     changed = _store(services, _import_of(bundle, principal.name))
     if changed:
-        services.relay.ring()
+        services.wakes.notify()
     with services.store.read() as connection:
         row = get_ablation(connection, bundle.plan_file.ablation_id)
     return ImportPublic(

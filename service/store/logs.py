@@ -8,8 +8,8 @@ from sqlalchemy import Connection, func, insert, select
 from experiments.errors import SpecProblem
 from experiments.records.messages import LogChunk
 from service.errors import Invalid, NotFound
-from service.lifecycle import TrialState
-from service.store.attempts import Held
+from service.lifecycle import TRIAL_OVER
+from service.store.attempts import LockedAttempt
 from service.store.tables import log_chunks, trials
 
 PAGE_BYTES = 4 * 2**20
@@ -27,13 +27,13 @@ class LogPage:
     """Whether the trial is over and nothing follows."""
 
 
-def append(connection: Connection, held: Held, chunks: Sequence[LogChunk]) -> None:
+def append(connection: Connection, locked: LockedAttempt, chunks: Sequence[LogChunk]) -> None:
     """Store chunks; what is already stored is ignored. Raises Invalid when bytes between would be missing."""
-    known = {row.id for row in held.trials}
+    known = {row.id for row in locked.trials}
     for number, chunk in enumerate(chunks):
         if chunk.trial_id not in known:
-            raise Invalid(f"trial {chunk.trial_id!r} is not part of block {held.block.id}")
-        _append_one(connection, held.attempt.id, chunk, number)
+            raise Invalid(f"trial {chunk.trial_id!r} is not part of block {locked.block.id}")
+        _append_one(connection, locked.attempt.id, chunk, number)
 
 
 def _append_one(connection: Connection, attempt_id: str, chunk: LogChunk, number: int) -> None:
@@ -69,5 +69,4 @@ def read_log(connection: Connection, trial_id: str, *, offset: int) -> LogPage:
         data += piece[max(0, offset - start) :]
         if len(data) >= PAGE_BYTES:
             return LogPage(data=data[:PAGE_BYTES], end_offset=offset + PAGE_BYTES, complete=False)
-    over = trial.state in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)
-    return LogPage(data=data, end_offset=offset + len(data), complete=over)
+    return LogPage(data=data, end_offset=offset + len(data), complete=trial.state in TRIAL_OVER)

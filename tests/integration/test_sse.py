@@ -133,5 +133,5 @@ def test_log_stream_sends_text_with_its_end_offset_and_ends_with_the_trial(tmp_p
         logs = [{"trial_id": trial, "offset": 0, "text": "one\ntwo"}]
         api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")
         answer = api.get(f"/v1/trials/{trial}/log", headers={"Accept": "text/event-stream"})
-    assert 'id: 7\nevent: log\ndata: {"text": "one\\ntwo"}' in answer.text
-    assert answer.text.endswith('id: 7\nevent: end\ndata: {"reason": "the trial is over"}\n\n')
+    assert 'event: log\ndata: {"text": "one\\ntwo"}\nid: 7\n\n' in answer.text
+    assert answer.text.endswith('event: end\ndata: {"reason": "the trial is over"}\nid: 7\n\n')
