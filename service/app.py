@@ -17,9 +17,9 @@ from service import openapi, problems
 from service.deps import Services
 from service.dispatch import WakePublisher
 from service.errors import ConfigurationError
-from service.limits import RateLimiter
 from service.metrics import registry_for
 from service.middleware import RequestMiddleware
+from service.rate_limit import RateLimiter
 from service.routes import ablations, attempts, catalogue, health, imports, submissions, trials
 from service.settings import ServiceSettings, get_settings
 from service.store.migrate import upgrade

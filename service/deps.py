@@ -15,7 +15,7 @@ from experiments.errors import SpecProblem
 from experiments.ids import id_pattern
 from service.dispatch import WakePublisher
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
-from service.limits import RateLimiter
+from service.rate_limit import RateLimiter
 from service.schemas import SpecBody
 from service.settings import ServiceSettings
 from service.store.session import Store

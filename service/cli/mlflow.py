@@ -41,20 +41,13 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
 
     Raises StackError when the background process did not get through in time.
     """
-    from sqlalchemy import select, update
-
-    from service.store import outbox
+    from service.store.results import ask_for_projections
     from service.store.session import Store
-    from service.store.tables import ablations
 
     store = Store(database_url)
     try:
         with store.write() as connection:
-            reported = select(ablations.c.id).where(ablations.c.report_html.is_not(None)).order_by(ablations.c.id)
-            ids = list(connection.execute(reported).scalars())
-            connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
-            for ablation_id in ids:
-                outbox.add(connection, OutboxKind.PROJECT, ablation_id)
+            count = ask_for_projections(connection)
         deadline = time.monotonic() + patience_s
         while left := _projections_left(store):
             if time.monotonic() > deadline:
@@ -62,7 +55,7 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
             time.sleep(_LOOK_EVERY_S)
     finally:
         store.close()
-    return len(ids)
+    return count
 
 
 def _projections_left(store: "Store") -> int:

@@ -39,6 +39,16 @@ def store_report(connection: Connection, ablation_id: str, html: str) -> None:
     outbox.add(connection, OutboxKind.PROJECT, ablation_id)
 
 
+def ask_for_projections(connection: Connection) -> int:
+    """Forget where ablations are in MLflow and ask for every projection again; return how many will be made."""
+    reported = select(ablations.c.id).where(ablations.c.report_html.is_not(None)).order_by(ablations.c.id)
+    ids = list(connection.execute(reported).scalars())
+    connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
+    for ablation_id in ids:
+        outbox.add(connection, OutboxKind.PROJECT, ablation_id)
+    return len(ids)
+
+
 def read_report(connection: Connection, ablation_id: str) -> str:
     """Return the stored report."""
     query = select(ablations.c.report_html).where(ablations.c.id == ablation_id)
