@@ -30,7 +30,7 @@ _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class EventBatch:
     """What one look at the database found."""
 
     frames: bytes = b""
@@ -39,12 +39,12 @@ class Batch:
     is_last: bool = False
 
 
-def event_stream(request: Request, look: Callable[[int], Batch], position: int) -> EventSourceResponse:
+def event_stream(request: Request, look: Callable[[int], EventBatch], position: int) -> EventSourceResponse:
     """Answer with what `look` finds from `position` on, until its last batch or the end of this process."""
     return EventSourceResponse(_frames(request, look, position), headers=_UNBUFFERED)
 
 
-async def _frames(request: Request, look: Callable[[int], Batch], position: int) -> AsyncIterator[bytes]:
+async def _frames(request: Request, look: Callable[[int], EventBatch], position: int) -> AsyncIterator[bytes]:
     yield format_sse_event(comment="the stream begins")
     spoken = time.monotonic()
     while not request.app.state.stopping:
@@ -61,18 +61,18 @@ async def _frames(request: Request, look: Callable[[int], Batch], position: int)
         await asyncio.sleep(POLL_S)
 
 
-def ablation_events(store: Store, ablation_id: str) -> Callable[[int], Batch]:
+def ablation_events(store: Store, ablation_id: str) -> Callable[[int], EventBatch]:
     """Return the look for an ablation's events after a sequence number; `end` once nothing more can come."""
 
-    def look(after: int) -> Batch:
+    def look(after: int) -> EventBatch:
         with store.read() as connection:
             end = ending(connection, ablation_id)  # before the events: none comes after an ending
             rows = events_after(connection, ablation_id, after)
         if rows:
-            return Batch(frames=b"".join(_frame(event_public(row)) for row in rows), position=rows[-1].seq)
+            return EventBatch(frames=b"".join(_frame(event_public(row)) for row in rows), position=rows[-1].seq)
         if end.state in OVER and (end.judged or end.state == AblationState.CANCELLED):
-            return Batch(frames=_frame(_end_event(ablation_id, after, end)), position=after, is_last=True)
-        return Batch(position=after)
+            return EventBatch(frames=_frame(_end_event(ablation_id, after, end)), position=after, is_last=True)
+        return EventBatch(position=after)
 
     return look
 
@@ -94,19 +94,19 @@ def _end_event(ablation_id: str, seq: int, end: Row[Any]) -> Event:
     )
 
 
-def log_events(store: Store, trial_id: str) -> Callable[[int], Batch]:
+def log_events(store: Store, trial_id: str) -> Callable[[int], EventBatch]:
     """Return the look for a trial's log from a byte offset; an event's id is the offset after it, `end` is the last."""
 
-    def look(offset: int) -> Batch:
+    def look(offset: int) -> EventBatch:
         with store.read() as connection:
             page = read_log(connection, trial_id, offset=offset)
         if page.data:
             text = json.dumps({"text": page.data.decode("utf-8", "replace")})
-            return Batch(frames=_log_frame(EventKind.LOG, page.end_offset, text), position=page.end_offset)
+            return EventBatch(frames=_log_frame(EventKind.LOG, page.end_offset, text), position=page.end_offset)
         if page.complete:
             reason = json.dumps({"reason": "the trial is over"})
-            return Batch(frames=_log_frame(EventKind.END, offset, reason), position=offset, is_last=True)
-        return Batch(position=offset)
+            return EventBatch(frames=_log_frame(EventKind.END, offset, reason), position=offset, is_last=True)
+        return EventBatch(position=offset)
 
     return look
 
