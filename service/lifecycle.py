@@ -77,38 +77,32 @@ class OutboxKind(StrEnum):
 State = TypeVar("State", AblationState, BlockState, TrialState, AttemptState)
 """The states of one machine: its type says which."""
 
+
+def _moves(machine: type[State], moves: Mapping[State, set[State]]) -> dict[StrEnum, frozenset[StrEnum]]:
+    """Complete a table: states that it does not name are final."""
+    return {state: frozenset(moves.get(state, ())) for state in machine}
+
+
 _A, _B, _T, _X = AblationState, BlockState, TrialState, AttemptState
 
 MOVES: dict[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
-    AblationState: {
-        _A.QUEUED: frozenset({_A.RUNNING, _A.CANCELLING}),
-        _A.RUNNING: frozenset({_A.CANCELLING, _A.COMPLETED, _A.FAILED}),
-        _A.CANCELLING: frozenset({_A.CANCELLED}),
-        _A.CANCELLED: frozenset(),
-        _A.COMPLETED: frozenset(),
-        _A.FAILED: frozenset(),
-    },
-    BlockState: {
-        _B.QUEUED: frozenset({_B.RUNNING, _B.CANCELLED}),
-        _B.RUNNING: frozenset({_B.QUEUED, _B.DONE, _B.FAILED, _B.CANCELLED}),
-        _B.DONE: frozenset(),
-        _B.FAILED: frozenset(),
-        _B.CANCELLED: frozenset(),
-    },
-    TrialState: {
-        _T.QUEUED: frozenset({_T.RUNNING, _T.DONE, _T.CANCELLED, _T.FAILED}),
-        _T.RUNNING: frozenset({_T.QUEUED, _T.DONE, _T.CANCELLED, _T.FAILED}),
-        _T.DONE: frozenset(),
-        _T.CANCELLED: frozenset(),
-        _T.FAILED: frozenset(),
-    },
-    AttemptState: {
-        _X.RUNNING: frozenset({_X.DONE, _X.BROKEN, _X.RELEASED, _X.EXPIRED}),
-        _X.DONE: frozenset(),
-        _X.BROKEN: frozenset(),
-        _X.RELEASED: frozenset(),
-        _X.EXPIRED: frozenset(),
-    },
+    _A: _moves(
+        _A,
+        {
+            _A.QUEUED: {_A.RUNNING, _A.CANCELLING},
+            _A.RUNNING: {_A.CANCELLING, _A.COMPLETED, _A.FAILED},
+            _A.CANCELLING: {_A.CANCELLED},
+        },
+    ),
+    _B: _moves(_B, {_B.QUEUED: {_B.RUNNING, _B.CANCELLED}, _B.RUNNING: {_B.QUEUED, _B.DONE, _B.FAILED, _B.CANCELLED}}),
+    _T: _moves(
+        _T,
+        {
+            _T.QUEUED: {_T.RUNNING, _T.DONE, _T.CANCELLED, _T.FAILED},
+            _T.RUNNING: {_T.QUEUED, _T.DONE, _T.CANCELLED, _T.FAILED},
+        },
+    ),
+    _X: _moves(_X, {_X.RUNNING: {_X.DONE, _X.BROKEN, _X.RELEASED, _X.EXPIRED}}),
 }
 """For every machine: the states that may follow a state."""
 

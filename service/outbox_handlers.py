@@ -1,4 +1,4 @@
-"""OutboxHandlers of the outbox that follow the end of an ablation: judge it, write its report, project it into MLflow.
+"""Handlers of the outbox rows that follow the end of an ablation: judge it, write its report, project it into MLflow.
 
 Each is idempotent, is done outside any transaction, and is tried again with growing pauses until it succeeds.
 """

@@ -21,7 +21,7 @@ from service.schemas import (
 )
 from service.settings import ServiceSettings
 from service.store.ablations import blocks_ahead
-from service.store.columns import rfc3339, rfc3339_or_none
+from service.store.columns import rfc3339
 from service.store.nodes import count_live
 
 
@@ -38,29 +38,28 @@ def silent_limit_s(settings: ServiceSettings) -> float:
     return max(settings.lease_s, 3 * settings.claim_poll_s)
 
 
+def _fields(row: Row[Any], **changes: Any) -> dict[str, Any]:
+    """Return a row by its columns' names, which are the wire types' fields, with moments as RFC 3339 UTC."""
+    values = dict(row._mapping)
+    moments = {name: rfc3339(at) for name, at in values.items() if name.endswith("_at") and at is not None}
+    return {**values, **moments, **changes}
+
+
 def ablation_public(
     row: Row[Any], labels: Mapping[str, str], *, waiting_for: str | None, mlflow: str
 ) -> AblationPublic:
     """Build the wire type; `mlflow` is MLflow's base URL."""
-    return AblationPublic(
-        id=row.id,
-        name=row.name,
-        question=row.question,
-        state=AblationState(row.state),
-        spec_digest=row.spec_digest,
-        rule_digest=row.rule_digest,
-        node_class=row.node_class,
-        created_at=rfc3339(row.created_at),
-        started_at=rfc3339_or_none(row.started_at),
-        finished_at=rfc3339_or_none(row.finished_at),
+    values = _fields(
+        row,
         blocks=BlockCounts(planned=row.blocks_planned, done=row.blocks_done, failed=row.blocks_failed),
         trials=TrialCounts(planned=row.trials_planned, done=row.trials_done),
         waiting_for=waiting_for,
-        labels=dict(labels),
+        labels=labels,
         mlflow_url=_mlflow_url(row, mlflow),
-        bundles=json.loads(row.bundles) if row.bundles else [],
+        bundles=json.loads(row.bundles or "[]"),
         links=links_of(row.id),
     )
+    return AblationPublic.model_validate(values)
 
 
 def _mlflow_url(row: Row[Any], base: str) -> str | None:
@@ -85,70 +84,24 @@ def _waiting_reason(connection: Connection, row: Row[Any], live: int) -> str:
 
 def block_public(row: Row[Any]) -> BlockPublic:
     """Build the wire type."""
-    fields = row._mapping
-    return BlockPublic(
-        id=row.id,
-        index=fields["index"],
-        seed=row.seed,
-        order=json.loads(fields["order"]),
-        state=row.state,
-        attempt_no=row.attempt_no,
-        node_id=row.node_id,
-        started_at=rfc3339_or_none(row.started_at),
-        finished_at=rfc3339_or_none(row.finished_at),
-        message=row.message,
-    )
+    return BlockPublic.model_validate(_fields(row, order=json.loads(row._mapping["order"])))
 
 
 def trial_public(row: Row[Any]) -> TrialPublic:
     """Build the wire type."""
-    progress = None
-    if row.steps_done is not None:
-        progress = Progress(
-            steps_done=row.steps_done, steps_total=row.steps_total, tokens_per_s=row.tokens_per_s, loss=row.loss
-        )
-    return TrialPublic(
-        id=row.id,
-        block_id=row.block_id,
-        block_index=row.block_index,
-        arm=row.arm,
-        role=row.role,
-        position=row.position,
-        state=row.state,
-        outcome=row.outcome,
-        progress=progress,
-        receipt_digest=row.receipt_digest,
-    )
+    values = _fields(row)
+    progress = None if row.steps_done is None else Progress.model_validate(values)
+    return TrialPublic.model_validate({**values, "progress": progress})
 
 
 def event_public(row: Row[Any]) -> Event:
     """Build the wire type."""
-    return Event(
-        seq=row.seq,
-        at=rfc3339(row.at),
-        kind=row.kind,
-        subject=row.subject,
-        came_from=row.old,
-        went_to=row.new,
-        actor=row.actor,
-        reason=row.reason,
-        data=json.loads(row.data),
-    )
+    values = _fields(row, at=rfc3339(row.at), came_from=row.old, went_to=row.new, data=json.loads(row.data))
+    return Event.model_validate(values)
 
 
 def node_public(row: Row[Any], settings: ServiceSettings) -> NodePublic:
     """Build the wire type."""
     found = NodeRegistration.model_validate_json(row.registration)
-    return NodePublic(
-        id=row.id,
-        name=row.name,
-        node_class=row.node_class,
-        health="live" if row.silent_s <= silent_limit_s(settings) else "silent",
-        devices=list(found.devices),
-        versions=dict(found.versions),
-        code_digest=found.code_digest,
-        lacks=list(found.lacks),
-        registered_at=rfc3339(row.registered_at),
-        seen_at=rfc3339(row.seen_at),
-        running_block=row.running_block,
-    )
+    health = "live" if row.silent_s <= silent_limit_s(settings) else "silent"
+    return NodePublic.model_validate({**found.model_dump(), **_fields(row, health=health)})

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse
-from pydantic import Field
+from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row
 
 from experiments.analysis.verdicts import Verdict
@@ -27,6 +27,11 @@ _SEQ_MAX = 2**63 - 1
 _NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The client has this already (If-None-Match)."}}
 
 
+def _page_of(item: type[BaseModel], *statuses: int) -> dict[str, Any]:
+    """Declare a page of items, and problem documents for `statuses`."""
+    return {"response_model": Page[item], "responses": {**secured(*statuses), **_NOT_MODIFIED}}  # type: ignore[valid-type]
+
+
 class AblationQuery(PageQuery):
     """Which ablations a list shows."""
 
@@ -40,13 +45,7 @@ class AblationQuery(PageQuery):
     )
 
 
-@router.get(
-    "",
-    operation_id="listAblations",
-    summary="List ablations, newest first",
-    response_model=Page[AblationPublic],
-    responses={**secured(422), **_NOT_MODIFIED},
-)
+@router.get("", operation_id="listAblations", summary="List ablations, newest first", **_page_of(AblationPublic, 422))
 def list_ablations(
     request: Request, services: ServicesDep, principal: Reader, wanted: Annotated[AblationQuery, Query()]
 ) -> Response:
@@ -98,8 +97,7 @@ def _load(services: Services, ablation_id: str) -> AblationPublic:
     "/{ablation_id}/blocks",
     operation_id="listBlocks",
     summary="List the blocks of an ablation",
-    response_model=Page[BlockPublic],
-    responses={**secured(404, 422), **_NOT_MODIFIED},
+    **_page_of(BlockPublic, 404, 422),
 )
 def list_blocks(
     request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: PageQueryDep
@@ -120,8 +118,7 @@ def list_blocks(
     "/{ablation_id}/trials",
     operation_id="listTrials",
     summary="List the trials of an ablation",
-    response_model=Page[TrialPublic],
-    responses={**secured(404, 422), **_NOT_MODIFIED},
+    **_page_of(TrialPublic, 404, 422),
 )
 def list_trials(
     request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: PageQueryDep

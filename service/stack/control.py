@@ -23,16 +23,6 @@ _PROBE_PATIENCE_S = 1.0
 """Who only asks whether a supervisor lives holds the lock, shared, for an instant."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopResult:
-    """What `stop` found and did."""
-
-    was_running: bool
-    killed: int
-    """Processes that did not end on SIGTERM, strays of a dead supervisor included."""
-    seconds: float
-
-
 def running(files: StackFiles) -> StackState | None:
     """Return the state of the stack that runs in this home, None when none does."""
     state = read_state(files) if is_locked(files) else None  # locked by a clean-up, it is that of a dead stack
@@ -72,6 +62,16 @@ def clean_stale(files: StackFiles, report: Report) -> int:
         return 0
     report("note", f"cleaned up after a stack of {state.started_at} whose supervisor had died ({left} processes left)")
     return killed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopResult:
+    """What `stop` found and did."""
+
+    was_running: bool
+    killed: int
+    """Processes that did not end on SIGTERM, strays of a dead supervisor included."""
+    seconds: float
 
 
 def stop(files: StackFiles, report: Report) -> StopResult:

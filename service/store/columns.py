@@ -30,11 +30,6 @@ def rfc3339(epoch_s: float) -> str:
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def rfc3339_or_none(epoch_s: float | None) -> str | None:
-    """Write epoch seconds as RFC 3339 UTC, None as None."""
-    return None if epoch_s is None else rfc3339(epoch_s)
-
-
 MOST_CHARACTERS = 2000
 
 
