@@ -6,15 +6,19 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from experiments.design.plan import Plan
 from experiments.records.messages import NodeRegistration
 from service.lifecycle import AblationState
 from service.schemas import (
+    AblationAccepted,
     AblationPublic,
     BlockCounts,
     BlockPublic,
     Event,
     Links,
+    NodeClassAnswer,
     NodePublic,
+    PlanPublic,
     Progress,
     TrialCounts,
     TrialPublic,
@@ -31,6 +35,29 @@ def links_of(ablation_id: str) -> Links:
     return Links(
         self=own, events=f"{own}/events", verdict=f"{own}/verdict", report=f"{own}/report", cancel=f"{own}:cancel"
     )
+
+
+def plan_public(
+    plan: Plan, *, expected_device_minutes: float | None, node_classes: list[NodeClassAnswer]
+) -> PlanPublic:
+    """Build the wire type."""
+    arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
+    answers = {"expected_device_minutes": expected_device_minutes, "node_classes": node_classes}
+    return PlanPublic.model_validate(
+        {**_plan_fields(plan), "arms": arms, "blocks": [block.model_dump() for block in plan.blocks], **answers}
+    )
+
+
+def accepted_public(ablation_id: str, plan: Plan) -> AblationAccepted:
+    """Build the answer to a submission."""
+    fields = _plan_fields(plan)
+    summary = {**fields, "arms": [arm.name for arm in plan.arms], "blocks": len(plan.blocks)}
+    own = {"id": ablation_id, "name": plan.ablation, "state": AblationState.QUEUED, "links": links_of(ablation_id)}
+    return AblationAccepted.model_validate({**fields, **own, "plan": summary})
+
+
+def _plan_fields(plan: Plan) -> dict[str, Any]:
+    return {**plan.model_dump(exclude={"arms", "blocks"}), "trials": len(plan.blocks) * len(plan.arms)}
 
 
 def silent_limit_s(settings: ServiceSettings) -> float:

@@ -1,7 +1,7 @@
 """Server-sent events from the database: polled by position, replayed from any position.
 
 Between polls a stream holds neither a thread nor a connection. All that one poll finds is sent in one piece: FastAPI's
-own event routes send every event by itself through two queues, at eight times the processor time per event.
+own event routes send every event by itself through two queues, at three times the processor time per event.
 """
 
 import asyncio

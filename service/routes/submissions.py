@@ -12,19 +12,15 @@ from experiments.ids import new_id
 from kernels.backends import LANES_ON, NodeClass
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
-from service.lifecycle import AblationState
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
 from service.responses import etag_of, secured
 from service.schemas import (
     AblationAccepted,
-    ArmPublic,
-    BlockOrder,
     NodeClassAnswer,
     PlanPublic,
-    PlanSummary,
     SpecBody,
 )
-from service.serializers import links_of, silent_limit_s
+from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.store.ablations import mean_trial_s
 from service.store.nodes import count_live
 from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, known_answer, store_submission
@@ -65,19 +61,8 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
     with services.store.read() as connection:
         live = count_live(connection, silent_s=silent_limit_s(services.settings))
         seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms])
-    return PlanPublic(
-        ablation=plan.ablation,
-        spec_digest=plan.spec_digest,
-        rule_digest=plan.rule_digest,
-        node_class=plan.node_class,
-        devices=plan.devices,
-        arms=[ArmPublic(name=a.name, role=a.role, digest=a.digest, gates=dict(a.gates)) for a in plan.arms],
-        blocks=[BlockOrder(index=b.index, seed=b.seed, order=list(b.order)) for b in plan.blocks],
-        trials=len(plan.blocks) * len(plan.arms),
-        mde_pct_per_sd_pct=plan.mde_pct_per_sd_pct,
-        expected_device_minutes=_device_minutes(plan, seconds),
-        node_classes=[_answer(node_class, plan, live.get(node_class, 0)) for node_class in NodeClass],
-    )
+    answers = [_answer(node_class, plan, live.get(node_class, 0)) for node_class in NodeClass]
+    return plan_public(plan, expected_device_minutes=_device_minutes(plan, seconds), node_classes=answers)
 
 
 def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
@@ -154,7 +139,8 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_b
         content_type=body.content_type,
         submitted_by=submitted_by,
     )
-    answer = GivenAnswer(ablation_id=submission.ablation_id, text=_accepted_answer(submission).model_dump_json())
+    accepted = accepted_public(submission.ablation_id, submission.plan)
+    answer = GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
     try:
         with services.store.write() as connection:
             store_submission(connection, submission, key, answer)
@@ -162,27 +148,6 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_b
         with services.store.read() as connection:
             return known_answer(connection, key)
     return answer
-
-
-def _accepted_answer(submission: Submission) -> AblationAccepted:
-    plan = submission.plan
-    return AblationAccepted(
-        id=submission.ablation_id,
-        name=plan.ablation,
-        state=AblationState.QUEUED,
-        spec_digest=plan.spec_digest,
-        rule_digest=plan.rule_digest,
-        plan=PlanSummary(
-            arms=[arm.name for arm in plan.arms],
-            blocks=len(plan.blocks),
-            trials=len(plan.blocks) * len(plan.arms),
-            node_class=plan.node_class,
-            devices=plan.devices,
-            mde_pct_per_sd_pct=plan.mde_pct_per_sd_pct,
-            expected_device_minutes=plan.expected_device_minutes,
-        ),
-        links=links_of(submission.ablation_id),
-    )
 
 
 def _accepted(answer: GivenAnswer) -> Response:

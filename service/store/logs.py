@@ -67,6 +67,14 @@ def read_log(connection: Connection, trial_id: str, *, offset: int) -> LogPage:
     data = b""
     for start, piece in connection.execute(query.order_by(log_chunks.c.offset)):
         data += piece[max(0, offset - start) :]
-        if len(data) >= PAGE_BYTES:
-            return LogPage(data=data[:PAGE_BYTES], end_offset=offset + PAGE_BYTES, complete=False)
+        if len(data) > PAGE_BYTES:
+            page = data[: _whole_characters(data, PAGE_BYTES)]
+            return LogPage(data=page, end_offset=offset + len(page), complete=False)
     return LogPage(data=data, end_offset=offset + len(data), complete=trial.state in TRIAL_OVER)
+
+
+def _whole_characters(data: bytes, length: int) -> int:
+    """Return the longest length up to `length` that cuts no character of the UTF-8 text `data` in two."""
+    while length > 1 and data[length] & 0xC0 == 0x80:
+        length -= 1
+    return length
