@@ -15,13 +15,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service import openapi, problems
 from service.deps import Services
-from service.dispatch import Relay
+from service.dispatch import WakePublisher
 from service.errors import ConfigurationError
-from service.limits import RateLimiter
 from service.metrics import registry_for
 from service.middleware import RequestMiddleware
+from service.rate_limit import RateLimiter
 from service.routes import ablations, attempts, catalogue, health, imports, submissions, trials
-from service.settings import Settings, get_settings
+from service.settings import ServiceSettings, get_settings
 from service.store.migrate import upgrade
 from service.store.session import Store
 from service.tokens import Authenticator, bootstrap
@@ -32,18 +32,18 @@ SHUTDOWN_S = 5
 DISCONNECT_S = 30
 
 
-def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
+def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI:
     """Build the application on `store`, by default the one that the settings name."""
     store = store or Store(settings.sqlalchemy_url)
-    relay = Relay(store, settings.celery_url)
+    wakes = WakePublisher(store, settings.celery_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await to_thread.run_sync(_prepare, store, settings)
-        relay.start()
+        wakes.start()
         yield
         app.state.stopping = True
-        await to_thread.run_sync(relay.stop)
+        await to_thread.run_sync(wakes.stop)
         store.close()
 
     app = FastAPI(title="Ablate", version=version("ablate"), lifespan=lifespan, redoc_url=None)
@@ -52,7 +52,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         store=store,
         authenticator=Authenticator(store),
         limiter=RateLimiter(per_s=settings.rate_limit_per_s, burst=settings.rate_limit_burst),
-        relay=relay,
+        wakes=wakes,
         in_flight=set(),
     )
     app.state.store_registry = registry_for(store)
@@ -65,7 +65,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     return app
 
 
-def _prepare(store: Store, settings: Settings) -> None:
+def _prepare(store: Store, settings: ServiceSettings) -> None:
     upgrade(store)
     bootstrap(store, settings)
 

@@ -16,11 +16,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.ids import new_id
 from experiments.reporting.mlflow_sink import Sink
-from service.errands import Errands
 from service.errors import ConfigurationError
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
-from service.settings import Settings, get_settings
-from service.store import leaders, outbox
+from service.settings import ServiceSettings, get_settings
+from service.store import leaders
 from service.store.migrate import current_revision, newest_revision
 from service.store.session import Store
 
@@ -95,20 +96,20 @@ class Duty:
             log.warning("duty %s not handed over: %s", self._name, error)
 
 
-def duties(store: Store, settings: Settings, *, stop: threading.Event) -> list[Duty]:
+def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) -> list[Duty]:
     """Build the duties of this process."""
     reconciler = Reconciler(store, settings.celery_url)
-    errands = Errands(store, Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment))
+    handlers = OutboxHandlers(store, Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment))
 
     def reconcile() -> bool:
         reconciler.tick()
         return False
 
     def judge() -> bool:
-        return errands.run_due(outbox.JUDGE) or errands.run_due(outbox.REPORT)
+        return handlers.run_due(OutboxKind.JUDGE) or handlers.run_due(OutboxKind.REPORT)
 
     def project() -> bool:
-        return errands.run_due(outbox.PROJECT)
+        return handlers.run_due(OutboxKind.PROJECT)
 
     works = {"reconciler": reconcile, "judge": judge, "projector": project}
     return [Duty(store, name, work, stop=stop) for name, work in works.items()]

@@ -4,11 +4,9 @@
 document; a service that cannot be reached as `Unreachable`.
 """
 
-import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -19,15 +17,18 @@ from pydantic import BaseModel
 from experiments.analysis.verdicts import Verdict
 from experiments.design.gates import GatePublic
 from experiments.records.receipts import Receipt
-from service.answers import Event, Problem
+from service.lifecycle import EventKind
 from service.schemas import (
     AblationAccepted,
     AblationPublic,
     BlockPublic,
+    Event,
     ImportPublic,
     NodeList,
     NodePublic,
     PlanPublic,
+    Problem,
+    SpecBody,
     TrialPublic,
 )
 from service.settings import get_client_settings
@@ -61,25 +62,6 @@ class ServiceFailed(ClientError):
 
 class Unreachable(ClientError):
     """No answer came from the service's address."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpecBody:
-    """A spec as bytes with its content type."""
-
-    content: bytes
-    content_type: str = "application/yaml"
-
-    @classmethod
-    def of(cls, spec: "SpecBody | Mapping[str, Any]") -> "SpecBody":
-        """Return `spec` itself, or a mapping as JSON."""
-        if isinstance(spec, SpecBody):
-            return spec
-        return cls(content=json.dumps(spec).encode(), content_type="application/json")
-
-    def headers(self) -> dict[str, str]:
-        """Return the request headers that describe the body."""
-        return {"Content-Type": self.content_type}
 
 
 class Connection:
@@ -135,13 +117,15 @@ class Ablations:
     def plan(self, spec: SpecBody | Mapping[str, Any]) -> PlanPublic:
         """Say what a spec would run, without running it."""
         body = SpecBody.of(spec)
-        answer = self._connection.call("POST", "/v1/ablations:plan", content=body.content, headers=body.headers())
+        answer = self._connection.call(
+            "POST", "/v1/ablations:plan", content=body.content, headers={"Content-Type": body.content_type}
+        )
         return PlanPublic.model_validate(answer.json())
 
     def submit(self, spec: SpecBody | Mapping[str, Any], *, idempotency_key: str | None = None) -> AblationAccepted:
         """Submit a spec; the same key with the same spec gives the same ablation."""
         body = SpecBody.of(spec)
-        headers = {**body.headers(), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        headers = {"Content-Type": body.content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
         return AblationAccepted.model_validate(answer.json())
 
@@ -192,7 +176,7 @@ class Ablations:
                 for event in self._stream(ablation_id, after):
                     lost_at, after = None, max(after, event.seq)
                     yield event
-                    if event.kind == "end":
+                    if event.kind == EventKind.END:
                         return
             except httpx.TransportError as error:
                 lost_at = lost_at or time.monotonic()

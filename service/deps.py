@@ -1,26 +1,23 @@
-"""What routes depend on: the store, who asks, the submitted body, ids, pages. Cheap checks stay on the event loop."""
+"""What routes depend on: the store, who asks, the submitted body, ids. Cheap checks stay on the event loop."""
 
-import base64
-import binascii
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from anyio import to_thread
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from experiments.design.load import CONTENT_TYPES
 from experiments.errors import SpecProblem
 from experiments.ids import id_pattern
-from service.dispatch import Relay
+from service.dispatch import WakePublisher
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
-from service.lifecycle import AblationState
-from service.limits import RateLimiter
-from service.settings import Settings
+from service.rate_limit import RateLimiter
+from service.schemas import SpecBody
+from service.settings import ServiceSettings
 from service.store.session import Store
 from service.tokens import Authenticator, Principal, Scope
 
@@ -31,11 +28,11 @@ _bearer = HTTPBearer(auto_error=False, description="A token of scope read, submi
 class Services:
     """What one process of the API holds."""
 
-    settings: Settings
+    settings: ServiceSettings
     store: Store
     authenticator: Authenticator
     limiter: RateLimiter
-    relay: Relay
+    wakes: WakePublisher
     in_flight: set[tuple[str, str]]
     """Idempotency keys that are being answered, as (token id, key)."""
 
@@ -81,26 +78,6 @@ Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
 AblationId = Annotated[str, Path(pattern=id_pattern("abl"), examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])]
 TrialId = Annotated[str, Path(pattern=id_pattern("trl"), examples=["trl_01KAHZ3V5T8QW2R4Y6M9N0P1S4"])]
 AttemptId = Annotated[str, Path(pattern=id_pattern("att"), examples=["att_01KAHZ3V5T8QW2R4Y6M9N0P1S5"])]
-Limit = Annotated[int, Query(ge=1, le=500, description="Most items on the page.")]
-Cursor = Annotated[str | None, Query(max_length=200, pattern="^[A-Za-z0-9_-]+$", description="From `next_cursor`.")]
-
-
-class AblationFilter(BaseModel):
-    """Which ablations a list shows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
-    cursor: str | None = Field(
-        default=None, max_length=200, pattern="^[A-Za-z0-9_-]+$", description="From `next_cursor`."
-    )
-    state: list[AblationState] = Field(default=[], max_length=6, description="Only these states.")
-    label: str | None = Field(
-        default=None, pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$", description="`key` or `key=value`."
-    )
-    digest: str | None = Field(
-        default=None, pattern="^sha256:[0-9a-f]{64}$", description="Digest of the spec or of its rule."
-    )
 
 
 _DOUBTFUL = re.compile(rb"\\u[dD]|NaN|Infinity")
@@ -123,41 +100,11 @@ async def json_only(request: Request) -> None:
             raise Invalid(problems=[SpecProblem(pointer="#", detail=f"the body is not JSON: {error}")]) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpecBody:
-    """A submitted spec as it came."""
-
-    data: bytes
-    content_type: str
-
-
 async def _spec_body(request: Request) -> SpecBody:
     kind = media_type(request)
     if kind not in CONTENT_TYPES:
         raise UnsupportedMediaType(f"content type {kind!r} is not supported; allowed: {', '.join(CONTENT_TYPES)}")
-    return SpecBody(data=await request.body(), content_type=kind)
+    return SpecBody(content=await request.body(), content_type=kind)
 
 
 SpecBodyDep = Annotated[SpecBody, Depends(_spec_body)]
-
-
-def encode_cursor(*key: Any) -> str:
-    """Pack the key of a page's last item."""
-    return base64.urlsafe_b64encode(":".join(str(part) for part in key).encode()).decode().rstrip("=")
-
-
-def decode_cursor(cursor: str, *kinds: type) -> tuple[Any, ...]:
-    """Unpack a cursor into values of `kinds`. Raises Invalid for anything that no page handed out."""
-    try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
-        values = tuple(kind(part) for kind, part in zip(kinds, text.split(":"), strict=True))
-    except (ValueError, binascii.Error) as error:
-        raise _bad_cursor(cursor) from error
-    if any(isinstance(v, int) and not -1 <= v < 2**31 for v in values) or not text.isprintable():
-        raise _bad_cursor(cursor)
-    return values
-
-
-def _bad_cursor(cursor: str) -> Invalid:
-    hint = "give back `next_cursor` of the page before, unchanged"
-    return Invalid(problems=[SpecProblem(pointer="query:cursor", detail=f"{cursor!r} is not a cursor", hint=hint)])

@@ -10,6 +10,7 @@ from kombu.exceptions import OperationalError
 from sqlalchemy.exc import DBAPIError
 
 from experiments.runtime.wake import celery_app, publish_wake
+from service.lifecycle import OutboxKind
 from service.store import outbox
 from service.store.session import Store
 
@@ -23,15 +24,15 @@ PAUSE_S = 0.1
 """Between two rounds: a lone submission is told at once, a burst is told together."""
 
 
-class Relay:
-    """Publishes due wake-ups from the outbox as soon as `ring` tells that there are some."""
+class WakePublisher:
+    """Publishes due wake-ups from the outbox as soon as `notify` tells that there are some."""
 
     def __init__(self, store: Store, broker_url: str) -> None:
         self._store = store
         self._celery = celery_app(broker_url, name="ablate-service")
-        self._bell = threading.Event()
+        self._notified = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="wake-publisher", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -40,19 +41,19 @@ class Relay:
     def stop(self, *, timeout_s: float = 5.0) -> None:
         """Stop the thread after what it is doing."""
         self._stopped.set()
-        self._bell.set()
+        self._notified.set()
         self._thread.join(timeout_s)
         self._celery.close()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Tell that a transaction with a wake-up was committed. Never blocks."""
-        self._bell.set()
+        self._notified.set()
 
     def _run(self) -> None:
         backoff_s = 0.0
         while not self._stopped.is_set():
-            self._bell.wait(IDLE_S)
-            self._bell.clear()
+            self._notified.wait(IDLE_S)
+            self._notified.clear()
             try:
                 self.send_due()
                 backoff_s = 0.0
@@ -65,9 +66,9 @@ class Relay:
     def send_due(self) -> None:
         """Publish one wake-up per node class that has any due, then forget them."""
         with self._store.read() as connection:
-            errands = outbox.due(connection, outbox.WAKE, limit=BATCH)
-        for node_class in sorted({errand.key for errand in errands}):
+            rows = outbox.due(connection, OutboxKind.WAKE, limit=BATCH)
+        for node_class in sorted({row.key for row in rows}):
             publish_wake(self._celery, node_class)
-        if errands:
+        if rows:
             with self._store.write() as connection:
-                outbox.done(connection, [errand.id for errand in errands])
+                outbox.done(connection, [row.id for row in rows])

@@ -44,8 +44,8 @@ class StoreCollector(Collector):
                 for state, count in count_by_state(connection, table).items():
                     gauge.add_metric([state], count)
                 yield gauge
-            rows = GaugeMetricFamily("ablate_outbox_rows", "Errands not done yet.", labels=["kind"])
-            age = GaugeMetricFamily("ablate_outbox_oldest_seconds", "Age of the oldest errand.", labels=["kind"])
+            rows = GaugeMetricFamily("ablate_outbox_rows", "Outbox rows not handled yet.", labels=["kind"])
+            age = GaugeMetricFamily("ablate_outbox_oldest_seconds", "Age of the oldest row.", labels=["kind"])
             for kind, count, oldest_s in outbox.backlog(connection):
                 rows.add_metric([kind], count)
                 age.add_metric([kind], oldest_s)

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from experiments.ids import new_id
 from service.metrics import observe_request
-from service.settings import Settings
+from service.settings import ServiceSettings
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -24,7 +24,7 @@ _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 class RequestMiddleware:
     """Pure ASGI, so that streams stream and a submission pays microseconds for it."""
 
-    def __init__(self, app: App, *, settings: Settings) -> None:
+    def __init__(self, app: App, *, settings: ServiceSettings) -> None:
         self._app = app
         self._settings = settings
 

@@ -1,6 +1,5 @@
 """Turn errors into RFC 9457 problem documents: ours, the framework's, and the ones nobody expected."""
 
-import json
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -14,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from experiments.errors import SpecError, SpecProblem
 from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
+from service.schemas import Problem, ProblemDetail
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +48,17 @@ def problem(
 ) -> Response:
     """Build the answer."""
     request_id = request.scope.get("state", {}).get("request_id", "")
-    body = {
-        "type": TYPE_PREFIX + slug,
-        "title": title_of(status),
-        "status": status,
-        "detail": detail,
-        "instance": request.url.path,
-        "errors": [{"pointer": p.pointer, "detail": p.detail, "hint": p.hint} for p in problems],
-        "request_id": request_id,
-    }
-    return Response(json.dumps(body), status, {**(headers or {}), "X-Request-Id": request_id}, MEDIA_TYPE)
+    body = Problem(
+        type=TYPE_PREFIX + slug,
+        title=title_of(status),
+        status=status,
+        detail=detail,
+        instance=request.url.path,
+        errors=tuple(ProblemDetail.of(problem) for problem in problems),
+        request_id=request_id,
+    )
+    headers = {**(headers or {}), "X-Request-Id": request_id}
+    return Response(body.model_dump_json(), status, headers, MEDIA_TYPE)
 
 
 def _from_service_error(request: Request, error: ServiceError) -> Response:

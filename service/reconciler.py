@@ -6,7 +6,8 @@ import time
 from kombu.exceptions import OperationalError
 
 from experiments.runtime.wake import celery_app, publish_wake
-from service.store import attempts, claims, outbox, results
+from service.lifecycle import OutboxKind
+from service.store import attempts, claims, completion, outbox, submissions
 from service.store.session import Store
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class Reconciler:
         """Do what is due."""
         self.expire_leases()
         with self._store.write() as connection:
-            results.settle_cancelling(connection)
+            completion.complete_cancelling(connection)
         now = time.monotonic()
         if now - self._woken_at >= WAKE_EVERY_S:
             self._woken_at = now
@@ -38,7 +39,7 @@ class Reconciler:
         if now - self._cleaned_at >= CLEAN_EVERY_S:
             self._cleaned_at = now
             with self._store.write() as connection:
-                results.forget_idempotency(connection, age_s=KEY_AGE_S)
+                submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
 
     def expire_leases(self) -> int:
         """Requeue every block whose worker fell silent, each in its own transaction; return how many."""
@@ -62,4 +63,4 @@ class Reconciler:
             log.warning("wake-ups not sent: %s", error)
             return
         with self._store.write() as connection:
-            outbox.drop_older(connection, outbox.WAKE, age_s=STALE_WAKE_S)
+            outbox.drop_older(connection, OutboxKind.WAKE, age_s=STALE_WAKE_S)

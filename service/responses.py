@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from service.errors import title_of
 from service.problems import MEDIA_TYPE, TYPE_PREFIX
+from service.schemas import Problem, ProblemDetail
 
 _EXAMPLES: dict[int, tuple[str, str]] = {
     400: (
@@ -26,6 +27,11 @@ _EXAMPLES: dict[int, tuple[str, str]] = {
     429: ("rate-limited", "this token sent more than 2000 requests per second; wait 1 s"),
     503: ("unavailable", "the database cannot be reached or is too busy"),
 }
+_UNKNOWN_GATE = ProblemDetail(
+    pointer="#/variants/psiv-on/gates/psiv_cach",
+    detail="unknown gate 'psiv_cach'; known: psiv_cache, schedule",
+    hint="did you mean 'psiv_cache'?",
+)
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -40,20 +46,16 @@ def secured(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def _declared(status: int) -> dict[str, Any]:
     slug, detail = _EXAMPLES[status]
-    errors = []
-    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
-        pointer, hint = "#/variants/psiv-on/gates/psiv_cach", "did you mean 'psiv_cache'?"
-        errors = [{"pointer": pointer, "detail": "unknown gate 'psiv_cach'; known: psiv_cache, schedule", "hint": hint}]
-    example = {
-        "type": TYPE_PREFIX + slug,
-        "title": title_of(status),
-        "status": status,
-        "detail": detail,
-        "instance": "/v1/ablations",
-        "errors": errors,
-        "request_id": "req_01KAHZ3V5T8QW2R4Y6M9N0P1S9",
-    }
-    content = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
+    example = Problem(
+        type=TYPE_PREFIX + slug,
+        title=title_of(status),
+        status=status,
+        detail=detail,
+        instance="/v1/ablations",
+        errors=(_UNKNOWN_GATE,) if status == HTTPStatus.UNPROCESSABLE_ENTITY else (),
+        request_id="req_01KAHZ3V5T8QW2R4Y6M9N0P1S9",
+    )
+    content = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example.model_dump(mode="json")}
     return {"description": title_of(status), "content": {MEDIA_TYPE: content}}
 
 

@@ -1,11 +1,18 @@
-"""Wire types of the REST interface that people and programs read."""
+"""Wire types of the REST interface that people and programs read: the service builds them, the client reads them.
 
-from typing import Any, Generic, TypeVar
+A reader passes over fields that it does not know: a newer service adds some.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from experiments.errors import SpecProblem
 from experiments.records.messages import DeviceInfo
-from service.lifecycle import AblationState, BlockState, TrialState
+from service.lifecycle import AblationState, BlockState, EventKind, TrialState
 
 Item = TypeVar("Item")
 
@@ -17,24 +24,79 @@ class _Public(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
+def _all_sent(schema: dict[str, Any]) -> None:
+    """Say that the service sends every field; defaults are for the documents of others, such as a proxy's."""
+    schema["required"] = list(schema["properties"])
+    for field in schema["properties"].values():
+        field.pop("default", None)
+
+
 class ProblemDetail(_Public):
     """One thing that is wrong with a request."""
 
-    pointer: str = Field(examples=["#/variants/psiv-on/gates/psiv_cach"])
+    model_config = ConfigDict(json_schema_extra=_all_sent)
+
+    pointer: str = Field(default="", examples=["#/variants/psiv-on/gates/psiv_cach"])
     detail: str = Field(examples=["unknown gate 'psiv_cach'; known: psiv_cache, schedule"])
     hint: str | None = Field(default=None, examples=["did you mean 'psiv_cache'?"])
+
+    @classmethod
+    def of(cls, problem: SpecProblem) -> "ProblemDetail":
+        """Return what the experiments found wrong as it is sent."""
+        return cls(pointer=problem.pointer, detail=problem.detail, hint=problem.hint)
 
 
 class Problem(_Public):
     """An RFC 9457 problem document."""
 
-    type: str = Field(examples=["urn:ablate:problem:invalid-spec"])
+    model_config = ConfigDict(json_schema_extra=_all_sent)
+
+    type: str = Field(default="about:blank", examples=["urn:ablate:problem:invalid-spec"])
     title: str = Field(examples=["Unprocessable Content"])
-    status: int = Field(examples=[422])
-    detail: str
-    instance: str = Field(examples=["/v1/ablations"])
-    errors: list[ProblemDetail] = []
-    request_id: str
+    status: int = Field(default=0, examples=[422])
+    """HTTP status; 0 in a problem that no server answered."""
+    detail: str = ""
+    instance: str = Field(default="", examples=["/v1/ablations"])
+    errors: tuple[ProblemDetail, ...] = ()
+    request_id: str = ""
+
+
+class Event(_Public):
+    """One event of an ablation, as a stream carries it."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    seq: int = 0
+    at: str = ""
+    kind: Annotated[EventKind | str, Field(union_mode="left_to_right")]
+    """A name that is no EventKind comes from a newer service."""
+    subject: str | None = None
+    came_from: str | None = Field(default=None, alias="from")
+    went_to: str | None = Field(default=None, alias="to")
+    actor: str | None = None
+    reason: str | None = None
+    data: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, kind: str, sequence: str, values: dict[str, Any]) -> "Event":
+        """Read one server-sent event; its name and id fill in what the data leaves out."""
+        given = {"kind": kind, **({"seq": int(sequence)} if sequence else {}), **values}
+        return cls.model_validate(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecBody:
+    """A spec as somebody wrote it: bytes with their content type."""
+
+    content: bytes
+    content_type: str = "application/yaml"
+
+    @classmethod
+    def of(cls, spec: "SpecBody | Mapping[str, Any]") -> "SpecBody":
+        """Return `spec` itself, or a mapping as JSON."""
+        if isinstance(spec, SpecBody):
+            return spec
+        return cls(content=json.dumps(spec).encode(), content_type="application/json")
 
 
 class Links(_Public):
@@ -269,7 +331,7 @@ class Version(_Public):
     receipt_schema: int
 
 
-class Check(_Public):
+class DependencyCheck(_Public):
     """One thing that the service needs."""
 
     ok: bool
@@ -280,4 +342,4 @@ class Readiness(_Public):
     """Whether everything that the service needs can be reached."""
 
     ready: bool
-    checks: dict[str, Check]
+    checks: dict[str, DependencyCheck]

@@ -31,7 +31,7 @@ def _absolute(path: Path) -> Path:
 HomePath = Annotated[Path, AfterValidator(_absolute)]
 
 
-class Settings(BaseSettings):
+class ServiceSettings(BaseSettings):
     """Settings of the API and of the background process."""
 
     model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore")
@@ -144,9 +144,9 @@ class ClientSettings(BaseSettings):
 
 
 @lru_cache(maxsize=1)
-def get_settings() -> Settings:
+def get_settings() -> ServiceSettings:
     """Read the service's settings once."""
-    return Settings()
+    return ServiceSettings()
 
 
 @lru_cache(maxsize=1)

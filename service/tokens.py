@@ -12,8 +12,8 @@ from sqlalchemy import Connection, insert, select, update
 from experiments.digest import digest_bytes
 from experiments.ids import new_id
 from service.errors import ConfigurationError
-from service.settings import Settings
-from service.store.clock import db_now
+from service.settings import ServiceSettings
+from service.store.columns import db_now
 from service.store.session import Store
 from service.store.tables import tokens
 
@@ -90,7 +90,7 @@ def put_token(connection: Connection, name: str, scope: Scope, secret: str) -> N
         connection.execute(update(tokens).where(tokens.c.name == name).values(**values))
 
 
-def bootstrap(store: Store, settings: Settings) -> None:
+def bootstrap(store: Store, settings: ServiceSettings) -> None:
     """Make sure that the tokens `admin` and `worker` exist: from the settings, else generated into the home folder.
 
     Raises ConfigurationError when the settings do not allow a start.

@@ -22,7 +22,7 @@ from sqlalchemy import create_engine, text
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from service.app import create_app
-from service.settings import Settings
+from service.settings import ServiceSettings
 from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
 
@@ -70,10 +70,10 @@ def database_url(kind: str, folder: Path) -> str:
     return uri.replace("/postgres?", f"/{name}?")
 
 
-def settings_for(url: str, home: Path, **changes: Any) -> Settings:
+def settings_for(url: str, home: Path, **changes: Any) -> ServiceSettings:
     """Return settings for tests; no broker and no MLflow are there unless named."""
     values: dict[str, Any] = {"home": home, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
-    return Settings(**{"mlflow_url": nobody_url(), **values, **changes})
+    return ServiceSettings(**{"mlflow_url": nobody_url(), **values, **changes})
 
 
 class Api:

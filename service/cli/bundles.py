@@ -15,7 +15,8 @@ from experiments.records.bundle_files import is_bundle, read_bundle_files
 from experiments.records.plan_file import make_plan_file, plan_file_text
 from experiments.reporting.view import bundle_view, judge_bundle
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client, SpecBody
+from service.client import Client
+from service.schemas import SpecBody
 
 app = typer.Typer()
 

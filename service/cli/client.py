@@ -14,12 +14,12 @@ from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, Decision
 from service.cli import bundles, gates_page, receipts, show
 from service.cli.output import JsonOption, err, guarded, out, print_json
-from service.cli.report_file import home_files, save_report
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.watch import follow, follow_as_json
 from service.client import Client
 from service.lifecycle import AblationState
 from service.schemas import AblationAccepted, AblationPublic
+from service.stack.layout import home_files
 
 app = typer.Typer()
 app.add_typer(bundles.app)
@@ -174,7 +174,7 @@ def report(
     if output == "-":
         typer.echo(page)
         return
-    path = save_report(home_files(), name, page, Path(output) if output else None)
+    path = home_files().save_report(name, page, Path(output) if output else None)
     print_json({"path": str(path)}) if as_json else out().print(str(path))
     if open_:
         webbrowser.open(path.as_uri())

@@ -13,7 +13,6 @@ from rich.markup import escape
 from experiments.analysis.verdicts import Verdict
 from service.cli import show
 from service.cli.output import err, problem_lines
-from service.cli.report_file import save_report
 from service.cli.spec_argument import read_spec
 from service.cli.watch import follow
 from service.client import Client, Refused
@@ -107,7 +106,7 @@ def _act(client: Client, files: StackFiles, *, stack_s: float, began: float) -> 
         ablation=row.id,
         verdict=verdict,
         refused_spec=pointers,
-        report=save_report(files, row.id, client.ablations.report(row.id)),
+        report=files.save_report(row.id, client.ablations.report(row.id)),
         mlflow_url=projected,
         stack_s=round(stack_s, 1),
         ablation_s=round(ablation_s, 1),

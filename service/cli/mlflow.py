@@ -7,6 +7,7 @@ import typer
 
 from experiments.reporting import wording
 from service.cli.output import JsonOption, guarded, out, print_json
+from service.lifecycle import OutboxKind
 from service.settings import get_settings
 from service.stack.errors import StackError
 
@@ -40,20 +41,13 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
 
     Raises StackError when the background process did not get through in time.
     """
-    from sqlalchemy import select, update
-
-    from service.store import outbox
+    from service.store.results import ask_for_projections
     from service.store.session import Store
-    from service.store.tables import ablations
 
     store = Store(database_url)
     try:
         with store.write() as connection:
-            reported = select(ablations.c.id).where(ablations.c.report_html.is_not(None)).order_by(ablations.c.id)
-            ids = list(connection.execute(reported).scalars())
-            connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
-            for ablation_id in ids:
-                outbox.add(connection, outbox.PROJECT, ablation_id)
+            count = ask_for_projections(connection)
         deadline = time.monotonic() + patience_s
         while left := _projections_left(store):
             if time.monotonic() > deadline:
@@ -61,11 +55,11 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
             time.sleep(_LOOK_EVERY_S)
     finally:
         store.close()
-    return len(ids)
+    return count
 
 
 def _projections_left(store: "Store") -> int:
     from service.store import outbox
 
     with store.read() as connection:
-        return sum(count for kind, count, _ in outbox.backlog(connection) if kind == outbox.PROJECT)
+        return sum(count for kind, count, _ in outbox.backlog(connection) if kind == OutboxKind.PROJECT)

@@ -13,9 +13,9 @@ from rich.markup import escape
 
 from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ERROR_EXIT_CODE
-from service.answers import Problem, ProblemEntry
 from service.client import ClientError
 from service.errors import ServiceError
+from service.schemas import Problem, ProblemDetail
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -76,19 +76,16 @@ def problem_of(error: Exception) -> Problem:
     """Describe an error as a problem document."""
     if isinstance(error, ClientError):
         return error.problem
-    if isinstance(error, SpecError):
-        entries = [ProblemEntry(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
-        return Problem(title="The spec is not acceptable", errors=tuple(entries))
-    if isinstance(error, BundleError):
-        entries = [ProblemEntry(pointer=p.pointer, detail=p.detail, hint=p.hint) for p in error.problems]
-        return Problem(title="The bundle is damaged or was altered", errors=tuple(entries))
+    if isinstance(error, SpecError | BundleError):
+        title = "The spec is not acceptable" if isinstance(error, SpecError) else "The bundle is damaged or was altered"
+        return Problem(title=title, errors=tuple(ProblemDetail.of(problem) for problem in error.problems))
     return Problem(title="Error", detail=str(error))
 
 
 def show_problem(problem: Problem, *, as_json: bool = False) -> None:
     """Print a problem document to standard error: a list that reads well, or the document itself."""
     if as_json:
-        sys.stderr.write(problem.model_dump_json(indent=2, exclude_none=True) + "\n")
+        sys.stderr.write(problem.model_dump_json(indent=2, exclude_none=True, exclude_unset=True) + "\n")
         return
     console = err()
     for line in problem_lines(problem):

@@ -9,9 +9,8 @@ from experiments.reporting import wording
 from service.cli import mlflow, show
 from service.cli.demo import run_demo
 from service.cli.output import JsonOption, err, guarded, out, print_json
-from service.cli.report_file import home_files
 from service.stack import control
-from service.stack.layout import StackFiles
+from service.stack.layout import StackFiles, home_files
 from service.stack.parts import check_installed
 from service.stack.state import StackState
 from service.stack.supervisor import supervise

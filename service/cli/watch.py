@@ -15,11 +15,10 @@ from rich.text import Text
 
 from experiments.block_numbers import block_name
 from experiments.reporting import wording
-from service.answers import Event
 from service.cli.output import print_json
 from service.client import Client
-from service.lifecycle import OVER
-from service.schemas import AblationPublic, TrialPublic
+from service.lifecycle import OVER, EventKind, TrialState
+from service.schemas import AblationPublic, Event, TrialPublic
 
 _LOOK_EVERY_S = 0.5
 _REFRESH_S = 2.0
@@ -51,11 +50,11 @@ class FollowedAblation:
     def apply(self, event: Event) -> None:
         """Take in one event."""
         trial = self.trials.get(event.subject or "")
-        if event.kind == "trial.progress" and trial is not None:
+        if event.kind == EventKind.TRIAL_PROGRESS and trial is not None:
             self.current, self.steps = trial, steps_text(event)
-        elif event.kind == "trial.state" and trial is not None and event.went_to == "running":
+        elif event.kind == EventKind.TRIAL_STATE and trial is not None and event.went_to == TrialState.RUNNING:
             self.current, self.steps = trial, ""
-        elif event.kind in ("block.state", "ablation.state"):
+        elif event.kind in (EventKind.BLOCK_STATE, EventKind.ABLATION_STATE):
             self.lines.append(history_line(event, self.names.get(event.subject or "", self.ablation.name)))
 
     @property
@@ -133,8 +132,8 @@ def _looks(client: Client, followed: FollowedAblation) -> Iterator[None]:
             if isinstance(item, Exception):
                 raise item
             followed.apply(item)
-            changed = changed or item.kind != "trial.progress"
-            ended = ended or item.kind == "end"
+            changed = changed or item.kind != EventKind.TRIAL_PROGRESS
+            ended = ended or item.kind == EventKind.END
         if changed or time.monotonic() - asked_at > _REFRESH_S:
             followed.ablation = client.ablations.get(followed.ablation.id)
             asked_at = time.monotonic()

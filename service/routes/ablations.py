@@ -1,29 +1,24 @@
 """Routes that read and cancel ablations."""
 
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection, Row
 
 from experiments.analysis.verdicts import Verdict
-from service.deps import (
-    AblationFilter,
-    AblationId,
-    Cursor,
-    Limit,
-    Reader,
-    ServicesDep,
-    Submitter,
-    decode_cursor,
-    encode_cursor,
-)
+from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
-from service.public import ablation_public, block_public, trial_public, waiting_reasons
+from service.lifecycle import AblationState
+from service.pages import PageQuery, PageQueryDep, page
 from service.responses import document, secured
 from service.schemas import AblationPublic, BlockPublic, Page, TrialPublic
-from service.sse import ablation_frames, stream
+from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
+from service.settings import ServiceSettings
+from service.sse import ablation_events, event_stream
 from service.store import ablations as store_ablations
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
@@ -32,46 +27,53 @@ _SEQ_MAX = 2**63 - 1
 _NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The client has this already (If-None-Match)."}}
 
 
-def _next_link(request: Request, cursor: str | None) -> dict[str, str]:
-    if cursor is None:
-        return {}
-    kept = [(key, value) for key, value in request.query_params.multi_items() if key != "cursor"]
-    return {"Link": f'<{request.url.path}?{urlencode([*kept, ("cursor", cursor)])}>; rel="next"'}
+def _page_of(item: type[BaseModel], *statuses: int) -> dict[str, Any]:
+    """Declare a page of items, and problem documents for `statuses`."""
+    return {"response_model": Page[item], "responses": {**secured(*statuses), **_NOT_MODIFIED}}  # type: ignore[valid-type]
 
 
-@router.get(
-    "",
-    operation_id="listAblations",
-    summary="List ablations, newest first",
-    response_model=Page[AblationPublic],
-    responses={**secured(422), **_NOT_MODIFIED},
-)
+class AblationQuery(PageQuery):
+    """Which ablations a list shows."""
+
+    limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
+    state: list[AblationState] = Field(default=[], max_length=6, description="Only these states.")
+    label: str | None = Field(
+        default=None, pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$", description="`key` or `key=value`."
+    )
+    digest: str | None = Field(
+        default=None, pattern="^sha256:[0-9a-f]{64}$", description="Digest of the spec or of its rule."
+    )
+
+
+@router.get("", operation_id="listAblations", summary="List ablations, newest first", **_page_of(AblationPublic, 422))
 def list_ablations(
-    request: Request,
-    services: ServicesDep,
-    principal: Reader,
-    wanted: Annotated[AblationFilter, Query()],
+    request: Request, services: ServicesDep, principal: Reader, wanted: Annotated[AblationQuery, Query()]
 ) -> Response:
     """Return a page of ablations."""
-    before = None if wanted.cursor is None else decode_cursor(wanted.cursor, str)[0]
     key, has_value, value = (wanted.label or "").partition("=")
-    with services.store.read() as connection:
-        rows = store_ablations.list_ablations(
+    return page(
+        request,
+        services.store,
+        wanted,
+        start=("",),
+        read=lambda connection, before, limit: store_ablations.list_ablations(
             connection,
-            before=before,
-            limit=wanted.limit + 1,
+            before=before[0] or None,
+            limit=limit,
             states=wanted.state,
             label=(key, value if has_value else None) if key else None,
             digest=wanted.digest,
-        )
-        shown = rows[: wanted.limit]
-        labels = store_ablations.labels_of(connection, [row.id for row in shown])
-        waiting = waiting_reasons(connection, shown, services.settings)
-    url = services.settings.mlflow_url
-    items = [ablation_public(r, labels[r.id], waiting_for=waiting.get(r.id), mlflow=url) for r in shown]
-    following = encode_cursor(shown[-1].id) if len(rows) > wanted.limit else None
-    page = Page[AblationPublic](items=items, next_cursor=following)
-    return document(request, page, headers=_next_link(request, following))
+        ),
+        key=lambda row: (row.id,),
+        items=lambda connection, rows: _public(connection, rows, services.settings),
+    )
+
+
+def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
+    labels = store_ablations.labels_of(connection, [row.id for row in rows])
+    waiting = waiting_reasons(connection, rows, settings)
+    url = settings.mlflow_url
+    return [ablation_public(r, labels[r.id], waiting_for=waiting.get(r.id), mlflow=url) for r in rows]
 
 
 @router.get(
@@ -86,64 +88,51 @@ def get_ablation(request: Request, ablation_id: AblationId, services: ServicesDe
     return document(request, _load(services, ablation_id))
 
 
-def _load(services: ServicesDep, ablation_id: str) -> AblationPublic:
+def _load(services: Services, ablation_id: str) -> AblationPublic:
     with services.store.read() as connection:
-        row = store_ablations.get_ablation(connection, ablation_id)
-        labels = store_ablations.labels_of(connection, [ablation_id])[ablation_id]
-        waiting = waiting_reasons(connection, [row], services.settings)
-    return ablation_public(row, labels, waiting_for=waiting.get(row.id), mlflow=services.settings.mlflow_url)
+        return _public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
 
 
 @router.get(
     "/{ablation_id}/blocks",
     operation_id="listBlocks",
     summary="List the blocks of an ablation",
-    response_model=Page[BlockPublic],
-    responses={**secured(404, 422), **_NOT_MODIFIED},
+    **_page_of(BlockPublic, 404, 422),
 )
 def list_blocks(
-    request: Request,
-    ablation_id: AblationId,
-    services: ServicesDep,
-    principal: Reader,
-    limit: Limit = 100,
-    cursor: Cursor = None,
+    request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: PageQueryDep
 ) -> Response:
     """Return a page of blocks, by index."""
-    after = -1 if cursor is None else decode_cursor(cursor, int)[0]
-    with services.store.read() as connection:
-        store_ablations.get_ablation(connection, ablation_id)
-        rows = store_ablations.list_blocks(connection, ablation_id, after=after, limit=limit + 1)
-    items = [block_public(row) for row in rows[:limit]]
-    following = encode_cursor(items[-1].index) if len(rows) > limit else None
-    page = Page[BlockPublic](items=items, next_cursor=following)
-    return document(request, page, headers=_next_link(request, following))
+    return page(
+        request,
+        services.store,
+        wanted,
+        start=(-1,),
+        read=partial(store_ablations.list_blocks, ablation_id=ablation_id),
+        key=lambda row: (row._mapping["index"],),
+        items=lambda _, rows: [block_public(row) for row in rows],
+    )
 
 
 @router.get(
     "/{ablation_id}/trials",
     operation_id="listTrials",
     summary="List the trials of an ablation",
-    response_model=Page[TrialPublic],
-    responses={**secured(404, 422), **_NOT_MODIFIED},
+    **_page_of(TrialPublic, 404, 422),
 )
 def list_trials(
-    request: Request,
-    ablation_id: AblationId,
-    services: ServicesDep,
-    principal: Reader,
-    limit: Limit = 100,
-    cursor: Cursor = None,
+    request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: PageQueryDep
 ) -> Response:
     """Return a page of trials, in running order."""
-    after = (-1, -1) if cursor is None else decode_cursor(cursor, int, int)
-    with services.store.read() as connection:
-        store_ablations.get_ablation(connection, ablation_id)
-        rows = store_ablations.list_trials(connection, ablation_id, after=(after[0], after[1]), limit=limit + 1)
-    items = [trial_public(row) for row in rows[:limit]]
-    following = encode_cursor(items[-1].block_index, items[-1].position) if len(rows) > limit else None
-    page = Page[TrialPublic](items=items, next_cursor=following)
-    return document(request, page, headers=_next_link(request, following))
+    return page(
+        request,
+        services.store,
+        wanted,
+        start=(-1, -1),
+        read=partial(store_ablations.list_trials, ablation_id=ablation_id),
+        key=lambda row: (row.block_index, row.position),
+        items=lambda _, rows: [trial_public(row) for row in rows],
+    )
 
 
 @router.post(
@@ -185,7 +174,7 @@ def get_report(ablation_id: AblationId, services: ServicesDep, principal: Reader
     return HTMLResponse(_document(services, ablation_id, "report_html"))
 
 
-def _document(services: ServicesDep, ablation_id: str, column: str) -> str:
+def _document(services: Services, ablation_id: str, column: str) -> str:
     with services.store.read() as connection:
         row = store_ablations.get_document(connection, ablation_id, column)
     if row.document is None:
@@ -213,6 +202,5 @@ def stream_events(
 ) -> Response:
     """Replay events after Last-Event-ID, follow new ones, and close with an `end` event."""
     with services.store.read() as connection:
-        store_ablations.get_ablation(connection, ablation_id)
-    state = request.app.state
-    return stream(ablation_frames(services.store, ablation_id, last_event_id, stopping=lambda: bool(state.stopping)))
+        store_ablations.check_exists(connection, ablation_id)
+    return event_stream(request, ablation_events(services.store, ablation_id), last_event_id)

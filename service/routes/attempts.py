@@ -10,7 +10,6 @@ from service.lifecycle import AttemptState, BlockState
 from service.responses import secured
 from service.schemas import AttemptClosed
 from service.store import attempts, claims, logs, nodes, reports
-from service.store.blocks import block_state
 from service.verification import claimed_block, report_digest, verify_report
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)])
@@ -44,11 +43,11 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
 def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, principal: Worker) -> HeartbeatReply:
     """Extend the lease of an attempt that still holds its block."""
     with services.store.write() as connection:
-        held = attempts.hold(connection, attempt_id, beat.token)
-        logs.append(connection, held, beat.logs)
-        attempts.store_progress(connection, held, beat.progress)
-        cancel = attempts.renew(connection, held, lease_s=services.settings.lease_s)
-        nodes.mark_seen(connection, held.attempt.node_id)
+        locked = attempts.lock_attempt(connection, attempt_id, beat.token)
+        logs.append(connection, locked, beat.logs)
+        attempts.store_progress(connection, locked, beat.progress)
+        cancel = attempts.renew_lease(connection, locked, lease_s=services.settings.lease_s)
+        nodes.mark_seen(connection, locked.attempt.node_id)
     return HeartbeatReply(lease_s=services.settings.lease_s, cancel=cancel)
 
 
@@ -67,13 +66,13 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
         attempts.check_holds(connection, attempt_id, report.token)
     verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
     with services.store.write() as connection:
-        held = attempts.hold(connection, attempt_id, report.token)
-        logs.append(connection, held, report.logs)
+        locked = attempts.lock_attempt(connection, attempt_id, report.token)
+        logs.append(connection, locked, report.logs)
         if report.failure_class is None:
-            reports.store_block(connection, held, verified, report_digest=digest)
+            reports.store_block(connection, locked, verified, report_digest=digest)
         else:
-            reports.store_break(connection, held, report, report_digest=digest)
-    services.relay.ring()
+            reports.store_break(connection, locked, report, report_digest=digest)
+    services.wakes.notify()
     return _closed(services, attempt_id)
 
 
@@ -86,20 +85,20 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
 def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep, principal: Worker) -> AttemptClosed:
     """End the attempt; the block waits for another worker, or is over when its attempts are used up."""
     with services.store.write() as connection:
-        held = attempts.hold(connection, attempt_id, release.token)
-        attempts.break_off(
+        locked = attempts.lock_attempt(connection, attempt_id, release.token)
+        attempts.end_without_result(
             connection,
-            held,
+            locked,
             AttemptState.RELEASED,
             failure=release.failure_class,
             message=release.message,
-            actor=held.attempt.node_id,
+            actor=locked.attempt.node_id,
         )
-    services.relay.ring()
+    services.wakes.notify()
     return _closed(services, attempt_id)
 
 
 def _closed(services: Services, attempt_id: str) -> AttemptClosed:
     with services.store.read() as connection:
-        block_id, state = block_state(connection, attempt_id)
+        block_id, state = attempts.block_state(connection, attempt_id)
     return AttemptClosed(attempt_id=attempt_id, block_id=block_id, block_state=BlockState(state))

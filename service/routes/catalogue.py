@@ -13,9 +13,9 @@ from experiments.records.messages import NodeRegistered, NodeRegistration
 from kernels.backends import NodeClass
 from service.deps import Reader, ServicesDep, Worker, json_only
 from service.errors import Invalid
-from service.public import node_public
 from service.responses import problems, secured
 from service.schemas import NodeList
+from service.serializers import node_public
 from service.store import nodes
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])

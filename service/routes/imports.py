@@ -13,9 +13,9 @@ from experiments.records.plan_file import differences
 from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
 from service.lifecycle import AblationState
-from service.public import links_of
 from service.responses import secured
 from service.schemas import BundleFiles, ImportPublic, ImportRequest
+from service.serializers import links_of
 from service.store.ablations import get_ablation
 from service.store.imports import Import, known_bundles, store_import
 from service.store.submissions import Submission
@@ -36,7 +36,7 @@ def import_bundles(wanted: ImportRequest, services: ServicesDep, principal: Oper
     bundle = _verified(wanted.bundles)
     changed = _store(services, _import_of(bundle, principal.name))
     if changed:
-        services.relay.ring()
+        services.wakes.notify()
     with services.store.read() as connection:
         row = get_ablation(connection, bundle.plan_file.ablation_id)
     return ImportPublic(

@@ -1,6 +1,5 @@
 """Routes that take a spec: plan it, or store it and let it run."""
 
-import json
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -11,15 +10,20 @@ from experiments.design.plan import Plan, make_plan
 from experiments.digest import digest_bytes
 from experiments.ids import new_id
 from kernels.backends import LANES_ON, NodeClass
-from service.deps import Reader, Services, ServicesDep, SpecBody, SpecBodyDep, Submitter
+from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
-from service.public import links_of, silent_limit_s
 from service.responses import etag_of, secured
-from service.schemas import AblationAccepted, ArmPublic, BlockOrder, NodeClassAnswer, PlanPublic
+from service.schemas import (
+    AblationAccepted,
+    NodeClassAnswer,
+    PlanPublic,
+    SpecBody,
+)
+from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.store.ablations import mean_trial_s
 from service.store.nodes import count_live
-from service.store.submissions import Answer, Key, KeyKnown, Submission, known_answer, store_submission
+from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, known_answer, store_submission
 
 router = APIRouter(prefix="/v1", tags=["submissions"])
 
@@ -53,23 +57,12 @@ _HEADERS = {
 )
 def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -> PlanPublic:
     """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
-    plan = make_plan(parse_spec(body.data, body.content_type))
+    plan = make_plan(parse_spec(body.content, body.content_type))
     with services.store.read() as connection:
         live = count_live(connection, silent_s=silent_limit_s(services.settings))
         seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms])
-    return PlanPublic(
-        ablation=plan.ablation,
-        spec_digest=plan.spec_digest,
-        rule_digest=plan.rule_digest,
-        node_class=plan.node_class,
-        devices=plan.devices,
-        arms=[ArmPublic(name=a.name, role=a.role, digest=a.digest, gates=dict(a.gates)) for a in plan.arms],
-        blocks=[BlockOrder(index=b.index, seed=b.seed, order=list(b.order)) for b in plan.blocks],
-        trials=len(plan.blocks) * len(plan.arms),
-        mde_pct_per_sd_pct=plan.mde_pct_per_sd_pct,
-        expected_device_minutes=_device_minutes(plan, seconds),
-        node_classes=[_answer(node_class, plan, live.get(node_class, 0)) for node_class in NodeClass],
-    )
+    answers = [_answer(node_class, plan, live.get(node_class, 0)) for node_class in NodeClass]
+    return plan_public(plan, expected_device_minutes=_device_minutes(plan, seconds), node_classes=answers)
 
 
 def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
@@ -119,7 +112,7 @@ def submit_ablation(
     ],
 ) -> Response:
     """Validate, plan and store the spec in one transaction; nothing is stored when anything is wrong."""
-    key = Key(token_id=principal.token_id, key=idempotency_key, body_digest=_body_digest(body))
+    key = IdempotencyKey(token_id=principal.token_id, key=idempotency_key, body_digest=_body_digest(body))
     held = (key.token_id, key.key)
     if held in services.in_flight:
         raise IdempotencyInFlight
@@ -128,25 +121,26 @@ def submit_ablation(
         answer = _submit(services, key, body, principal.name)
     finally:
         services.in_flight.discard(held)
-    services.relay.ring()
+    services.wakes.notify()
     return _accepted(answer)
 
 
 def _body_digest(body: SpecBody) -> str:
-    return digest_bytes(body.content_type.encode() + b"\0" + body.data)
+    return digest_bytes(body.content_type.encode() + b"\0" + body.content)
 
 
-def _submit(services: Services, key: Key, body: SpecBody, submitted_by: str) -> Answer:
-    spec = parse_spec(body.data, body.content_type)
+def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_by: str) -> GivenAnswer:
+    spec = parse_spec(body.content, body.content_type)
     submission = Submission(
         ablation_id=new_id("abl"),
         spec=spec,
         plan=make_plan(spec),
-        spec_text=body.data.decode(),
+        spec_text=body.content.decode(),
         content_type=body.content_type,
         submitted_by=submitted_by,
     )
-    answer = Answer(ablation_id=submission.ablation_id, text=_answer_text(submission))
+    accepted = accepted_public(submission.ablation_id, submission.plan)
+    answer = GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
     try:
         with services.store.write() as connection:
             store_submission(connection, submission, key, answer)
@@ -156,30 +150,7 @@ def _submit(services: Services, key: Key, body: SpecBody, submitted_by: str) -> 
     return answer
 
 
-def _answer_text(submission: Submission) -> str:
-    plan, ablation_id = submission.plan, submission.ablation_id
-    summary = {
-        "arms": [arm.name for arm in plan.arms],
-        "blocks": len(plan.blocks),
-        "trials": len(plan.blocks) * len(plan.arms),
-        "node_class": plan.node_class,
-        "devices": plan.devices,
-        "mde_pct_per_sd_pct": plan.mde_pct_per_sd_pct,
-        "expected_device_minutes": plan.expected_device_minutes,
-    }
-    document = {
-        "id": ablation_id,
-        "name": plan.ablation,
-        "state": "queued",
-        "spec_digest": plan.spec_digest,
-        "rule_digest": plan.rule_digest,
-        "plan": summary,
-        "links": links_of(ablation_id).model_dump(),
-    }
-    return json.dumps(document)
-
-
-def _accepted(answer: Answer) -> Response:
+def _accepted(answer: GivenAnswer) -> Response:
     body = answer.text.encode()
     headers = {"Location": links_of(answer.ablation_id).self, "Retry-After": str(RETRY_AFTER_S), "ETag": etag_of(body)}
     return Response(body, HTTPStatus.ACCEPTED, headers, "application/json")

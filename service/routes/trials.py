@@ -8,7 +8,7 @@ from experiments.records.receipts import Receipt
 from service.deps import Reader, ServicesDep, TrialId
 from service.errors import NotYet
 from service.responses import secured
-from service.sse import log_frames, stream
+from service.sse import event_stream, log_events
 from service.store.ablations import get_receipt
 from service.store.logs import read_log
 
@@ -62,6 +62,6 @@ def read_trial_log(
     if "text/event-stream" not in request.headers.get("accept", ""):
         headers = {END_HEADER: str(page.end_offset)}
         return Response(page.data, media_type="text/plain; charset=utf-8", headers=headers)
-    state = request.app.state
-    start = offset if last_event_id is None else last_event_id
-    return stream(log_frames(services.store, trial_id, start, stopping=lambda: bool(state.stopping)))
+    return event_stream(
+        request, log_events(services.store, trial_id), offset if last_event_id is None else last_event_id
+    )

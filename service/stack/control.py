@@ -23,16 +23,6 @@ _PROBE_PATIENCE_S = 1.0
 """Who only asks whether a supervisor lives holds the lock, shared, for an instant."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stopping:
-    """What `stop` found and did."""
-
-    was_running: bool
-    killed: int
-    """Processes that did not end on SIGTERM, strays of a dead supervisor included."""
-    seconds: float
-
-
 def running(files: StackFiles) -> StackState | None:
     """Return the state of the stack that runs in this home, None when none does."""
     state = read_state(files) if is_locked(files) else None  # locked by a clean-up, it is that of a dead stack
@@ -74,19 +64,29 @@ def clean_stale(files: StackFiles, report: Report) -> int:
     return killed
 
 
-def stop(files: StackFiles, report: Report) -> Stopping:
+@dataclass(frozen=True, kw_only=True)
+class StopResult:
+    """What `stop` found and did."""
+
+    was_running: bool
+    killed: int
+    """Processes that did not end on SIGTERM, strays of a dead supervisor included."""
+    seconds: float
+
+
+def stop(files: StackFiles, report: Report) -> StopResult:
     """End the stack of this home and prove that none of its processes is left."""
     began = time.monotonic()
     state = running(files)
     if state is None:
-        return Stopping(was_running=False, killed=clean_stale(files, report), seconds=time.monotonic() - began)
+        return StopResult(was_running=False, killed=clean_stale(files, report), seconds=time.monotonic() - began)
     send([state.supervisor_pid], signal.SIGTERM)
     if not _supervisor_ends(files, state, patience_s=_STOP_PATIENCE_S):
         report("note", f"the supervisor did not end within {_STOP_PATIENCE_S:.0f} s; killing it")
         send([state.supervisor_pid], signal.SIGKILL)
         _supervisor_ends(files, state, patience_s=_STRAY_GRACE_S)
     killed = processes.kill_members(state.stack_id) + clean_stale(files, report)
-    return Stopping(was_running=True, killed=killed, seconds=time.monotonic() - began)
+    return StopResult(was_running=True, killed=killed, seconds=time.monotonic() - began)
 
 
 def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float) -> bool:
@@ -98,7 +98,7 @@ def _spawn(files: StackFiles, report: Report) -> None:
     files.make_folders()
     with files.log("supervisor").open("ab") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "service.stack.daemon"],
+            [sys.executable, "-m", "service.stack.supervisor"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

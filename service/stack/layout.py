@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.settings import get_client_settings
 from service.stack.errors import StackError
 
 MAX_SOCKET_BYTES = 100
@@ -64,14 +65,16 @@ class StackFiles:
         """Database and artefacts of the MLflow server."""
         return self.home / "mlflow"
 
-    @property
-    def reports(self) -> Path:
-        """HTML reports that the CLI saved."""
-        return self.home / "reports"
-
     def log(self, part: str) -> Path:
         """Return the log file of one part."""
         return self.home / "logs" / f"{part}.log"
+
+    def save_report(self, ablation_id: str, page: str, path: Path | None = None) -> Path:
+        """Write a report page to `path` or below the home; return the absolute path."""
+        target = (path or self.home / "reports" / f"{ablation_id}.html").absolute()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8")
+        return target
 
     def make_folders(self) -> None:
         """Create every folder that the stack writes to; the socket's is private to this user."""
@@ -88,3 +91,8 @@ class StackFiles:
         self.broker_socket.unlink(missing_ok=True)
         if self.broker_socket.parent != self.lock.parent and self.broker_socket.parent.is_dir():
             self.broker_socket.parent.rmdir()
+
+
+def home_files() -> StackFiles:
+    """Return the file names of the home that the environment names."""
+    return StackFiles(home=get_client_settings().home)

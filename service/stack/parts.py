@@ -26,7 +26,7 @@ _NEEDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StackPart:
     """One process of the stack."""
 
     name: str
@@ -82,34 +82,27 @@ def check_installed() -> None:
         )
 
 
-def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[Part, ...]:
+def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[StackPart, ...]:
     """Return the parts in the order in which they start."""
-    own = where.environment
+
+    def ours(name: str, module: str, answers: Callable[[], bool], *, port: int | None = None) -> StackPart:
+        command = _module(module)
+        return StackPart(name=name, command=command, environment=where.environment, answers=answers, port=port)
+
     return (
-        Part(
+        StackPart(
             name=VALKEY, command=_valkey(where.files), environment={}, answers=lambda: _pongs(where.files.broker_socket)
         ),
-        Part(
+        StackPart(
             name=MLFLOW,
             command=_mlflow(where),
             environment=_MLFLOW_QUIET,
             answers=lambda: _ok(where.mlflow_url, "/health"),
             port=where.mlflow_port,
         ),
-        Part(
-            name=API,
-            command=_module("service.app"),
-            environment=own,
-            answers=lambda: _ok(where.api_url, "/healthz"),
-            port=where.api_port,
-        ),
-        Part(
-            name=BACKGROUND,
-            command=_module("service.background"),
-            environment=own,
-            answers=lambda: _ok(where.api_url, "/readyz"),
-        ),
-        Part(name=WORKER, command=_module("workers.app"), environment=own, answers=node_is_ready),
+        ours(API, "service.app", lambda: _ok(where.api_url, "/healthz"), port=where.api_port),
+        ours(BACKGROUND, "service.background", lambda: _ok(where.api_url, "/readyz")),
+        ours(WORKER, "workers.app", node_is_ready),
     )
 
 

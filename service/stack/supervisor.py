@@ -1,24 +1,28 @@
 """The stack's supervisor: starts the parts in order, holds the home's lock while they live, ends them all.
 
+`python -m service.stack.supervisor` is it in the background; it tells its starter how the start goes.
+
 A part that fails during the start ends the whole stack. One that ends later is recorded in stack.json and in the
 supervisor's log and is not restarted: `ablate status` shows it.
 """
 
+import json
 import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from service.client import Client, ClientError
-from service.settings import get_settings
+from service.settings import get_client_settings, get_settings
 from service.stack import processes
-from service.stack.errors import PartFailed
+from service.stack.errors import PartFailed, StackBusy
 from service.stack.layout import StackFiles
-from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, Part, all_parts
+from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts
 from service.stack.ports import free_port, listeners
 from service.stack.state import StackState, exclusive, write_state
 
@@ -36,7 +40,7 @@ _WORKER_PATIENCE_S = 15.0
 _PARTS_PATIENCE_S = 8.0
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """The supervisor was asked to end."""
 
 
@@ -52,7 +56,7 @@ def supervise(files: StackFiles, report: Report) -> None:
         try:
             supervisor.start()
             supervisor.watch()
-        except Stopped:
+        except StopRequested:
             _log.info("asked to end")
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,13 +115,13 @@ class _Supervisor:
         _log.info("ended; %d processes had to be killed", killed)
         self._files.remove_runtime()
 
-    def _launch(self, part: Part) -> None:
+    def _launch(self, part: StackPart) -> None:
         self._running[part.name] = processes.start(
             part.command, stack_id=self._state.stack_id, environment=part.environment, log=self._files.log(part.name)
         )
         self._record(pids={name: process.pid for name, process in self._running.items()})
 
-    def _wait(self, part: Part) -> None:
+    def _wait(self, part: StackPart) -> None:
         deadline = time.monotonic() + part.patience_s
         while not part.answers():
             code = self._running[part.name].poll()
@@ -129,7 +133,7 @@ class _Supervisor:
         self._check_own(part)
         self._report("part", f"{part.name} {time.monotonic() - self._started:.1f}")
 
-    def _check_own(self, part: Part) -> None:
+    def _check_own(self, part: StackPart) -> None:
         """Refuse an answer that came from another process: one that took the port after it was found free."""
         if part.port is None or listeners(part.port).intersection(processes.members(self._state.stack_id)):
             return
@@ -165,7 +169,38 @@ def _choose_ports(files: StackFiles, report: Report) -> Addresses:
 
 def _end_on_signals() -> None:
     def stop(_number: int, _frame: object) -> None:
-        raise Stopped
+        raise StopRequested
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+
+
+def main() -> int:
+    """Supervise the stack of $ABLATE_HOME; return the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        supervise(StackFiles(home=get_client_settings().home), _tell_starter)
+    except StackBusy as error:
+        _tell_starter("busy", str(error))
+        return 1
+    except Exception as error:  # the task boundary: whoever started us hears it, and the log keeps the traceback
+        _log.exception("the stack did not start")
+        _tell_starter("failed", str(error))
+        return 1
+    return 0
+
+
+def _tell_starter(kind: str, text: str) -> None:
+    """Write progress as JSON lines until the stack is ready or has failed; then nothing more is written."""
+    try:
+        sys.stdout.write(json.dumps({"kind": kind, "text": text}) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the starter went away; the stack goes on
+        kind = "ready"
+    if kind == "ready":
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Table, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, select, tuple_
 
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER, AblationState, BlockState
-from service.store.blocks import cancel_blocks
-from service.store.journal import Journal, lock_ablation
-from service.store.settle import settle
+from service.store.completion import cancel_blocks, complete_if_done
 from service.store.tables import ablations, blocks, labels, receipts, trials
+from service.store.transitions import Transitions, lock_ablation
 
 _BULKY = {"spec_text", "plan", "verdict", "report_html"}
 _PUBLIC = [column for column in ablations.c if column.name not in _BULKY]
@@ -18,17 +17,26 @@ _PUBLIC = [column for column in ablations.c if column.name not in _BULKY]
 
 def get_ablation(connection: Connection, ablation_id: str) -> Row[Any]:
     """Return the ablation without its bulky columns. Raises NotFound."""
-    row = connection.execute(select(*_PUBLIC).where(ablations.c.id == ablation_id)).first()
-    if row is None:
-        raise NotFound(f"there is no ablation {ablation_id!r}")
-    return row
+    return _get(connection, ablation_id, *_PUBLIC)
 
 
 def get_document(connection: Connection, ablation_id: str, column: str) -> Row[Any]:
     """Return (state, document) with one bulky column of an ablation. Raises NotFound."""
-    columns = (ablations.c.state, ablations.c[column].label("document"))
-    query: Select[Any] = select(*columns).where(ablations.c.id == ablation_id)
-    row = connection.execute(query).first()
+    return _get(connection, ablation_id, ablations.c.state, ablations.c[column].label("document"))
+
+
+def get_whole(connection: Connection, ablation_id: str) -> Row[Any]:
+    """Return the ablation with every column. Raises NotFound."""
+    return _get(connection, ablation_id, *ablations.c)
+
+
+def check_exists(connection: Connection, ablation_id: str) -> None:
+    """Raise NotFound unless there is this ablation."""
+    _get(connection, ablation_id, ablations.c.id)
+
+
+def _get(connection: Connection, ablation_id: str, *columns: ColumnElement[Any]) -> Row[Any]:
+    row = connection.execute(select(*columns).where(ablations.c.id == ablation_id)).first()
     if row is None:
         raise NotFound(f"there is no ablation {ablation_id!r}")
     return row
@@ -66,14 +74,16 @@ def labels_of(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str,
     return found
 
 
-def list_blocks(connection: Connection, ablation_id: str, *, after: int, limit: int) -> list[Row[Any]]:
-    """Return up to `limit` blocks with an index above `after`, in order."""
-    query = select(blocks).where(blocks.c.ablation_id == ablation_id, blocks.c["index"] > after)
+def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
+    """Return up to `limit` blocks after (index,), in order. Raises NotFound."""
+    check_exists(connection, ablation_id)
+    query = select(blocks).where(blocks.c.ablation_id == ablation_id, blocks.c["index"] > after[0])
     return list(connection.execute(query.order_by(blocks.c["index"]).limit(limit)))
 
 
-def list_trials(connection: Connection, ablation_id: str, *, after: tuple[int, int], limit: int) -> list[Row[Any]]:
-    """Return up to `limit` trials after (block index, position), in running order."""
+def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
+    """Return up to `limit` trials after (block index, position), in running order. Raises NotFound."""
+    check_exists(connection, ablation_id)
     place = (trials.c.block_index, trials.c.position)
     query = select(trials).where(trials.c.ablation_id == ablation_id, tuple_(*place) > after)
     return list(connection.execute(query.order_by(*place).limit(limit)))
@@ -118,13 +128,13 @@ def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
     queued = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.QUEUED)
     ids = list(connection.execute(queued.order_by(blocks.c.id).with_for_update()).scalars())
     row = get_ablation(connection, ablation_id)
-    state = AblationState(lock_ablation(connection, ablation_id))
+    state = lock_ablation(connection, ablation_id)
     if state == AblationState.CANCELLING:
         return
     if state in OVER:
         raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
-    journal = Journal(connection, ablation_id, actor=actor)
-    journal.move("ablation", [ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
-    cancel_blocks(connection, journal, ablation_id, ids, reason="the ablation is being cancelled")
-    journal.flush()
-    settle(connection, ablation_id)
+    transitions = Transitions(connection, ablation_id, actor=actor)
+    transitions.move([ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
+    cancel_blocks(connection, transitions, ablation_id, ids, reason="the ablation is being cancelled")
+    transitions.flush()
+    complete_if_done(connection, ablation_id)

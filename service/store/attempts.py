@@ -15,19 +15,18 @@ from experiments.outcomes import FailureClass
 from experiments.records.messages import TrialProgress
 from experiments.retries import MAX_ATTEMPTS, may_retry, retry_wait_s
 from service.errors import Invalid, NotFound, StaleToken
-from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
+from service.lifecycle import AblationState, AttemptState, BlockState, EventKind, OutboxKind, TrialState
 from service.store import outbox
-from service.store.clock import db_now
-from service.store.journal import Journal, lock_ablation
-from service.store.settle import settle
+from service.store.columns import db_now, storable
+from service.store.completion import complete_if_done
 from service.store.tables import attempts, blocks, trials
-from service.store.text import storable
+from service.store.transitions import Transitions, lock_ablation
 
 MAX_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class LockedAttempt:
     """A block and the attempt that holds it, locked."""
 
     attempt: Row[Any]
@@ -35,13 +34,13 @@ class Held:
     trials: Sequence[Row[Any]]
 
 
-def hold(connection: Connection, attempt_id: str, token: int) -> Held:
+def lock_attempt(connection: Connection, attempt_id: str, token: int) -> LockedAttempt:
     """Lock the block of an attempt that still holds it. Raises NotFound or StaleToken."""
     attempt = find_attempt(connection, attempt_id)
     block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id).with_for_update()).one()
     _check_token(block, attempt_id, token)
     rows = connection.execute(select(trials).where(trials.c.block_id == block.id).order_by(trials.c.position)).all()
-    return Held(attempt=attempt, block=block, trials=rows)
+    return LockedAttempt(attempt=attempt, block=block, trials=rows)
 
 
 def check_holds(connection: Connection, attempt_id: str, token: int) -> None:
@@ -66,27 +65,34 @@ def find_attempt(connection: Connection, attempt_id: str) -> Row[Any]:
     return attempt
 
 
-def renew(connection: Connection, held: Held, *, lease_s: float) -> bool:
+def block_state(connection: Connection, attempt_id: str) -> tuple[str, str]:
+    """Return (block id, its state) of an attempt's block."""
+    query = select(blocks.c.id, blocks.c.state).join(attempts, attempts.c.block_id == blocks.c.id)
+    row = connection.execute(query.where(attempts.c.id == attempt_id)).one()
+    return row.id, row.state
+
+
+def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float) -> bool:
     """Extend the lease; return whether the worker is asked to stop."""
-    connection.execute(update(blocks).where(blocks.c.id == held.block.id).values(lease_until=db_now() + lease_s))
-    return lock_ablation(connection, held.block.ablation_id) == AblationState.CANCELLING
+    connection.execute(update(blocks).where(blocks.c.id == locked.block.id).values(lease_until=db_now() + lease_s))
+    return lock_ablation(connection, locked.block.ablation_id) == AblationState.CANCELLING
 
 
-def store_progress(connection: Connection, held: Held, progress: Sequence[TrialProgress]) -> None:
+def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:
     """Store where the running trials are, with an event for each that moved on."""
-    known = {row.id: row for row in held.trials}
-    journal = Journal(connection, held.block.ablation_id, actor=held.attempt.node_id)
+    known = {row.id: row for row in locked.trials}
+    transitions = Transitions(connection, locked.block.ablation_id, actor=locked.attempt.node_id)
     for item in progress:
         row = known.get(item.trial_id)
         if row is None:
-            raise Invalid(f"trial {item.trial_id!r} is not part of block {held.block.id}")
+            raise Invalid(f"trial {item.trial_id!r} is not part of block {locked.block.id}")
         values = _progress_values(item)
         if row.state == TrialState.QUEUED:
-            journal.move("trial", [row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **values)
+            transitions.move([row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **values)
         elif row.steps_done != item.steps_done:
             connection.execute(update(trials).where(trials.c.id == row.id).values(**values))
-            journal.note("trial.progress", row.id, reason="heartbeat", data=values)
-    journal.flush()
+            transitions.add_event(EventKind.TRIAL_PROGRESS, row.id, reason="heartbeat", data=values)
+    transitions.flush()
 
 
 def _progress_values(item: TrialProgress) -> dict[str, Any]:
@@ -100,37 +106,42 @@ def _progress_values(item: TrialProgress) -> dict[str, Any]:
     return {"steps_done": item.steps_done, "steps_total": item.steps_total, **finite}
 
 
-def break_off(
-    connection: Connection, held: Held, state: AttemptState, *, failure: FailureClass, message: str, actor: str
+def end_without_result(
+    connection: Connection,
+    locked: LockedAttempt,
+    state: AttemptState,
+    *,
+    failure: FailureClass,
+    message: str,
+    actor: str,
 ) -> None:
     """End an attempt without a result: requeue its block whole, or fail or cancel it.
 
     A block fails when it had as many attempts as its failure class allows, and is cancelled with its ablation.
     """
-    block = held.block
+    block = locked.block
     message = storable(message)
-    journal = Journal(connection, block.ablation_id, actor=actor)
+    transitions = Transitions(connection, block.ablation_id, actor=actor)
     ending = {"ended_at": db_now(), "failure_class": failure, "message": message}
     reason = f"{failure}: {message}"
-    journal.move("attempt", [held.attempt.id], AttemptState.RUNNING, state, reason=reason, **ending)
+    transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, **ending)
     if lock_ablation(connection, block.ablation_id) == AblationState.CANCELLING:
-        _end(journal, held, BlockState.CANCELLED, TrialState.CANCELLED, "the ablation is being cancelled")
+        _end(transitions, locked, BlockState.CANCELLED, TrialState.CANCELLED, "the ablation is being cancelled")
     elif not may_retry(block.attempt_no, failure):
         reason = f"{reason} (attempt {block.attempt_no} of {MAX_ATTEMPTS[failure]})"
-        _end(journal, held, BlockState.FAILED, TrialState.FAILED, reason)
+        _end(transitions, locked, BlockState.FAILED, TrialState.FAILED, reason)
     else:
-        _requeue(connection, journal, held, reason)
-    journal.flush()
-    settle(connection, block.ablation_id)
+        _requeue(connection, transitions, locked, reason)
+    transitions.flush()
+    complete_if_done(connection, block.ablation_id)
 
 
-def _requeue(connection: Connection, journal: Journal, held: Held, reason: str) -> None:
-    block = held.block
+def _requeue(connection: Connection, transitions: Transitions, locked: LockedAttempt, reason: str) -> None:
+    block = locked.block
     cleared = {"attempt_id": None, "steps_done": None, "tokens_per_s": None, "loss": None}
-    started = [row.id for row in held.trials if row.state == TrialState.RUNNING]
-    journal.move("trial", started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **cleared)
-    journal.move(
-        "block",
+    started = [row.id for row in locked.trials if row.state == TrialState.RUNNING]
+    transitions.move(started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **cleared)
+    transitions.move(
         [block.id],
         BlockState.RUNNING,
         BlockState.QUEUED,
@@ -142,14 +153,16 @@ def _requeue(connection: Connection, journal: Journal, held: Held, reason: str) 
         not_before=db_now() + retry_wait_s(block.attempt_no),
         message=reason,
     )
-    outbox.add(connection, outbox.WAKE, block.node_class)
+    outbox.add(connection, OutboxKind.WAKE, block.node_class)
 
 
-def _end(journal: Journal, held: Held, block_state: BlockState, trial_state: TrialState, reason: str) -> None:
+def _end(
+    transitions: Transitions, locked: LockedAttempt, block_state: BlockState, trial_state: TrialState, reason: str
+) -> None:
     for state in (TrialState.QUEUED, TrialState.RUNNING):
-        journal.move("trial", [r.id for r in held.trials if r.state == state], state, trial_state, reason=reason)
+        transitions.move([r.id for r in locked.trials if r.state == state], state, trial_state, reason=reason)
     ending = {"lease_until": None, "finished_at": db_now(), "message": reason}
-    journal.move("block", [held.block.id], BlockState.RUNNING, block_state, reason=reason, **ending)
+    transitions.move([locked.block.id], BlockState.RUNNING, block_state, reason=reason, **ending)
 
 
 def expire_lease(connection: Connection) -> str | None:
@@ -160,9 +173,9 @@ def expire_lease(connection: Connection) -> str | None:
     row = connection.execute(silent.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True)).first()
     if row is None:
         return None
-    held = hold(connection, row.attempt_id, row.token)
-    message = f"node {held.attempt.node_id} was silent for longer than its lease"
-    break_off(
-        connection, held, AttemptState.EXPIRED, failure=FailureClass.INFRA_NODE, message=message, actor="reconciler"
+    locked = lock_attempt(connection, row.attempt_id, row.token)
+    message = f"node {locked.attempt.node_id} was silent for longer than its lease"
+    end_without_result(
+        connection, locked, AttemptState.EXPIRED, failure=FailureClass.INFRA_NODE, message=message, actor="reconciler"
     )
     return str(row.id)

@@ -4,9 +4,9 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from experiments.ids import new_id
 from service.lifecycle import AblationState, AttemptState, BlockState
-from service.store.clock import db_now
-from service.store.journal import Journal, lock_ablation
+from service.store.columns import db_now
 from service.store.tables import attempts, blocks, trials
+from service.store.transitions import Transitions, lock_ablation
 
 _NEXT = (
     select(blocks)
@@ -24,9 +24,8 @@ def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_
         return None
     attempt_id = new_id("att")
     token, attempt_no = block.token + 1, block.attempt_no + 1
-    journal = Journal(connection, block.ablation_id, actor=node_id)
-    journal.move(
-        "block",
+    transitions = Transitions(connection, block.ablation_id, actor=node_id)
+    transitions.move(
         [block.id],
         BlockState.QUEUED,
         BlockState.RUNNING,
@@ -52,15 +51,14 @@ def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_
     )
     connection.execute(update(trials).where(trials.c.block_id == block.id).values(attempt_id=attempt_id))
     if lock_ablation(connection, block.ablation_id) == AblationState.QUEUED:
-        journal.move(
-            "ablation",
+        transitions.move(
             [block.ablation_id],
             AblationState.QUEUED,
             AblationState.RUNNING,
             reason="first block claimed",
             started_at=db_now(),
         )
-    journal.flush()
+    transitions.flush()
     return attempt_id
 
 

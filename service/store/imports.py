@@ -11,17 +11,15 @@ from sqlalchemy import Connection, insert, select, update
 
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
 from experiments.records.messages import LogChunk
-from service.lifecycle import AblationState, AttemptState, BlockState, TrialState
+from service.lifecycle import AblationState, AttemptState, BlockState, EventKind, TrialState
 from service.store import logs, reports
-from service.store.attempts import hold
-from service.store.blocks import cancel_blocks
-from service.store.clock import db_now
-from service.store.journal import Journal
+from service.store.attempts import lock_attempt
+from service.store.columns import db_now, storable
+from service.store.completion import cancel_blocks, complete_if_done
 from service.store.reports import VerifiedReceipt
-from service.store.settle import settle
 from service.store.submissions import Submission, insert_rows
 from service.store.tables import ablations, attempts, blocks, nodes, trials
-from service.store.text import storable
+from service.store.transitions import Transitions
 
 _MISSING = "the imported bundles do not hold this block"
 
@@ -55,30 +53,30 @@ def store_import(connection: Connection, imported: Import) -> None:
     bundle, ablation_id = imported.bundle, imported.submission.ablation_id
     file = bundle.plan_file
     insert_rows(connection, imported.submission, file.blocks, bundles=imported.bundles)
-    journal = Journal(connection, ablation_id, actor=imported.submission.submitted_by)
+    transitions = Transitions(connection, ablation_id, actor=imported.submission.submitted_by)
     counted = f"{len(bundle.blocks)} of {len(file.plan.blocks)} blocks"
     reason = f"imported: {counted} from {', '.join(digest[:19] for digest in bundle.digests)}"
-    journal.note("ablation.state", ablation_id, reason=reason, new=AblationState.QUEUED)
-    journal.flush_new()
+    transitions.add_event(EventKind.ABLATION_STATE, ablation_id, reason=reason, new=AblationState.QUEUED)
+    transitions.flush_new()
     _add_nodes(connection, bundle)
     for record in bundle.broken:
-        _break(connection, journal, record, file.blocks[record.index].block_id)
+        _break(connection, transitions, record, file.blocks[record.index].block_id)
     running = AblationState.RUNNING
-    journal.move("ablation", [ablation_id], AblationState.QUEUED, running, reason="imported", started_at=db_now())
-    _end_missing(connection, journal, bundle)
+    transitions.move([ablation_id], AblationState.QUEUED, running, reason="imported", started_at=db_now())
+    _end_missing(connection, transitions, bundle)
     for block in bundle.blocks:
-        _begin(connection, journal, block.attempt, file.blocks[block.attempt.index].block_id)
-    journal.flush()
+        _begin(connection, transitions, block.attempt, file.blocks[block.attempt.index].block_id)
+    transitions.flush()
     for block in bundle.blocks:
         _finish(connection, imported, block)
-    settle(connection, ablation_id)
+    complete_if_done(connection, ablation_id)
 
 
 def _add_nodes(connection: Connection, bundle: Bundle) -> None:
-    held: Sequence[Attempt] = [*(block.attempt for block in bundle.blocks), *bundle.broken]
+    made: Sequence[Attempt] = [*(block.attempt for block in bundle.blocks), *bundle.broken]
     for node in bundle.nodes.values():
         known = connection.execute(select(nodes.c.id).where(nodes.c.id == node.node_id)).first()
-        seen = max((one.ended_at.timestamp() for one in held if one.node_id == node.node_id), default=0.0)
+        seen = max((one.ended_at.timestamp() for one in made if one.node_id == node.node_id), default=0.0)
         if known is None:
             connection.execute(insert(nodes).values(**_node_row(node), registered_at=seen, seen_at=seen))
 
@@ -106,12 +104,11 @@ def _insert_attempt(connection: Connection, attempt: Attempt, block_id: str) -> 
     )
 
 
-def _break(connection: Connection, journal: Journal, record: BrokenAttempt, block_id: str) -> None:
+def _break(connection: Connection, transitions: Transitions, record: BrokenAttempt, block_id: str) -> None:
     """Store an attempt that broke; its block is still queued."""
     _insert_attempt(connection, record, block_id)
     message = storable(record.message)
-    journal.move(
-        "attempt",
+    transitions.move(
         [record.attempt_id],
         AttemptState.RUNNING,
         AttemptState.BROKEN,
@@ -122,11 +119,10 @@ def _break(connection: Connection, journal: Journal, record: BrokenAttempt, bloc
     )
 
 
-def _begin(connection: Connection, journal: Journal, attempt: Attempt, block_id: str) -> None:
+def _begin(connection: Connection, transitions: Transitions, attempt: Attempt, block_id: str) -> None:
     """Store the attempt that finished a block, as if it were running."""
     _insert_attempt(connection, attempt, block_id)
-    journal.move(
-        "block",
+    transitions.move(
         [block_id],
         BlockState.QUEUED,
         BlockState.RUNNING,
@@ -140,7 +136,7 @@ def _begin(connection: Connection, journal: Journal, attempt: Attempt, block_id:
     connection.execute(update(trials).where(trials.c.block_id == block_id).values(attempt_id=attempt.attempt_id))
 
 
-def _end_missing(connection: Connection, journal: Journal, bundle: Bundle) -> None:
+def _end_missing(connection: Connection, transitions: Transitions, bundle: Bundle) -> None:
     file = bundle.plan_file
     absent = []
     for index in bundle.missing:
@@ -148,26 +144,28 @@ def _end_missing(connection: Connection, journal: Journal, bundle: Bundle) -> No
         if last is None:
             absent.append(file.blocks[index].block_id)
         else:
-            _fail(journal, file.blocks[index].block_id, file.blocks[index].trial_ids, last)
-    cancel_blocks(connection, journal, file.ablation_id, absent, reason=_MISSING)
+            _fail(transitions, file.blocks[index].block_id, file.blocks[index].trial_ids, last)
+    cancel_blocks(connection, transitions, file.ablation_id, absent, reason=_MISSING)
 
 
-def _fail(journal: Journal, block_id: str, trial_ids: Sequence[str], last: BrokenAttempt) -> None:
+def _fail(transitions: Transitions, block_id: str, trial_ids: Sequence[str], last: BrokenAttempt) -> None:
     reason = storable(f"{last.failure_class}: {last.message} (attempt {last.attempt_no})")
-    journal.move("trial", trial_ids, TrialState.QUEUED, TrialState.FAILED, reason=reason)
+    transitions.move(trial_ids, TrialState.QUEUED, TrialState.FAILED, reason=reason)
     running = {"attempt_no": last.attempt_no, "started_at": last.started_at.timestamp(), "node_id": last.node_id}
-    journal.move("block", [block_id], BlockState.QUEUED, BlockState.RUNNING, reason="imported", **running)
+    transitions.move([block_id], BlockState.QUEUED, BlockState.RUNNING, reason="imported", **running)
     ended = {"finished_at": last.ended_at.timestamp(), "message": reason}
-    journal.move("block", [block_id], BlockState.RUNNING, BlockState.FAILED, reason=reason, **ended)
+    transitions.move([block_id], BlockState.RUNNING, BlockState.FAILED, reason=reason, **ended)
 
 
 def _finish(connection: Connection, imported: Import, block: BundledBlock) -> None:
     """Store a block's logs and receipts the way a worker's report is stored, then the times that were measured."""
     attempt = block.attempt
-    held = hold(connection, attempt.attempt_id, attempt.attempt_no)
-    logs.append(connection, held, [LogChunk(trial_id=t.trial_id, offset=0, text=t.log) for t in block.trials if t.log])
+    locked = lock_attempt(connection, attempt.attempt_id, attempt.attempt_no)
+    logs.append(
+        connection, locked, [LogChunk(trial_id=t.trial_id, offset=0, text=t.log) for t in block.trials if t.log]
+    )
     verified = imported.receipts[attempt.index]
-    reports.store_block(connection, held, verified, report_digest=imported.bundle.digests[0])
+    reports.store_block(connection, locked, verified, report_digest=imported.bundle.digests[0])
     ended_at = attempt.ended_at.timestamp()
     connection.execute(update(attempts).where(attempts.c.id == attempt.attempt_id).values(ended_at=ended_at))
-    connection.execute(update(blocks).where(blocks.c.id == held.block.id).values(finished_at=ended_at))
+    connection.execute(update(blocks).where(blocks.c.id == locked.block.id).values(finished_at=ended_at))

@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.session import Store
 from service.store.tables import leaders
 

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, func, insert, select
 from experiments.errors import SpecProblem
 from experiments.records.messages import LogChunk
 from service.errors import Invalid, NotFound
-from service.lifecycle import TrialState
-from service.store.attempts import Held
+from service.lifecycle import TRIAL_OVER
+from service.store.attempts import LockedAttempt
 from service.store.tables import log_chunks, trials
 
 PAGE_BYTES = 4 * 2**20
@@ -27,13 +27,13 @@ class LogPage:
     """Whether the trial is over and nothing follows."""
 
 
-def append(connection: Connection, held: Held, chunks: Sequence[LogChunk]) -> None:
+def append(connection: Connection, locked: LockedAttempt, chunks: Sequence[LogChunk]) -> None:
     """Store chunks; what is already stored is ignored. Raises Invalid when bytes between would be missing."""
-    known = {row.id for row in held.trials}
+    known = {row.id for row in locked.trials}
     for number, chunk in enumerate(chunks):
         if chunk.trial_id not in known:
-            raise Invalid(f"trial {chunk.trial_id!r} is not part of block {held.block.id}")
-        _append_one(connection, held.attempt.id, chunk, number)
+            raise Invalid(f"trial {chunk.trial_id!r} is not part of block {locked.block.id}")
+        _append_one(connection, locked.attempt.id, chunk, number)
 
 
 def _append_one(connection: Connection, attempt_id: str, chunk: LogChunk, number: int) -> None:
@@ -67,7 +67,14 @@ def read_log(connection: Connection, trial_id: str, *, offset: int) -> LogPage:
     data = b""
     for start, piece in connection.execute(query.order_by(log_chunks.c.offset)):
         data += piece[max(0, offset - start) :]
-        if len(data) >= PAGE_BYTES:
-            return LogPage(data=data[:PAGE_BYTES], end_offset=offset + PAGE_BYTES, complete=False)
-    over = trial.state in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)
-    return LogPage(data=data, end_offset=offset + len(data), complete=over)
+        if len(data) > PAGE_BYTES:
+            page = data[: _whole_characters(data, PAGE_BYTES)]
+            return LogPage(data=page, end_offset=offset + len(page), complete=False)
+    return LogPage(data=data, end_offset=offset + len(data), complete=trial.state in TRIAL_OVER)
+
+
+def _whole_characters(data: bytes, length: int) -> int:
+    """Return the longest length up to `length` that cuts no character of the UTF-8 text `data` in two."""
+    while length > 1 and data[length] & 0xC0 == 0x80:
+        length -= 1
+    return length

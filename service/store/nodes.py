@@ -8,7 +8,8 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from experiments.ids import id_pattern, new_id
 from experiments.records.messages import NodeRegistration
 from service.errors import NotFound
-from service.store.clock import db_now
+from service.lifecycle import BlockState
+from service.store.columns import db_now
 from service.store.tables import blocks, nodes
 
 _ID = re.compile(id_pattern("nod"))
@@ -46,7 +47,7 @@ def list_nodes(connection: Connection) -> list[Row[Any]]:
     """Return every node with the seconds since it spoke and the block that it runs."""
     query = (
         select(nodes, (db_now() - nodes.c.seen_at).label("silent_s"), func.max(blocks.c.id).label("running_block"))
-        .outerjoin(blocks, (blocks.c.node_id == nodes.c.id) & (blocks.c.state == "running"))
+        .outerjoin(blocks, (blocks.c.node_id == nodes.c.id) & (blocks.c.state == BlockState.RUNNING))
         .group_by(nodes.c.id)
         .order_by(nodes.c.name)
     )

@@ -5,52 +5,50 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
-from service.store.clock import db_now
+from service.lifecycle import OutboxKind
+from service.store.columns import db_now, storable
 from service.store.tables import outbox
-from service.store.text import storable
-
-WAKE, JUDGE, REPORT, PROJECT = "wake", "judge", "report", "project"
 
 _ADD = insert(outbox).inline().values(created_at=db_now(), due_at=db_now(), tries=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errand:
-    """One outbox row that was taken."""
+class OutboxRow:
+    """One thing to do about one ablation or node class."""
 
     id: int
-    kind: str
+    kind: OutboxKind
     key: str
     tries: int
     """Tries before this one."""
 
 
-def add(connection: Connection, kind: str, key: str) -> None:
+def add(connection: Connection, kind: OutboxKind, key: str) -> None:
     """Ask for `kind` to be done about `key` (an ablation id, or a node class for a wake-up)."""
-    connection.execute(_ADD, {"kind": kind, "key": key})
+    connection.execute(_ADD, {"kind": kind.value, "key": key})
 
 
-def due(connection: Connection, kind: str, *, limit: int) -> list[Errand]:
+def due(connection: Connection, kind: OutboxKind, *, limit: int) -> list[OutboxRow]:
     """Return due rows without taking them, oldest first."""
-    return [_errand(row) for row in connection.execute(_due(kind, limit))]
+    return [_outbox_row(row) for row in connection.execute(_due(kind, limit))]
 
 
-def _due(kind: str, limit: int) -> Select[Any]:
+def _due(kind: OutboxKind, limit: int) -> Select[Any]:
     query = select(outbox).where(outbox.c.kind == kind, outbox.c.due_at <= db_now())
     return query.order_by(outbox.c.due_at, outbox.c.id).limit(limit)
 
 
-def _errand(row: Row[Any]) -> Errand:
-    return Errand(id=row.id, kind=row.kind, key=row.key, tries=row.tries)
+def _outbox_row(row: Row[Any]) -> OutboxRow:
+    return OutboxRow(id=row.id, kind=OutboxKind(row.kind), key=row.key, tries=row.tries)
 
 
-def take(connection: Connection, kind: str, *, hold_s: float, limit: int = 1) -> list[Errand]:
+def take(connection: Connection, kind: OutboxKind, *, hold_s: float, limit: int = 1) -> list[OutboxRow]:
     """Take due rows and hide them for `hold_s`, so that a taker that dies only delays them."""
     rows = connection.execute(_due(kind, limit).with_for_update(skip_locked=True)).all()
     if rows:
         taken = update(outbox).where(outbox.c.id.in_([row.id for row in rows]))
         connection.execute(taken.values(due_at=db_now() + hold_s, tries=outbox.c.tries + 1))
-    return [_errand(row) for row in rows]
+    return [_outbox_row(row) for row in rows]
 
 
 def done(connection: Connection, ids: list[int]) -> None:
@@ -64,7 +62,7 @@ def retry(connection: Connection, ids: list[int], *, delay_s: float, error: str)
     connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(**values))
 
 
-def drop_older(connection: Connection, kind: str, *, age_s: float) -> int:
+def drop_older(connection: Connection, kind: OutboxKind, *, age_s: float) -> int:
     """Forget rows of `kind` created more than `age_s` ago; return how many."""
     return connection.execute(
         delete(outbox).where(outbox.c.kind == kind, outbox.c.created_at < db_now() - age_s)

@@ -7,12 +7,12 @@ from sqlalchemy import Connection, bindparam, delete, insert, update
 
 from experiments.records.messages import BlockReport
 from service.errors import StaleToken
-from service.lifecycle import AttemptState, BlockState, TrialState
-from service.store.attempts import Held, break_off, find_attempt
-from service.store.clock import db_now
-from service.store.journal import Journal
-from service.store.settle import settle
+from service.lifecycle import AttemptState, BlockState, EventKind, TrialState
+from service.store.attempts import LockedAttempt, end_without_result, find_attempt
+from service.store.columns import db_now
+from service.store.completion import complete_if_done
 from service.store.tables import attempts, events, receipts, trials
+from service.store.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +34,21 @@ def was_reported(connection: Connection, attempt_id: str, token: int, report_dig
     return bool(attempt.token == token and attempt.report_digest == report_digest)
 
 
-def store_block(connection: Connection, held: Held, verified: Sequence[VerifiedReceipt], *, report_digest: str) -> None:
+def store_block(
+    connection: Connection, locked: LockedAttempt, verified: Sequence[VerifiedReceipt], *, report_digest: str
+) -> None:
     """Store a whole block's receipts and move trials, block and attempt to done."""
-    block = held.block
-    if len(verified) != len(held.trials):
-        raise StaleToken(f"block {block.id} has {len(held.trials)} trials, the report {len(verified)} receipts")
+    block = locked.block
+    if len(verified) != len(locked.trials):
+        raise StaleToken(f"block {block.id} has {len(locked.trials)} trials, the report {len(verified)} receipts")
     connection.execute(
         insert(receipts),
-        [{"ablation_id": block.ablation_id, "attempt_id": held.attempt.id, **_columns(item)} for item in verified],
+        [{"ablation_id": block.ablation_id, "attempt_id": locked.attempt.id, **_columns(item)} for item in verified],
     )
-    journal = Journal(connection, block.ablation_id, actor=held.attempt.node_id)
+    transitions = Transitions(connection, block.ablation_id, actor=locked.attempt.node_id)
     for state in (TrialState.QUEUED, TrialState.RUNNING):
-        ids = [row.id for row in held.trials if row.state == state]
-        journal.move("trial", ids, state, TrialState.DONE, reason="reported")
+        ids = [row.id for row in locked.trials if row.state == state]
+        transitions.move(ids, state, TrialState.DONE, reason="reported")
     connection.execute(
         update(trials)
         .where(trials.c.id == bindparam("b_id"))
@@ -54,9 +56,8 @@ def store_block(connection: Connection, held: Held, verified: Sequence[VerifiedR
         [{"b_id": item.trial_id, "b_outcome": item.outcome, "b_digest": item.digest} for item in verified],
     )
     ending = {"ended_at": db_now(), "report_digest": report_digest}
-    journal.move("attempt", [held.attempt.id], AttemptState.RUNNING, AttemptState.DONE, reason="reported", **ending)
-    journal.move(
-        "block",
+    transitions.move([locked.attempt.id], AttemptState.RUNNING, AttemptState.DONE, reason="reported", **ending)
+    transitions.move(
         [block.id],
         BlockState.RUNNING,
         BlockState.DONE,
@@ -65,12 +66,12 @@ def store_block(connection: Connection, held: Held, verified: Sequence[VerifiedR
         finished_at=db_now(),
         message=None,
     )
-    journal.flush()
-    _forget_progress(connection, held)
-    settle(connection, block.ablation_id)
+    transitions.flush()
+    _forget_progress(connection, locked)
+    complete_if_done(connection, block.ablation_id)
 
 
-def store_break(connection: Connection, held: Held, report: BlockReport, *, report_digest: str) -> None:
+def store_break(connection: Connection, locked: LockedAttempt, report: BlockReport, *, report_digest: str) -> None:
     """Store why a block broke; receipts that came along are discarded with it, because a block is never patched."""
     failure = report.failure_class
     if failure is None:
@@ -78,8 +79,10 @@ def store_break(connection: Connection, held: Held, report: BlockReport, *, repo
     message = report.message or "no reason given"
     if report.receipts:
         message += f" ({len(report.receipts)} receipts of the broken block were discarded)"
-    break_off(connection, held, AttemptState.BROKEN, failure=failure, message=message, actor=held.attempt.node_id)
-    connection.execute(update(attempts).where(attempts.c.id == held.attempt.id).values(report_digest=report_digest))
+    end_without_result(
+        connection, locked, AttemptState.BROKEN, failure=failure, message=message, actor=locked.attempt.node_id
+    )
+    connection.execute(update(attempts).where(attempts.c.id == locked.attempt.id).values(report_digest=report_digest))
 
 
 def _columns(item: VerifiedReceipt) -> dict[str, object]:
@@ -92,6 +95,6 @@ def _columns(item: VerifiedReceipt) -> dict[str, object]:
     }
 
 
-def _forget_progress(connection: Connection, held: Held) -> None:
-    ids = [row.id for row in held.trials]
-    connection.execute(delete(events).where(events.c.subject.in_(ids), events.c.kind == "trial.progress"))
+def _forget_progress(connection: Connection, locked: LockedAttempt) -> None:
+    ids = [row.id for row in locked.trials]
+    connection.execute(delete(events).where(events.c.subject.in_(ids), events.c.kind == EventKind.TRIAL_PROGRESS))

@@ -1,30 +1,25 @@
-"""What the background process makes of an ended ablation: verdict, report, and where it is in MLflow."""
+"""What the background process reads of an ended ablation, and what it makes of it: verdict, report, place in MLflow."""
 
-from dataclasses import dataclass
+from sqlalchemy import Connection, select, update
 
-from sqlalchemy import Connection, delete, select, update
-
-from service.lifecycle import AblationState, BlockState
+from experiments.analysis.verdicts import Verdict
+from experiments.design.plan import Plan
+from experiments.records.receipts import Receipt
+from experiments.reporting.view import AblationView, TrialView
+from service.lifecycle import EventKind, OutboxKind
+from service.schemas import SpecBody
 from service.store import outbox
-from service.store.clock import db_now
-from service.store.journal import Journal, lock_ablation
-from service.store.settle import settle
-from service.store.tables import ablations, blocks, idempotency
+from service.store.ablations import get_whole
+from service.store.columns import rfc3339
+from service.store.tables import ablations, receipts, trials
+from service.store.transitions import Transitions, lock_ablation
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpecText:
-    """A spec as it was submitted."""
-
-    data: bytes
-    content_type: str
-
-
-def spec_text(connection: Connection, ablation_id: str) -> SpecText:
+def read_spec(connection: Connection, ablation_id: str) -> SpecBody:
     """Return the stored spec."""
     query = select(ablations.c.spec_text, ablations.c.content_type).where(ablations.c.id == ablation_id)
     row = connection.execute(query).one()
-    return SpecText(data=row.spec_text.encode(), content_type=row.content_type)
+    return SpecBody(content=row.spec_text.encode(), content_type=row.content_type)
 
 
 def store_verdict(connection: Connection, ablation_id: str, verdict_json: str, *, words: dict[str, str]) -> None:
@@ -32,16 +27,26 @@ def store_verdict(connection: Connection, ablation_id: str, verdict_json: str, *
     lock_ablation(connection, ablation_id)
     first = update(ablations).where(ablations.c.id == ablation_id, ablations.c.verdict.is_(None))
     if connection.execute(first.values(verdict=verdict_json)).rowcount:
-        journal = Journal(connection, ablation_id, actor="judge")
-        journal.note("verdict", ablation_id, reason="every block ended", data={"variants": words})
-        journal.flush()
-    outbox.add(connection, outbox.REPORT, ablation_id)
+        transitions = Transitions(connection, ablation_id, actor="judge")
+        transitions.add_event(EventKind.VERDICT, ablation_id, reason="every block ended", data={"variants": words})
+        transitions.flush()
+    outbox.add(connection, OutboxKind.REPORT, ablation_id)
 
 
 def store_report(connection: Connection, ablation_id: str, html: str) -> None:
     """Store the report and ask for the projection."""
     connection.execute(update(ablations).where(ablations.c.id == ablation_id).values(report_html=html))
-    outbox.add(connection, outbox.PROJECT, ablation_id)
+    outbox.add(connection, OutboxKind.PROJECT, ablation_id)
+
+
+def ask_for_projections(connection: Connection) -> int:
+    """Forget where ablations are in MLflow and ask for every projection again; return how many will be made."""
+    reported = select(ablations.c.id).where(ablations.c.report_html.is_not(None)).order_by(ablations.c.id)
+    ids = list(connection.execute(reported).scalars())
+    connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
+    for ablation_id in ids:
+        outbox.add(connection, OutboxKind.PROJECT, ablation_id)
+    return len(ids)
 
 
 def read_report(connection: Connection, ablation_id: str) -> str:
@@ -56,16 +61,39 @@ def store_projection(connection: Connection, ablation_id: str, *, experiment_id:
     connection.execute(update(ablations).where(ablations.c.id == ablation_id).values(**values))
 
 
-def settle_cancelling(connection: Connection) -> int:
-    """End ablations that are being cancelled and have no running block; return how many."""
-    running = select(blocks.c.id).where(blocks.c.ablation_id == ablations.c.id, blocks.c.state == BlockState.RUNNING)
-    stuck = select(ablations.c.id).where(ablations.c.state == AblationState.CANCELLING, ~running.exists())
-    ids = list(connection.execute(stuck).scalars())
-    for ablation_id in ids:
-        settle(connection, ablation_id)
-    return len(ids)
+def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
+    """Load an ablation whole. Raises NotFound."""
+    row = get_whole(connection, ablation_id)
+    return AblationView(
+        ablation_id=row.id,
+        name=row.name,
+        question=row.question,
+        state=row.state,
+        created_at=rfc3339(row.created_at),
+        spec_text=row.spec_text,
+        spec_digest=row.spec_digest,
+        plan=Plan.model_validate_json(row.plan),
+        verdict=None if row.verdict is None else Verdict.model_validate_json(row.verdict),
+        trials=_trials(connection, ablation_id),
+    )
 
 
-def forget_idempotency(connection: Connection, *, age_s: float) -> int:
-    """Delete answers to Idempotency-Keys older than `age_s`; return how many."""
-    return connection.execute(delete(idempotency).where(idempotency.c.created_at < db_now() - age_s)).rowcount
+def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
+    query = (
+        select(trials, receipts.c.payload)
+        .outerjoin(receipts, receipts.c.trial_id == trials.c.id)
+        .where(trials.c.ablation_id == ablation_id)
+        .order_by(trials.c.block_index, trials.c.position)
+    )
+    return tuple(
+        TrialView(
+            trial_id=row.id,
+            block_index=row.block_index,
+            arm=row.arm,
+            position=row.position,
+            state=row.state,
+            attempt_id=row.attempt_id,
+            receipt=None if row.payload is None else Receipt.model_validate_json(row.payload),
+        )
+        for row in connection.execute(query)
+    )

@@ -3,21 +3,21 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, Insert, Table, bindparam, column, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.records.identity import BlockIds, new_block_ids
 from service.errors import IdempotencyMismatch, ServiceError
-from service.lifecycle import AblationState, BlockState, TrialState
+from service.lifecycle import AblationState, BlockState, EventKind, OutboxKind, TrialState
 from service.store import outbox
-from service.store.bulk import insert_many
-from service.store.clock import db_now
-from service.store.journal import Journal
+from service.store.columns import db_now
 from service.store.tables import ablations, blocks, idempotency, labels, trials
+from service.store.transitions import Transitions
 
 _ABLATION = insert(ablations).values(created_at=db_now())
 _ANSWER = insert(idempotency).values(created_at=db_now())
@@ -37,7 +37,7 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class IdempotencyKey:
     """An Idempotency-Key: whose, which, and for which body."""
 
     token_id: str
@@ -46,7 +46,7 @@ class Key:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class GivenAnswer:
     """What a submission was answered, word for word."""
 
     ablation_id: str
@@ -57,16 +57,16 @@ class KeyKnown(ServiceError):
     """This Idempotency-Key was answered before."""
 
 
-def known_answer(connection: Connection, key: Key) -> Answer:
+def known_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer:
     """Return the answer given before to this key. Raises IdempotencyMismatch when it was for another body."""
     query = _KNOWN.where(idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
     row = connection.execute(query).one()
     if row.body_digest != key.body_digest:
         raise IdempotencyMismatch
-    return Answer(ablation_id=row.ablation_id, text=row.answer)
+    return GivenAnswer(ablation_id=row.ablation_id, text=row.answer)
 
 
-def store_submission(connection: Connection, submission: Submission, key: Key, answer: Answer) -> None:
+def store_submission(connection: Connection, submission: Submission, key: IdempotencyKey, answer: GivenAnswer) -> None:
     """Insert the idempotency row, then the ablation with its blocks, trials, first event and wake-up.
 
     Raises KeyKnown when the key was answered before; the transaction is over then.
@@ -77,10 +77,12 @@ def store_submission(connection: Connection, submission: Submission, key: Key, a
     except IntegrityError as error:
         raise KeyKnown from error
     insert_rows(connection, submission, new_block_ids(submission.plan))
-    journal = Journal(connection, submission.ablation_id, actor=submission.submitted_by)
-    journal.note("ablation.state", submission.ablation_id, reason="submitted", new=AblationState.QUEUED)
-    journal.flush_new()
-    outbox.add(connection, outbox.WAKE, submission.plan.node_class)
+    transitions = Transitions(connection, submission.ablation_id, actor=submission.submitted_by)
+    transitions.add_event(
+        EventKind.ABLATION_STATE, submission.ablation_id, reason="submitted", new=AblationState.QUEUED
+    )
+    transitions.flush_new()
+    outbox.add(connection, OutboxKind.WAKE, submission.plan.node_class)
 
 
 def insert_rows(
@@ -89,8 +91,8 @@ def insert_rows(
     """Insert the ablation with its labels, blocks and trials, all queued; `ids` of every block in the plan's order."""
     block_rows, trial_rows = _work_rows(submission, ids)
     connection.execute(_ABLATION, {**_ablation_row(submission), "bundles": bundles})
-    insert_many(connection, blocks, block_rows)
-    insert_many(connection, trials, trial_rows)
+    _insert_many(connection, blocks, block_rows)
+    _insert_many(connection, trials, trial_rows)
     if submission.spec.labels:
         pairs = submission.spec.labels.items()
         connection.execute(
@@ -158,3 +160,26 @@ def _work_rows(submission: Submission, ids: Sequence[BlockIds]) -> tuple[list[di
         for position, (trial_id, arm) in enumerate(zip(own.trial_ids, block.order, strict=True))
     ]
     return block_rows, trial_rows
+
+
+def _insert_many(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert `rows`, which all have the same keys.
+
+    PostgreSQL would otherwise get one message per row, and a client spends more on those than on everything else.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(_from_json(table, tuple(rows[0])), {"rows": json.dumps(rows)})
+    else:
+        connection.execute(insert(table), rows)
+
+
+@lru_cache(maxsize=16)
+def _from_json(table: Table, names: tuple[str, ...]) -> Insert:
+    columns = [column(name, table.c[name].type) for name in names]
+    records = func.json_to_recordset(bindparam("rows")).table_valued(*columns).render_derived(with_types=True)
+    return insert(table).from_select(list(names), select(*[records.c[name] for name in names]), include_defaults=False)
+
+
+def forget_idempotency(connection: Connection, *, age_s: float) -> int:
+    """Delete answers to Idempotency-Keys older than `age_s`; return how many."""
+    return connection.execute(delete(idempotency).where(idempotency.c.created_at < db_now() - age_s)).rowcount

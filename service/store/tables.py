@@ -20,6 +20,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from service.lifecycle import BlockState, EventKind
+
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -117,8 +119,8 @@ blocks = Table(
     Column("message", Text),
     UniqueConstraint("ablation_id", "index"),
 )
-_QUEUED = blocks.c.state == "queued"
-_RUNNING = blocks.c.state == "running"
+_QUEUED = blocks.c.state == BlockState.QUEUED.value
+_RUNNING = blocks.c.state == BlockState.RUNNING.value
 Index(
     "ix_blocks_queue",
     blocks.c.node_class,
@@ -206,7 +208,7 @@ events = Table(
     Index("ix_events_ablation_id_seq", "ablation_id", "seq"),
     sqlite_autoincrement=True,
 )
-_PROGRESS = events.c.kind == "trial.progress"
+_PROGRESS = events.c.kind == EventKind.TRIAL_PROGRESS.value
 Index("ix_events_progress", events.c.subject, sqlite_where=_PROGRESS, postgresql_where=_PROGRESS)
 
 outbox = Table(

@@ -37,7 +37,7 @@ def settings_page() -> str:
         "from the environment, nowhere else, and everything has a default that runs the embedded stack.\n"
     ]
     for path, name, who in (
-        ("service/settings.py", "Settings", "API and background process"),
+        ("service/settings.py", "ServiceSettings", "API and background process"),
         ("service/settings.py", "ClientSettings", "`ablate` and the Python client"),
         ("workers/settings.py", "Settings", "worker"),
     ):

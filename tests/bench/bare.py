@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from sqlalchemy import insert
 
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.session import Store
 from service.store.tables import ablations, blocks, events, idempotency, metadata, outbox, trials
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from service.app import create_app
-from service.settings import Settings
+from service.settings import ServiceSettings
 
 GOLDEN = Path(__file__).with_name("openapi.json")
 
@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).with_name("openapi.json")
 def document() -> dict[str, Any]:
     """Build the document of the code as it is, without a database."""
     with tempfile.TemporaryDirectory() as home:
-        return dict(create_app(Settings(home=Path(home))).openapi())
+        return dict(create_app(ServiceSettings(home=Path(home))).openapi())
 
 
 if __name__ == "__main__":

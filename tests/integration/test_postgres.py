@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
 
-from service.store.clock import db_now
+from service.store.columns import db_now
 from service.store.migrate import current_revision, newest_revision, upgrade
 from service.store.session import Store
 from service.store.tables import ablations, metadata, trials

@@ -15,7 +15,7 @@ import httpx_sse
 import pytest
 
 from service.store.session import Store
-from tests.api_stack import ADMIN, WORKER, Api, running_api, served_api
+from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.bench.api import free_port
 
 
@@ -133,5 +133,24 @@ def test_log_stream_sends_text_with_its_end_offset_and_ends_with_the_trial(tmp_p
         logs = [{"trial_id": trial, "offset": 0, "text": "one\ntwo"}]
         api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")
         answer = api.get(f"/v1/trials/{trial}/log", headers={"Accept": "text/event-stream"})
-    assert 'id: 7\nevent: log\ndata: {"text": "one\\ntwo"}' in answer.text
-    assert answer.text.endswith('id: 7\nevent: end\ndata: {"reason": "the trial is over"}\n\n')
+    assert 'event: log\ndata: {"text": "one\\ntwo"}\nid: 7\n\n' in answer.text
+    assert answer.text.endswith('event: end\ndata: {"reason": "the trial is over"}\nid: 7\n\n')
+
+
+@pytest.mark.parametrize("page_bytes", range(4, 9))
+def test_pages_of_a_log_cut_no_character_in_two(
+    page_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.store.logs.PAGE_BYTES", page_bytes)
+    text = "größer ≤ 4 MiB, 𝛥 = ½"
+    with running_api("sqlite", tmp_path) as api:
+        api.submit()
+        block = api.claim(api.register())
+        assert block is not None
+        trial = block["trials"][0]["trial_id"]
+        logs = [{"trial_id": trial, "offset": 0, "text": text}]
+        api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")
+        answer = api.get(f"/v1/trials/{trial}/log", headers={"Accept": "text/event-stream"})
+    told = [data["text"] for name, data in parse_events(answer.text) if name == "log"]
+    assert "".join(told) == text
+    assert len(told) > 2

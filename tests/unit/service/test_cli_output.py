@@ -4,16 +4,16 @@ import pytest
 import typer
 
 from experiments.errors import SpecError, SpecProblem
-from service.answers import Event, Problem, ProblemEntry
 from service.cli.output import guarded, problem_lines
 from service.cli.watch import history_line, steps_text
 from service.client import Refused
+from service.schemas import Event, Problem, ProblemDetail
 
 PROBLEM = Problem(
     title="Unprocessable Content",
     status=422,
     detail="the spec has 1 problem",
-    errors=(ProblemEntry(pointer="#/variants/a[b]", detail="unknown gate 'x'", hint="did you mean 'y'?"),),
+    errors=(ProblemDetail(pointer="#/variants/a[b]", detail="unknown gate 'x'", hint="did you mean 'y'?"),),
     request_id="req_1",
 )
 
@@ -49,7 +49,8 @@ def test_guarded_prints_the_document_for_programs(capsys: pytest.CaptureFixture[
 
     with pytest.raises(typer.Exit):
         command(as_json=True)
-    assert json.loads(capsys.readouterr().err)["errors"] == [{"pointer": "#/a", "detail": "wrong"}]
+    document = json.loads(capsys.readouterr().err)
+    assert document == {"title": "The spec is not acceptable", "errors": [{"pointer": "#/a", "detail": "wrong"}]}
 
 
 def test_guarded_lets_our_own_bugs_through() -> None:

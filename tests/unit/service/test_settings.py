@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 
 from service.errors import ConfigurationError
-from service.settings import ClientSettings, Settings
+from service.settings import ClientSettings, ServiceSettings
 
 GOOD = "0123456789abcdef0123"
 
 
 def test_defaults_live_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABLATE_HOME", str(tmp_path))
-    settings = Settings()
+    settings = ServiceSettings()
     assert settings.sqlalchemy_url == f"sqlite:///{tmp_path}/ablate.db"
     assert settings.celery_url == f"redis+socket://{tmp_path}/run/valkey.sock"
     assert settings.is_loopback
@@ -20,19 +20,19 @@ def test_defaults_live_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABLATE_DATABASE_URL", "postgresql+psycopg://db/ablate")
     monkeypatch.setenv("ABLATE_LEASE_S", "7.5")
-    assert Settings().sqlalchemy_url == "postgresql+psycopg://db/ablate"
-    assert Settings().lease_s == 7.5
+    assert ServiceSettings().sqlalchemy_url == "postgresql+psycopg://db/ablate"
+    assert ServiceSettings().lease_s == 7.5
 
 
 @pytest.mark.parametrize("value", ["changeme", "ChangeMe", "short", "", "admin"])
 def test_checked_secret_refuses_placeholders(value: str) -> None:
     with pytest.raises(ConfigurationError, match="ABLATE_ADMIN_TOKEN is a placeholder or too short"):
-        Settings(admin_token=value).checked_secret("admin")  # type: ignore[arg-type]
+        ServiceSettings(admin_token=value).checked_secret("admin")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "api.example.org"])  # noqa: S104  # refused below
 def test_checked_secret_refuses_an_open_address_without_a_secret(host: str) -> None:
-    settings = Settings(host=host, admin_token=GOOD)  # type: ignore[arg-type]
+    settings = ServiceSettings(host=host, admin_token=GOOD)  # type: ignore[arg-type]
     assert settings.checked_secret("admin") == GOOD
     with pytest.raises(ConfigurationError, match="ABLATE_WORKER_TOKEN is not set"):
         settings.checked_secret("worker")
@@ -40,7 +40,7 @@ def test_checked_secret_refuses_an_open_address_without_a_secret(host: str) -> N
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
 def test_checked_secret_may_be_absent_on_loopback(host: str) -> None:
-    assert Settings(host=host).checked_secret("admin") is None
+    assert ServiceSettings(host=host).checked_secret("admin") is None
 
 
 def test_client_reads_the_embedded_stack(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Time is the database's clock, everywhere: `db_now()` in SQL, epoch seconds in columns, RFC 3339 outside."""
+"""What goes into columns: moments of the database's clock, as epoch seconds, and text that every database takes."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -30,6 +30,9 @@ def rfc3339(epoch_s: float) -> str:
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def rfc3339_or_none(epoch_s: float | None) -> str | None:
-    """Write epoch seconds as RFC 3339 UTC, None as None."""
-    return None if epoch_s is None else rfc3339(epoch_s)
+MOST_CHARACTERS = 2000
+
+
+def storable(text: str) -> str:
+    """Return text from outside as a column takes it: cut, and without NUL, which PostgreSQL refuses."""
+    return text[:MOST_CHARACTERS].replace("\0", "\\0")

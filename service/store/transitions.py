@@ -1,17 +1,35 @@
-"""Moves of state machines: the row changes, the table of allowed moves is asked, and an event says who and why."""
+"""State transitions: the table of allowed moves is asked, the row changes, and an event says who did it and why.
+
+Readers get an ablation's events in order, by sequence number.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, Table, bindparam, insert, select, update
 
 from service.errors import IllegalMove
-from service.lifecycle import check_move
-from service.store.clock import db_now
+from service.lifecycle import (
+    STATE_EVENTS,
+    AblationState,
+    AttemptState,
+    BlockState,
+    EventKind,
+    State,
+    TrialState,
+    check_move,
+)
+from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, events, trials
 
-TABLES: dict[str, Table] = {"ablation": ablations, "block": blocks, "trial": trials, "attempt": attempts}
+_TABLES: dict[type[StrEnum], Table] = {
+    AblationState: ablations,
+    BlockState: blocks,
+    TrialState: trials,
+    AttemptState: attempts,
+}
 
 _IDS_PER_STATEMENT = 5000
 
@@ -32,8 +50,8 @@ _INSERT_EVENTS = (
 )
 
 
-class Journal:
-    """The events of one transaction about one ablation, written together by `flush`."""
+class Transitions:
+    """What one transaction changes in one ablation; its events are written together by `flush`."""
 
     def __init__(self, connection: Connection, ablation_id: str, *, actor: str) -> None:
         self._connection = connection
@@ -41,9 +59,9 @@ class Journal:
         self._actor = actor
         self._rows: list[dict[str, Any]] = []
 
-    def note(
+    def add_event(
         self,
-        kind: str,
+        kind: EventKind,
         subject: str,
         *,
         reason: str,
@@ -51,11 +69,11 @@ class Journal:
         new: str | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Remember an event that is not a move."""
+        """Remember an event that is no move."""
         self._rows.append(
             {
                 "ablation_id": self._ablation_id,
-                "kind": kind,
+                "kind": kind.value,
                 "subject": subject,
                 "old": old,
                 "new": new,
@@ -65,24 +83,24 @@ class Journal:
             }
         )
 
-    def move(self, machine: str, ids: Sequence[str], old: str, new: str, *, reason: str, **values: Any) -> None:
+    def move(self, ids: Sequence[str], old: State, new: State, *, reason: str, **values: Any) -> None:
         """Move rows from `old` to `new` with further column `values`, and remember one event each.
 
-        Raises IllegalMove when the table does not allow it or a row is not in `old`.
+        The states' type says of which table. Raises IllegalMove when the move is not allowed or a row is not in `old`.
         """
         if not ids:
             return
-        check_move(machine, old, new)
-        table = TABLES[machine]
+        check_move(old, new)
+        table, kind = _TABLES[type(old)], STATE_EVENTS[type(old)]
         for start in range(0, len(ids), _IDS_PER_STATEMENT):
             part = ids[start : start + _IDS_PER_STATEMENT]
             changed = self._connection.execute(
                 update(table).where(table.c.id.in_(part), table.c.state == old).values(state=new, **values)
             )
             if changed.rowcount != len(part):
-                raise IllegalMove(f"{len(part) - changed.rowcount} of {len(part)} {machine} rows were not {old!r}")
+                raise IllegalMove(f"{len(part) - changed.rowcount} of {len(part)} {table.name} were not {old.value!r}")
         for subject in ids:
-            self.note(f"{machine}.state", subject, reason=reason, old=old, new=new)
+            self.add_event(kind, subject, reason=reason, old=old, new=new)
 
     def flush(self) -> None:
         """Write the events, in order, under the ablation's lock."""
@@ -97,7 +115,19 @@ class Journal:
         self._rows = []
 
 
-def lock_ablation(connection: Connection, ablation_id: str) -> str:
+def lock_ablation(connection: Connection, ablation_id: str) -> AblationState:
     """Lock the ablation's row until the transaction ends; return its state."""
     query = select(ablations.c.state).where(ablations.c.id == ablation_id).with_for_update()
-    return str(connection.execute(query).scalar_one())
+    return AblationState(connection.execute(query).scalar_one())
+
+
+def events_after(connection: Connection, ablation_id: str, seq: int, *, limit: int = 500) -> list[Row[Any]]:
+    """Return the events of an ablation with a sequence number above `seq`, oldest first."""
+    query = select(events).where(events.c.ablation_id == ablation_id, events.c.seq > seq)
+    return list(connection.execute(query.order_by(events.c.seq).limit(limit)))
+
+
+def ending(connection: Connection, ablation_id: str) -> Row[Any]:
+    """Return the ablation's state, whether it has a verdict, and when it ended."""
+    query = select(ablations.c.state, ablations.c.verdict.is_not(None).label("judged"), ablations.c.finished_at)
+    return connection.execute(query.where(ablations.c.id == ablation_id)).one()

@@ -1,4 +1,4 @@
-"""Errands of the outbox that follow the end of an ablation: judge it, write its report, project it into MLflow.
+"""Handlers of the outbox rows that follow the end of an ablation: judge it, write its report, project it into MLflow.
 
 Each is idempotent, is done outside any transaction, and is tried again with growing pauses until it succeeds.
 """
@@ -10,56 +10,56 @@ from experiments.analysis.judge import NODE_CLASS_IS_CALIBRATED, judge
 from experiments.design.load import parse_spec
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
+from service.lifecycle import OutboxKind
 from service.store import outbox, results
 from service.store.session import Store
-from service.store.view import ablation_view
 
 log = logging.getLogger(__name__)
 
 HOLD_S = 120.0
-"""An errand whose taker died is due again after this long."""
+"""A row whose taker died is due again after this long."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 
 
-class Errands:
-    """Takes errands of some kinds from the outbox and does them."""
+class OutboxHandlers:
+    """Takes due rows of one kind from the outbox and handles them."""
 
     def __init__(self, store: Store, sink: Sink) -> None:
         self._store = store
         self._sink = sink
-        self._doers: dict[str, Callable[[str], None]] = {
-            outbox.JUDGE: self._judge,
-            outbox.REPORT: self._report,
-            outbox.PROJECT: self._project,
+        self._handlers: dict[OutboxKind, Callable[[str], None]] = {
+            OutboxKind.JUDGE: self._judge,
+            OutboxKind.REPORT: self._report,
+            OutboxKind.PROJECT: self._project,
         }
 
-    def run_due(self, kind: str) -> bool:
-        """Do one due errand of `kind`; return whether there was one."""
+    def run_due(self, kind: OutboxKind) -> bool:
+        """Handle one due row of `kind`; return whether there was one."""
         with self._store.write() as connection:
             taken = outbox.take(connection, kind, hold_s=HOLD_S)
-        for errand in taken:
-            self._run(errand)
+        for row in taken:
+            self._run(row)
         return bool(taken)
 
-    def _run(self, errand: outbox.Errand) -> None:
+    def _run(self, row: outbox.OutboxRow) -> None:
         try:
-            self._doers[errand.kind](errand.key)
-        except Exception as error:  # the boundary of an errand: recorded in its row, tried again later
-            delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**errand.tries)
-            log.warning("%s of %s failed, trying again in %.0f s: %s", errand.kind, errand.key, delay_s, error)
+            self._handlers[row.kind](row.key)
+        except Exception as error:  # the boundary of a handler: recorded in the row, tried again later
+            delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**row.tries)
+            log.warning("%s of %s failed, trying again in %.0f s: %s", row.kind, row.key, delay_s, error)
             with self._store.write() as connection:
-                outbox.retry(connection, [errand.id], delay_s=delay_s, error=f"{type(error).__name__}: {error}")
+                outbox.retry(connection, [row.id], delay_s=delay_s, error=f"{type(error).__name__}: {error}")
             return
         with self._store.write() as connection:
-            outbox.done(connection, [errand.id])
-        log.info("%s of %s done", errand.kind, errand.key)
+            outbox.done(connection, [row.id])
+        log.info("%s of %s done", row.kind, row.key)
 
     def _judge(self, ablation_id: str) -> None:
         with self._store.read() as connection:
-            view = ablation_view(connection, ablation_id)
-            text = results.spec_text(connection, ablation_id)
-        spec = parse_spec(text.data, text.content_type)
+            view = results.ablation_view(connection, ablation_id)
+            body = results.read_spec(connection, ablation_id)
+        spec = parse_spec(body.content, body.content_type)
         receipts = [trial.receipt for trial in view.trials if trial.receipt is not None]
         verdict = judge(view.plan, spec, receipts, NODE_CLASS_IS_CALIBRATED)
         words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
@@ -68,14 +68,14 @@ class Errands:
 
     def _report(self, ablation_id: str) -> None:
         with self._store.read() as connection:
-            view = ablation_view(connection, ablation_id)
+            view = results.ablation_view(connection, ablation_id)
         html = render(view)
         with self._store.write() as connection:
             results.store_report(connection, ablation_id, html)
 
     def _project(self, ablation_id: str) -> None:
         with self._store.read() as connection:
-            view = ablation_view(connection, ablation_id)
+            view = results.ablation_view(connection, ablation_id)
             html = results.read_report(connection, ablation_id)
         projection = self._sink.project(view, html)
         with self._store.write() as connection:
