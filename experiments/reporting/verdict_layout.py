@@ -1,6 +1,6 @@
 """A verdict laid out once: the words, sentences, tables and numbers that terminal, Markdown, page and MLflow show.
 
-Renderers (`service.cli.show`, `markdown`, `report`, `projection`) decide how it looks and nothing of what it says.
+Renderers (`service.cli.show`, `markdown`, `report`, `mlflow_runs`) decide how it looks and nothing of what it says.
 """
 
 from collections.abc import Mapping, Sequence
