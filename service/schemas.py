@@ -285,8 +285,9 @@ class ImportPublic(_Public):
     changed: bool
     """False when exactly these bundles had been imported before."""
     blocks_imported: int
-    blocks_missing: list[int]
-    """Indices of planned blocks that no bundle holds: missing data."""
+    blocks_missing: list[int] = Field(
+        description="Indices, from 0, of planned blocks that no bundle holds: missing data."
+    )
     remarks: list[str]
     """What does not stop the import but has to be known."""
     links: Links

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.errors import ProjectionError
-from experiments.reporting import projection
-from experiments.reporting.projection import DONE_TAG, ID_TAG, PARENT, RUN_TAG, RunContent
+from experiments.reporting import mlflow_runs
+from experiments.reporting.mlflow_runs import DONE_TAG, ID_TAG, PARENT, RUN_TAG, RunContent
 from experiments.reporting.view import AblationView
 
 if TYPE_CHECKING:
@@ -109,15 +109,15 @@ class _Writer:
     def write(self, report_html: str) -> Projection:
         """Write the children, then the parent, whose completion says that everything is there."""
         known = self._known_runs()
-        parent = projection.parent(self._view, report_html)
+        parent = mlflow_runs.parent(self._view, report_html)
         parent_run = known.pop(PARENT, None)
         parent_id = parent_run.info.run_id if parent_run else self._create(parent, parent_id=None)
-        for child in projection.children(self._view):
+        for child in mlflow_runs.children(self._view):
             self._write_child(child, known.pop(child.identity, None), parent_id)
         for superseded in known.values():
             self._client.delete_run(superseded.info.run_id)
         if not _is_complete(parent_run, parent):
-            self._fill(parent_id, parent, {**parent.texts, **projection.plots(self._view)})
+            self._fill(parent_id, parent, {**parent.texts, **mlflow_runs.plots(self._view)})
         return Projection(parent_run_id=parent_id, experiment_id=self._experiment_id)
 
     def _known_runs(self) -> dict[str, "Run"]:

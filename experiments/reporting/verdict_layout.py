@@ -1,6 +1,6 @@
 """A verdict laid out once: the words, sentences, tables and numbers that terminal, Markdown, page and MLflow show.
 
-Renderers (`service.cli.show`, `markdown`, `report`, `projection`) decide how it looks and nothing of what it says.
+Renderers (`service.cli.show`, `markdown`, `report`, `mlflow_runs`) decide how it looks and nothing of what it says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -161,7 +161,7 @@ def _statistics_table(variants: Sequence[VariantLayout]) -> Table:
         columns=(*texts("variant"), *numbers("median", "p", "p, Holm", "sd", "blocks", "gates live")),
         rows=tuple(row(v.arm, *v.statistics, v.gates_live) for v in variants),
         note="p: exact sign-flip test, two-sided, which does not decide; Holm: paired t test, corrected over the "
-        "variants. sd: of the paired difference from block to block.",
+        f"variants. sd: of 100{wording.SPACE}ln(variant{wording.SPACE}/{wording.SPACE}baseline) from block to block.",
     )
 
 

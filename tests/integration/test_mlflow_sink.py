@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from experiments.errors import ProjectionError
-from experiments.reporting import mlflow_sink, projection, report
+from experiments.reporting import mlflow_runs, mlflow_sink, report
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.view import AblationView
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
 
-ID, RUN = projection.ID_TAG, projection.RUN_TAG
+ID, RUN = mlflow_runs.ID_TAG, mlflow_runs.RUN_TAG
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,11 @@ def snapshot(client: Any, ablation_id: str) -> dict[str, Any]:
     parent_id = runs["parent"].info.run_id
     state: dict[str, Any] = {}
     for identity, run in runs.items():
-        tags = {k: v for k, v in run.data.tags.items() if k not in {ID, projection.DONE_TAG, "mlflow.parentRunId"}}
+        tags = {k: v for k, v in run.data.tags.items() if k not in {ID, mlflow_runs.DONE_TAG, "mlflow.parentRunId"}}
         run_id = run.info.run_id
         state[identity] = {
             "tags": tags,
-            "complete": projection.DONE_TAG in run.data.tags,
+            "complete": mlflow_runs.DONE_TAG in run.data.tags,
             "child": run.data.tags.get("mlflow.parentRunId") == parent_id,
             "params": run.data.params,
             "metrics": run.data.metrics,
@@ -141,8 +141,8 @@ def test_killed_after_any_call_the_next_projection_finishes_the_same_state(
     server: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     html = report.render(one_block("abl_clean", 1))
-    drawn = dict(list(projection.plots(one_block("abl_clean", 1)).items())[:1])
-    monkeypatch.setattr(projection, "plots", lambda view: drawn)  # the same for every id, so drawn once
+    drawn = dict(list(mlflow_runs.plots(one_block("abl_clean", 1)).items())[:1])
+    monkeypatch.setattr(mlflow_runs, "plots", lambda view: drawn)  # the same for every id, so drawn once
     Sink(server).project(one_block("abl_clean", 1), html)
     clean = snapshot(client, "abl_clean")
     kills = 0

@@ -12,7 +12,7 @@ from rich.console import Console
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
-from experiments.reporting import projection, report
+from experiments.reporting import mlflow_runs, report
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from experiments.reporting.verdict_layout import WORDS, VerdictLayout, lay_out
@@ -121,7 +121,7 @@ def test_page_shows_every_table_of_the_verdict_cell_by_cell(view: AblationView, 
 
 
 def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: AblationView, layout: VerdictLayout) -> None:
-    parent = projection.parent(view, "")
+    parent = mlflow_runs.parent(view, "")
     note = parent.tags["mlflow.note.content"]
     assert layout.lead in note
     assert view.verdict is not None
