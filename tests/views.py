@@ -13,6 +13,7 @@ from experiments.design.gates import GATES
 from experiments.design.plan import BlockPlan, Plan
 from experiments.digest import digest
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
+from experiments.records.device_events import DeviceEvents
 from experiments.records.receipts import (
     Digests,
     Environment,
@@ -157,7 +158,7 @@ def _environment(cpu: bool, chance: random.Random) -> Environment:
         versions=versions,
         cpu_threads=2,
         load_average_before=abs(chance.gauss(0.6, 0.25)) if cpu else None,
-        throttle=None if cpu else {"sw_power_cap": True, "ecc_uncorrected": 0},
+        throttle=None if cpu else DeviceEvents(sw_power_cap=2.5, ecc_uncorrected=0),
     )
 
 

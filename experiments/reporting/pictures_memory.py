@@ -12,6 +12,7 @@ from experiments.records.receipts import Receipt
 from experiments.reporting import series, svg
 from experiments.reporting.series import ArmStyle
 from experiments.reporting.view import AblationView
+from kernels.backends import NODE_CLASSES
 
 WIDTH_IN = 5.6
 MOST_BARS = 30
@@ -57,7 +58,7 @@ def memory(view: AblationView) -> svg.Picture | None:
         peaks=peaks,
         not_drawn=len(found) - len(peaks),
         limit_gib=min(limits) / 2**30 if limits else None,
-        on_cpu=view.plan.node_class == "cpu",
+        on_cpu=NODE_CLASSES[view.plan.node_class].on_host,
     )
     styles = series.arm_styles(view)
     return svg.draw("memory", "Peak memory", _caption(drawing), lambda figure: _paint(figure, drawing, styles))
