@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.runtime.processes import marked
+from experiments.runtime.processes import Mark
 from tests.architecture.pages import ROOT
 from tests.integration.worker_family import order, server
 from tests.integration.worker_service import until
-from workers.bell import Bell
-from workers.inherited import TRIAL_MARK
+from workers.environment_variables import trial_mark
+from workers.guardian import Guardian, end_trial
 from workers.lease import Lease, StopReason
-from workers.reaper import Reaper, end_trial
-from workers.runner import Runner
+from workers.runner import TrialRunner
+from workers.wake_event import WakeEvent
 
 
 def _is_alive(pid: int) -> bool:
@@ -36,10 +36,10 @@ def _family(folder: Path) -> list[int]:
 
 
 @pytest.fixture
-def runner() -> Iterator[tuple[Runner, Bell]]:
-    bell = Bell()
-    with Reaper() as reaper:
-        yield Runner(server(), reaper, bell, grace_s=0.2, preempted=lambda: False), bell
+def runner() -> Iterator[tuple[TrialRunner, WakeEvent]]:
+    wake_event = WakeEvent()
+    with Guardian() as guardian:
+        yield TrialRunner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False), wake_event
 
 
 class Clock:
@@ -60,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("reason", [StopReason.CANCELLED, StopReason.FENCED, StopReason.TIMEOUT])
 def test_run_stopped_kills_the_whole_family(
-    tmp_path: Path, runner: tuple[Runner, Bell], clock: Clock, reason: StopReason
+    tmp_path: Path, runner: tuple[TrialRunner, WakeEvent], clock: Clock, reason: StopReason
 ) -> None:
     lease = Lease(300.0, asked_at=time.monotonic())
 
@@ -72,7 +72,7 @@ def test_run_stopped_kills_the_whole_family(
             lease.revoke()
         else:
             clock.ahead_s = 1000.0
-        runner[1].ring()
+        runner[1].set()
 
     thread = threading.Thread(target=interfere)
     thread.start()
@@ -84,7 +84,9 @@ def test_run_stopped_kills_the_whole_family(
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.001, 0.003, 0.01, 0.03])
-def test_run_that_must_stop_at_its_start_does(tmp_path: Path, runner: tuple[Runner, Bell], late_s: float) -> None:
+def test_run_that_must_stop_at_its_start_does(
+    tmp_path: Path, runner: tuple[TrialRunner, WakeEvent], late_s: float
+) -> None:
     """The trial may not have a group of its own yet: none of these runs may last as long as its family would."""
     lease = Lease(300.0, asked_at=time.monotonic())
     runner[0].run(order(tmp_path / "warm", leaves=True), lease, timeout_s=60.0)  # the fork server runs from here on
@@ -93,10 +95,10 @@ def test_run_that_must_stop_at_its_start_does(tmp_path: Path, runner: tuple[Runn
     assert (ending.stopped, ending.exit_code) == (StopReason.FENCED, -signal.SIGKILL)
     assert ending.survivors == ()
     assert ending.wall_s < 100
-    assert marked(f"{TRIAL_MARK}=trl_early") == []
+    assert trial_mark("trl_early").members() == []
 
 
-def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tuple[Runner, Bell]) -> None:
+def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tuple[TrialRunner, WakeEvent]) -> None:
     ending = runner[0].run(order(tmp_path, leaves=True), Lease(300.0, asked_at=time.monotonic()), timeout_s=60.0)
     assert (ending.stopped, ending.exit_code) == (None, 0)
     assert [pid for pid in _family(tmp_path) if _is_alive(pid)] == []
@@ -112,21 +114,21 @@ def test_kill_9_of_the_owner_kills_the_whole_family(tmp_path: Path) -> None:
 
 
 def test_trial_on_its_way_to_a_starting_fork_server_ends_with_its_worker(tmp_path: Path) -> None:
-    mark = f"ABLATE_TEST_MARK={tmp_path}"
+    mark = Mark("ABLATE_TEST_MARK", str(tmp_path))
     command = [sys.executable, "-m", "tests.integration.late_trial", str(tmp_path)]
-    owner = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "ABLATE_TEST_MARK": str(tmp_path)})
-    until(lambda: len(marked(mark)) >= 3)  # with the server and multiprocessing's tracker
+    owner = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **mark.environment})
+    until(lambda: len(mark.members()) >= 3)  # with the server and multiprocessing's tracker
     time.sleep(0.3)  # the request is written within a millisecond of the server's start
     owner.kill()
     owner.wait()
-    until(lambda: not marked(mark))
+    until(lambda: not mark.members())
     assert not (tmp_path / "result.json").exists()
 
 
 def test_end_trial_asks_strays_before_it_kills_them() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(300)"]
     leader = subprocess.Popen(command, start_new_session=True)
-    stray = subprocess.Popen(command, start_new_session=True, env={**os.environ, TRIAL_MARK: "trl_asks"})
+    stray = subprocess.Popen(command, start_new_session=True, env={**os.environ, **trial_mark("trl_asks").environment})
     assert end_trial(leader.pid, trial_id="trl_asks", grace_s=10.0) == ()
     assert (leader.wait(), stray.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
