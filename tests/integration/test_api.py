@@ -152,22 +152,33 @@ def test_list_filters_by_state_label_and_digest(api: Api) -> None:
     assert listed(f"digest={made['spec_digest']}") == [made["id"]]
 
 
-def test_list_refuses_unknown_parameters_and_bad_cursors(api: Api) -> None:
-    assert problem(api.get("/v1/ablations?stat=queued"), 422)["errors"][0]["pointer"] == "query:stat"
-    assert problem(api.get("/v1/ablations?cursor=AAAA_"), 422)["errors"][0]["pointer"] == "query:cursor"
-    assert problem(api.get("/v1/ablations?limit=0"), 422)["errors"][0]["pointer"] == "query:limit"
+@pytest.mark.parametrize("kind", ["ablations", "blocks", "trials"])
+def test_list_refuses_unknown_parameters_and_bad_cursors(api: Api, kind: str) -> None:
+    path = "/v1/ablations" if kind == "ablations" else f"{api.submit()['links']['self']}/{kind}"
+    for query in ("stat=queued", "cursor=AAAA_", "limit=0", "limit=501"):
+        found = problem(api.get(f"{path}?{query}"), 422)
+        assert found["errors"][0]["pointer"] == f"query:{query.partition('=')[0]}"
 
 
-def test_blocks_and_trials_page_in_running_order(api: Api) -> None:
-    path = api.submit()["links"]["self"]
-    blocks = api.get(f"{path}/blocks?limit=4").json()
-    rest = api.get(f"{path}/blocks?limit=4&cursor={blocks['next_cursor']}").json()
-    assert [b["index"] for b in blocks["items"] + rest["items"]] == list(range(6))
-    trials = api.get(f"{path}/trials?limit=10").json()
-    more = api.get(f"{path}/trials?limit=10&cursor={trials['next_cursor']}").json()
-    found = [(t["block_index"], t["position"]) for t in trials["items"] + more["items"]]
+@pytest.mark.parametrize("limit", [1, 4, 5, 6, 7, 18, 500])
+def test_blocks_and_trials_page_in_running_order(api: Api, limit: int) -> None:
+    own = api.submit()["links"]["self"]
+    assert [block["index"] for block in _walk(api, f"{own}/blocks", limit)] == list(range(6))
+    found = [(trial["block_index"], trial["position"]) for trial in _walk(api, f"{own}/trials", limit)]
     assert found == [(block, place) for block in range(6) for place in range(3)]
-    assert more["next_cursor"] is None
+
+
+def _walk(api: Api, path: str, limit: int) -> Iterator[dict[str, Any]]:
+    """The items of all pages, by the links; every page but the last is full."""
+    following: str | None = f"{path}?limit={limit}"
+    while following:
+        answer = api.get(following)
+        page, link = answer.json(), answer.headers.get("link")
+        assert (link is None) == (page["next_cursor"] is None)
+        assert 0 < len(page["items"]) <= limit
+        assert link is None or len(page["items"]) == limit
+        yield from page["items"]
+        following = link and link.partition("<")[2].partition(">")[0]
 
 
 def test_unknown_things_are_404(api: Api) -> None:

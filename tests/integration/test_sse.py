@@ -9,12 +9,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import httpx_sse
 import pytest
+from sqlalchemy import Connection, Row
 
+from service.lifecycle import EventKind
 from service.store.session import Store
+from service.store.transitions import events_after
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.bench.api import free_port
 
@@ -109,6 +113,39 @@ def test_last_event_id_replays_only_what_came_after(tmp_path: Path) -> None:
         assert replayed == [f"id: {event['seq']}" for _, event in told[4:]]
         bad = api.get(f"/v1/ablations/{made['id']}/events", headers={"Last-Event-ID": "x"})
         assert bad.status_code == 422
+
+
+def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path) as api:
+        made = api.submit()
+        api.cancel(made["id"])
+        told = api.events(made["id"])
+    name, first = told[0]
+    assert name == first["kind"] == "ablation.state"
+    assert list(first) == ["seq", "at", "kind", "subject", "from", "to", "actor", "reason", "data"]
+    assert (first["subject"], first["from"], first["to"], first["data"]) == (made["id"], None, "queued", {})
+    assert (first["actor"], first["reason"]) == ("admin", "submitted")
+    assert {name for name, _ in told} <= set(EventKind)
+
+
+def test_stream_that_its_reader_left_asks_the_database_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def counted(connection: Connection, ablation_id: str, seq: int) -> list[Row[Any]]:
+        looks.append(seq)
+        return events_after(connection, ablation_id, seq)
+
+    monkeypatch.setattr("service.sse.events_after", counted)
+    monkeypatch.setattr("service.sse.POLL_S", 0.02)
+    with served_api("sqlite", tmp_path) as api:
+        made = api.submit()
+        with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
+            assert "event: ablation.state" in answer.iter_lines()
+        deadline = time.monotonic() + 30
+        while looks and time.monotonic() < deadline:
+            looks.clear()
+            time.sleep(0.5)
+        assert looks == []
 
 
 def test_quiet_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
