@@ -63,7 +63,7 @@ def write_plan(spec: SpecBody, path: Path, *, as_json: bool) -> None:
     console.print(f"{escape(str(path))}: {len(plan.blocks)} blocks of {escape(arms)} for node class {plan.node_class}")
     console.print(f"  plan     {file.digest}")
     console.print(f"  run      ablate exec {escape(path.name)} --out bundle/    (on the node, in this version's code)")
-    console.print("  or       python -m workers.execute ...    (in a checkout, with nothing installed)")
+    console.print("  or       python -m workers.offline ...    (in a checkout, with nothing installed)")
 
 
 def verdict_of(subject: str) -> Verdict:

@@ -32,7 +32,7 @@ def test_program_starts_without_heavy_packages(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["experiments.design.plan", "workers.exec_cli", "workers.serve"])
+@pytest.mark.parametrize("module", ["experiments.design.plan", "workers.offline.cli", "workers.serve"])
 def test_what_a_node_imports_needs_no_scipy(module: str) -> None:
     code = f"import sys; sys.modules['scipy'] = None; import {module}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -40,7 +40,7 @@ class Run:
         plan = self.folder / "plan.json"
         plan.write_text(plan_file_text(self.file))
         given = [str(plan), "--out", str(self.bundle), "--data-dir", str(self.folder / "data"), *options]
-        return [sys.executable, "-m", "workers.execute", *given]
+        return [sys.executable, "-m", "workers.offline", *given]
 
     def start(self, *options: str) -> "subprocess.Popen[str]":
         mark = {"ABLATE_HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
@@ -206,7 +206,7 @@ def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path
 
 def test_exec_imports_nothing_that_an_air_gapped_node_lacks() -> None:
     code = (
-        "import sys, workers.execute, workers.exec_cli, workers.preload\n"
+        "import sys, workers.offline.__main__, workers.offline.cli, workers.preload\n"
         f"print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
 """`ablate exec`: run a plan file on a node that reaches nothing, into a bundle.
 
-The program itself is `python -m workers.execute`, which also works in a plain checkout; `ablate exec` starts it, so
+The program itself is `python -m workers.offline`, which also works in a plain checkout; `ablate exec` starts it, so
 that trials are forked from a process whose main module costs nothing to import again.
 """
 
@@ -25,18 +25,18 @@ from experiments.outcomes import ERROR_EXIT_CODE
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.plan_file import PlanFile, read_plan_file
-from workers import exec_checks
 from workers import node as nodes
 from workers.bell import Bell
 from workers.blocks import Bench, BlockRunner
-from workers.bundle_folder import BundleFolder
 from workers.errors import ExecRefused, WorkerError
-from workers.exec_run import ExecRun, ExecSummary
-from workers.exec_story import Story
 from workers.forkserver import ForkServer
 from workers.inherited import wait_passively
 from workers.node import Node
 from workers.node_table import describe
+from workers.offline import checks
+from workers.offline.bundle_folder import BundleFolder
+from workers.offline.progress import Story
+from workers.offline.run import ExecRun, ExecSummary
 from workers.reaper import Reaper
 from workers.runner import Runner
 from workers.stopping import StopFlag
@@ -51,7 +51,7 @@ _GRACE_S = 5.0
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
 def start(context: typer.Context) -> None:
     """Run a plan file on this node, without a service, into a bundle for `ablate import`."""
-    os.execv(sys.executable, [sys.executable, "-m", "workers.execute", *context.args])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "workers.offline", *context.args])  # noqa: S606
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         job = _Job(
             plan_file=plan_file,
             folder=BundleFolder(out.absolute(), plan_file),
-            wanted=exec_checks.parse_numbers(blocks, len(plan_file.plan.blocks)),
+            wanted=checks.parse_numbers(blocks, len(plan_file.plan.blocks)),
             data_dir=(data_dir or out / "work" / "data").absolute(),
             resume=resume,
             rehearse=rehearse,
@@ -110,10 +110,10 @@ def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]
     """Check, run, seal; return what was done and the bundle's digest."""
     plan_file, folder = job.plan_file, job.folder
     console.print(describe(node))
-    refused = list(exec_checks.refusals(plan_file, node))
+    refused = list(checks.refusals(plan_file, node))
     if refused:
         raise ExecRefused("; ".join(refused))
-    for sentence in exec_checks.remarks(plan_file, node):
+    for sentence in checks.remarks(plan_file, node):
         console.print(f"[yellow]note[/]  {escape(sentence)}")
     with folder:
         summary = _fill(job, node, folder.open(resume=job.resume), console=console)

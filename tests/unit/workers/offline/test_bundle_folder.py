@@ -10,8 +10,8 @@ from experiments.records.bundle import MANIFEST, RECEIPT, Attempt, Bundle, open_
 from experiments.records.bundle_files import read_bundle_files
 from tests.bundles import broken_attempt, make_bundle, make_file, make_node, names, sealed, write_folder
 from tests.factories import make_receipt
-from workers.bundle_folder import BundleFolder
 from workers.errors import ExecRefused
+from workers.offline.bundle_folder import BundleFolder
 
 FILE = make_file()
 

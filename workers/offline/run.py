@@ -17,11 +17,11 @@ from experiments.records.messages import ClaimedBlock
 from experiments.records.plan_file import PlanFile
 from experiments.retries import MAX_ATTEMPTS, budget_spent
 from workers.blocks import BlockRunner, BlockStopped
-from workers.bundle_folder import BundleFolder, now
 from workers.errors import ExecRefused
-from workers.exec_story import Story
 from workers.feed import BlockFeed
 from workers.lease import Lease
+from workers.offline.bundle_folder import BundleFolder, now
+from workers.offline.progress import Story
 from workers.record import BlockBroken
 
 _MESSAGE_LIMIT = 2000  # characters

@@ -5,8 +5,8 @@ import pytest
 from kernels.backends import NodeClass
 from tests.bundles import make_file
 from workers.errors import ExecRefused
-from workers.exec_checks import parse_numbers, refusals, remarks
 from workers.node import Node, probe
+from workers.offline.checks import parse_numbers, refusals, remarks
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from experiments.records.receipts import Receipt
 from tests.bundles import make_file, make_node
 from tests.factories import make_receipt
 from workers.blocks import BlockStopped
-from workers.bundle_folder import BundleFolder
 from workers.errors import ExecRefused
-from workers.exec_run import ExecRun, ExecSummary
-from workers.exec_story import Story
 from workers.lease import StopReason
+from workers.offline.bundle_folder import BundleFolder
+from workers.offline.progress import Story
+from workers.offline.run import ExecRun, ExecSummary
 from workers.record import BlockBroken
 
 FILE = make_file(limits={"device_minutes": 5.0})
