@@ -10,25 +10,18 @@ from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
 from kernels.backends import NodeClass
-from workers import device_state, devices, environment
+from workers import device_state, devices
 from workers.device_state import DeviceState
-from workers.feed import BlockFeed
+from workers.errors import BlockBroken, BlockStopped
 from workers.lease import Lease, StopReason
-from workers.node import Node
-from workers.paths import JobPaths, write_whole
-from workers.record import BlockBroken, TrialRecord, dead_gate
+from workers.node import Node, load_average
+from workers.paths import WorkPaths, write_whole
+from workers.receipt import TrialRecord, dead_gate
 from workers.result import TrialOrder, TrialResult, read_config, read_result
 from workers.runner import Ending, Runner
+from workers.trial_output import BlockOutput
 
 _log = logging.getLogger(__name__)
-
-
-class BlockStopped(Exception):
-    """The block was ended from outside, for `reason`."""
-
-    def __init__(self, reason: StopReason) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def _say_nothing(_receipt: Receipt) -> None:
@@ -36,29 +29,29 @@ def _say_nothing(_receipt: Receipt) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """What this node runs blocks with."""
+class NodeContext:
+    """What this node runs blocks with, whoever asks for them."""
 
     node: Node
     node_id: str
     runner: Runner
-    paths: JobPaths
+    paths: WorkPaths
     data_dir: Path
     """Prepared datasets."""
 
 
 class BlockRunner:
-    """Runs blocks on a bench, and knows what this node has prepared and why it may run nothing more."""
+    """Runs blocks on this node, and knows what it has prepared and why it may run nothing more."""
 
-    def __init__(self, bench: Bench, *, on_receipt: Callable[[Receipt], None] = _say_nothing) -> None:
-        self._bench = bench
+    def __init__(self, context: NodeContext, *, on_receipt: Callable[[Receipt], None] = _say_nothing) -> None:
+        self._context = context
         self._on_receipt = on_receipt
         self._prepared: dict[str, Path] = {}
         """Dataset folders by what decides their content."""
         self.quarantine: str | None = None
         """Why this node must not run anything more, once it is so."""
 
-    def run(self, block: ClaimedBlock, lease: Lease, feed: BlockFeed) -> tuple[Receipt, ...]:
+    def run(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         """Run every trial of `block` in order and return their receipts, which also lie on disk.
 
         Raises:
@@ -68,24 +61,24 @@ class BlockRunner:
         """
         used_before = devices.memory_used()
         try:
-            return tuple(self._trial(block, trial, lease, feed=feed) for trial in block.trials)
+            return tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
         finally:
             self.quarantine = devices.memory_is_free(used_before) or self.quarantine
 
-    def rehearse(self, block: ClaimedBlock, lease: Lease, feed: BlockFeed) -> Iterator[str]:
+    def rehearse(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> Iterator[str]:
         """Run one step of every arm of `block`; yield why arms are refused, in sentences, as soon as it is known.
 
         Nothing of it is kept but what the node caches: datasets and compiled kernels. A variant that fails for another
         reason than a gate is left to its trial, whose receipt says so; a baseline that fails is refused.
         """
         for trial in block.trials:
-            sentence = self._rehearse(block, trial, lease, feed=feed)
+            sentence = self._rehearse(block, trial, lease, output=output)
             if sentence is not None:
                 yield sentence
 
-    def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> str | None:
+    def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> str | None:
         config = {**trial.config, "steps": {**trial.config["steps"], "warmup": 0, "timed": 1, "val_rows": 0}}
-        order = self._order(block, trial.model_copy(update={"config": config}), lease, feed=feed)
+        order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
         self._run(order, lease, timeout_s=trial.timeout_s)
         result = read_result(order.paths.result) or TrialResult(
             failure_class=FailureClass.NO_RECEIPT, message="the trial ended without a result"
@@ -98,17 +91,17 @@ class BlockRunner:
         dead = dead_gate(read_gates(trial.gates, result.facts))
         return None if dead is None else f"arm '{trial.arm}': {dead}"
 
-    def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> Receipt:
+    def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:
         """Run one trial; return its receipt and leave it on disk."""
-        order = self._order(block, trial, lease, feed=feed)
-        load, started_at = environment.load_average(), datetime.now(UTC)
+        order = self._order(block, trial, lease, output=output)
+        load, started_at = load_average(), datetime.now(UTC)
         before = self._look()
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
         record = TrialRecord(
             block=block,
             trial=trial,
-            node=self._bench.node,
-            node_id=self._bench.node_id,
+            node=self._context.node,
+            node_id=self._context.node_id,
             paths=order.paths,
             ending=ending,
             started_at=started_at,
@@ -121,16 +114,16 @@ class BlockRunner:
         self._on_receipt(receipt)
         return receipt
 
-    def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, feed: BlockFeed) -> TrialOrder:
+    def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return what a trainer needs for `trial`, its dataset prepared, and follow the trial from here on."""
-        paths = self._bench.paths.trial(block.attempt_id, trial.trial_id)
-        feed.add(trial.trial_id, paths, steps_total=read_config(trial.config).steps.total)
-        order = TrialOrder(trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=self._bench.data_dir)
+        paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
+        output.add(trial.trial_id, paths, steps_total=read_config(trial.config).steps.total)
+        order = TrialOrder(trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=self._context.data_dir)
         return replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
 
     def _look(self) -> DeviceState | None:
         """Ask the driver about the trial's device; None on a CPU node."""
-        found = self._bench.node.devices
+        found = self._context.node.devices
         return None if found.node_class is NodeClass.CPU else device_state.read_state(found.first.index)
 
     def _prepare(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Path | None:
@@ -151,7 +144,7 @@ class BlockRunner:
         return result.data_folder
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
-        ending = self._bench.runner.run(order, lease, timeout_s=timeout_s)
+        ending = self._context.runner.run(order, lease, timeout_s=timeout_s)
         if ending.survivors:
             self.quarantine = f"processes {list(ending.survivors)} survived SIGKILL"
             raise BlockBroken(FailureClass.INFRA_NODE, self.quarantine)

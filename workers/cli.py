@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from workers.doctor import Check, examine
+from workers.doctor import Finding, examine
 from workers.settings import get_settings
 
 app = typer.Typer(name="worker", help="Run and examine a worker on this machine.", no_args_is_help=True)
@@ -37,7 +37,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _table(checks: list[Check]) -> Table:
+def _table(checks: list[Finding]) -> Table:
     table = Table(title="worker doctor", title_justify="left")
     for column in ("check", "state", "detail"):
         table.add_column(column, overflow="fold")
@@ -46,7 +46,7 @@ def _table(checks: list[Check]) -> Table:
     return table
 
 
-def _state(check: Check) -> str:
+def _state(check: Finding) -> str:
     if check.passed:
         return "[green]ok[/green]"
     return "[red]missing[/red]" if check.needed else "[yellow]poorer[/yellow]"

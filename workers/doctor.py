@@ -8,9 +8,9 @@ from pathlib import Path
 from kombu.exceptions import OperationalError
 
 from experiments.runtime.wake import celery_app
-from workers import devices, environment
+from workers import devices, node
 from workers.errors import SettingsError, WorkerError
-from workers.reporting import ServiceApi
+from workers.service_api import ServiceApi
 from workers.settings import Settings
 
 _LEAST_MEMORY_GIB = 4
@@ -19,8 +19,8 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that was looked at."""
+class Finding:
+    """What one check found."""
 
     name: str
     passed: bool
@@ -29,7 +29,7 @@ class Check:
     detail: str
 
 
-def examine(settings: Settings) -> list[Check]:
+def examine(settings: Settings) -> list[Finding]:
     """Run every check; none of them changes anything."""
     return [
         *_service(settings),
@@ -40,18 +40,18 @@ def examine(settings: Settings) -> list[Check]:
         _memory(),
         _disk(settings.home_dir),
         _program("git", shutil.which("git"), "receipts carry no commit without it"),
-        _program("C++ compiler", environment.compiler(), "arms with compile: true need one"),
+        _program("C++ compiler", node.compiler(), "arms with compile: true need one"),
     ]
 
 
-def _service(settings: Settings) -> list[Check]:
+def _service(settings: Settings) -> list[Finding]:
     try:
         token = settings.read_token()
     except SettingsError as error:
-        return [Check(name="worker key", passed=False, needed=True, detail=str(error))]
+        return [Finding(name="worker key", passed=False, needed=True, detail=str(error))]
     if token is None:
         detail = f"ABLATE_WORKER_TOKEN is not set and {settings.home_dir / 'tokens' / 'worker'} does not exist"
-        return [Check(name="worker key", passed=False, needed=True, detail=detail)]
+        return [Finding(name="worker key", passed=False, needed=True, detail=detail)]
     api = ServiceApi(settings.url, token)
     try:
         return [_reachable(api, settings.url), _key(api)]
@@ -59,63 +59,65 @@ def _service(settings: Settings) -> list[Check]:
         api.close()
 
 
-def _reachable(api: ServiceApi, url: str) -> Check:
+def _reachable(api: ServiceApi, url: str) -> Finding:
     try:
         version = api.version()
     except WorkerError as error:
-        return Check(name="service", passed=False, needed=True, detail=f"{url}: {error}")
-    return Check(name="service", passed=True, needed=True, detail=f"{url}: {version}")
+        return Finding(name="service", passed=False, needed=True, detail=f"{url}: {error}")
+    return Finding(name="service", passed=True, needed=True, detail=f"{url}: {version}")
 
 
-def _key(api: ServiceApi) -> Check:
+def _key(api: ServiceApi) -> Finding:
     try:
         api.check_key()
     except WorkerError as error:
-        return Check(name="worker key", passed=False, needed=True, detail=str(error))
-    return Check(name="worker key", passed=True, needed=True, detail="accepted")
+        return Finding(name="worker key", passed=False, needed=True, detail=str(error))
+    return Finding(name="worker key", passed=True, needed=True, detail="accepted")
 
 
-def _broker(settings: Settings) -> Check:
+def _broker(settings: Settings) -> Finding:
     app = celery_app(settings.broker, name="ablate.doctor")
     try:
         with app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=2)
     except (OperationalError, OSError) as error:
         detail = f"{settings.broker}: {error}; work is found by polling every {settings.poll_s:g} s"
-        return Check(name="broker", passed=False, needed=False, detail=detail)
-    return Check(name="broker", passed=True, needed=False, detail=settings.broker)
+        return Finding(name="broker", passed=False, needed=False, detail=detail)
+    return Finding(name="broker", passed=True, needed=False, detail=settings.broker)
 
 
-def _torch() -> Check:
+def _torch() -> Finding:
     try:
-        return Check(name="torch", passed=True, needed=True, detail=metadata.version("torch"))
+        return Finding(name="torch", passed=True, needed=True, detail=metadata.version("torch"))
     except metadata.PackageNotFoundError:
-        return Check(name="torch", passed=False, needed=True, detail="not installed; install the extra for this device")
+        return Finding(
+            name="torch", passed=False, needed=True, detail="not installed; install the extra for this device"
+        )
 
 
-def _devices(settings: Settings) -> Check:
+def _devices(settings: Settings) -> Finding:
     found = devices.probe(settings.node_class)
     names = ", ".join(f"{device.name} ({device.memory_bytes / _GIB:.1f} GiB)" for device in found.devices)
     detail = "; ".join((f"{found.node_class}: {names}", *found.lacks))
-    return Check(name="device", passed=not found.lacks, needed=False, detail=detail)
+    return Finding(name="device", passed=not found.lacks, needed=False, detail=detail)
 
 
-def _cores() -> Check:
-    return Check(name="cores", passed=True, needed=True, detail=str(environment.cores()))
+def _cores() -> Finding:
+    return Finding(name="cores", passed=True, needed=True, detail=str(node.cores()))
 
 
-def _memory() -> Check:
+def _memory() -> Finding:
     limit_gib = devices.memory_limit_bytes() / _GIB
     detail = f"{limit_gib:.1f} GiB, needed: {_LEAST_MEMORY_GIB}"
-    return Check(name="memory", passed=limit_gib >= _LEAST_MEMORY_GIB, needed=True, detail=detail)
+    return Finding(name="memory", passed=limit_gib >= _LEAST_MEMORY_GIB, needed=True, detail=detail)
 
 
-def _disk(home: Path) -> Check:
+def _disk(home: Path) -> Finding:
     existing = next(path for path in (home, *home.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / _GIB
     detail = f"{free_gib:.1f} GiB free at {existing}, needed: {_LEAST_DISK_GIB}"
-    return Check(name="disk", passed=free_gib >= _LEAST_DISK_GIB, needed=True, detail=detail)
+    return Finding(name="disk", passed=free_gib >= _LEAST_DISK_GIB, needed=True, detail=detail)
 
 
-def _program(name: str, path: str | None, why: str) -> Check:
-    return Check(name=name, passed=path is not None, needed=False, detail=path or f"not found: {why}")
+def _program(name: str, path: str | None, why: str) -> Finding:
+    return Finding(name=name, passed=path is not None, needed=False, detail=path or f"not found: {why}")

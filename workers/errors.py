@@ -1,5 +1,8 @@
 """Errors of the worker layer."""
 
+from experiments.outcomes import FailureClass
+from workers.lease import StopReason
+
 
 class WorkerError(Exception):
     """The worker cannot go on."""
@@ -32,3 +35,20 @@ class StaleLease(WorkerError):
 
 class ExecRefused(WorkerError):
     """This node does not run this plan, or not into this folder; nothing was run."""
+
+
+class BlockBroken(WorkerError):
+    """A trial tells nothing about its arm: the block is discarded and rerun whole."""
+
+    def __init__(self, failure_class: FailureClass, message: str) -> None:
+        super().__init__(message)
+        self.failure_class = failure_class
+        self.message = message
+
+
+class BlockStopped(WorkerError):
+    """The block was ended from outside, for `reason`."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -6,31 +6,33 @@ import time
 from types import TracebackType
 
 from experiments.records.messages import ClaimedBlock, Heartbeat
-from workers.bell import Bell
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
-from workers.feed import BlockFeed
 from workers.lease import Lease
-from workers.reporting import ServiceApi
+from workers.service_api import ServiceApi
+from workers.trial_output import BlockOutput
+from workers.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
 
 _SHORTEST_CALL_S = 0.5
 
 
-class Pulse:
-    """Beats every `heartbeat_s` while the block runs; rings the bell when the trial has to stop."""
+class LeaseRenewal:
+    """Sends a heartbeat every `heartbeat_s` while the block runs; wakes the main thread when the trial has to stop."""
 
-    def __init__(self, api: ServiceApi, block: ClaimedBlock, lease: Lease, *, feed: BlockFeed, bell: Bell) -> None:
+    def __init__(
+        self, api: ServiceApi, block: ClaimedBlock, lease: Lease, *, output: BlockOutput, wake_event: WakeEvent
+    ) -> None:
         self._api = api
         self._block = block
         self._lease = lease
-        self._feed = feed
-        self._bell = bell
+        self._output = output
+        self._wake_event = wake_event
         self._timeout_s = max(_SHORTEST_CALL_S, block.lease_s / 3)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"pulse-{block.attempt_id}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{block.attempt_id}", daemon=True)
 
-    def __enter__(self) -> "Pulse":
+    def __enter__(self) -> "LeaseRenewal":
         self._thread.start()
         return self
 
@@ -40,28 +42,28 @@ class Pulse:
         self._over.set()
         self._thread.join(self._lease.left_s() + 1.0)
 
-    def beat(self) -> bool:
+    def send(self) -> bool:
         """Send one heartbeat; return whether the service took it."""
-        chunks = self._feed.chunks()
-        message = Heartbeat(token=self._block.token, progress=self._feed.progress(), logs=chunks)
+        chunks = self._output.chunks()
+        message = Heartbeat(token=self._block.token, progress=self._output.progress(), logs=chunks)
         asked_at = time.monotonic()
         try:
             reply = self._api.heartbeat(self._block.attempt_id, message, timeout_s=self._timeout_s)
         except StaleLease as error:
             _log.warning("attempt %s lost its lease: %s", self._block.attempt_id, error)
             self._lease.revoke()
-            self._bell.ring()
+            self._wake_event.set()
             return False
         except (ApiUnreachable, ApiRefused) as error:
             _log.warning("heartbeat of %s: %s; lease left %.1f s", self._block.attempt_id, error, self._lease.left_s())
             return False
-        self._feed.accepted(chunks)
+        self._output.accepted(chunks)
         self._lease.renew(reply.lease_s, asked_at=asked_at)
         if reply.cancel:
             self._lease.cancel()
-            self._bell.ring()
+            self._wake_event.set()
         return True
 
     def _run(self) -> None:
         while not self._over.wait(self._block.heartbeat_s) and self._lease.reason() is None:
-            self.beat()
+            self.send()

@@ -38,7 +38,7 @@ class TrialPaths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobPaths:
+class WorkPaths:
     """Everything that trials leave below the state folder."""
 
     home: Path

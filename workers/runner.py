@@ -8,13 +8,13 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from workers.bell import Bell
 from workers.errors import WorkerError
 from workers.failures import kernel_oom_kills
 from workers.forkserver import ForkServer
+from workers.guardian import Guardian, end_trial
 from workers.lease import Lease, StopReason
-from workers.reaper import Reaper, end_trial
 from workers.result import TrialOrder
+from workers.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +43,17 @@ class Runner:
     """Starts trials on this node's fork server and ends them."""
 
     def __init__(
-        self, server: ForkServer, reaper: Reaper, bell: Bell, *, grace_s: float, preempted: Callable[[], bool]
+        self,
+        server: ForkServer,
+        guardian: Guardian,
+        wake_event: WakeEvent,
+        *,
+        grace_s: float,
+        preempted: Callable[[], bool],
     ) -> None:
         self._server = server
-        self._reaper = reaper
-        self._bell = bell
+        self._guardian = guardian
+        self._wake_event = wake_event
         self._grace_s = grace_s
         self._preempted = preempted
 
@@ -56,14 +62,14 @@ class Runner:
         oom_before, start = kernel_oom_kills(), time.monotonic()
         process = self._server.start(order)
         pid = _pid(process)
-        self._reaper.watch(pid, order.trial_id)
+        self._guardian.watch(pid, order.trial_id)
         try:
             stopped, peak = self._wait(process.sentinel, pid, lease, deadline=start + timeout_s)
             survivors = self._end(process.sentinel, pid, order.trial_id, stopped)
             process.join(0 if survivors else None)
             wall_s = time.monotonic() - start
         finally:
-            self._reaper.forget(pid, order.trial_id)
+            self._guardian.forget(pid, order.trial_id)
         return Ending(
             stopped=stopped,
             exit_code=process.exitcode if process.exitcode is not None else -9,
@@ -81,7 +87,7 @@ class Runner:
             if reason is not None:
                 return reason, peak
             patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
-            self._bell.wait(patience, also=[sentinel])
+            self._wake_event.wait(patience, also=[sentinel])
             if _is_readable(sentinel):
                 return None, peak
             peak = _peak_rss(pid) or peak

@@ -7,20 +7,18 @@ from typing import TypeVar
 from rich.console import Console
 
 from workers import node as nodes
-from workers.bell import Bell
-from workers.blocks import Bench
+from workers.blocks import NodeContext
+from workers.environment_variables import wait_passively
 from workers.errors import ApiUnreachable, WorkerError
 from workers.forkserver import ForkServer
-from workers.inherited import wait_passively
-from workers.node_table import describe
-from workers.paths import JobPaths
-from workers.reaper import Reaper
-from workers.reporting import ServiceApi
+from workers.guardian import Guardian
+from workers.paths import WorkPaths
 from workers.runner import Runner
+from workers.service_api import ServiceApi
 from workers.settings import Settings, get_settings
-from workers.stopping import StopFlag
-from workers.supervisor import Desk, Supervisor
-from workers.tasks import WakeListener
+from workers.supervisor import ServiceLink, Supervisor
+from workers.wake_event import StopFlag, WakeEvent
+from workers.wake_listener import WakeListener
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +28,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 
 
-class Stopped(Exception):
+class StoppedEarly(Exception):
     """The worker was asked to end before it had registered."""
 
 
@@ -42,7 +40,7 @@ def serve() -> int:
     console = Console(stderr=True)
     try:
         _serve(get_settings(), console)
-    except Stopped:
+    except StoppedEarly:
         return 0
     except (WorkerError, ValueError) as error:
         console.print(f"[red]worker cannot run:[/red] {error}")
@@ -51,43 +49,43 @@ def serve() -> int:
 
 
 def _serve(settings: Settings, console: Console) -> None:
-    bell = Bell()
-    stopping = StopFlag(bell)
+    wake_event = WakeEvent()
+    stopping = StopFlag(wake_event)
     stopping.install()
     node = nodes.probe(settings.node_name, settings.node_class)
-    console.print(describe(node))
+    console.print(node.table())
     wait_passively()
     server = ForkServer()
-    with Reaper() as reaper:
+    with Guardian() as guardian:
         server.check()
-        api = ServiceApi(settings.url, _until(lambda: _token(settings), bell, stopping))
-        registered = _until(lambda: api.register(node.name, node.registration()), bell, stopping)
-        runner = Runner(server, reaper, bell, grace_s=settings.grace_s, preempted=stopping)
-        bench = Bench(
+        api = ServiceApi(settings.url, _until(lambda: _token(settings), wake_event, stopping))
+        registered = _until(lambda: api.register(node.name, node.registration()), wake_event, stopping)
+        runner = Runner(server, guardian, wake_event, grace_s=settings.grace_s, preempted=stopping)
+        context = NodeContext(
             node=node,
             node_id=registered.node_id,
             runner=runner,
-            paths=JobPaths(home=settings.home_dir),
+            paths=WorkPaths(home=settings.home_dir),
             data_dir=settings.data_path,
         )
         poll_s = min(settings.poll_s, registered.claim_poll_s)
-        desk = Desk(api=api, bell=bell, poll_s=poll_s, keep_attempts=settings.keep_attempts)
-        listener = WakeListener(settings.broker, node.node_class, bell)
+        link = ServiceLink(api=api, wake_event=wake_event, poll_s=poll_s, keep_attempts=settings.keep_attempts)
+        listener = WakeListener(settings.broker, node.node_class, wake_event)
         listener.start()
         _log.info("node %s is %s and asks for work of class %s", node.name, registered.node_id, node.node_class)
         try:
-            Supervisor(bench, desk, stopping=stopping).run()
+            Supervisor(context, link, stopping=stopping).run()
         finally:
             listener.stop()
             api.close()
 
 
-def _until(ask: Callable[[], _T], bell: Bell, stopping: Callable[[], bool]) -> _T:
+def _until(ask: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:
     """Ask until there is an answer; the service, or the file with its key, may come up after this worker.
 
     Raises:
         ApiRefused: the key is not accepted, or the registration is wrong.
-        Stopped: the worker was asked to end meanwhile.
+        StoppedEarly: the worker was asked to end meanwhile.
 
     """
     pause_s, said = _FIRST_PAUSE_S, ""
@@ -98,9 +96,9 @@ def _until(ask: Callable[[], _T], bell: Bell, stopping: Callable[[], bool]) -> _
             if str(error) != said:
                 said = str(error)
                 _log.info("waiting for the service: %s", error)
-        bell.wait(pause_s)
+        wake_event.wait(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    raise Stopped
+    raise StoppedEarly
 
 
 def _token(settings: Settings) -> str:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from experiments.outcomes import FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, Release
-from workers.bell import Bell
-from workers.blocks import Bench, BlockRunner, BlockStopped
-from workers.errors import ApiRefused, ApiUnreachable, StaleLease
-from workers.feed import BlockFeed
-from workers.heartbeat import Pulse
+from workers.blocks import BlockRunner, NodeContext
+from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
+from workers.heartbeat import LeaseRenewal
 from workers.lease import Lease, StopReason
-from workers.record import BlockBroken
-from workers.reporting import ServiceApi, persistently
+from workers.service_api import ServiceApi, persistently
+from workers.trial_output import BlockOutput
+from workers.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
 
@@ -27,11 +26,11 @@ _MESSAGE_LIMIT = 2000  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
+class ServiceLink:
     """How a worker talks to its service."""
 
     api: ServiceApi
-    bell: Bell
+    wake_event: WakeEvent
     poll_s: float
     """Ask for work at least this often."""
     keep_attempts: int
@@ -41,11 +40,11 @@ class Desk:
 class Supervisor:
     """The loop: wait for a wake-up or the poll interval, claim until nothing waits, run what was claimed."""
 
-    def __init__(self, bench: Bench, desk: Desk, *, stopping: Callable[[], bool]) -> None:
-        self._bench = bench
-        self._desk = desk
+    def __init__(self, context: NodeContext, link: ServiceLink, *, stopping: Callable[[], bool]) -> None:
+        self._context = context
+        self._link = link
         self._stopping = stopping
-        self._runner = BlockRunner(bench)
+        self._runner = BlockRunner(context)
 
     def run(self) -> None:
         """Serve until asked to stop."""
@@ -53,26 +52,28 @@ class Supervisor:
             asked_at = time.monotonic()
             block = self._claim()
             if block is None:
-                self._desk.bell.wait(self._desk.poll_s)
+                self._link.wake_event.wait(self._link.poll_s)
                 continue
-            self._bench.paths.clean(keep=self._desk.keep_attempts - 1)
+            self._context.paths.clean(keep=self._link.keep_attempts - 1)
             self.run_block(block, asked_at=asked_at)
 
     def run_block(self, block: ClaimedBlock, *, asked_at: float) -> None:
         """Run one claimed block to its report, its release, or, when the lease is lost, to nothing."""
         _log.info("block %s: attempt %d, %d trials", block.block_id, block.attempt_no, len(block.trials))
         lease = Lease(block.lease_s, asked_at=asked_at)
-        feed = BlockFeed()
-        with Pulse(self._desk.api, block, lease, feed=feed, bell=self._desk.bell) as pulse:
-            report, release = self._measure(block, lease, feed)
+        output = BlockOutput()
+        with LeaseRenewal(self._link.api, block, lease, output=output, wake_event=self._link.wake_event) as renewal:
+            report, release = self._measure(block, lease, output)
             if report is not None or release is not None:
-                _drain(feed, pulse)
-        self._hand_in(block, report, release, feed)
+                _drain(output, renewal)
+        self._hand_in(block, report, release, output)
 
-    def _measure(self, block: ClaimedBlock, lease: Lease, feed: BlockFeed) -> tuple[BlockReport | None, Release | None]:
+    def _measure(
+        self, block: ClaimedBlock, lease: Lease, output: BlockOutput
+    ) -> tuple[BlockReport | None, Release | None]:
         """Return the block's report, or its release, or neither when the lease is lost."""
         try:
-            receipts = self._runner.run(block, lease, feed)
+            receipts = self._runner.run(block, lease, output)
         except BlockBroken as broken:
             _log.warning("block %s is broken: %s", block.block_id, broken.message)
             report = BlockReport(token=block.token, failure_class=broken.failure_class, message=broken.message)
@@ -92,7 +93,7 @@ class Supervisor:
             _log.error("this node claims nothing any more: %s; restart the worker when it is repaired", problem)
             return None
         try:
-            return self._desk.api.claim(self._bench.node_id)
+            return self._link.api.claim(self._context.node_id)
         except ApiUnreachable as error:
             _log.warning("claim: %s", error)
         except StaleLease as error:
@@ -100,13 +101,13 @@ class Supervisor:
         return None
 
     def _hand_in(
-        self, block: ClaimedBlock, report: BlockReport | None, release: Release | None, feed: BlockFeed
+        self, block: ClaimedBlock, report: BlockReport | None, release: Release | None, output: BlockOutput
     ) -> None:
         """Report or release; a refused token means that the block is somebody else's by now."""
-        api = self._desk.api
+        api = self._link.api
         try:
             if report is not None:
-                whole = report.model_copy(update={"logs": feed.chunks()})
+                whole = report.model_copy(update={"logs": output.chunks()})
                 patience = _REPORT_PATIENCE_LEASES * block.lease_s
                 persistently(lambda: api.report(block.attempt_id, whole), patience_s=patience, sleep=self._pause)
             elif release is not None:
@@ -116,14 +117,14 @@ class Supervisor:
         except StaleLease as error:
             _log.warning("attempt %s does not count any more: %s", block.attempt_id, error)
         except (ApiUnreachable, ApiRefused) as error:
-            kept = self._bench.paths.root / block.attempt_id
+            kept = self._context.paths.root / block.attempt_id
             _log.error("attempt %s could not be handed in: %s; its receipts stay in %s", block.attempt_id, error, kept)
 
     def _pause(self, seconds: float) -> None:
         """Sleep between tries, and give up early when this worker has to go."""
         if self._stopping():
             raise ApiUnreachable("this worker was asked to stop while the service was away")
-        self._desk.bell.wait(seconds)
+        self._link.wake_event.wait(seconds)
 
 
 def _release(block: ClaimedBlock, reason: StopReason) -> Release | None:
@@ -134,8 +135,8 @@ def _release(block: ClaimedBlock, reason: StopReason) -> Release | None:
     return Release(token=block.token, failure_class=FailureClass.PREEMPTED, message="the worker was asked to stop")
 
 
-def _drain(feed: BlockFeed, pulse: Pulse) -> None:
+def _drain(output: BlockOutput, renewal: LeaseRenewal) -> None:
     """Send what is left of the logs by heartbeats: it may be more than fits into one message."""
     for _ in range(_LOG_DRAIN_BEATS):
-        if not feed.chunks() or not pulse.beat():
+        if not output.chunks() or not renewal.send():
             return

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from experiments.runtime.processes import die_with_parent
 from model.config import TrainConfig
+from workers.environment_variables import keep_kernels, mark_process, peer_site
 from workers.failures import classify
-from workers.inherited import keep_kernels, mark_process, peer_site
 from workers.paths import write_whole
 from workers.result import TrialOrder, TrialResult, read_config
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from kernels.backends import NodeClass
 from tests.integration.worker_service import block, config_json, corpus
 from workers import node as nodes
-from workers.bell import Bell
-from workers.blocks import Bench, BlockRunner
-from workers.feed import BlockFeed
+from workers.blocks import BlockRunner, NodeContext
 from workers.forkserver import ForkServer
+from workers.guardian import Guardian
 from workers.lease import Lease
-from workers.paths import JobPaths
-from workers.reaper import Reaper
+from workers.paths import WorkPaths
 from workers.runner import Runner
+from workers.trial_output import BlockOutput
+from workers.wake_event import WakeEvent
 
 
 def main() -> None:
@@ -26,20 +26,22 @@ def main() -> None:
     claimed = block([config, config], attempt="rehearsal")
     first, second = claimed.trials
     second = second.model_copy(update={"gates": {**second.gates, "loss": "chunked"}})
-    with Reaper() as reaper:
-        runner = Runner(ForkServer(), reaper, Bell(), grace_s=1.0, preempted=lambda: False)
+    with Guardian() as guardian:
+        runner = Runner(ForkServer(), guardian, WakeEvent(), grace_s=1.0, preempted=lambda: False)
         node = nodes.probe("here", NodeClass.CPU)
-        bench = Bench(node=node, node_id="nod_1", runner=runner, paths=JobPaths(home=home), data_dir=home / "data")
+        context = NodeContext(
+            node=node, node_id="nod_1", runner=runner, paths=WorkPaths(home=home), data_dir=home / "data"
+        )
         broken = {**first.config, "data": {**first.config["data"], "corpus": "/nowhere"}}
         third = first.model_copy(update={"trial_id": "trl_fails", "config": broken})
         fourth = third.model_copy(update={"trial_id": "trl_variant", "role": "variant"})
         claimed = claimed.model_copy(update={"trials": (first, second, third, fourth)})
         lease = Lease(math.inf, asked_at=time.monotonic())
-        feed = BlockFeed()
+        output = BlockOutput()
         refused, progress = [], []
-        for sentence in BlockRunner(bench).rehearse(claimed, lease, feed):
+        for sentence in BlockRunner(context).rehearse(claimed, lease, output):
             refused.append(sentence)
-            progress += [(known.trial_id, known.steps_done, known.steps_total) for known in feed.progress()]
+            progress += [(known.trial_id, known.steps_done, known.steps_total) for known in output.progress()]
     sys.stdout.write(json.dumps({"refused": refused, "progress": progress}))
 
 

@@ -29,7 +29,7 @@ class Rig:
 
     def trainers(self) -> set[int]:
         """Processes in a group of their own below this worker, without the guardian."""
-        found = {pid for pid, command in processes_of(self.home).items() if "reaper" not in command}
+        found = {pid for pid, command in processes_of(self.home).items() if "guardian" not in command}
         return {pid for pid in found - {self.pid} if _leads_a_group(pid)}
 
 

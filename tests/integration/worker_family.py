@@ -5,19 +5,19 @@ import sys
 from pathlib import Path
 
 from experiments.runtime.processes import die_with_parent
-from workers.bell import Bell
+from workers.environment_variables import mark_process
 from workers.forkserver import ForkServer
-from workers.inherited import mark_process
+from workers.guardian import Guardian
 from workers.lease import Lease
 from workers.paths import TrialPaths
-from workers.reaper import Reaper
 from workers.result import TrialOrder
 from workers.runner import Runner
+from workers.wake_event import WakeEvent
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 
 
-class ToldReaper(Reaper):
+class ToldGuardian(Guardian):
     """Leaves a file where the guardian has been told of the trial."""
 
     def __init__(self, told: Path) -> None:
@@ -62,9 +62,9 @@ def order(folder: Path, *, leaves: bool = False) -> TrialOrder:
 def main() -> None:
     """Run a family until somebody kills this process."""
     folder = Path(sys.argv[1])
-    bell = Bell()
-    with ToldReaper(folder / "told") as reaper:
-        runner = Runner(server(), reaper, bell, grace_s=0.2, preempted=lambda: False)
+    wake_event = WakeEvent()
+    with ToldGuardian(folder / "told") as guardian:
+        runner = Runner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False)
         runner.run(order(folder), Lease(300.0, asked_at=10**12), timeout_s=300.0)
 
 

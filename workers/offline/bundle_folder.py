@@ -34,8 +34,8 @@ from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
 from experiments.records.receipts import Receipt
 from workers.errors import ExecRefused
-from workers.feed import LogTail
-from workers.paths import JobPaths, TrialPaths, write_whole
+from workers.paths import TrialPaths, WorkPaths, write_whole
+from workers.trial_output import LogTail
 
 _HALF_WRITTEN = "*.part"
 
@@ -45,7 +45,7 @@ class BundleFolder:
 
     def __init__(self, root: Path, plan_file: PlanFile) -> None:
         self.root = root
-        self.paths = JobPaths(home=root)
+        self.paths = WorkPaths(home=root)
         self._plan_file = plan_file
         self._lock: TextIO | None = None
 

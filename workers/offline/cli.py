@@ -26,20 +26,18 @@ from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.plan_file import PlanFile, read_plan_file
 from workers import node as nodes
-from workers.bell import Bell
-from workers.blocks import Bench, BlockRunner
+from workers.blocks import BlockRunner, NodeContext
+from workers.environment_variables import wait_passively
 from workers.errors import ExecRefused, WorkerError
 from workers.forkserver import ForkServer
-from workers.inherited import wait_passively
+from workers.guardian import Guardian
 from workers.node import Node
-from workers.node_table import describe
 from workers.offline import checks
 from workers.offline.bundle_folder import BundleFolder
-from workers.offline.progress import Story
+from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
-from workers.reaper import Reaper
 from workers.runner import Runner
-from workers.stopping import StopFlag
+from workers.wake_event import StopFlag, WakeEvent
 
 app = typer.Typer()
 """The command as a part of `ablate`."""
@@ -109,7 +107,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
 def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]:
     """Check, run, seal; return what was done and the bundle's digest."""
     plan_file, folder = job.plan_file, job.folder
-    console.print(describe(node))
+    console.print(node.table())
     refused = list(checks.refusals(plan_file, node))
     if refused:
         raise ExecRefused("; ".join(refused))
@@ -138,30 +136,30 @@ def _run(job: _Job, node: Node, node_id: str, known: Bundle, *, console: Console
     plan = job.plan_file.plan
     done = {block.attempt.index for block in known.blocks}
     open_ = [index for index in job.wanted if index not in done]
-    story = Story(console, name=plan.ablation, blocks=len(open_), trials_per_block=len(plan.arms))
-    with _bench(job, node, node_id) as (bench, stopping):
-        runner = BlockRunner(bench, on_receipt=story.measured)
-        execution = ExecRun(job.plan_file, job.folder, runner, story, node_id=node_id)
-        with story.shown():
+    display = ProgressDisplay(console, name=plan.ablation, blocks=len(open_), trials_per_block=len(plan.arms))
+    with _context(job, node, node_id) as (context, stopping):
+        runner = BlockRunner(context, on_receipt=display.measured)
+        execution = ExecRun(job.plan_file, job.folder, runner, display, node_id=node_id)
+        with display.shown():
             if job.rehearse and not any(block.attempt.node_id == node_id for block in known.blocks):
                 execution.rehearse(open_[0])
             return execution.run(open_, known, stopping=stopping)
 
 
 @contextmanager
-def _bench(job: _Job, node: Node, node_id: str) -> Iterator[tuple[Bench, StopFlag]]:
+def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext, StopFlag]]:
     """Start what trials need, and end it."""
-    bell = Bell()
-    stopping = StopFlag(bell)
+    wake_event = WakeEvent()
+    stopping = StopFlag(wake_event)
     stopping.install()
     wait_passively()
     with ExitStack() as stack:
-        reaper = stack.enter_context(Reaper())
+        guardian = stack.enter_context(Guardian())
         server = ForkServer()
         server.check()
-        runner = Runner(server, reaper, bell, grace_s=_GRACE_S, preempted=stopping)
+        runner = Runner(server, guardian, wake_event, grace_s=_GRACE_S, preempted=stopping)
         yield (
-            Bench(node=node, node_id=node_id, runner=runner, paths=job.folder.paths, data_dir=job.data_dir),
+            NodeContext(node=node, node_id=node_id, runner=runner, paths=job.folder.paths, data_dir=job.data_dir),
             stopping,
         )
 

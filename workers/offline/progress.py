@@ -15,28 +15,28 @@ from rich.text import Text
 
 from experiments.records.messages import ClaimedBlock, TrialProgress
 from experiments.records.receipts import Receipt
-from workers.feed import BlockFeed
+from workers.trial_output import BlockOutput
 
 _LINE_EVERY_S = 10.0
 """How often a running trial gets a line when the output is no terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chapter:
+class _Running:
     """What runs now."""
 
     name: str
     arms: dict[str, str]
     """Arm by trial id."""
-    feed: BlockFeed
+    output: BlockOutput
 
 
-class Story:
-    """Collects what happens, prints what is worth a line, and knows what can be said about the rest."""
+class ProgressDisplay:
+    """Prints a line for what ended, shows what runs now, and estimates how long the rest takes."""
 
     def __init__(self, console: Console, *, name: str, blocks: int, trials_per_block: int) -> None:
         self._console = console
-        self._chapter: _Chapter | None = None
+        self._running: _Running | None = None
         self._trials_per_block = trials_per_block
         self._trials_of_block = 0
         self._timed, self._seconds = 0, 0.0
@@ -53,16 +53,16 @@ class Story:
         """Print a line with the UTC time of day."""
         self._console.print(escape(f"{datetime.now(UTC):%H:%M:%S}  {text}"))
 
-    def begins(self, name: str, claimed: ClaimedBlock, feed: BlockFeed) -> None:
+    def begins(self, name: str, claimed: ClaimedBlock, output: BlockOutput) -> None:
         """Note that a block, or the rehearsal, begins."""
         self._trial_began = time.monotonic()
         arms = {trial.trial_id: trial.arm for trial in claimed.trials}
         self.say(f"{name}: {', '.join(arms.values())} (attempt {claimed.attempt_no})")
-        self._chapter = _Chapter(name=name, arms=arms, feed=feed)
+        self._running = _Running(name=name, arms=arms, output=output)
 
     def ends(self, *, counted: bool = False) -> None:
         """Note that it is over; a block that is in the bundle now counts."""
-        self._chapter, self._trials_of_block = None, 0
+        self._running, self._trials_of_block = None, 0
         if counted:
             self._blocks_done += 1
             self._bar.update(self._task, completed=self._blocks_done)
@@ -73,7 +73,7 @@ class Story:
         self._timed += 1
         self._seconds += time.monotonic() - self._trial_began
         self._trial_began = time.monotonic()
-        name = f"{self._chapter.name}, {receipt.arm}" if self._chapter else receipt.arm
+        name = f"{self._running.name}, {receipt.arm}" if self._running else receipt.arm
         rate = f", {receipt.summary.tokens_per_s:,.0f} tokens/s" if receipt.summary else ""
         loss = f", loss {receipt.summary.loss_final:.4f}" if receipt.summary else ""
         why = f": {receipt.message}" if receipt.message else ""
@@ -81,13 +81,13 @@ class Story:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the story while the caller runs it."""
+        """Show the progress while the caller runs."""
         if self._console.is_terminal:
             with Live(self, console=self._console, refresh_per_second=4):
                 yield
             return
         over = threading.Event()
-        thread = threading.Thread(target=self._tell, args=(over,), name="story", daemon=True)
+        thread = threading.Thread(target=self._tell, args=(over,), name="display", daemon=True)
         thread.start()
         try:
             yield
@@ -96,15 +96,15 @@ class Story:
             thread.join()
 
     def __rich__(self) -> RenderableType:
-        return Group(self._bar, Text(f"  {self.now()}" if self._chapter else "", style="dim"))
+        return Group(self._bar, Text(f"  {self.now()}" if self._running else "", style="dim"))
 
     def now(self) -> str:
         """Say which trial runs, how far it is, and how long the rest takes."""
-        chapter = self._chapter
-        found = chapter.feed.progress() if chapter else ()
-        if chapter is None or not found:
+        running = self._running
+        found = running.output.progress() if running else ()
+        if running is None or not found:
             return ""
-        return f"{chapter.name}, {chapter.arms[found[0].trial_id]}: {_steps(found[0])}{self._rest()}"
+        return f"{running.name}, {running.arms[found[0].trial_id]}: {_steps(found[0])}{self._rest()}"
 
     def _rest(self) -> str:
         """Return the remaining time, from the trials of this run, once one is over."""

@@ -16,13 +16,12 @@ from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, used_up_b
 from experiments.records.messages import ClaimedBlock
 from experiments.records.plan_file import PlanFile
 from experiments.retries import MAX_ATTEMPTS, budget_spent
-from workers.blocks import BlockRunner, BlockStopped
-from workers.errors import ExecRefused
-from workers.feed import BlockFeed
+from workers.blocks import BlockRunner
+from workers.errors import BlockBroken, BlockStopped, ExecRefused
 from workers.lease import Lease
 from workers.offline.bundle_folder import BundleFolder, now
-from workers.offline.progress import Story
-from workers.record import BlockBroken
+from workers.offline.progress import ProgressDisplay
+from workers.trial_output import BlockOutput
 
 _MESSAGE_LIMIT = 2000  # characters
 
@@ -45,12 +44,12 @@ class ExecRun:
     """One run of `ablate exec`."""
 
     def __init__(
-        self, plan_file: PlanFile, folder: BundleFolder, runner: BlockRunner, story: Story, *, node_id: str
+        self, plan_file: PlanFile, folder: BundleFolder, runner: BlockRunner, display: ProgressDisplay, *, node_id: str
     ) -> None:
         self._plan_file = plan_file
         self._folder = folder
         self._runner = runner
-        self._story = story
+        self._display = display
         self._node_id = node_id
         self._done: dict[int, float] = {}
         """Seconds of finished blocks."""
@@ -71,19 +70,19 @@ class ExecRun:
     def rehearse(self, index: int) -> None:
         """Run one step of every arm. Raises ExecRefused when one is refused or this node cannot run anything."""
         claimed = self._claim(index)
-        feed = BlockFeed()
-        self._story.begins("rehearsal", claimed, feed)
+        output = BlockOutput()
+        self._display.begins("rehearsal", claimed, output)
         refused = []
         try:
-            for sentence in self._runner.rehearse(claimed, _endless(), feed):
-                self._story.say(f"rehearsal: {sentence}")
+            for sentence in self._runner.rehearse(claimed, _endless(), output):
+                self._display.say(f"rehearsal: {sentence}")
                 refused.append(sentence)
         except BlockBroken as broken:
             raise ExecRefused(f"the rehearsal failed: {broken.message}") from broken
         except BlockStopped as stopped:
             raise ExecRefused(f"the rehearsal was stopped: {stopped.reason}") from stopped
         finally:
-            self._story.ends()
+            self._display.ends()
             self._folder.drop_work_of(claimed.attempt_id)
         if refused:
             raise ExecRefused("; ".join(refused))
@@ -107,10 +106,10 @@ class ExecRun:
     def _try(self, index: int) -> str | None:
         """Run a block once; return why the whole run has to stop, if it has to."""
         claimed, started_at = self._claim(index), now()
-        feed = BlockFeed()
-        self._story.begins(block_name(index, len(self._plan_file.plan.blocks)), claimed, feed)
+        output = BlockOutput()
+        self._display.begins(block_name(index, len(self._plan_file.plan.blocks)), claimed, output)
         try:
-            receipts = self._runner.run(claimed, _endless(), feed)
+            receipts = self._runner.run(claimed, _endless(), output)
             attempt = Attempt(started_at=started_at, ended_at=now(), **self._names(claimed))
             self._folder.keep_block(attempt, receipts)
             self._done[index] = attempt.seconds
@@ -119,7 +118,7 @@ class ExecRun:
         except BlockStopped as stopped:
             return f"it was stopped ({stopped.reason}); {block_name(index)} will run again whole"
         finally:
-            self._story.ends(counted=index in self._done)
+            self._display.ends(counted=index in self._done)
             self._folder.drop_work_of(claimed.attempt_id)
         return None
 
@@ -137,7 +136,7 @@ class ExecRun:
         self._folder.keep_broken(record)
         most = MAX_ATTEMPTS[failure]
         name = block_name(record.index)
-        self._story.say(f"{name} broke, attempt {record.attempt_no} of {most}: {failure}: {message}")
+        self._display.say(f"{name} broke, attempt {record.attempt_no} of {most}: {failure}: {message}")
 
     def _names(self, claimed: ClaimedBlock) -> dict[str, object]:
         return {

@@ -3,18 +3,18 @@ from pathlib import Path
 
 import pytest
 
-from workers.paths import JobPaths, write_whole
+from workers.paths import WorkPaths, write_whole
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../etc", "a\0b"])
 def test_trial_hostile_id_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="cannot be a folder name"):
-        JobPaths(home=tmp_path).trial("att_1", name)
+        WorkPaths(home=tmp_path).trial("att_1", name)
     assert not (tmp_path / "work").exists() or list((tmp_path / "work").iterdir()) == [tmp_path / "work" / "att_1"]
 
 
 def test_trial_files_lie_below_attempt_and_trial(tmp_path: Path) -> None:
-    paths = JobPaths(home=tmp_path).trial("att_1", "trl_1")
+    paths = WorkPaths(home=tmp_path).trial("att_1", "trl_1")
     folder = tmp_path / "work" / "att_1" / "trl_1"
     assert folder.is_dir()
     assert {paths.log, paths.steps, paths.result, paths.receipt} == {
@@ -26,7 +26,7 @@ def test_trial_files_lie_below_attempt_and_trial(tmp_path: Path) -> None:
 
 
 def test_clean_keeps_youngest_attempts(tmp_path: Path) -> None:
-    jobs = JobPaths(home=tmp_path)
+    jobs = WorkPaths(home=tmp_path)
     for age, name in enumerate(["youngest", "middle", "oldest"]):
         jobs.trial(name, "trl")
         os.utime(tmp_path / "work" / name, (1e9 - age, 1e9 - age))
@@ -35,7 +35,7 @@ def test_clean_keeps_youngest_attempts(tmp_path: Path) -> None:
 
 
 def test_clean_without_any_attempt(tmp_path: Path) -> None:
-    assert JobPaths(home=tmp_path).clean(keep=1) == 0
+    assert WorkPaths(home=tmp_path).clean(keep=1) == 0
 
 
 def test_write_whole_replaces_and_leaves_no_part(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.inherited import PEER_SITE, peer_site
+from workers.environment_variables import PEER_SITE, peer_site
 
 
 def test_peer_site_is_what_the_operator_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,13 +14,11 @@ from experiments.records.messages import ClaimedBlock
 from experiments.records.receipts import Receipt
 from tests.bundles import make_file, make_node
 from tests.factories import make_receipt
-from workers.blocks import BlockStopped
-from workers.errors import ExecRefused
+from workers.errors import BlockBroken, BlockStopped, ExecRefused
 from workers.lease import StopReason
 from workers.offline.bundle_folder import BundleFolder
-from workers.offline.progress import Story
+from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
-from workers.record import BlockBroken
 
 FILE = make_file(limits={"device_minutes": 5.0})
 
@@ -33,10 +31,10 @@ class Runner:
         self.quarantine: str | None = None
         self.refused: list[str] = []
         self.ran: list[tuple[int, int]] = []
-        self.story: Story | None = None
+        self.display: ProgressDisplay | None = None
         self._folder, self._node_id = folder, node_id
 
-    def run(self, block: ClaimedBlock, _lease: object, feed: Any) -> tuple[Receipt, ...]:
+    def run(self, block: ClaimedBlock, _lease: object, output: Any) -> tuple[Receipt, ...]:
         self.ran.append((block.block_index, block.attempt_no))
         if self.endings:
             raise self.endings.pop(0)
@@ -44,16 +42,16 @@ class Runner:
         for trial in block.trials:
             files = self._folder.paths.trial(block.attempt_id, trial.trial_id)
             files.log.write_text("said\n")
-            feed.add(trial.trial_id, files, steps_total=5)
+            output.add(trial.trial_id, files, steps_total=5)
             ids = {"ablation": FILE.ablation_id, "block": block.block_id, "trial": trial.trial_id}
             ids |= {"attempt": block.attempt_id, "node": self._node_id}
             receipts.append(make_receipt(FILE.plan, block.block_index, trial.arm, ids=ids))
-            if self.story is not None:
-                assert f"block {block.block_index + 1}/6, {trial.arm}: step 0/5" in self.story.now()
-                self.story.measured(receipts[-1])
+            if self.display is not None:
+                assert f"block {block.block_index + 1}/6, {trial.arm}: step 0/5" in self.display.now()
+                self.display.measured(receipts[-1])
         return tuple(receipts)
 
-    def rehearse(self, block: ClaimedBlock, _lease: object, _feed: object) -> list[str]:
+    def rehearse(self, block: ClaimedBlock, _lease: object, _output: object) -> list[str]:
         if self.endings:
             raise self.endings.pop(0)
         return self.refused
@@ -66,8 +64,8 @@ class Rig:
         node = make_node()
         node_id = folder.add_node(node.name, node.registration, self.bundle())
         self.runner = Runner(folder, node_id)
-        self.story = Story(Console(file=self.said, width=300), name="x", blocks=6, trials_per_block=3)
-        self.execution = ExecRun(FILE, folder, self.runner, self.story, node_id=node_id)  # type: ignore[arg-type]
+        self.display = ProgressDisplay(Console(file=self.said, width=300), name="x", blocks=6, trials_per_block=3)
+        self.execution = ExecRun(FILE, folder, self.runner, self.display, node_id=node_id)  # type: ignore[arg-type]
 
     def bundle(self) -> Any:
         return open_bundle(read_bundle_files(self.folder.root))
@@ -84,13 +82,13 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_run_measures_what_was_asked_for_and_says_so(rig: Rig) -> None:
-    rig.runner.story = rig.story
+    rig.runner.display = rig.display
     summary = rig.run(0, 2)
     assert (summary.done, summary.failed, summary.left, summary.stopped) == ((0, 2), (), (), None)
     assert [block.attempt.index for block in rig.bundle().blocks] == [0, 2]
     assert "block 1/6, baseline: measured in 3.0 s" in rig.said.getvalue()
     assert "min left" in rig.said.getvalue()
-    assert rig.story.now() == ""
+    assert rig.display.now() == ""
     assert list(rig.folder.work.glob("att_*")) == []
 
 

@@ -63,7 +63,7 @@ class LogTail:
         return text
 
 
-class TrialFeed:
+class TrialOutput:
     """What people may know about one trial while it runs."""
 
     def __init__(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
@@ -99,28 +99,28 @@ class TrialFeed:
         )
 
 
-class BlockFeed:
-    """The feeds of a block's trials; written by the worker, read by the heartbeat."""
+class BlockOutput:
+    """The output of a block's trials; trials are added by the worker, and read by the heartbeat."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._trials: dict[str, TrialFeed] = {}
+        self._trials: dict[str, TrialOutput] = {}
 
     def add(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
         """Follow one more trial; the last one added is the one whose progress is told."""
         with self._lock:
-            self._trials[trial_id] = TrialFeed(trial_id, paths, steps_total=steps_total)
+            self._trials[trial_id] = TrialOutput(trial_id, paths, steps_total=steps_total)
 
     def progress(self) -> tuple[TrialProgress, ...]:
         """Return the progress of the running trial, if one was started."""
         with self._lock:
             last = list(self._trials.values())[-1:]
-            return tuple(feed.progress() for feed in last)
+            return tuple(trial.progress() for trial in last)
 
     def chunks(self) -> tuple[LogChunk, ...]:
         """Return the next log chunk of every trial that has one."""
         with self._lock:
-            found = (feed.log.next_chunk() for feed in self._trials.values())
+            found = (trial.log.next_chunk() for trial in self._trials.values())
             return tuple(chunk for chunk in found if chunk is not None)
 
     def accepted(self, chunks: Iterable[LogChunk]) -> None:

@@ -1,4 +1,4 @@
-from workers.reaper import left_behind
+from workers.guardian import left_behind
 
 
 def test_left_behind_keeps_trials_that_were_not_forgotten() -> None:

@@ -1,4 +1,4 @@
-"""The only Celery task: a wake-up rings the bell. It carries no work; the claim over HTTP does."""
+"""The only Celery task: a wake-up from the broker, which carries no work; the claim over HTTP does."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from kombu.exceptions import OperationalError
 
 from experiments.runtime.wake import WAKE_TASK, celery_app, wake_subscription
 from kernels.backends import NodeClass
-from workers.bell import Bell
+from workers.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ _JOIN_S = 2.0
 class WakeListener:
     """A Celery worker (solo pool) in a thread of its own; without a broker the supervisor's polling goes on."""
 
-    def __init__(self, broker_url: str, node_class: NodeClass, bell: Bell) -> None:
-        self._app = wake_app(broker_url, node_class, bell)
+    def __init__(self, broker_url: str, node_class: NodeClass, wake_event: WakeEvent) -> None:
+        self._app = wake_app(broker_url, node_class, wake_event)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wake", daemon=True)
 
@@ -50,13 +50,13 @@ class WakeListener:
             self._over.wait(_RESTART_S)
 
 
-def wake_app(broker_url: str, node_class: NodeClass, bell: Bell) -> Celery:
+def wake_app(broker_url: str, node_class: NodeClass, wake_event: WakeEvent) -> Celery:
     """Build the Celery application that serves wake-ups of a node class."""
     app = celery_app(broker_url, name="ablate.worker")
     app.conf.task_queues = (wake_subscription(node_class),)
 
     @app.task(name=WAKE_TASK)  # type: ignore[untyped-decorator]
     def wake(node_class: str) -> None:
-        bell.ring()
+        wake_event.set()
 
     return app

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from workers import feed
-from workers.feed import BlockFeed, LogTail, TrialFeed
+from workers import trial_output
 from workers.paths import TrialPaths
+from workers.trial_output import BlockOutput, LogTail, TrialOutput
 
 
 def _read_all(tail: LogTail) -> tuple[str, list[int]]:
@@ -17,7 +17,7 @@ def _read_all(tail: LogTail) -> tuple[str, list[int]]:
 
 
 def test_next_chunk_never_splits_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "CHUNK_BYTES", 5)
+    monkeypatch.setattr(trial_output, "CHUNK_BYTES", 5)
     log = tmp_path / "log.txt"
     original = "aé漢字🙂 loss ≈ 5.3\n" * 3
     log.write_text(original)
@@ -69,8 +69,8 @@ def test_next_chunk_replaces_damage_and_nul_and_keeps_offsets(tmp_path: Path) ->
 
 
 def test_next_chunk_cuts_endless_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "LOG_LIMIT_BYTES", 100)
-    monkeypatch.setattr(feed, "CHUNK_BYTES", 60)
+    monkeypatch.setattr(trial_output, "LOG_LIMIT_BYTES", 100)
+    monkeypatch.setattr(trial_output, "CHUNK_BYTES", 60)
     log = tmp_path / "log.txt"
     log.write_text("x" * 1000)
     text, _offsets = _read_all(LogTail("trl", log))
@@ -80,7 +80,7 @@ def test_next_chunk_cuts_endless_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_progress_reads_last_whole_line(tmp_path: Path) -> None:
     paths = TrialPaths(folder=tmp_path)
-    one = TrialFeed("trl", paths, steps_total=14)
+    one = TrialOutput("trl", paths, steps_total=14)
     assert one.progress().steps_done == 0
     line = '{"index": %d, "phase": "timed", "seconds": 0.5, "tokens": 1024, "loss": %s, "grad_norm": 1.0}'
     paths.steps.write_text(line % (0, "8.25") + "\n" + line % (1, "8.0") + "\n" + '{"index": 2, "pha')
@@ -94,12 +94,12 @@ def test_progress_non_finite_loss_is_none(tmp_path: Path) -> None:
     paths.steps.write_text(
         '{"index": 0, "phase": "compile", "seconds": 0, "tokens": 8, "loss": NaN, "grad_norm": Infinity}\n'
     )
-    progress = TrialFeed("trl", paths, steps_total=3).progress()
+    progress = TrialOutput("trl", paths, steps_total=3).progress()
     assert (progress.loss, progress.tokens_per_s) == (None, None)
 
 
 def test_block_feed_tells_last_trial_and_all_logs(tmp_path: Path) -> None:
-    block = BlockFeed()
+    block = BlockOutput()
     for name in ("trl_1", "trl_2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "log.txt").write_text(f"{name}\n")

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from experiments.runtime.processes import end_all, group_members, marked
-from workers.inherited import TRIAL_MARK
+from workers.environment_variables import TRIAL_MARK
 
-_MODULE = "workers.reaper"
+_MODULE = "workers.guardian"
 
 
-class Reaper:
+class Guardian:
     """The worker's end of the pipe."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Reaper:
         self._process = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=theirs, start_new_session=True)
         os.close(theirs)
 
-    def __enter__(self) -> "Reaper":
+    def __enter__(self) -> "Guardian":
         return self
 
     def __exit__(

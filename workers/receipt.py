@@ -21,6 +21,7 @@ from experiments.records.receipts import (
 )
 from experiments.retries import FINAL_WITH_RECEIPT
 from workers import failures
+from workers.errors import BlockBroken
 from workers.node import Node
 from workers.paths import TrialPaths
 from workers.result import TrialResult, read_result, read_steps
@@ -28,15 +29,6 @@ from workers.runner import Ending
 
 _PEAK_FLOPS = {("h200", "bfloat16"): 989.5e12}
 """Dense peak by node class and dtype, for MFU; absent means that no MFU is stated."""
-
-
-class BlockBroken(Exception):
-    """The trial tells nothing about its arm: the block is discarded and rerun whole."""
-
-    def __init__(self, failure_class: FailureClass, message: str) -> None:
-        super().__init__(message)
-        self.failure_class = failure_class
-        self.message = message
 
 
 @dataclass(frozen=True, kw_only=True)
