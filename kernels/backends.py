@@ -1,9 +1,13 @@
-"""Lanes and node classes: which implementation family runs where. Torch-free, importable by the service.
+"""Node classes and lanes: one table of the kinds of machines, and which implementation family runs where. Torch-free.
 
 A *lane* is one implementation family of an operation. Asking for one that a node class does not have is refused with
-the reason below, never replaced silently.
+the reason below, never replaced silently. A new node class is one entry of the table, and a probe in
+`workers/probes.py` where none of those can find its devices.
 """
 
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -16,25 +20,72 @@ class Lane(StrEnum):
     PEER = "peer"
 
 
-class NodeClass(StrEnum):
-    """A kind of machine that a spec can ask for."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NodeClass:
+    """A kind of machine that a spec can ask for, with everything that differs between kinds."""
 
-    CPU = "cpu"
-    H200 = "h200"
-    TPU_V6E = "tpu-v6e"
+    name: str
+    lanes: tuple[Lane, ...]
+    """Lanes that have an implementation there, best first."""
+    device_type: str
+    """Torch's name for the kind of device to train on; model/measurement.py reads clock and peak memory by it."""
+    probe: str | None
+    """Which of the workers' probes finds the devices and reads their memory and state; None while there is none."""
+    device_name: str = ""
+    """Regular expression that is found in the name of such a device."""
+    peak_flops: Mapping[str, float] = field(default_factory=dict)
+    """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+    """What one device was measured to reach: `copy` in bytes/s (read and write), a dtype in FLOP/s of a product."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def on_host(self) -> bool:
+        """Whether trials train on the processors and in the memory of the machine itself."""
+        return self.device_type == "cpu"
+
+    def fits(self, device_name: str) -> bool:
+        """Tell whether a device that calls itself `device_name` belongs to this class."""
+        return re.search(self.device_name, device_name) is not None
+
+    def lane_refusal(self, lane: Lane) -> str | None:
+        """Return why `lane` cannot run here, or None when it can."""
+        return _lane_refusal(lane, [self])
 
 
-LANES_ON: dict[NodeClass, tuple[Lane, ...]] = {
-    NodeClass.CPU: (Lane.REFERENCE,),
-    NodeClass.H200: (Lane.CUDA, Lane.PEER, Lane.REFERENCE),
-    NodeClass.TPU_V6E: (),
-}
-"""Lanes that have an implementation on each node class, best first."""
+_TABLE = (
+    NodeClass(name="cpu", lanes=(Lane.REFERENCE,), device_type="cpu", probe="host"),
+    NodeClass(
+        name="h200",
+        lanes=(Lane.CUDA, Lane.PEER, Lane.REFERENCE),
+        device_type="cuda",
+        probe="nvidia",
+        device_name=r"\bH200\b",
+        peak_flops={"bfloat16": 989.5e12},
+        ceilings={"copy": 4.28e12, "bfloat16": 790e12},
+    ),
+    NodeClass(name="tpu-v6e", lanes=(), device_type="xla", probe=None),
+)
+
+NODE_CLASSES: dict[str, NodeClass] = {entry.name: entry for entry in _TABLE}
+"""Every node class by name."""
 
 
-def lane_refusal(lane: Lane, node_class: NodeClass) -> str | None:
-    """Return why `lane` cannot run on `node_class`, or None when it can."""
-    if lane in LANES_ON[node_class]:
+def device_refusal(lane: Lane, device_type: str) -> str | None:
+    """Return why `lane` cannot run on devices of torch's `device_type`, or None when it can on some node class."""
+    classes = [entry for entry in NODE_CLASSES.values() if entry.device_type == device_type]
+    if not classes:
+        known = dict.fromkeys(entry.device_type for entry in NODE_CLASSES.values())
+        return f"device type '{device_type}' is unknown; known: {', '.join(known)}"
+    return _lane_refusal(lane, classes)
+
+
+def _lane_refusal(lane: Lane, classes: Iterable[NodeClass]) -> str | None:
+    there = dict.fromkeys(known for entry in classes for known in entry.lanes)
+    if lane in there:
         return None
-    known = ", ".join(LANES_ON[node_class]) or "none yet"
-    return f"lane '{lane}' has no implementation on node class '{node_class}'; implemented there: {known}"
+    names = " or ".join(f"'{entry}'" for entry in classes)
+    known = ", ".join(there) or "none yet"
+    return f"lane '{lane}' has no implementation on node class {names}; implemented there: {known}"

@@ -22,6 +22,9 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK_RSS = "5"
 _CAN_ASK_THE_CLOCK = find_spec("pynvml") is not None
 
+MEASURED_DEVICES = ("cpu", "cuda")
+"""Torch's device types that can be read; one that is not here is refused, not read as another."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPeak:
@@ -37,6 +40,9 @@ class PeakMeter:
     """Measures the peak from its construction on; raises MeasurementError where the system does not tell."""
 
     def __init__(self, device: torch.device) -> None:
+        if device.type not in MEASURED_DEVICES:
+            known = ", ".join(MEASURED_DEVICES)
+            raise MeasurementError(f"peak memory cannot be measured on devices of type '{device.type}'; known: {known}")
         self._device = device
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -81,11 +81,11 @@ class TrainResult:
 OnStep: TypeAlias = Callable[[StepRecord], None]
 
 
-def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep) -> TrainResult:
+def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: torch.device | None = None) -> TrainResult:
     """Train `config` from its seed on `dataset` and measure it; `on_step` is called between steps.
 
-    Uses the CUDA device where there is one, else the CPU. Config, data and machine being equal, losses are
-    bit-identical.
+    Without a `device` it uses the CUDA device where there is one, else the CPU. Config, data and machine being equal,
+    losses are bit-identical.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep) -> TrainRes
     """
     started = time.perf_counter()
     _check_fit(config, dataset)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with _reproducible(config, device):
         meter = PeakMeter(device)
         trainer = _Trainer(config, dataset, device)

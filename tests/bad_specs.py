@@ -90,7 +90,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("negative seed", {"design__seeds": [-1]}, "#/design/seeds/0", "at least 0"),
     ("seed is true", {"design__seeds": [True]}, "#/design/seeds/0", "an integer, got true"),
     ("unknown node class", {"placement__node_class": "gpu"}, "#/placement/node_class", "known: cpu"),
-    ("node class without a lane", {"placement__node_class": "tpu-v6e"}, "#/placement/node_class", "runs on: cpu"),
+    ("node class without a lane", {"placement__node_class": "tpu-v6e"}, "#/placement/node_class", "implemented lane"),
     ("two devices", {"placement__devices": 2}, "#/placement/devices", "not available yet"),
     ("duration without a unit", {"limits": {"trial": 20}}, "#/limits/trial", "not a duration"),
     ("duration too long", {"limits": {"trial": "25h"}}, "#/limits/trial", "up to 24h"),

@@ -9,9 +9,8 @@ from pathlib import Path
 from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
-from kernels.backends import NodeClass
-from workers import device_state, devices
-from workers.device_state import DeviceState
+from workers.device_state import DeviceState, changes
+from workers.devices import memory_is_free
 from workers.errors import BlockBroken, BlockStopped
 from workers.lease import Lease, StopReason
 from workers.node import Node, load_average
@@ -59,11 +58,12 @@ class BlockRunner:
             BlockStopped: it was ended from outside.
 
         """
-        used_before = devices.memory_used()
+        probe = self._context.node.devices.probe
+        used_before = probe.memory_used()
         try:
             return tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
         finally:
-            self.quarantine = devices.memory_is_free(used_before) or self.quarantine
+            self.quarantine = memory_is_free(probe, used_before) or self.quarantine
 
     def rehearse(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> Iterator[str]:
         """Run one step of every arm of `block`; yield why arms are refused, in sentences, as soon as it is known.
@@ -106,7 +106,7 @@ class BlockRunner:
             ending=ending,
             started_at=started_at,
             load_average=load,
-            device_events=device_state.changes(before, self._look()),
+            device_events=changes(before, self._look()),
         )
         receipt = record.receipt()
         write_whole(order.paths.receipt, receipt.model_dump_json(indent=1))
@@ -118,13 +118,19 @@ class BlockRunner:
         """Return what a trainer needs for `trial`, its dataset prepared, and follow the trial from here on."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
         output.add(trial.trial_id, paths, steps_total=read_config(trial.config).steps.total)
-        order = TrialOrder(trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=self._context.data_dir)
+        order = TrialOrder(
+            trial_id=trial.trial_id,
+            config=trial.config,
+            paths=paths,
+            data_dir=self._context.data_dir,
+            device_type=self._context.node.node_class.device_type,
+        )
         return replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
 
     def _look(self) -> DeviceState | None:
-        """Ask the driver about the trial's device; None on a CPU node."""
+        """Ask the driver about the trial's device; None where nothing can be asked."""
         found = self._context.node.devices
-        return None if found.node_class is NodeClass.CPU else device_state.read_state(found.first.index)
+        return found.probe.state(found.first.index)
 
     def _prepare(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Path | None:
         """Build the dataset in a process of its own, once, so that no trial's time contains it.

@@ -8,8 +8,10 @@ from pathlib import Path
 from kombu.exceptions import OperationalError
 
 from experiments.runtime.wake import celery_app
-from workers import devices, node
-from workers.errors import SettingsError, WorkerError
+from workers import node
+from workers.devices import find_devices
+from workers.errors import DeviceMissing, SettingsError, WorkerError
+from workers.probes import memory_limit_bytes
 from workers.service_api import ServiceApi
 from workers.settings import Settings
 
@@ -96,7 +98,10 @@ def _torch() -> Finding:
 
 
 def _devices(settings: Settings) -> Finding:
-    found = devices.probe(settings.node_class)
+    try:
+        found = find_devices(settings.node_class)
+    except DeviceMissing as error:
+        return Finding(name="device", passed=False, needed=True, detail=str(error))
     names = ", ".join(f"{device.name} ({device.memory_bytes / _GIB:.1f} GiB)" for device in found.devices)
     detail = "; ".join((f"{found.node_class}: {names}", *found.lacks))
     return Finding(name="device", passed=not found.lacks, needed=False, detail=detail)
@@ -107,7 +112,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    limit_gib = devices.memory_limit_bytes() / _GIB
+    limit_gib = memory_limit_bytes() / _GIB
     detail = f"{limit_gib:.1f} GiB, needed: {_LEAST_MEMORY_GIB}"
     return Finding(name="memory", passed=limit_gib >= _LEAST_MEMORY_GIB, needed=True, detail=detail)
 

@@ -12,6 +12,10 @@ class SettingsError(WorkerError, ValueError):
     """A setting is missing or still a placeholder."""
 
 
+class DeviceMissing(WorkerError):
+    """The device that was asked for is not here, or cannot be used."""
+
+
 class PreloadError(WorkerError):
     """The fork server could not import what trials need."""
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from experiments.digest import SOURCE_ROOT, code_digest, digest_bytes
 from experiments.records.messages import NodeRegistration
 from kernels.backends import NodeClass
-from workers import devices
-from workers.devices import Devices
+from workers.devices import Devices, find_devices
+from workers.probes import memory_limit_bytes
 
 _DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "torch_xla", "triton")
 _GIT_TIMEOUT_S = 20.0
@@ -49,13 +49,13 @@ class Node:
 
     @property
     def trial_memory_limit_bytes(self) -> int:
-        """Memory that a trial can reach: the device's, or on a CPU node what processes may use."""
-        return self.memory_limit_bytes if self.node_class is NodeClass.CPU else self.devices.first.memory_bytes
+        """Memory that a trial can reach: the device's, or on the host what processes may use."""
+        return self.memory_limit_bytes if self.node_class.on_host else self.devices.first.memory_bytes
 
     def registration(self) -> NodeRegistration:
         """Return what the service is told."""
         return NodeRegistration(
-            node_class=self.node_class,
+            node_class=self.node_class.name,
             devices=self.devices.devices,
             versions=self.versions,
             code_digest=self.code.digest,
@@ -65,7 +65,7 @@ class Node:
     def table(self) -> Table:
         """Return what the probe found and what it lacks, for people."""
         table = Table(title=f"node {self.name}", show_header=False, title_justify="left")
-        table.add_row("class", self.node_class.value)
+        table.add_row("class", self.node_class.name)
         for device in self.devices.devices:
             table.add_row(f"device {device.index}", f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB")
         table.add_row("cores", str(self.cores))
@@ -77,16 +77,16 @@ class Node:
         return table
 
 
-def probe(name: str, node_class: NodeClass | None = None) -> Node:
-    """Look at this machine; `node_class` overrides what the probe would choose."""
-    found = devices.probe(node_class)
+def find_node(name: str, node_class: str | None = None) -> Node:
+    """Look at this machine; `node_class` overrides what the probes would choose. Raises DeviceMissing."""
+    found = find_devices(node_class)
     return Node(
         name=name,
         devices=found,
         code=read_code(),
         versions=_versions(found),
         cores=cores(),
-        memory_limit_bytes=devices.memory_limit_bytes(),
+        memory_limit_bytes=memory_limit_bytes(),
         lacks=(*found.lacks, *_lacks()),
     )
 

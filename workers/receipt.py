@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from experiments.outcomes import FailureClass, Outcome
+from experiments.records.device_events import DeviceEvents
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import (
@@ -27,9 +28,6 @@ from workers.paths import TrialPaths
 from workers.result import TrialResult, read_result, read_steps
 from workers.runner import Ending
 
-_PEAK_FLOPS = {("h200", "bfloat16"): 989.5e12}
-"""Dense peak by node class and dtype, for MFU; absent means that no MFU is stated."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
@@ -43,8 +41,8 @@ class TrialRecord:
     ending: Ending
     started_at: datetime
     load_average: float
-    device_events: Mapping[str, Any] | None
-    """What happened to the device meanwhile."""
+    device_events: DeviceEvents | None
+    """What happened to the device meanwhile; None where nothing could be asked."""
 
     def receipt(self) -> Receipt:
         """Build and seal the receipt.
@@ -104,7 +102,7 @@ class TrialRecord:
         device = self.node.devices.first
         return Environment(
             node_name=self.node.name,
-            node_class=self.node.node_class,
+            node_class=self.node.node_class.name,
             device_name=device.name,
             device_serial=device.serial,
             git_commit=self.node.code.git_commit,
@@ -124,12 +122,12 @@ class TrialRecord:
                 limit_bytes=limit,
             )
         seen = self.ending.peak_rss_bytes
-        if seen is None or self.node.node_class != "cpu":
+        if seen is None or not self.node.node_class.on_host:
             return None
         return Memory(peak_allocated_bytes=seen, peak_reserved_bytes=seen, limit_bytes=limit)
 
     def _summary(self, steps: tuple[Step, ...], result: TrialResult) -> Any:
-        peak = _PEAK_FLOPS.get((self.node.node_class, str(self.trial.config.get("dtype"))))
+        peak = self.node.node_class.peak_flops.get(str(self.trial.config.get("dtype")))
         return summarise(steps, flops_per_step=result.flops_per_step, loss_val=result.loss_val, peak_flops=peak)
 
 

@@ -25,6 +25,8 @@ class TrialOrder:
     """TrainConfig as JSON."""
     paths: TrialPaths
     data_dir: Path
+    device_type: str
+    """Torch's name for the kind of device to train on."""
     dataset: Path | None = None
     """Folder of the dataset if it was prepared before; otherwise the trial looks for it, or builds it."""
     prepare_only: bool = False

@@ -6,12 +6,12 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from workers import node as nodes
 from workers.blocks import NodeContext
 from workers.environment_variables import wait_passively
 from workers.errors import ApiUnreachable, WorkerError
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian
+from workers.node import find_node
 from workers.paths import WorkPaths
 from workers.runner import Runner
 from workers.service_api import ServiceApi
@@ -52,7 +52,7 @@ def _serve(settings: Settings, console: Console) -> None:
     wake_event = WakeEvent()
     stopping = StopFlag(wake_event)
     stopping.install()
-    node = nodes.probe(settings.node_name, settings.node_class)
+    node = find_node(settings.node_name, settings.node_class)
     console.print(node.table())
     wait_passively()
     server = ForkServer()
@@ -70,7 +70,7 @@ def _serve(settings: Settings, console: Console) -> None:
         )
         poll_s = min(settings.poll_s, registered.claim_poll_s)
         link = ServiceLink(api=api, wake_event=wake_event, poll_s=poll_s, keep_attempts=settings.keep_attempts)
-        listener = WakeListener(settings.broker, node.node_class, wake_event)
+        listener = WakeListener(settings.broker, node.node_class.name, wake_event)
         listener.start()
         _log.info("node %s is %s and asks for work of class %s", node.name, registered.node_id, node.node_class)
         try:

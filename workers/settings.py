@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from kernels.backends import NodeClass
+from kernels.backends import NODE_CLASSES
 from workers.errors import SettingsError
 
 PLACEHOLDERS = frozenset(
@@ -31,8 +31,8 @@ class Settings(BaseSettings):
     """Celery broker; default: the embedded broker's socket in the state folder."""
     node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=120)
     """Name under which this machine registers."""
-    node_class: NodeClass | None = None
-    """Default: what the probe finds."""
+    node_class: str | None = None
+    """Node class to register under; default: what the probes find."""
     data_dir: Path | None = None
     """Prepared datasets; default `data` in the state folder."""
     poll_s: float = Field(default=5.0, gt=0, le=3600)
@@ -41,6 +41,13 @@ class Settings(BaseSettings):
     """Between SIGTERM and SIGKILL when a trial is stopped."""
     keep_attempts: int = Field(default=20, ge=1)
     """Attempt folders to keep on disk."""
+
+    @field_validator("node_class")
+    @classmethod
+    def _known_class(cls, value: str | None) -> str | None:
+        if value is not None and value not in NODE_CLASSES:
+            raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}")
+        return value
 
     @field_validator("worker_token")
     @classmethod

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 from experiments.runtime.processes import die_with_parent
 from model.config import TrainConfig
 from workers.environment_variables import keep_kernels, mark_process, peer_site
+from workers.errors import DeviceMissing
 from workers.failures import classify
 from workers.paths import write_whole
 from workers.result import TrialOrder, TrialResult, read_config
 
 if TYPE_CHECKING:
+    import torch
+
     from model.data import Dataset
     from model.train import StepRecord
 
@@ -79,8 +82,9 @@ def _train(order: TrialOrder) -> TrialResult:
     dataset = _dataset(order, config)
     keep_kernels(order.data_dir / "kernels")
     mamba3.use_lane(config.model.scan.lane, peer_site())
+    device = _device(order.device_type)
     with _StepFile(order.paths.steps) as steps:
-        result = train.train(config, dataset=dataset, on_step=steps.append)
+        result = train.train(config, dataset=dataset, on_step=steps.append, device=device)
     return TrialResult(
         data_digest=dataset.digest,
         data_folder=dataset.folder,
@@ -95,6 +99,17 @@ def _train(order: TrialOrder) -> TrialResult:
         peak_reserved_bytes=result.peak_reserved_bytes,
         training_s=result.training_s,
     )
+
+
+def _device(device_type: str) -> "torch.device":
+    """Return the device to train on. Raises DeviceMissing where torch cannot use one: another is no replacement."""
+    import torch
+
+    if device_type != "cpu" and not torch.get_device_module(device_type).is_available():
+        raise DeviceMissing(
+            f"this node trains on devices of type '{device_type}', and torch {torch.__version__} finds none"
+        )
+    return torch.device(device_type)
 
 
 def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":

@@ -8,7 +8,6 @@ from celery.worker import state
 from kombu.exceptions import OperationalError
 
 from experiments.runtime.wake import WAKE_TASK, celery_app, wake_subscription
-from kernels.backends import NodeClass
 from workers.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ _JOIN_S = 2.0
 class WakeListener:
     """A Celery worker (solo pool) in a thread of its own; without a broker the supervisor's polling goes on."""
 
-    def __init__(self, broker_url: str, node_class: NodeClass, wake_event: WakeEvent) -> None:
+    def __init__(self, broker_url: str, node_class: str, wake_event: WakeEvent) -> None:
         self._app = wake_app(broker_url, node_class, wake_event)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wake", daemon=True)
@@ -50,7 +49,7 @@ class WakeListener:
             self._over.wait(_RESTART_S)
 
 
-def wake_app(broker_url: str, node_class: NodeClass, wake_event: WakeEvent) -> Celery:
+def wake_app(broker_url: str, node_class: str, wake_event: WakeEvent) -> Celery:
     """Build the Celery application that serves wake-ups of a node class."""
     app = celery_app(broker_url, name="ablate.worker")
     app.conf.task_queues = (wake_subscription(node_class),)

@@ -2,12 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from experiments.design.gates import GATES
 from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
+from experiments.records.device_events import DeviceEvents
 from experiments.records.identity import mismatches, planned_fields
 from experiments.records.receipts import Receipt
 from kernels.scan import ScanFact
@@ -15,15 +16,14 @@ from kernels.scan import ScanFact
 MAX_CLOCK_GAP = 0.01
 """Relative difference of the median device clock between arms of a block."""
 
-FATAL_DEVICE_STATE: dict[str, str] = {
-    "hw_slowdown": "hardware slow-down",
-    "hw_thermal_slowdown": "hardware thermal slow-down",
-    "sw_thermal_slowdown": "software thermal slow-down",
-    "hw_power_brake": "hardware power brake",
-    "ecc_uncorrected": "uncorrected ECC error",
-    "foreign_processes": "foreign process on the device",
+_FATAL_EVENTS: dict[str, Callable[[DeviceEvents], object]] = {
+    "hardware thermal slow-down": lambda events: events.hw_thermal_slowdown,
+    "software thermal slow-down": lambda events: events.sw_thermal_slowdown,
+    "hardware power brake": lambda events: events.hw_power_brake,
+    "uncorrected ECC error": lambda events: events.ecc_uncorrected,
+    "foreign process on the device": lambda events: events.foreign_processes,
 }
-"""Keys of Environment.throttle that make a trial invalid when set; a software power cap is recorded, not fatal."""
+"""What makes a trial invalid when it happened at all; a software power cap is recorded, not fatal."""
 
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
@@ -60,9 +60,9 @@ def _sample_problems(receipt: Receipt) -> Iterator[str]:
         yield f"gate '{dead[0]}' was requested and not live"
 
 
-def _device_problems(state: Mapping[str, Any] | None) -> Iterator[str]:
-    for key, what in FATAL_DEVICE_STATE.items():
-        if (state or {}).get(key):
+def _device_problems(events: DeviceEvents | None) -> Iterator[str]:
+    for what, read in _FATAL_EVENTS.items():
+        if events is not None and read(events):
             yield f"{what} during the trial"
 
 

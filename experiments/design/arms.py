@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from experiments.design.fields import config_to_json, replace_fields
-from experiments.design.gates import GATES, Gate, GateValue, runs_on, show
+from experiments.design.gates import GATES, Gate, GateValue, show
 from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
 from experiments.design.spec import AblationSpec
@@ -14,7 +14,7 @@ from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE, VARIANT, ArmRole
-from kernels.backends import LANES_ON, Lane, NodeClass
+from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from model.config import BLOCK_KINDS, StepsConfig, TrainConfig
 from model.errors import ConfigError
 
@@ -48,7 +48,7 @@ class Resolution:
 def resolve(spec: AblationSpec) -> Resolution:
     """Resolve every arm of `spec`; arms are empty when there are problems."""
     recipe = RECIPES[spec.workload.recipe]
-    node_class = NodeClass(spec.placement.node_class)
+    node_class = NODE_CLASSES[spec.placement.node_class]
     base, found = _workload(recipe.name, tuple(sorted(spec.workload.overrides.items())), _steps(spec))
     problems = [*_recipe_problems(recipe, node_class), *found]
     if problems or base is None:
@@ -71,12 +71,12 @@ def _steps(spec: AblationSpec) -> StepsConfig:
 
 
 def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProblem]:
-    if node_class not in recipe.node_classes:
+    if recipe.node_classes and node_class.name not in recipe.node_classes:
         detail = f"recipe '{recipe.name}' is not meant for node class '{node_class}'; it runs on: "
         yield SpecProblem(pointer="#/placement/node_class", detail=detail + listed(recipe.node_classes))
-    elif not LANES_ON[node_class]:
+    elif not node_class.lanes:
         detail = f"node class '{node_class}' has no implemented lane yet; node classes with one: "
-        ready = [node for node, lanes in LANES_ON.items() if lanes]
+        ready = [entry.name for entry in NODE_CLASSES.values() if entry.lanes]
         yield SpecProblem(pointer="#/placement/node_class", detail=detail + listed(ready))
 
 
@@ -181,7 +181,7 @@ def _gate_problems(
 
 
 def _support_hint(gate: Gate, node_class: NodeClass) -> str | None:
-    able = [show(value) for value in gate.values if node_class in runs_on(gate, value)]
+    able = [show(value) for value in gate.values if node_class.name in gate.node_classes(value)]
     if not able:
         return None
     return f"values of '{gate.name}' that run on {node_class}: {listed(able)}"

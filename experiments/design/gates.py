@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict
 
 from experiments.design.fields import read_field, replace_fields
-from kernels.backends import LANES_ON, Lane, NodeClass, lane_refusal
+from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from kernels.scan import CHUNK_SIZES, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AttentionBackend, ComputeDtype, LossKind, TrainConfig
 from model.facts import ModelFact
@@ -50,8 +50,8 @@ class Gate:
     claim: Claim
     lanes: Mapping[GateValue, tuple[Lane, ...]] = field(default_factory=dict)
     """Lanes that implement a value; a value that is not listed needs no particular lane."""
-    nodes: Mapping[GateValue, tuple[NodeClass, ...]] = field(default_factory=dict)
-    """Node classes that can run a value; a value that is not listed runs on any."""
+    device_types: Mapping[GateValue, tuple[str, ...]] = field(default_factory=dict)
+    """Torch's device types that can run a value; a value that is not listed runs on any."""
     requires: Mapping[str, GateValue] = field(default_factory=dict)
     """Values that other gates must have when this one is not at its default."""
     unused_with: tuple[Mapping[str, GateValue], ...] = ()
@@ -86,18 +86,27 @@ class Gate:
     def supports(self, node_class: NodeClass, lane: Lane, value: GateValue) -> str | None:
         """Return why `value` cannot run with `lane` on `node_class`, or None when it can."""
         if self.name == "lane":
-            return lane_refusal(Lane(str(value)), node_class)
+            return node_class.lane_refusal(Lane(str(value)))
         setting = f"gate '{self.name}'" if value is True else f"gate '{self.name}' = {show(value)}"
-        nodes = self.nodes.get(value, tuple(NodeClass))
-        if node_class not in nodes:
-            return f"{setting} needs node class {' or '.join(nodes)}; this is '{node_class}'"
+        able = self._with_device_for(value)
+        if node_class.name not in able:
+            return f"{setting} needs node class {' or '.join(able)}; this is '{node_class}'"
         needed = self.lanes.get(value, ANY_LANE)
         if lane in needed:
             return None
         names = " or ".join(needed)
-        if not set(needed) & set(LANES_ON[node_class]):
+        if not set(needed) & set(node_class.lanes):
             return f"{setting} needs lane {names}, which has no implementation on node class '{node_class}'"
         return f"{setting} needs lane {names}; this arm runs lane {lane}"
+
+    def node_classes(self, value: GateValue) -> tuple[str, ...]:
+        """Return the names of the node classes on which some implemented lane can run `value`."""
+        lanes, able = set(self.lanes.get(value, ANY_LANE)), self._with_device_for(value)
+        return tuple(name for name in able if lanes & set(NODE_CLASSES[name].lanes))
+
+    def _with_device_for(self, value: GateValue) -> tuple[str, ...]:
+        types = self.device_types.get(value)
+        return tuple(name for name, entry in NODE_CLASSES.items() if types is None or entry.device_type in types)
 
     def unused_because(self, gates: Mapping[str, Any]) -> str | None:
         """Return the setting among `gates` under which this gate has no effect, for example "schedule = sequential"."""
@@ -120,7 +129,7 @@ class GatePublic(BaseModel):
     field: str
     requires: dict[str, GateValue]
     unused_with: tuple[dict[str, GateValue], ...]
-    node_classes: dict[str, tuple[NodeClass, ...]]
+    node_classes: dict[str, tuple[str, ...]]
     """For each value (as written in a spec): the node classes that can run it today."""
     attested_by: str
 
@@ -245,7 +254,7 @@ _ENTRIES = (
         values=get_args(AttentionBackend),
         path="model.attention.backend",
         claim=Claim.RE_ASSOCIATES,
-        nodes=dict.fromkeys(("flash", "cudnn", "flex"), (NodeClass.H200,)),
+        device_types=dict.fromkeys(("flash", "cudnn", "flex"), ("cuda",)),
         block="A",
         **_told_by(ModelFact.ATTENTION),
     ),
@@ -283,12 +292,6 @@ GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 """Every gate by name."""
 
 
-def runs_on(gate: Gate, value: GateValue) -> tuple[NodeClass, ...]:
-    """Return the node classes on which some implemented lane can run `gate` at `value`."""
-    needed, nodes = gate.lanes.get(value, ANY_LANE), gate.nodes.get(value, tuple(NodeClass))
-    return tuple(node for node, lanes in LANES_ON.items() if node in nodes and set(lanes) & set(needed))
-
-
 def catalogue() -> list[GatePublic]:
     """Return every gate with the node classes that can run each of its values today."""
     return [
@@ -301,7 +304,7 @@ def catalogue() -> list[GatePublic]:
             field=gate.path,
             requires=dict(gate.requires),
             unused_with=tuple(dict(setting) for setting in gate.unused_with),
-            node_classes={show(value): runs_on(gate, value) for value in gate.values},
+            node_classes={show(value): gate.node_classes(value) for value in gate.values},
             attested_by=gate.attested_by,
         )
         for gate in GATES.values()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kernels.backends import Lane, NodeClass
+from kernels.backends import Lane
 from kernels.scan import ScanSwitches
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, OptimConfig, TrainConfig
 
@@ -15,8 +15,8 @@ class Recipe:
     version: int
     summary: str
     config: TrainConfig
-    node_classes: tuple[NodeClass, ...]
-    """Node classes that the recipe is meant for."""
+    node_classes: tuple[str, ...] = ()
+    """Names of the node classes that the recipe is meant for; empty means any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,6 @@ HYBRID_TINY = Recipe(
     name="hybrid-tiny",
     version=1,
     summary="A four-block hybrid that trains a step in well under a second on two CPU cores.",
-    node_classes=(NodeClass.CPU, NodeClass.H200),
     config=TrainConfig(
         model=HybridConfig(
             vocab_size=4096,
@@ -57,7 +56,7 @@ HYBRID_REF_H200 = Recipe(
     name="hybrid-ref-h200",
     version=2,
     summary="The reference hybrid of one H200: H16 G1 N64 P64 R4, 4096 tokens per row (to 65536), six mixer layers.",
-    node_classes=(NodeClass.H200,),
+    node_classes=("h200",),
     config=TrainConfig(
         model=HybridConfig(
             vocab_size=32_768,

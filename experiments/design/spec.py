@@ -32,7 +32,7 @@ from experiments.design.spec_values import (
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.outcomes import BASELINE
-from kernels.backends import LANES_ON, NodeClass
+from kernels.backends import NODE_CLASSES
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
@@ -153,14 +153,14 @@ class Placement(_SpecPart):
     """Where the trials run."""
 
     node_class: Annotated[
-        str, Field(json_schema_extra={"enum": [str(node) for node, lanes in LANES_ON.items() if lanes]})
+        str, Field(json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]})
     ]
     devices: Annotated[int, Field(json_schema_extra={"const": 1})] = 1
 
     @field_validator("node_class")
     @classmethod
     def _known(cls, value: str) -> str:
-        return one_of(value, [str(node) for node in NodeClass], f"unknown node class {shown(value)}; known")
+        return one_of(value, list(NODE_CLASSES), f"unknown node class {shown(value)}; known")
 
     @field_validator("devices")
     @classmethod

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from experiments.design.gates import GATES, GateValue, runs_on, show
+from experiments.design.gates import GATES, GateValue, show
 from experiments.design.problems import listed, nearest, shown
 from experiments.design.recipes import OVERRIDES, Override
 
@@ -131,7 +131,7 @@ def _gates_schema(minimum: int) -> dict[str, Any]:
     properties = {
         gate.name: {
             "description": gate.question,
-            "enum": [value for value in gate.values if runs_on(gate, value)],
+            "enum": [value for value in gate.values if gate.node_classes(value)],
             "default": gate.default,
         }
         for gate in GATES.values()

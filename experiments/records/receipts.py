@@ -16,6 +16,7 @@ from experiments.design.problems import shown
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
+from experiments.records.device_events import DeviceEvents
 
 SCHEMA_VERSION = 1
 
@@ -79,8 +80,8 @@ class Environment(Frozen):
     cpu_threads: int
     load_average_before: float | None
     """One-minute load average just before the trial, CPU nodes."""
-    throttle: Mapping[str, Any] | None = None
-    """Throttle reasons and ECC counters where the device reports them."""
+    throttle: DeviceEvents | None = None
+    """What happened to the device meanwhile; None where its driver could not be asked, as on CPU nodes."""
 
 
 class GateReading(Frozen):

@@ -12,6 +12,7 @@ from experiments.outcomes import Outcome
 from experiments.reporting import drawing
 from experiments.reporting.drawing import ArmStyle
 from experiments.reporting.view import AblationView
+from kernels.backends import NODE_CLASSES
 
 WIDTH_IN = 5.6
 MOST_BARS = 30
@@ -56,7 +57,7 @@ def memory(view: AblationView) -> drawing.Picture | None:
         peaks=peaks,
         not_drawn=len(found) - len(peaks),
         limit_gib=min(limits) / 2**30 if limits else None,
-        on_cpu=view.plan.node_class == "cpu",
+        on_cpu=NODE_CLASSES[view.plan.node_class].on_host,
     )
     styles = drawing.arm_styles(list(view.arms))
     return drawing.draw("memory", "Peak memory", _caption(bars), lambda figure: _paint(figure, bars, styles))

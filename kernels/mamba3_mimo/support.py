@@ -3,11 +3,9 @@
 from functools import lru_cache
 from importlib.util import find_spec
 
-from kernels.backends import Lane, NodeClass, lane_refusal
+from kernels.backends import Lane, device_refusal
 from kernels.mamba3_mimo import peer
 from kernels.scan import SCHEDULES, ScanSwitches
-
-_NODE_CLASS_OF_DEVICE = {"cpu": NodeClass.CPU, "cuda": NodeClass.H200, "xla": NodeClass.TPU_V6E}
 
 
 @lru_cache(maxsize=1024)
@@ -16,9 +14,7 @@ def supports(switches: ScanSwitches, device: str) -> str | None:
 
     Of the cuda lane this asks for one shape that suits the chunk size; other shapes are asked about when they run.
     """
-    if device not in _NODE_CLASS_OF_DEVICE:
-        return f"device type '{device}' is unknown; known: {', '.join(_NODE_CLASS_OF_DEVICE)}"
-    refusal = lane_refusal(switches.lane, _NODE_CLASS_OF_DEVICE[device])
+    refusal = device_refusal(switches.lane, device)
     if refusal is not None:
         return refusal
     if switches.schedule not in SCHEDULES:

@@ -10,7 +10,7 @@ from experiments.design.problems import listed, nearest, shown
 from experiments.design.spec import ablation_json_schema
 from experiments.errors import SpecProblem
 from experiments.records.messages import NodeRegistered, NodeRegistration
-from kernels.backends import NodeClass
+from kernels.backends import NODE_CLASSES
 from service.deps import Reader, ServicesDep, Worker, json_only
 from service.errors import Invalid
 from service.responses import problems, secured
@@ -52,7 +52,7 @@ def register_node(
     principal: Worker,
 ) -> NodeRegistered:
     """Store what a worker found on its machine; the same name is the same node."""
-    known = [str(node_class) for node_class in NodeClass]
+    known = list(NODE_CLASSES)
     if registration.node_class not in known:
         detail = f"unknown node class {shown(registration.node_class)}; known: {listed(known)}"
         hint = nearest(registration.node_class, known)

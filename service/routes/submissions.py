@@ -9,7 +9,7 @@ from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
 from experiments.digest import digest_bytes
 from experiments.ids import new_id
-from kernels.backends import LANES_ON, NodeClass
+from kernels.backends import NODE_CLASSES, NodeClass
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
@@ -61,7 +61,7 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
     with services.store.read() as connection:
         live = count_live(connection, silent_s=silent_limit_s(services.settings))
         seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms])
-    answers = [_answer(node_class, plan, live.get(node_class, 0)) for node_class in NodeClass]
+    answers = [_answer(entry, plan, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
     return plan_public(plan, expected_device_minutes=_device_minutes(plan, seconds), node_classes=answers)
 
 
@@ -74,13 +74,13 @@ def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
 
 def _answer(node_class: NodeClass, plan: Plan, live: int) -> NodeClassAnswer:
     reason = None
-    if node_class != plan.node_class:
+    if node_class.name != plan.node_class:
         reason = f"the spec asks for node class '{plan.node_class}'"
-    elif not LANES_ON[node_class]:
+    elif not node_class.lanes:
         reason = "no lane is implemented there"
     elif not live:
         reason = "no node of this class was heard lately; the ablation would wait"
-    return NodeClassAnswer(node_class=node_class, live_nodes=live, eligible=reason is None, reason=reason)
+    return NodeClassAnswer(node_class=node_class.name, live_nodes=live, eligible=reason is None, reason=reason)
 
 
 @router.post(

@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-from kernels.backends import NodeClass
 from tests.integration.worker_service import block, config_json, corpus
 from workers import node as nodes
 from workers.blocks import BlockRunner, NodeContext
@@ -28,7 +27,7 @@ def main() -> None:
     second = second.model_copy(update={"gates": {**second.gates, "loss": "chunked"}})
     with Guardian() as guardian:
         runner = Runner(ForkServer(), guardian, WakeEvent(), grace_s=1.0, preempted=lambda: False)
-        node = nodes.probe("here", NodeClass.CPU)
+        node = nodes.find_node("here", "cpu")
         context = NodeContext(
             node=node, node_id="nod_1", runner=runner, paths=WorkPaths(home=home), data_dir=home / "data"
         )

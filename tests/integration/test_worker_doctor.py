@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from tests.api_stack import nobody_url
 from tests.integration.worker_service import TOKEN, Service
+from tests.nvidia_smi import put_smi
 from workers.cli import app
 from workers.settings import get_settings
 
@@ -59,3 +60,13 @@ def test_doctor_service_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
     assert code == 1
     assert not checks["service"]["passed"]
+
+
+@pytest.mark.parametrize("node_class", ["tpu-v6e", "h200"])
+def test_doctor_class_without_its_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, node_class: str) -> None:
+    put_smi(tmp_path, monkeypatch, "true")
+    monkeypatch.setenv("ABLATE_NODE_CLASS", node_class)
+    code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
+    assert code == 1
+    assert (checks["device"]["passed"], checks["device"]["needed"]) == (False, True)
+    assert f"node class '{node_class}' was asked for, and no probe finds its device" in checks["device"]["detail"]

@@ -52,3 +52,13 @@ def test_refused_key_ends_with_a_sentence(tmp_path: Path) -> None:
         assert b"the service answered 401: unknown key" in (tmp_path / "worker.log").read_bytes()
         until(lambda: not processes_of(tmp_path))
     service.close()
+
+
+def test_class_without_its_device_ends_with_a_sentence_and_registers_nothing(tmp_path: Path) -> None:
+    service = Service()
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_NODE_CLASS="tpu-v6e") as process:
+        assert process.wait(120) == 1
+        said = " ".join((tmp_path / "worker.log").read_text().split())
+        assert "worker cannot run: node class 'tpu-v6e' was asked for, and no probe finds its devices yet" in said
+    assert service.calls == []
+    service.close()

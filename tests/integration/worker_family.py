@@ -56,6 +56,7 @@ def order(folder: Path, *, leaves: bool = False) -> TrialOrder:
         config={"leaves": leaves},
         paths=TrialPaths(folder=folder),
         data_dir=folder,
+        device_type="cpu",
     )
 
 

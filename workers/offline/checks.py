@@ -14,7 +14,7 @@ from workers.result import read_config
 def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
     """Yield why this node with this code cannot run the plan as it was made, in sentences."""
     plan = plan_file.plan
-    if node.node_class != plan.node_class:
+    if node.node_class.name != plan.node_class:
         yield f"this node is of class '{node.node_class}'; the plan asks for '{plan.node_class}'"
     if len(node.devices.devices) < plan.devices:
         yield f"this node has {len(node.devices.devices)} devices; the plan asks for {plan.devices}"

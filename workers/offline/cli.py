@@ -25,13 +25,12 @@ from experiments.outcomes import ERROR_EXIT_CODE
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.plan_file import PlanFile, read_plan_file
-from workers import node as nodes
 from workers.blocks import BlockRunner, NodeContext
 from workers.environment_variables import wait_passively
 from workers.errors import ExecRefused, WorkerError
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian
-from workers.node import Node
+from workers.node import Node, find_node
 from workers.offline import checks
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
@@ -92,7 +91,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             resume=resume,
             rehearse=rehearse,
         )
-        node = nodes.probe(node_name or socket.gethostname())
+        node = find_node(node_name or socket.gethostname())
         summary, digest = _perform(job, node, console)
         if tar:
             write_tar(read_bundle_files(job.folder.root), out.absolute().with_name(out.name + ".tar"))

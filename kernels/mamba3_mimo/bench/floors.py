@@ -6,9 +6,11 @@ products are counted as FLOPs. Letters: see ../cuda/shape.py.
 
 from dataclasses import dataclass
 
+from kernels.backends import NODE_CLASSES
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 
-BYTES_PER_S, FLOPS_PER_S = 4.28e12, 790e12
+_CEILINGS = NODE_CLASSES["h200"].ceilings
+BYTES_PER_S, FLOPS_PER_S = _CEILINGS["copy"], _CEILINGS["bfloat16"]
 """Measured on one H200: a copy (read and write), a bf16 matrix product of 8192^3."""
 
 LAUNCHES = {"f2_pass_states": 2, "b4_reduce_heads": 2}

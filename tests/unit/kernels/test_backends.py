@@ -3,28 +3,42 @@ import sys
 
 import pytest
 
-from kernels.backends import LANES_ON, Lane, NodeClass, lane_refusal
+from kernels.backends import NODE_CLASSES, Lane, NodeClass, device_refusal
 
 
 def test_lane_refusal_none_for_every_implemented_lane():
-    assert {lane_refusal(lane, node) for node, lanes in LANES_ON.items() for lane in lanes} == {None}
-
-
-def test_lanes_on_covers_every_node_class():
-    assert set(LANES_ON) == set(NodeClass)
+    assert {entry.lane_refusal(lane) for entry in NODE_CLASSES.values() for lane in entry.lanes} == {None}
 
 
 @pytest.mark.parametrize(
     ("lane", "node", "reason"),
     [
-        (Lane.CUDA, NodeClass.CPU, "lane 'cuda' has no implementation on node class 'cpu'"),
-        (Lane.REFERENCE, NodeClass.TPU_V6E, "implemented there: none yet"),
+        (Lane.CUDA, "cpu", "lane 'cuda' has no implementation on node class 'cpu'; implemented there: reference"),
+        (Lane.REFERENCE, "tpu-v6e", "implemented there: none yet"),
     ],
 )
 def test_lane_refusal_says_why(lane, node, reason):
-    assert reason in str(lane_refusal(lane, node))
+    assert reason in str(NODE_CLASSES[node].lane_refusal(lane))
+
+
+def test_device_refusal_asks_every_class_with_that_kind_of_device(monkeypatch):
+    small = NodeClass(name="small", lanes=(Lane.REFERENCE,), device_type="cuda", probe="nvidia", device_name="Small")
+    monkeypatch.setitem(NODE_CLASSES, small.name, small)
+    assert device_refusal(Lane.CUDA, "cuda") is None
+    assert device_refusal(Lane.XLA, "cuda") == (
+        "lane 'xla' has no implementation on node class 'h200' or 'small'; implemented there: cuda, peer, reference"
+    )
+    assert device_refusal(Lane.CUDA, "mps") == "device type 'mps' is unknown; known: cpu, cuda, xla"
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [("NVIDIA H200", True), ("NVIDIA H200 NVL", True), ("NVIDIA GH200 480GB", False), ("NVIDIA H100 80GB HBM3", False)],
+)
+def test_h200_fits_its_own_devices_only(name, fits):
+    assert NODE_CLASSES["h200"].fits(name) is fits
 
 
 def test_backends_import_needs_no_torch():
-    code = "import sys, kernels.backends, kernels.facts, kernels.errors, kernels.scan; sys.exit('torch' in sys.modules)"
+    code = "import sys, kernels.backends, kernels.facts, kernels.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

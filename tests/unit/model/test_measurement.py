@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.backends import NODE_CLASSES
 from model import measurement
 from model.errors import MeasurementError
-from model.measurement import PeakMeter
+from model.measurement import MEASURED_DEVICES, PeakMeter
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -87,3 +88,12 @@ def test_peak_meter_says_when_the_field_is_missing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measurement, "_STATUS", tmp_path / "status")
     with pytest.raises(MeasurementError, match="has no field VmHWM"):
         meter.read(lambda: touch(1), held_bytes=0)
+
+
+def test_peak_meter_refuses_devices_that_it_would_measure_as_a_cpu() -> None:
+    with pytest.raises(MeasurementError, match="on devices of type 'meta'; known: cpu, cuda"):
+        PeakMeter(torch.device("meta"))
+
+
+def test_devices_of_every_node_class_that_trains_can_be_read() -> None:
+    assert {entry.device_type for entry in NODE_CLASSES.values() if entry.lanes} <= set(MEASURED_DEVICES)

@@ -1,65 +1,104 @@
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from kernels.backends import NodeClass
+from kernels.backends import NODE_CLASSES
+from tests.nvidia_smi import put_gpus, put_smi
 from workers import devices
-
-_TWO = """0, NVIDIA H200, 1652823001234, 143771, 4, 570.124.06
-1, NVIDIA H200, [N/A], 143771, 520, 570.124.06
-"""
-
-
-def test_parse_gpus_columns_and_missing_serial() -> None:
-    first, second = devices.parse_gpus(_TWO)
-    assert (first.index, first.name, first.serial, first.driver) == (0, "NVIDIA H200", "1652823001234", "570.124.06")
-    assert first.memory_total_bytes == 143771 * 2**20
-    assert (second.serial, second.memory_used_bytes) == (None, 520 * 2**20)
+from workers.devices import find_devices, memory_is_free
+from workers.errors import DeviceMissing
+from workers.probes import PROBES, HostProbe
 
 
-def _fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
+def test_find_devices_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_gpus(tmp_path, monkeypatch)
+    for found in (find_devices(), find_devices("h200")):
+        assert found.node_class is NODE_CLASSES["h200"]
+        assert [device.index for device in found.devices] == [0, 1]
+        assert found.driver == "570.124.06"
+        assert found.lacks == ()
 
 
-def test_probe_finds_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake_smi(tmp_path, monkeypatch, f"cat <<'X'\n{_TWO}X")
-    found = devices.probe()
-    assert found.node_class is NodeClass.H200
-    assert [device.index for device in found.devices] == [0, 1]
-    assert found.driver == "570.124.06"
+@pytest.mark.parametrize("name", ["NVIDIA T4", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"])
+def test_find_devices_unknown_gpu_is_cpu_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    put_gpus(tmp_path, monkeypatch, f"0, {name}, 1, 15360, 0, 550.1\n")
+    found = find_devices()
+    assert found.node_class is NODE_CLASSES["cpu"]
+    assert found.lacks == (f"device '{name}' has no node class (known: h200); registered as cpu",)
+    assert found.first.name != name
 
 
-def test_probe_unknown_gpu_is_cpu_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake_smi(tmp_path, monkeypatch, "echo '0, NVIDIA T4, 1, 15360, 0, 550.1'")
-    found = devices.probe()
-    assert found.node_class is NodeClass.CPU
-    assert "NVIDIA T4" in found.lacks[0]
-
-
-def test_probe_broken_nvidia_smi_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake_smi(tmp_path, monkeypatch, "exit 9")
-    found = devices.probe()
-    assert found.node_class is NodeClass.CPU
+def test_find_devices_broken_nvidia_smi_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_smi(tmp_path, monkeypatch, "exit 9")
+    found = find_devices()
+    assert found.node_class is NODE_CLASSES["cpu"]
     assert "nvidia-smi is installed but failed" in found.lacks[0]
+    with pytest.raises(DeviceMissing, match="its probe found nothing; nvidia-smi is installed but failed"):
+        find_devices("h200")
 
 
-def test_probe_cpu_override_on_gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake_smi(tmp_path, monkeypatch, f"cat <<'X'\n{_TWO}X")
-    found = devices.probe(NodeClass.CPU)
-    assert found.node_class is NodeClass.CPU
+def test_find_devices_cpu_asked_for_on_a_gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_gpus(tmp_path, monkeypatch)
+    found = find_devices("cpu")
+    assert found.node_class is NODE_CLASSES["cpu"]
     assert found.first.name
     assert found.first.memory_bytes > 2**30
+    assert found.probe.memory_used() == {}
 
 
-def test_memory_is_free_tells_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake_smi(tmp_path, monkeypatch, f"cat <<'X'\n{_TWO}X")
+def test_find_devices_h200_asked_for_on_a_machine_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_smi(tmp_path, monkeypatch, "true")
+    with pytest.raises(
+        DeviceMissing,
+        match=r"^node class 'h200' was asked for, and no probe finds its device here: its probe found nothing$",
+    ):
+        find_devices("h200")
+    put_gpus(tmp_path, monkeypatch, "0, NVIDIA H100 80GB HBM3, 1, 81559, 0, 550.1\n")
+    with pytest.raises(DeviceMissing, match=r"its probe found NVIDIA H100 80GB HBM3$"):
+        find_devices("h200")
+
+
+def test_find_devices_tpu_is_not_a_cpu_under_another_name() -> None:
+    with pytest.raises(
+        DeviceMissing, match=r"^node class 'tpu-v6e' was asked for, and no probe finds its devices yet$"
+    ):
+        find_devices("tpu-v6e")
+
+
+def test_every_node_class_names_a_probe_that_exists_and_can_be_told_from_its_neighbours() -> None:
+    probes = [entry.probe for entry in NODE_CLASSES.values() if entry.lanes]
+    assert set(probes) <= set(PROBES)
+    assert list(PROBES)[-1] == "host"
+    patterns = [(entry.probe, entry.device_name) for entry in NODE_CLASSES.values() if entry.probe is not None]
+    assert len(set(patterns)) == len(patterns)
+
+
+class Leaking(HostProbe):
+    """A driver whose devices hold what the test says, look after look."""
+
+    def __init__(self, *looks: Mapping[int, int]) -> None:
+        self._looks: Iterator[Mapping[int, int]] = iter(looks)
+
+    def memory_used(self) -> Mapping[int, int]:
+        return next(self._looks)
+
+
+def test_memory_is_free_tells_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 2**20
     monkeypatch.setattr(devices, "_FREE_PATIENCE_S", 0.0)
-    assert devices.memory_is_free({0: 4 * 2**20, 1: 500 * 2**20}) is None
-    assert devices.memory_is_free({0: 4 * 2**20, 1: 0}) == "GPU 1 still holds 520 MiB more than before the trial"
+    assert memory_is_free(Leaking({0: 4 * mib, 1: 520 * mib}), {0: 4 * mib, 1: 500 * mib}) is None
+    assert memory_is_free(Leaking({0: 4 * mib, 1: 520 * mib}), {0: 4 * mib, 1: 0}) == (
+        "device 1 still holds 520 MiB more than before the trial"
+    )
 
 
-def test_memory_is_free_without_gpus() -> None:
-    assert devices.memory_is_free({}) is None
+def test_memory_is_free_waits_for_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_LOOK_EVERY_S", 0.0)
+    assert memory_is_free(Leaking({0: 2**30}, {0: 2**30}, {0: 0}), {0: 0}) is None
+
+
+def test_memory_is_free_without_devices() -> None:
+    assert memory_is_free(HostProbe(), {}) is None

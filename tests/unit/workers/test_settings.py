@@ -37,5 +37,5 @@ def test_settings_derived_paths_are_absolute(tmp_path: Path) -> None:
 
 
 def test_settings_unknown_node_class_lists_allowed() -> None:
-    with pytest.raises(ValidationError, match="'cpu', 'h200' or 'tpu-v6e'"):
+    with pytest.raises(ValidationError, match="'cpuu' is unknown; allowed: cpu, h200, tpu-v6e"):
         Settings(node_class="cpuu")

@@ -166,7 +166,7 @@ def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
         ({"environment": {"git_dirty_digest": "sha256:x"}}, "uncommitted patch differs"),
         ({"environment": {"node_class": "h200"}}, "environment/node_class is 'h200'; expected 'cpu'"),
         ({"environment": {"throttle": {"ecc_uncorrected": 1}}}, "uncorrected ECC error"),
-        ({"environment": {"throttle": {"hw_thermal_slowdown": True}}}, "hardware thermal slow-down"),
+        ({"environment": {"throttle": {"hw_thermal_slowdown": 0.25}}}, "hardware thermal slow-down"),
         ({"environment": {"throttle": {"foreign_processes": [4711]}}}, "foreign process"),
         ({"ids": {"device": "node-a/1"}}, "device differs inside the block"),
         ({"ids": {"attempt": "att_other"}}, "attempt differs inside the block"),
@@ -189,7 +189,7 @@ def test_judge_invalidates_a_variant_by_its_guard(swap: dict[str, Any], words: s
 
 
 def test_judge_accepts_a_software_power_cap() -> None:
-    found = verdict(swap={"environment": {"throttle": {"sw_power_cap": True}}, "tokens_per_s": 5150.0})
+    found = verdict(swap={"environment": {"throttle": {"sw_power_cap": 2.5}}, "tokens_per_s": 5150.0})
     assert psiv(found).verdict is VerdictWord.BETTER
 
 

@@ -6,7 +6,7 @@ from experiments.design.arms import _typed
 from experiments.design.fields import config_to_json
 from experiments.design.gates import GATES, Claim, Gate, GateValue, catalogue, show
 from experiments.design.recipes import RECIPES
-from kernels.backends import Lane, NodeClass
+from kernels.backends import NODE_CLASSES, Lane
 from kernels.scan import ScanFact
 from model.config import TrainConfig
 from model.facts import ModelFact
@@ -49,13 +49,13 @@ def test_gate_refers_only_to_known_gates_and_values(gate: Gate) -> None:
 
 
 def test_gate_supports_says_which_lane_is_missing_where() -> None:
-    reason = GATES["tma"].supports(NodeClass.CPU, Lane.REFERENCE, True)
+    reason = GATES["tma"].supports(NODE_CLASSES["cpu"], Lane.REFERENCE, True)
     assert reason == "gate 'tma' needs lane cuda, which has no implementation on node class 'cpu'"
 
 
 def test_gate_supports_tells_a_wrong_lane_from_a_missing_one() -> None:
-    assert GATES["tma"].supports(NodeClass.H200, Lane.CUDA, True) is None
-    reason = GATES["tma"].supports(NodeClass.H200, Lane.REFERENCE, True)
+    assert GATES["tma"].supports(NODE_CLASSES["h200"], Lane.CUDA, True) is None
+    reason = GATES["tma"].supports(NODE_CLASSES["h200"], Lane.REFERENCE, True)
     assert reason == "gate 'tma' needs lane cuda; this arm runs lane reference"
 
 
@@ -72,9 +72,9 @@ def test_kernel_gates_have_no_effect_in_another_lane() -> None:
 
 
 def test_gate_supports_names_the_node_class_that_a_value_needs() -> None:
-    reason = GATES["attention"].supports(NodeClass.CPU, Lane.REFERENCE, "flash")
+    reason = GATES["attention"].supports(NODE_CLASSES["cpu"], Lane.REFERENCE, "flash")
     assert reason == "gate 'attention' = flash needs node class h200; this is 'cpu'"
-    assert GATES["attention"].supports(NodeClass.H200, Lane.REFERENCE, "flash") is None
+    assert GATES["attention"].supports(NODE_CLASSES["h200"], Lane.REFERENCE, "flash") is None
 
 
 def test_gate_claims_are_those_of_the_design() -> None:

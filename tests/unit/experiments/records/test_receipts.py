@@ -180,3 +180,21 @@ def test_read_gates_knows_what_another_gate_makes_useless() -> None:
     gates = {**PLAN.arms[2].gates, "schedule": "sequential"}
     reading = read_gates(gates, observed_facts(gates))["chunk_size"]
     assert (reading.live, reading.how) == (True, "not used with schedule = sequential and lane = reference")
+
+
+def test_events_that_the_driver_did_not_tell_stay_absent_in_json_and_in_the_digest() -> None:
+    told = {
+        "sw_power_cap": 1.5,
+        "sw_thermal_slowdown": 0.0,
+        "hw_thermal_slowdown": 0.25,
+        "hw_power_brake": 0.0,
+        "ecc_uncorrected": 0,
+        "foreign_processes": [7],
+    }
+    for chosen in range(2 ** len(told)):
+        events = {name: value for bit, (name, value) in enumerate(told.items()) if chosen >> bit & 1}
+        receipt = make_receipt(PLAN, 0, "baseline", environment={"throttle": events})
+        plain = as_json(receipt)
+        assert plain["environment"]["throttle"] == events
+        assert verify(plain) == []
+        assert plain.pop("digest") == digest(plain)

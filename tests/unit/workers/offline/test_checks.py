@@ -2,16 +2,16 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.backends import NodeClass
+from kernels.backends import NODE_CLASSES
 from tests.bundles import make_file
 from workers.errors import ExecRefused
-from workers.node import Node, probe
+from workers.node import Node, find_node
 from workers.offline.checks import parse_numbers, refusals, remarks
 
 
 @pytest.fixture(scope="module")
 def node() -> Node:
-    return replace(probe("here", NodeClass.CPU), lacks=())
+    return replace(find_node("here", "cpu"), lacks=())
 
 
 def test_refusals_node_that_fits_has_none(node: Node) -> None:
@@ -21,7 +21,7 @@ def test_refusals_node_that_fits_has_none(node: Node) -> None:
 
 
 def test_refusals_other_node_class_and_too_few_devices(node: Node) -> None:
-    bare = replace(node, devices=replace(node.devices, node_class=NodeClass.H200, devices=()))
+    bare = replace(node, devices=replace(node.devices, node_class=NODE_CLASSES["h200"], devices=()))
     found = list(refusals(make_file(), bare))
     assert found[0] == "this node is of class 'h200'; the plan asks for 'cpu'"
     assert found[1] == "this node has 0 devices; the plan asks for 1"

@@ -1,0 +1,146 @@
+"""A new kind of machine is one entry of the table and its probe: nothing else has to know it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.analysis.guards import receipt_problems
+from experiments.errors import SpecError
+from experiments.records.messages import ClaimedBlock, DeviceInfo
+from experiments.records.receipts import verify
+from kernels.backends import NODE_CLASSES, Lane, NodeClass
+from tests.api_stack import Api, running_api
+from tests.bundles import make_file
+from tests.factories import GIB, make_spec, make_steps, observed_facts
+from workers.device_state import DeviceState, changes
+from workers.devices import find_devices
+from workers.node import Node, find_node
+from workers.offline.checks import refusals
+from workers.paths import WorkPaths, write_whole
+from workers.probes import PROBES, Found, HostProbe
+from workers.receipt import TrialRecord
+from workers.result import TrialResult
+from workers.runner import Ending
+from workers.settings import Settings
+
+ENTRY = NodeClass(
+    name="sim-9",
+    lanes=(Lane.REFERENCE,),
+    device_type="cpu",
+    probe="sim",
+    device_name=r"^Sim 9\b",
+    peak_flops={"float32": 2e12},
+)
+
+
+class SimProbe(HostProbe):
+    """Finds one device of the new kind."""
+
+    def find(self) -> Found:
+        return Found(devices=(DeviceInfo(index=3, name="Sim 9 SXM", memory_bytes=80 * GIB),), driver="9.1")
+
+    def memory_used(self) -> Mapping[int, int]:
+        return {3: GIB}
+
+    def state(self, index: int) -> DeviceState:
+        return DeviceState(hw_power_brake_us=index * 1_000_000, processes=())
+
+
+@pytest.fixture
+def new_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NODE_CLASSES, ENTRY.name, ENTRY)
+    monkeypatch.setattr("workers.devices.PROBES", {"sim": SimProbe(), **PROBES})
+
+
+@pytest.fixture
+def node(new_class: None) -> Node:
+    return find_node("far")
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    with running_api("sqlite", tmp_path) as api:
+        yield api
+
+
+def register(api: Api, node: Node) -> str:
+    body = node.registration().model_dump(mode="json")
+    answer = api.client.put(f"/v1/nodes/{node.name}", headers=api.worker, json=body)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["node_id"])
+
+
+def test_worker_finds_its_device_by_itself_and_when_asked_for(node: Node) -> None:
+    assert (node.node_class, node.versions["driver"]) == (ENTRY, "9.1")
+    assert find_devices("sim-9").node_class is ENTRY
+    assert find_devices("cpu").node_class is NODE_CLASSES["cpu"]
+    assert Settings(node_class="sim-9").node_class == "sim-9"
+
+
+def test_service_plans_queues_and_hands_out_blocks(api: Api, node: Node) -> None:
+    on_cpu, here = api.register(), register(api, node)
+    placement = {"node_class": "sim-9"}
+    values = make_spec(placement=placement).model_dump(mode="json", exclude_unset=True)
+    plan = api.client.post("/v1/ablations:plan", headers=api.admin, json=values).json()
+    (eligible,) = [row for row in plan["node_classes"] if row["eligible"]]
+    assert (eligible["node_class"], eligible["live_nodes"]) == ("sim-9", 1)
+    made = api.submit(placement=placement)
+    assert api.claim(on_cpu) is None
+    block = api.claim(here)
+    assert block is not None
+    assert block["ablation_id"] == made["id"]
+    gates = {gate["name"]: gate["node_classes"] for gate in api.get("/v1/gates").json()}
+    assert gates["lane"]["reference"] == ["cpu", "h200", "sim-9"]
+    assert gates["lane"]["cuda"] == ["h200"]
+    assert gates["attention"]["flash"] == ["h200"]
+
+
+def test_spec_for_it_is_held_against_its_lanes(node: Node) -> None:
+    assert list(refusals(make_file(placement={"node_class": "sim-9"}), node)) == []
+    with pytest.raises(SpecError, match="lane 'cuda' has no implementation on node class 'sim-9'"):
+        make_file(placement={"node_class": "sim-9"}, variants={"x": {"gates": {"lane": "cuda"}}})
+    (refused,) = refusals(make_file(), node)
+    assert refused == "this node is of class 'sim-9'; the plan asks for 'cpu'"
+
+
+def test_receipt_from_it_carries_device_peak_and_events(node: Node, tmp_path: Path) -> None:
+    file = make_file(placement={"node_class": "sim-9"})
+    block = file.claimed(0, attempt_id="att_1", attempt_no=1)
+    receipt = record(block, node, tmp_path).receipt()
+    assert verify(receipt.model_dump(mode="json")) == []
+    assert (receipt.environment.node_class, receipt.environment.device_name) == ("sim-9", "Sim 9 SXM")
+    assert receipt.ids.device == "far/3"
+    assert receipt.summary is not None
+    assert receipt.summary.mfu == pytest.approx(receipt.summary.model_tflops_per_s / 2)
+    assert json.loads(receipt.model_dump_json())["environment"]["throttle"] == {
+        "hw_power_brake": 0.0,
+        "foreign_processes": [],
+    }
+    assert receipt_problems(receipt, file.plan) == []
+
+
+def record(block: ClaimedBlock, node: Node, folder: Path) -> TrialRecord:
+    """Leave what a trial leaves, and return it with what was seen from outside."""
+    trial = block.trials[0]
+    paths = WorkPaths(home=folder).trial(block.attempt_id, trial.trial_id)
+    steps = make_steps(trial.config, tokens_per_s=5000.0, loss_step1=8.0, seed=1)
+    paths.steps.write_text("".join(step.model_dump_json() + "\n" for step in steps))
+    result = TrialResult(facts=observed_facts(trial.gates), flops_per_step=10**9, loss_val=7.5, data_digest="sha256:d")
+    write_whole(paths.result, result.model_dump_json())
+    ending: dict[str, Any] = {"stopped": None, "exit_code": 0, "oom_kills": 0, "peak_rss_bytes": None, "survivors": ()}
+    state = node.devices.probe.state(node.devices.first.index)
+    return TrialRecord(
+        block=block,
+        trial=trial,
+        node=node,
+        node_id="nod_1",
+        paths=paths,
+        ending=Ending(wall_s=2.0, **ending),
+        started_at=datetime.now(UTC),
+        load_average=0.1,
+        device_events=changes(state, state),
+    )

@@ -1,0 +1,175 @@
+"""Probes: how the devices of a machine are found and their state is read, one for each kind of driver.
+
+Counters are read instead of the momentary state: a slow-down in the middle of a trial is seen, and nothing is asked
+while a step is measured.
+"""
+
+import csv
+import io
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from experiments.records.messages import DeviceInfo
+from workers.device_state import DeviceState
+
+_GPU = "index,name,serial,memory.total,memory.used,driver_version"
+_STATE = ",".join(
+    (
+        "clocks_event_reasons_counters.sw_power_cap",
+        "clocks_event_reasons_counters.sw_thermal_slowdown",
+        "clocks_event_reasons_counters.hw_thermal_slowdown",
+        "clocks_event_reasons_counters.hw_power_brake_slowdown",
+        "ecc.errors.uncorrected.volatile.total",
+    )
+)
+_SMI_TIMEOUT_S = 20.0
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a probe found."""
+
+    devices: tuple[DeviceInfo, ...] = ()
+    driver: str | None = None
+    """Version of the driver."""
+    lacks: tuple[str, ...] = ()
+    """Sentences about why there is nothing, where that is surprising."""
+
+
+class Probe(Protocol):
+    """What workers ask of a kind of driver."""
+
+    def find(self) -> Found:
+        """Look for devices."""
+
+    def memory_used(self) -> Mapping[int, int]:
+        """Return bytes in use by device index, for the proof that a trial has left nothing; empty on the host."""
+
+    def state(self, index: int) -> DeviceState | None:
+        """Return the counters of a device; None where there are none, or nothing can be asked."""
+
+
+class HostProbe:
+    """The machine's own processors, as one device."""
+
+    def find(self) -> Found:
+        """Return the one device, which is always there."""
+        return Found(devices=(DeviceInfo(index=0, name=_cpu_name(), serial=None, memory_bytes=memory_limit_bytes()),))
+
+    def memory_used(self) -> Mapping[int, int]:
+        """Return nothing: memory of processes that ended is free."""
+        return {}
+
+    def state(self, index: int) -> DeviceState | None:
+        """Return None: there are no such counters."""
+        return None
+
+
+class NvidiaProbe:
+    """NVIDIA GPUs, as nvidia-smi tells of them."""
+
+    def find(self) -> Found:
+        """Look for GPUs."""
+        smi = shutil.which("nvidia-smi")
+        if smi is None:
+            return Found()
+        try:
+            rows = _rows(_ask(smi, f"--query-gpu={_GPU}"))
+        except (subprocess.SubprocessError, OSError) as error:
+            return Found(lacks=(f"nvidia-smi is installed but failed: {error}",))
+        return Found(devices=tuple(_gpu(row) for row in rows), driver=rows[0][5] if rows else None)
+
+    def memory_used(self) -> Mapping[int, int]:
+        """Return bytes in use by GPU index."""
+        smi = shutil.which("nvidia-smi")
+        try:
+            rows = _rows(_ask(smi, f"--query-gpu={_GPU}")) if smi else []
+        except (subprocess.SubprocessError, OSError):
+            return {}
+        return {int(row[0]): int(row[4]) * _MIB for row in rows}
+
+    def state(self, index: int) -> DeviceState | None:
+        """Return the counters of GPU `index`, and the processes on all."""
+        smi = shutil.which("nvidia-smi")
+        if smi is None:
+            return None
+        counters = _said(smi, f"--query-gpu={_STATE}", f"--id={index}")
+        processes = _said(smi, "--query-compute-apps=pid")
+        return None if counters is None and processes is None else parse_state(counters, processes)
+
+
+PROBES: dict[str, Probe] = {"nvidia": NvidiaProbe(), "host": HostProbe()}
+"""Every probe by the name that node classes give it. Asked in this order; the host is always found, so it is last."""
+
+
+def parse_state(counters: str | None, processes: str | None) -> DeviceState:
+    """Read nvidia-smi's answers, without header and units; None is no answer."""
+    told = [None] * 5 if counters is None else [_number(cell) for cell in counters.split(",")]
+    power_cap, sw_thermal, hw_thermal, power_brake, ecc = told
+    pids = None if processes is None else [_number(line) for line in processes.split()]
+    return DeviceState(
+        sw_power_cap_us=power_cap,
+        sw_thermal_slowdown_us=sw_thermal,
+        hw_thermal_slowdown_us=hw_thermal,
+        hw_power_brake_us=power_brake,
+        ecc_uncorrected=ecc,
+        processes=None if pids is None or None in pids else tuple(pid for pid in pids if pid is not None),
+    )
+
+
+def memory_limit_bytes() -> int:
+    """Return the memory that processes here may use: the machine's, or a smaller cgroup limit."""
+    total: int = psutil.virtual_memory().total
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _ask(smi: str, *arguments: str) -> str:
+    """Return the answer as CSV without header and units. Raises SubprocessError or OSError when there is none."""
+    command = [smi, *arguments, "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
+
+
+def _said(smi: str, *arguments: str) -> str | None:
+    try:
+        return _ask(smi, *arguments)
+    except (subprocess.SubprocessError, OSError):
+        return None
+
+
+def _rows(table: str) -> list[list[str]]:
+    reader = csv.reader(io.StringIO(table), skipinitialspace=True)
+    return [[cell.strip() for cell in row] for row in reader if row]
+
+
+def _gpu(row: list[str]) -> DeviceInfo:
+    index, name, serial, total_mib, _used_mib, _driver = row
+    known = None if serial.startswith("[") else serial
+    return DeviceInfo(index=int(index), name=name, serial=known, memory_bytes=int(total_mib) * _MIB)
+
+
+def _number(cell: str) -> int | None:
+    return int(cell) if cell.strip().isdecimal() else None
