@@ -6,8 +6,7 @@ Apart from the settings, which need a package that an air-gapped node lacks.
 import os
 from pathlib import Path
 
-TRIAL_MARK = "ABLATE_TRIAL_ID"
-"""Environment variable that every process below a trial inherits, so that strays can be found."""
+from experiments.runtime.processes import Mark
 
 PEER_SITE = "ABLATE_PEER_SITE"
 """Environment variable that names the folder with the official Mamba-3 kernels; see docs/peer.md."""
@@ -19,9 +18,14 @@ def peer_site() -> Path | None:
     return Path(folder).absolute() if folder else None
 
 
+def trial_mark(trial_id: str) -> Mark:
+    """Return the mark of every process below a trial, by which strays are found."""
+    return Mark("ABLATE_TRIAL_ID", trial_id)
+
+
 def mark_process(trial_id: str) -> None:
     """Mark this process and all it will start as belonging to `trial_id`."""
-    os.environ[TRIAL_MARK] = trial_id
+    os.environ.update(trial_mark(trial_id).environment)
 
 
 def keep_kernels(folder: Path) -> None:

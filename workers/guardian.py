@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from experiments.runtime.processes import end_all, group_members, marked
-from workers.environment_variables import TRIAL_MARK
+from experiments.runtime.processes import end_all, group_members
+from workers.environment_variables import trial_mark
 
 _MODULE = "workers.guardian"
 
@@ -65,11 +65,11 @@ def end_trial(pgid: int, *, trial_id: str, grace_s: float, leader: Callable[[], 
     A trial that has just been forked has no group of its own yet. `leader` tells whether the trial's own process is
     known to live, and then it counts whatever group it is in.
     """
-    mark = f"{TRIAL_MARK}={trial_id}"
+    mark = trial_mark(trial_id)
 
     def find() -> list[int]:
         first = {pgid} if leader is not None and leader() else set()
-        return sorted(first | {*group_members(pgid), *marked(mark)})
+        return sorted(first | {*group_members(pgid), *mark.members()})
 
     return end_all(find, grace_s=grace_s).survivors
 

@@ -21,6 +21,24 @@ _EXEC_PATIENCE_S = 2.0
 """How long a process may be between two programs: it has no environment until the kernel has laid out the new one."""
 
 
+@dataclass(frozen=True)
+class Mark:
+    """An environment variable that every process below one inherits, whatever group or session it moves to."""
+
+    variable: str
+    value: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What to add to the environment of a process that is to carry the mark."""
+        return {self.variable: self.value}
+
+    def members(self) -> list[int]:
+        """Return the living processes, this one excepted, that were started with the mark."""
+        entry = f"{self.variable}={self.value}".encode()
+        return [pid for pid in _others() if entry in _environment(pid) and is_alive(pid)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """What it took to end processes."""
@@ -42,15 +60,6 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL, *, parent: int | No
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     if parent is not None and os.getppid() != parent:
         os._exit(1)
-
-
-def marked(mark: str) -> list[int]:
-    """Return the living processes, this one excepted, that were started with `mark` (NAME=value) in the environment.
-
-    They pass it on to whatever they start, whatever group or session that moves to.
-    """
-    entry = mark.encode()
-    return [pid for pid in _others() if entry in _environment(pid) and is_alive(pid)]
 
 
 def group_members(pgid: int) -> list[int]:

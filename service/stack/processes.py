@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from experiments.runtime.processes import die_with_parent, end_all, marked, wait_until
+from experiments.runtime.processes import Mark, die_with_parent, end_all, wait_until
 from service.settings import child_environment
 
-STACK_MARK = "ABLATE_STACK_ID"
-"""Environment variable that every process below the supervisor inherits, whatever session it moves to."""
+
+def mark(stack_id: str) -> Mark:
+    """Return the mark of every process below the supervisor."""
+    return Mark("ABLATE_STACK_ID", stack_id)
 
 
 def start(command: Sequence[str], *, stack_id: str, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -23,7 +25,7 @@ def start(command: Sequence[str], *, stack_id: str, environment: dict[str, str],
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=child_environment({**environment, STACK_MARK: stack_id}),
+            env=child_environment({**environment, **mark(stack_id).environment}),
             # the supervisor has one thread, so this is safe
             preexec_fn=partial(die_with_parent, signal.SIGTERM, parent=os.getpid()),
         )
@@ -31,7 +33,7 @@ def start(command: Sequence[str], *, stack_id: str, environment: dict[str, str],
 
 def members(stack_id: str) -> list[int]:
     """Return the living processes that carry the mark, this one excepted."""
-    return marked(f"{STACK_MARK}={stack_id}")
+    return mark(stack_id).members()
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], *, patience_s: float) -> None:
@@ -47,7 +49,7 @@ def kill_members(stack_id: str, *, grace_s: float = 0.0) -> int:
 
     Raises TimeoutError when one survives SIGKILL (a process inside a driver call).
     """
-    ended = end_all(lambda: members(stack_id), grace_s=grace_s)
+    ended = end_all(mark(stack_id).members, grace_s=grace_s)
     if ended.survivors:
         raise TimeoutError(f"processes {list(ended.survivors)} survived SIGKILL")
     return ended.killed

@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from experiments.runtime.processes import Ended, die_with_parent, end_all, group_members, is_alive, marked
+from experiments.runtime.processes import Ended, Mark, die_with_parent, end_all, group_members, is_alive
 
 _SLEEP = "print('ready', flush=True); time.sleep(600)"
 WILLING = f"import time; {_SLEEP}"
@@ -28,16 +28,15 @@ class Family:
     """Processes with a mark of their own, each in a session of its own."""
 
     def __init__(self) -> None:
-        self.mark = f"ABLATE_TEST_MARK={uuid.uuid4().hex}"
+        self.mark = Mark("ABLATE_TEST_MARK", uuid.uuid4().hex)
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, code: str) -> subprocess.Popen[bytes]:
-        name, _, value = self.mark.partition("=")
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, name: value},
+            env={**os.environ, **self.mark.environment},
         )
         self.started.append(process)
         assert process.stdout is not None
@@ -45,7 +44,7 @@ class Family:
         return process
 
     def pids(self) -> list[int]:
-        return marked(self.mark)
+        return self.mark.members()
 
 
 @pytest.fixture
@@ -93,11 +92,10 @@ def test_zombies_do_not_count(family: Family) -> None:
     assert group_members(parent.pid) == family.pids() == []
 
 
-def test_marked_finds_a_process_from_its_first_moment(family: Family) -> None:
+def test_mark_finds_a_process_from_its_first_moment(family: Family) -> None:
     """Popen returns inside exec, when the old environment is gone and the new one is not there yet."""
-    name, _, value = family.mark.partition("=")
     for _ in range(200):
-        process = subprocess.Popen(["sleep", "600"], env={name: value})
+        process = subprocess.Popen(["sleep", "600"], env=family.mark.environment)
         found = family.pids()
         process.kill()
         process.wait()

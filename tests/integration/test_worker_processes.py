@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.runtime.processes import marked
+from experiments.runtime.processes import Mark
 from tests.architecture.pages import ROOT
 from tests.integration.worker_family import order, server
 from tests.integration.worker_service import until
-from workers.environment_variables import TRIAL_MARK
+from workers.environment_variables import trial_mark
 from workers.guardian import Guardian, end_trial
 from workers.lease import Lease, StopReason
 from workers.runner import Runner
@@ -93,7 +93,7 @@ def test_run_that_must_stop_at_its_start_does(tmp_path: Path, runner: tuple[Runn
     assert (ending.stopped, ending.exit_code) == (StopReason.FENCED, -signal.SIGKILL)
     assert ending.survivors == ()
     assert ending.wall_s < 100
-    assert marked(f"{TRIAL_MARK}=trl_early") == []
+    assert trial_mark("trl_early").members() == []
 
 
 def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tuple[Runner, WakeEvent]) -> None:
@@ -112,21 +112,21 @@ def test_kill_9_of_the_owner_kills_the_whole_family(tmp_path: Path) -> None:
 
 
 def test_trial_on_its_way_to_a_starting_fork_server_ends_with_its_worker(tmp_path: Path) -> None:
-    mark = f"ABLATE_TEST_MARK={tmp_path}"
+    mark = Mark("ABLATE_TEST_MARK", str(tmp_path))
     command = [sys.executable, "-m", "tests.integration.late_trial", str(tmp_path)]
-    owner = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "ABLATE_TEST_MARK": str(tmp_path)})
-    until(lambda: len(marked(mark)) >= 3)  # with the server and multiprocessing's tracker
+    owner = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **mark.environment})
+    until(lambda: len(mark.members()) >= 3)  # with the server and multiprocessing's tracker
     time.sleep(0.3)  # the request is written within a millisecond of the server's start
     owner.kill()
     owner.wait()
-    until(lambda: not marked(mark))
+    until(lambda: not mark.members())
     assert not (tmp_path / "result.json").exists()
 
 
 def test_end_trial_asks_strays_before_it_kills_them() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(300)"]
     leader = subprocess.Popen(command, start_new_session=True)
-    stray = subprocess.Popen(command, start_new_session=True, env={**os.environ, TRIAL_MARK: "trl_asks"})
+    stray = subprocess.Popen(command, start_new_session=True, env={**os.environ, **trial_mark("trl_asks").environment})
     assert end_trial(leader.pid, trial_id="trl_asks", grace_s=10.0) == ()
     assert (leader.wait(), stray.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
