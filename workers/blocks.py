@@ -17,7 +17,7 @@ from workers.node import Node, load_average
 from workers.paths import WorkPaths, write_whole
 from workers.receipt import TrialRecord, dead_gate
 from workers.result import TrialOrder, TrialResult, read_config, read_result
-from workers.runner import Ending, Runner
+from workers.runner import Ending, TrialRunner
 from workers.trial_output import BlockOutput
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class NodeContext:
 
     node: Node
     node_id: str
-    runner: Runner
+    runner: TrialRunner
     paths: WorkPaths
     data_dir: Path
     """Prepared datasets."""

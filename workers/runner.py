@@ -39,7 +39,7 @@ class Ending:
     """Processes that even SIGKILL did not end."""
 
 
-class Runner:
+class TrialRunner:
     """Starts trials on this node's fork server and ends them."""
 
     def __init__(

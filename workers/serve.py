@@ -13,7 +13,7 @@ from workers.forkserver import ForkServer
 from workers.guardian import Guardian
 from workers.node import find_node
 from workers.paths import WorkPaths
-from workers.runner import Runner
+from workers.runner import TrialRunner
 from workers.service_api import ServiceApi
 from workers.settings import Settings, get_settings
 from workers.supervisor import ServiceLink, Supervisor
@@ -60,7 +60,7 @@ def _serve(settings: Settings, console: Console) -> None:
         server.check()
         api = ServiceApi(settings.url, _until(lambda: _token(settings), wake_event, stopping))
         registered = _until(lambda: api.register(node.name, node.registration()), wake_event, stopping)
-        runner = Runner(server, guardian, wake_event, grace_s=settings.grace_s, preempted=stopping)
+        runner = TrialRunner(server, guardian, wake_event, grace_s=settings.grace_s, preempted=stopping)
         context = NodeContext(
             node=node,
             node_id=registered.node_id,

@@ -13,7 +13,7 @@ from workers.forkserver import ForkServer
 from workers.guardian import Guardian
 from workers.lease import Lease
 from workers.paths import WorkPaths
-from workers.runner import Runner
+from workers.runner import TrialRunner
 from workers.trial_output import BlockOutput
 from workers.wake_event import WakeEvent
 
@@ -26,7 +26,7 @@ def main() -> None:
     first, second = claimed.trials
     second = second.model_copy(update={"gates": {**second.gates, "loss": "chunked"}})
     with Guardian() as guardian:
-        runner = Runner(ForkServer(), guardian, WakeEvent(), grace_s=1.0, preempted=lambda: False)
+        runner = TrialRunner(ForkServer(), guardian, WakeEvent(), grace_s=1.0, preempted=lambda: False)
         node = nodes.find_node("here", "cpu")
         context = NodeContext(
             node=node, node_id="nod_1", runner=runner, paths=WorkPaths(home=home), data_dir=home / "data"

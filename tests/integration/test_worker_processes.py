@@ -19,7 +19,7 @@ from tests.integration.worker_service import until
 from workers.environment_variables import trial_mark
 from workers.guardian import Guardian, end_trial
 from workers.lease import Lease, StopReason
-from workers.runner import Runner
+from workers.runner import TrialRunner
 from workers.wake_event import WakeEvent
 
 
@@ -36,10 +36,10 @@ def _family(folder: Path) -> list[int]:
 
 
 @pytest.fixture
-def runner() -> Iterator[tuple[Runner, WakeEvent]]:
+def runner() -> Iterator[tuple[TrialRunner, WakeEvent]]:
     wake_event = WakeEvent()
     with Guardian() as guardian:
-        yield Runner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False), wake_event
+        yield TrialRunner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False), wake_event
 
 
 class Clock:
@@ -60,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("reason", [StopReason.CANCELLED, StopReason.FENCED, StopReason.TIMEOUT])
 def test_run_stopped_kills_the_whole_family(
-    tmp_path: Path, runner: tuple[Runner, WakeEvent], clock: Clock, reason: StopReason
+    tmp_path: Path, runner: tuple[TrialRunner, WakeEvent], clock: Clock, reason: StopReason
 ) -> None:
     lease = Lease(300.0, asked_at=time.monotonic())
 
@@ -84,7 +84,9 @@ def test_run_stopped_kills_the_whole_family(
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.001, 0.003, 0.01, 0.03])
-def test_run_that_must_stop_at_its_start_does(tmp_path: Path, runner: tuple[Runner, WakeEvent], late_s: float) -> None:
+def test_run_that_must_stop_at_its_start_does(
+    tmp_path: Path, runner: tuple[TrialRunner, WakeEvent], late_s: float
+) -> None:
     """The trial may not have a group of its own yet: none of these runs may last as long as its family would."""
     lease = Lease(300.0, asked_at=time.monotonic())
     runner[0].run(order(tmp_path / "warm", leaves=True), lease, timeout_s=60.0)  # the fork server runs from here on
@@ -96,7 +98,7 @@ def test_run_that_must_stop_at_its_start_does(tmp_path: Path, runner: tuple[Runn
     assert trial_mark("trl_early").members() == []
 
 
-def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tuple[Runner, WakeEvent]) -> None:
+def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tuple[TrialRunner, WakeEvent]) -> None:
     ending = runner[0].run(order(tmp_path, leaves=True), Lease(300.0, asked_at=time.monotonic()), timeout_s=60.0)
     assert (ending.stopped, ending.exit_code) == (None, 0)
     assert [pid for pid in _family(tmp_path) if _is_alive(pid)] == []

@@ -11,7 +11,7 @@ from workers.guardian import Guardian
 from workers.lease import Lease
 from workers.paths import TrialPaths
 from workers.result import TrialOrder
-from workers.runner import Runner
+from workers.runner import TrialRunner
 from workers.wake_event import WakeEvent
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
@@ -65,7 +65,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     wake_event = WakeEvent()
     with ToldGuardian(folder / "told") as guardian:
-        runner = Runner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False)
+        runner = TrialRunner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False)
         runner.run(order(folder), Lease(300.0, asked_at=10**12), timeout_s=300.0)
 
 

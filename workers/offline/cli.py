@@ -35,7 +35,7 @@ from workers.offline import checks
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
-from workers.runner import Runner
+from workers.runner import TrialRunner
 from workers.wake_event import StopFlag, WakeEvent
 
 app = typer.Typer()
@@ -156,7 +156,7 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
         guardian = stack.enter_context(Guardian())
         server = ForkServer()
         server.check()
-        runner = Runner(server, guardian, wake_event, grace_s=_GRACE_S, preempted=stopping)
+        runner = TrialRunner(server, guardian, wake_event, grace_s=_GRACE_S, preempted=stopping)
         yield (
             NodeContext(node=node, node_id=node_id, runner=runner, paths=job.folder.paths, data_dir=job.data_dir),
             stopping,
