@@ -15,7 +15,6 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan, make_plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import Outcome
-from experiments.records.device_events import DeviceEvents
 from experiments.records.receipts import Memory, Receipt, Step
 from experiments.reporting.view import AblationView, TrialView
 from tests.factories import make_receipt, observed_facts
@@ -144,7 +143,7 @@ def _environment(cpu: bool, chance: random.Random) -> dict[str, Any]:
         "git_commit": "43b7f4e91c0de5a3b1f9d7c2e8a6405f3b2d1c09",
         "versions": versions | {"cuda": "13.0", "driver": "580.82.07", "tilelang": "0.1.15"},
         "load_average_before": None,
-        "throttle": DeviceEvents(sw_power_cap=2.5, ecc_uncorrected=0),
+        "throttle": {"sw_power_cap": 2.5, "ecc_uncorrected": 0},
     }
 
 
