@@ -1,8 +1,8 @@
 """A rate limit for every bearer token: steady rate, some burst, and an honest Retry-After.
 
 A token bucket in the form of the generic cell rate algorithm: what is kept of a token is the moment from which its
-whole burst is there again. The package `limits` costs a submission a fifth of its processor time (a timer thread every
-10 ms) and knows no burst; see docs/LOG.md.
+whole burst is there again. The package `limits` has no bucket with a burst, and its timer thread costs 30 to 90
+microseconds of processor time a request, where this takes one; see docs/LOG.md.
 """
 
 import math

@@ -92,7 +92,7 @@ def _act(client: Client, files: StackFiles, *, stack_s: float, began: float) -> 
         console.print(f"{accepted.id} cancelled")
         raise
     if row.state != AblationState.COMPLETED:
-        raise DemoFailed(f"{row.id} ended as {row.state}; its story: logs in {files.log('worker')}")
+        raise DemoFailed(f"{row.id} ended as {row.state}; see {files.log('worker')}")
     ablation_s = time.monotonic() - submitted_at
     console.print("\n[bold]2. A spec that nobody can run here is refused, not run as something else[/]")
     pointers = _show_refusal(client)

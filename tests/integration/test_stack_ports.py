@@ -11,7 +11,7 @@ import pytest
 from service.stack import processes, supervisor
 from service.stack.errors import PartFailed
 from service.stack.layout import StackFiles
-from service.stack.parts import Addresses, Part, _ok
+from service.stack.parts import Addresses, StackPart, _ok
 from service.stack.ports import LOOPBACK, free_port, listeners
 
 SLEEPER = ("-c", "import time; time.sleep(600)")
@@ -51,8 +51,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor
     assert processes.members(one._state.stack_id) == []
 
 
-def part(command: tuple[str, ...], port: int) -> Part:
-    return Part(
+def part(command: tuple[str, ...], port: int) -> StackPart:
+    return StackPart(
         name="mlflow",
         command=(sys.executable, *command),
         environment={},
