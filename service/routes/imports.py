@@ -11,9 +11,9 @@ from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle import PLAN, Bundle, join_bundles
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import differences
+from experiments.states import AblationState
 from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
-from service.lifecycle import AblationState
 from service.responses import secured
 from service.schemas import BundleFiles, ImportPublic, ImportRequest
 from service.serializers import links_of

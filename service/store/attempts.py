@@ -14,8 +14,9 @@ from sqlalchemy import Connection, Row, select, update
 from experiments.outcomes import FailureClass
 from experiments.records.messages import TrialProgress
 from experiments.retries import MAX_ATTEMPTS, may_retry, retry_wait_s
+from experiments.states import AblationState, AttemptState, BlockState, TrialState
 from service.errors import Invalid, NotFound, StaleToken
-from service.lifecycle import AblationState, AttemptState, BlockState, EventKind, OutboxKind, TrialState
+from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now, storable
 from service.store.completion import complete_if_done
