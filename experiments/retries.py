@@ -33,6 +33,11 @@ def may_retry(attempts: int, last_failure: FailureClass) -> bool:
     return attempts < MAX_ATTEMPTS[last_failure]
 
 
+def attempt_words(attempt_no: int, failure: FailureClass) -> str:
+    """Say which attempt `failure` ended, of how many that it allows, for example "attempt 1 of 2"."""
+    return f"attempt {attempt_no} of {MAX_ATTEMPTS[failure]}"
+
+
 def retry_wait_s(attempts: int) -> float:
     """Return how long a block rests after `attempts` broken attempts before a worker may claim it again.
 

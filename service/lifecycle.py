@@ -4,48 +4,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
+from experiments.states import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
-
-
-class AblationState(StrEnum):
-    """Where an ablation is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    CANCELLING = "cancelling"
-    CANCELLED = "cancelled"
-    COMPLETED = "completed"
-    FAILED = "failed"
-
-
-class BlockState(StrEnum):
-    """Where a block is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class TrialState(StrEnum):
-    """Where a trial is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    DONE = "done"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-class AttemptState(StrEnum):
-    """Where one try at a block is."""
-
-    RUNNING = "running"
-    DONE = "done"
-    BROKEN = "broken"
-    RELEASED = "released"
-    EXPIRED = "expired"
 
 
 class EventKind(StrEnum):

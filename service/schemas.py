@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.errors import SpecProblem
 from experiments.records.messages import DeviceInfo
-from service.lifecycle import AblationState, BlockState, EventKind, TrialState
+from experiments.states import AblationState, BlockState, TrialState
+from service.lifecycle import EventKind
 
 Item = TypeVar("Item")
 

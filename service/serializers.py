@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row
 
 from experiments.design.plan import Plan
 from experiments.records.messages import NodeRegistration
-from service.lifecycle import AblationState
+from experiments.states import AblationState
 from service.schemas import (
     AblationAccepted,
     AblationPublic,

@@ -16,7 +16,8 @@ from fastapi import Request
 from fastapi.sse import EventSourceResponse, format_sse_event
 from sqlalchemy import Row
 
-from service.lifecycle import OVER, AblationState, EventKind
+from experiments.states import AblationState
+from service.lifecycle import OVER, EventKind
 from service.schemas import Event
 from service.serializers import event_public
 from service.store.columns import rfc3339

@@ -17,6 +17,7 @@ from experiments.design.spec import AblationSpec
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Memory, Receipt, Step
 from experiments.reporting.view import AblationView, TrialView
+from experiments.states import AblationState, TrialState
 from tests.factories import make_receipt, observed_facts
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
@@ -221,7 +222,7 @@ def view(
         ablation_id="abl_01JD3Q8V6N",
         name=spec.ablation,
         question=spec.question,
-        state="completed",
+        state=AblationState.COMPLETED,
         created_at="2026-11-20T09:28:11Z",
         spec_text=text,
         spec_digest=spec.digest,
@@ -233,7 +234,7 @@ def view(
                 block_index=r.ids.block_index,
                 arm=r.arm,
                 position=r.ids.position,
-                state="done",
+                state=TrialState.DONE,
                 attempt_id=r.ids.attempt,
                 receipt=r,
             )
@@ -254,18 +255,18 @@ def cpu_view(**changes: Any) -> AblationView:
     return view(**{**values, **changes})
 
 
-def first_blocks(whole: AblationView, count: int, *, state: str = "running") -> AblationView:
+def first_blocks(whole: AblationView, count: int, *, state: AblationState = AblationState.RUNNING) -> AblationView:
     """Cut a view down to its first `count` blocks: the others wait, and there is no verdict."""
     trials = tuple(
         trial
         if trial.block_index < count
-        else dataclasses.replace(trial, state="queued", attempt_id=None, receipt=None)
+        else dataclasses.replace(trial, state=TrialState.QUEUED, attempt_id=None, receipt=None)
         for trial in whole.trials
     )
     return dataclasses.replace(whole, state=state, verdict=None, trials=trials)
 
 
-def unfinished(state: str, *, done_blocks: int = 0) -> AblationView:
+def unfinished(state: AblationState, *, done_blocks: int = 0) -> AblationView:
     """Build an ablation in `state` without a verdict, with receipts for the first `done_blocks` blocks only."""
     return first_blocks(view(), done_blocks, state=state)
 

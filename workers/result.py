@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 from experiments.records.receipts import Step
 from model.config import TrainConfig
@@ -33,10 +34,10 @@ class TrialOrder:
     """Build the dataset and stop, so that no trial pays for it."""
 
 
-class TrialResult(BaseModel):
+class TrialResult(Frozen):
     """What the trial says about itself. Its steps are in their own file, written as they came."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     failure_class: FailureClass | None = None
     message: str | None = None

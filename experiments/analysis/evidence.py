@@ -41,7 +41,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop:
+class Exclusion:
     """Why a variant has no statistics."""
 
     word: VerdictWord
@@ -58,7 +58,7 @@ class Evidence:
     receipts: tuple[Receipt, ...]
     """Of the variant, in block order."""
     pairs: tuple[Pair, ...]
-    stop: Stop | None
+    exclusion: Exclusion | None
 
 
 class WholeBlocks:
@@ -93,17 +93,19 @@ def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
     """Sort what is known about the variant `arm`."""
     pairs = whole.pairs(arm.name)
     claim = weakest_claim(arm, whole.plan.baseline)
-    stop = _outcome_stop(pairs) or _guard_stop(pairs, whole.plan) or _claim_stop(pairs, claim)
-    return Evidence(arm=arm, claim=claim, receipts=whole.of(arm.name), pairs=pairs, stop=stop)
+    exclusion = (
+        _excluded_by_outcome(pairs) or _excluded_by_guards(pairs, whole.plan) or _excluded_by_claim(pairs, claim)
+    )
+    return Evidence(arm=arm, claim=claim, receipts=whole.of(arm.name), pairs=pairs, exclusion=exclusion)
 
 
-def _guard_stop(pairs: Sequence[Pair], plan: Plan) -> Stop | None:
+def _excluded_by_guards(pairs: Sequence[Pair], plan: Plan) -> Exclusion | None:
     for pair in pairs:
         problem = next(_guards(pair, plan), None)
         if problem is not None:
-            return Stop(word=VerdictWord.INVALID, reason=f"{block_name(pair.block_index)}: {problem}")
+            return Exclusion(word=VerdictWord.INVALID, reason=f"{block_name(pair.block_index)}: {problem}")
     clocks = clock_problem([pair.variant for pair in pairs], [pair.baseline for pair in pairs])
-    return None if clocks is None else Stop(word=VerdictWord.INVALID, reason=clocks)
+    return None if clocks is None else Exclusion(word=VerdictWord.INVALID, reason=clocks)
 
 
 def _guards(pair: Pair, plan: Plan) -> Iterator[str]:
@@ -134,17 +136,17 @@ def weakest_claim(arm: Arm, baseline: Arm) -> Claim:
     return next((claim for claim in order if claim in claims), Claim.SCHEDULE_ONLY)
 
 
-def _outcome_stop(pairs: Sequence[Pair]) -> Stop | None:
+def _excluded_by_outcome(pairs: Sequence[Pair]) -> Exclusion | None:
     for outcome, word in _WORDS.items():
         hit = [pair.variant for pair in pairs if pair.variant.outcome is outcome]
         if hit:
             what = hit[0].message or f"outcome {outcome}"
-            return Stop(word=word, reason=f"{len(hit)} of {len(pairs)} trials {_ENDED[outcome]}: {what}")
+            return Exclusion(word=word, reason=f"{len(hit)} of {len(pairs)} trials {_ENDED[outcome]}: {what}")
     bad = [pair.baseline for pair in pairs if pair.baseline.outcome is not Outcome.MEASURED]
     if bad:
         what = bad[0].message or f"outcome {bad[0].outcome}"
         reason = f"{len(bad)} of {len(pairs)} baseline trials {_ENDED[bad[0].outcome]}: {what}"
-        return Stop(word=VerdictWord.INVALID, reason=reason)
+        return Exclusion(word=VerdictWord.INVALID, reason=reason)
     return None
 
 
@@ -156,7 +158,7 @@ _ENDED = {
 }
 
 
-def _claim_stop(pairs: Sequence[Pair], claim: Claim) -> Stop | None:
+def _excluded_by_claim(pairs: Sequence[Pair], claim: Claim) -> Exclusion | None:
     if claim is not Claim.SCHEDULE_ONLY:
         return None
     for pair in pairs:
@@ -165,5 +167,7 @@ def _claim_stop(pairs: Sequence[Pair], claim: Claim) -> Stop | None:
         ours, theirs = pair.variant.summary.loss_step1, pair.baseline.summary.loss_step1
         if ours != theirs:
             reason = f"{block_name(pair.block_index)}: step-1 loss {ours!r} is not the baseline's {theirs!r}, "
-            return Stop(word=VerdictWord.INVALID, reason=reason + "but the gates claim to change the schedule only")
+            return Exclusion(
+                word=VerdictWord.INVALID, reason=reason + "but the gates claim to change the schedule only"
+            )
     return None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.analysis.arm_summary import summarise_arm
-from experiments.analysis.evidence import Evidence, Stop, WholeBlocks, evidence_of
+from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.statistics import Paired, holm, paired, percent
 from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
@@ -36,7 +36,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], calibrate
     whole = WholeBlocks(plan, receipts)
     evidence = [evidence_of(arm, whole) for arm in plan.arms[1:]]
     changed = _changed_rule(plan, spec)
-    comparisons = _comparisons([found for found in evidence if found.stop is None and changed is None])
+    comparisons = _comparisons([found for found in evidence if found.exclusion is None and changed is None])
     judge_one = _Judge(plan, spec, whole, calibrated)
     fields: dict[str, Any] = {
         "ablation": plan.ablation,
@@ -48,17 +48,17 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], calibrate
         "blocks_counted": len(whole.blocks),
         "node_class": plan.node_class,
         "baseline": plan.baseline.name,
-        "variants": tuple(judge_one(found, changed or found.stop, comparisons) for found in evidence),
+        "variants": tuple(judge_one(found, changed or found.exclusion, comparisons) for found in evidence),
         "arms": {arm.name: summarise_arm(whole.of(arm.name)) for arm in plan.arms},
     }
     return seal(Verdict(**fields, digest=""))
 
 
-def _changed_rule(plan: Plan, spec: AblationSpec) -> Stop | None:
+def _changed_rule(plan: Plan, spec: AblationSpec) -> Exclusion | None:
     if spec.digest == plan.spec_digest and rule_digest(spec) == plan.rule_digest:
         return None
     reason = "the spec or its rule is not the one that was planned; a changed rule is a new ablation"
-    return Stop(word=VerdictWord.INVALID, reason=reason)
+    return Exclusion(word=VerdictWord.INVALID, reason=reason)
 
 
 def _comparisons(evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
@@ -134,13 +134,13 @@ class _Judge:
         self._block_minutes = _block_minutes(plan, whole)
 
     def __call__(
-        self, evidence: Evidence, stop: Stop | None, comparisons: Mapping[tuple[str, str], Comparison]
+        self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
     ) -> VariantVerdict:
         name = evidence.arm.name
         own = {metric: comparisons[name, metric] for metric in PRIMARY_METRICS if (name, metric) in comparisons}
         primary = own.pop(self._rule.primary.metric, None)
-        requirements = () if stop else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
-        measured, reason = self._measured(stop, primary)
+        requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
+        measured, reason = self._measured(exclusion, primary)
         needed = self._blocks_needed(measured, primary)
         published, why = self._published(measured, reason)
         return VariantVerdict(
@@ -158,9 +158,9 @@ class _Judge:
             notes=tuple(self._notes(measured, primary, requirements, needed)),
         )
 
-    def _measured(self, stop: Stop | None, found: Comparison | None) -> tuple[VerdictWord, str]:
-        if stop is not None:
-            return stop.word, stop.reason
+    def _measured(self, exclusion: Exclusion | None, found: Comparison | None) -> tuple[VerdictWord, str]:
+        if exclusion is not None:
+            return exclusion.word, exclusion.reason
         planned = len(self._plan.blocks)
         if self._counted < planned or found is None:
             return VerdictWord.INCONCLUSIVE, f"{self._counted} of {planned} planned blocks counted; missing data fails"

@@ -111,7 +111,7 @@ def blocks_table(view: AblationView) -> Table:
     for block in view.plan.blocks[:MOST_ROWS]:
         own = trials.get(block.index, [])
         receipts = sorted((t.receipt for t in own if t.receipt), key=lambda r: r.ids.position)
-        states = Counter(t.state for t in own)
+        states = Counter(str(t.state) for t in own)
         rows.append(
             row(
                 str(block_number(block.index)),

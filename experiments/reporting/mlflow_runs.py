@@ -19,6 +19,7 @@ from experiments.records.receipts import Receipt, Step, read_metric
 from experiments.reporting import drawing, pictures, wording
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.view import AblationView, TrialView
+from experiments.states import AblationState, TrialState
 
 LAYOUT = 2
 """Raise when the same view is written differently: the next projection then rewrites every run."""
@@ -29,15 +30,15 @@ MOST_POINTS = 2500
 LONGEST_TAG = 7900
 """MLflow cuts tags beyond 8000 characters without a word."""
 LONGEST_MESSAGE = 500
-PARENT_STATUS = {
-    "queued": "SCHEDULED",
-    "running": "RUNNING",
-    "cancelling": "RUNNING",
-    "cancelled": "KILLED",
-    "completed": "FINISHED",
-    "failed": "FAILED",
+PARENT_STATUS: dict[AblationState, str] = {
+    AblationState.QUEUED: "SCHEDULED",
+    AblationState.RUNNING: "RUNNING",
+    AblationState.CANCELLING: "RUNNING",
+    AblationState.CANCELLED: "KILLED",
+    AblationState.COMPLETED: "FINISHED",
+    AblationState.FAILED: "FAILED",
 }
-ENDED_WITHOUT_RECEIPT = {"cancelled": "KILLED", "failed": "FAILED"}
+ENDED_WITHOUT_RECEIPT: dict[str, str] = {TrialState.CANCELLED: "KILLED", TrialState.FAILED: "FAILED"}
 
 
 class Point(NamedTuple):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final, Literal, TypeAlias
 
 from experiments.analysis.arm_summary import ArmSummary, summarise_arm
 from experiments.analysis.evidence import WholeBlocks
@@ -12,14 +13,19 @@ from experiments.records.bundle import Bundle
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
+from experiments.states import AblationState, TrialState
 
-WITHOUT_VERDICT: dict[str, str] = {
-    "queued": "Nothing has run yet. The answer appears here when the last block is done.",
-    "running": "Still running. The answer appears here when the last block is done.",
-    "cancelling": "Being cancelled. What was measured until now is kept.",
-    "cancelled": "Cancelled before there was a verdict. What was measured until then is kept.",
-    "failed": "Failed before there was a verdict. What was measured until then is kept.",
-    "completed": "Every block is done, and the verdict has not been computed yet.",
+Missing: TypeAlias = Literal["missing"]
+MISSING: Final = "missing"
+"""State of a planned trial that a bundle does not hold."""
+
+WITHOUT_VERDICT: dict[AblationState, str] = {
+    AblationState.QUEUED: "Nothing has run yet. The answer appears here when the last block is done.",
+    AblationState.RUNNING: "Still running. The answer appears here when the last block is done.",
+    AblationState.CANCELLING: "Being cancelled. What was measured until now is kept.",
+    AblationState.CANCELLED: "Cancelled before there was a verdict. What was measured until then is kept.",
+    AblationState.FAILED: "Failed before there was a verdict. What was measured until then is kept.",
+    AblationState.COMPLETED: "Every block is done, and the verdict has not been computed yet.",
 }
 """Where an ablation without an answer stands, by its state."""
 
@@ -34,7 +40,7 @@ class TrialView:
     arm: str
     position: int
     """Place in the block's order, from 0; people are shown `place_number(position)`."""
-    state: str
+    state: TrialState | Missing
     attempt_id: str | None
     receipt: Receipt | None
 
@@ -46,7 +52,7 @@ class AblationView:
     ablation_id: str
     name: str
     question: str
-    state: str
+    state: AblationState
     created_at: str
     """RFC 3339 UTC."""
     spec_text: str
@@ -81,7 +87,7 @@ class AblationView:
         """The answer in one sentence, or where the ablation stands."""
         if self.answer is not None:
             return self.answer.lead
-        return WITHOUT_VERDICT.get(self.state, f"There is no verdict; the state is {self.state}.")
+        return WITHOUT_VERDICT[self.state]
 
     @property
     def waiting(self) -> str:
@@ -110,7 +116,7 @@ def bundle_view(bundle: Bundle) -> AblationView:
             block_index=block.index,
             arm=arm,
             position=position,
-            state="done" if trial_id in receipts else "missing",
+            state=TrialState.DONE if trial_id in receipts else MISSING,
             attempt_id=attempts.get(block.index),
             receipt=receipts.get(trial_id),
         )
@@ -121,7 +127,7 @@ def bundle_view(bundle: Bundle) -> AblationView:
         ablation_id=file.ablation_id,
         name=file.plan.ablation,
         question=file.spec.question,
-        state="completed" if bundle.blocks else "failed",
+        state=AblationState.COMPLETED if bundle.blocks else AblationState.FAILED,
         created_at=file.made_at,
         spec_text=file.spec_text,
         spec_digest=file.plan.spec_digest,

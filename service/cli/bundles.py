@@ -10,8 +10,9 @@ from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.errors import BundleError, SpecProblem
-from experiments.records.bundle import Bundle, join, open_bundle
+from experiments.records.bundle import Bundle, join_bundles
 from experiments.records.bundle_files import is_bundle, read_bundle_files
+from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import make_plan_file, plan_file_text
 from experiments.reporting.view import bundle_view, judge_bundle
 from service.cli.output import JsonOption, guarded, out, print_json
@@ -29,7 +30,7 @@ def import_(
 ) -> None:
     """Take in an ablation that `ablate exec` ran: verified file by file, stored whole or not at all."""
     contents = [_read(path) for path in bundles]
-    join([bundle for _, bundle in contents])
+    join_bundles([bundle for _, bundle in contents])
     with Client() as client:
         answer = client.ablations.import_bundles(
             [{path: data.decode() for path, data in files.items()} for files, _ in contents]

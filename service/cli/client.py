@@ -12,12 +12,12 @@ from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, Decision
+from experiments.states import AblationState
 from service.cli import bundles, gates_page, receipts, show
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.watch import follow, follow_as_json
 from service.client import Client
-from service.lifecycle import AblationState
 from service.schemas import AblationAccepted, AblationPublic
 from service.stack.layout import home_files
 

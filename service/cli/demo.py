@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 
 from experiments.analysis.verdicts import Verdict
+from experiments.states import AblationState
 from service.cli import show
 from service.cli.output import err, problem_lines
 from service.cli.spec_argument import read_spec
 from service.cli.watch import follow
 from service.client import Client, Refused
-from service.lifecycle import AblationState
 from service.schemas import AblationPublic
 from service.stack import control
 from service.stack.errors import StackError

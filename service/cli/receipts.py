@@ -9,8 +9,9 @@ import typer
 from rich.markup import escape
 
 from experiments.errors import BundleError, ReceiptError
-from experiments.records.bundle import RECEIPT, open_bundle
+from experiments.records.bundle import RECEIPT
 from experiments.records.bundle_files import is_bundle, read_bundle_files
+from experiments.records.bundle_reader import open_bundle
 from experiments.records.receipts import Receipt, verify
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client

@@ -15,6 +15,7 @@ from experiments.reporting import wording
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.verdict_layout import lay_out
+from experiments.states import AblationState, TrialState
 from service.schemas import AblationPublic, NodeClassAnswer, NodePublic, PlanPublic, TrialPublic
 
 COLOURS: dict[Tone, str] = {
@@ -25,12 +26,12 @@ COLOURS: dict[Tone, str] = {
     Tone.BROKEN: "magenta",
 }
 STATES: dict[str, str] = {
-    "completed": "green",
-    "done": "green",
-    "running": "cyan",
-    "cancelling": "yellow",
-    "cancelled": "yellow",
-    "failed": "red",
+    AblationState.COMPLETED: "green",
+    TrialState.DONE: "green",
+    AblationState.RUNNING: "cyan",
+    AblationState.CANCELLING: "yellow",
+    AblationState.CANCELLED: "yellow",
+    AblationState.FAILED: "red",
 }
 
 

@@ -15,9 +15,10 @@ from rich.text import Text
 
 from experiments.block_numbers import block_name
 from experiments.reporting import wording
+from experiments.states import TrialState
 from service.cli.output import print_json
 from service.client import Client
-from service.lifecycle import OVER, EventKind, TrialState
+from service.lifecycle import OVER, EventKind
 from service.schemas import AblationPublic, Event, TrialPublic
 
 _LOOK_EVERY_S = 0.5

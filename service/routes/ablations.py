@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row
 
 from experiments.analysis.verdicts import Verdict
+from experiments.states import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
-from service.lifecycle import AblationState
 from service.pages import PageQuery, PageQueryDep, page
 from service.responses import document, secured
 from service.schemas import AblationPublic, BlockPublic, Page, TrialPublic

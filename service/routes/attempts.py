@@ -5,8 +5,8 @@ from http import HTTPStatus
 from fastapi import APIRouter, Depends, Response
 
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
+from experiments.states import AttemptState, BlockState
 from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
-from service.lifecycle import AttemptState, BlockState
 from service.responses import secured
 from service.schemas import AttemptClosed
 from service.store import attempts, claims, logs, nodes, reports

@@ -8,11 +8,12 @@ from sqlalchemy.exc import IntegrityError
 from experiments.design.problems import pointer
 from experiments.design.rule import rule_digest
 from experiments.errors import BundleError, SpecProblem
-from experiments.records.bundle import PLAN, Bundle, join, open_bundle
+from experiments.records.bundle import PLAN, Bundle, join_bundles
+from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import differences
+from experiments.states import AblationState
 from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
-from service.lifecycle import AblationState
 from service.responses import secured
 from service.schemas import BundleFiles, ImportPublic, ImportRequest
 from service.serializers import links_of
@@ -62,7 +63,7 @@ def _verified(given: Sequence[BundleFiles]) -> Bundle:
     if problems:
         raise Invalid("a bundle is damaged or was altered; nothing was imported", problems=problems)
     try:
-        bundle = join(bundles)
+        bundle = join_bundles(bundles)
     except BundleError as error:
         raise Invalid("the bundles do not belong together; nothing was imported", problems=error.problems) from error
     ours, planned = rule_digest(bundle.plan_file.spec), bundle.plan_file.plan.rule_digest

@@ -5,8 +5,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, select, tuple_
 
+from experiments.states import AblationState, BlockState
 from service.errors import AblationOver, NotFound
-from service.lifecycle import OVER, AblationState, BlockState
+from service.lifecycle import OVER
 from service.store.completion import cancel_blocks, complete_if_done
 from service.store.tables import ablations, blocks, labels, receipts, trials
 from service.store.transitions import Transitions, lock_ablation

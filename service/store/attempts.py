@@ -13,9 +13,10 @@ from sqlalchemy import Connection, Row, select, update
 
 from experiments.outcomes import FailureClass
 from experiments.records.messages import TrialProgress
-from experiments.retries import MAX_ATTEMPTS, may_retry, retry_wait_s
+from experiments.retries import attempt_words, may_retry, retry_wait_s
+from experiments.states import AblationState, AttemptState, BlockState, TrialState
 from service.errors import Invalid, NotFound, StaleToken
-from service.lifecycle import AblationState, AttemptState, BlockState, EventKind, OutboxKind, TrialState
+from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now, storable
 from service.store.completion import complete_if_done
@@ -128,7 +129,7 @@ def end_without_result(
     if lock_ablation(connection, block.ablation_id) == AblationState.CANCELLING:
         _end(transitions, locked, BlockState.CANCELLED, TrialState.CANCELLED, "the ablation is being cancelled")
     elif not may_retry(block.attempt_no, failure):
-        reason = f"{reason} (attempt {block.attempt_no} of {MAX_ATTEMPTS[failure]})"
+        reason = f"{reason} ({attempt_words(block.attempt_no, failure)})"
         _end(transitions, locked, BlockState.FAILED, TrialState.FAILED, reason)
     else:
         _requeue(connection, transitions, locked, reason)

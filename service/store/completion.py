@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, func, select, update
 
 from experiments.retries import budget_spent
-from service.lifecycle import OVER, AblationState, BlockState, OutboxKind, TrialState
+from experiments.states import AblationState, BlockState, TrialState
+from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, trials

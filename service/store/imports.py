@@ -11,7 +11,8 @@ from sqlalchemy import Connection, insert, select, update
 
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
 from experiments.records.messages import LogChunk
-from service.lifecycle import AblationState, AttemptState, BlockState, EventKind, TrialState
+from experiments.states import AblationState, AttemptState, BlockState, TrialState
+from service.lifecycle import EventKind
 from service.store import logs, reports
 from service.store.attempts import lock_attempt
 from service.store.columns import db_now, storable

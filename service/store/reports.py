@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, delete, insert, update
 
 from experiments.records.messages import BlockReport
+from experiments.states import AttemptState, BlockState, TrialState
 from service.errors import StaleToken
-from service.lifecycle import AttemptState, BlockState, EventKind, TrialState
+from service.lifecycle import EventKind
 from service.store.attempts import LockedAttempt, end_without_result, find_attempt
 from service.store.columns import db_now
 from service.store.completion import complete_if_done

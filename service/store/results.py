@@ -6,6 +6,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.records.receipts import Receipt
 from experiments.reporting.view import AblationView, TrialView
+from experiments.states import AblationState, TrialState
 from service.lifecycle import EventKind, OutboxKind
 from service.schemas import SpecBody
 from service.store import outbox
@@ -68,7 +69,7 @@ def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
         ablation_id=row.id,
         name=row.name,
         question=row.question,
-        state=row.state,
+        state=AblationState(row.state),
         created_at=rfc3339(row.created_at),
         spec_text=row.spec_text,
         spec_digest=row.spec_digest,
@@ -91,7 +92,7 @@ def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
             block_index=row.block_index,
             arm=row.arm,
             position=row.position,
-            state=row.state,
+            state=TrialState(row.state),
             attempt_id=row.attempt_id,
             receipt=None if row.payload is None else Receipt.model_validate_json(row.payload),
         )

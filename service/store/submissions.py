@@ -12,8 +12,9 @@ from sqlalchemy.exc import IntegrityError
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.records.identity import BlockIds, new_block_ids
+from experiments.states import AblationState, BlockState, TrialState
 from service.errors import IdempotencyMismatch, ServiceError
-from service.lifecycle import AblationState, BlockState, EventKind, OutboxKind, TrialState
+from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
 from service.store.tables import ablations, blocks, idempotency, labels, trials

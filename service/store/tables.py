@@ -20,7 +20,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from service.lifecycle import BlockState, EventKind
+from experiments.states import BlockState
+from service.lifecycle import EventKind
 
 metadata = MetaData(
     naming_convention={

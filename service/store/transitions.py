@@ -10,17 +10,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Table, bindparam, insert, select, update
 
+from experiments.states import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
-from service.lifecycle import (
-    STATE_EVENTS,
-    AblationState,
-    AttemptState,
-    BlockState,
-    EventKind,
-    State,
-    TrialState,
-    check_move,
-)
+from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
 from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, events, trials
 

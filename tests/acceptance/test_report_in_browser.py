@@ -8,6 +8,7 @@ from playwright.sync_api import Browser, Page
 
 from experiments.reporting import report
 from experiments.reporting.view import AblationView
+from experiments.states import AblationState
 from tests import browser as browsers
 from tests import views
 
@@ -17,8 +18,8 @@ Open = Callable[..., Page]
 VIEWS: dict[str, Callable[[], AblationView]] = {
     "h200": views.view,
     "cpu": views.cpu_view,
-    "running": lambda: views.unfinished("running", done_blocks=2),
-    "queued": lambda: views.unfinished("queued"),
+    "running": lambda: views.unfinished(AblationState.RUNNING, done_blocks=2),
+    "queued": lambda: views.unfinished(AblationState.QUEUED),
 }
 
 OVERFLOWING = """() => [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, pre, .skip')

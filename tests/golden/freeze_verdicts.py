@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.analysis.judge import judge
-from experiments.records.bundle import open_bundle
 from experiments.records.bundle_files import read_bundle_files
+from experiments.records.bundle_reader import open_bundle
 from experiments.reporting.view import judge_bundle
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
 

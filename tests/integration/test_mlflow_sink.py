@@ -12,6 +12,7 @@ from experiments.errors import ProjectionError
 from experiments.reporting import mlflow_runs, mlflow_sink, report
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.view import AblationView
+from experiments.states import AblationState, TrialState
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
 
@@ -175,9 +176,9 @@ def test_an_ablation_that_grows_ends_as_if_projected_once(server: str, client: A
     whole = one_block("abl_grows")
     started = dataclasses.replace(
         whole,
-        state="running",
+        state=AblationState.RUNNING,
         verdict=None,
-        trials=(whole.trials[0], dataclasses.replace(whole.trials[1], state="running", receipt=None)),
+        trials=(whole.trials[0], dataclasses.replace(whole.trials[1], state=TrialState.RUNNING, receipt=None)),
     )
     Sink(server).project(started, report.render(started))
     runs = runs_of(client, whole.ablation_id)
@@ -204,8 +205,8 @@ def test_a_superseded_attempt_disappears(server: str, client: Any) -> None:
 @pytest.mark.parametrize(("state", "status"), [("cancelled", "KILLED"), ("failed", "FAILED"), ("queued", "SCHEDULED")])
 def test_every_state_has_its_run_status(server: str, client: Any, state: str, status: str) -> None:
     view = one_block(f"abl_{state}")
-    trials = tuple(dataclasses.replace(trial, state=state, receipt=None) for trial in view.trials)
-    view = dataclasses.replace(view, state=state, verdict=None, trials=trials)
+    trials = tuple(dataclasses.replace(trial, state=TrialState(state), receipt=None) for trial in view.trials)
+    view = dataclasses.replace(view, state=AblationState(state), verdict=None, trials=trials)
     Sink(server).project(view, report.render(view))
     runs = runs_of(client, view.ablation_id)
     assert {run.info.status for run in runs.values()} == {status}

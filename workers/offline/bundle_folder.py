@@ -22,14 +22,12 @@ from experiments.records.bundle import (
     Bundle,
     Manifest,
     NodeRecord,
-    altered,
     block_folder,
     make_manifest,
-    open_bundle,
-    read_manifest,
     trial_folder,
 )
 from experiments.records.bundle_files import WORK, read_bundle_files
+from experiments.records.bundle_reader import altered_files, open_bundle, read_manifest
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
 from experiments.records.receipts import Receipt
@@ -156,7 +154,7 @@ class BundleFolder:
         """Compare with the manifest, then take in what a killed run finished and did not get into its manifest."""
         files = read_bundle_files(self.root)
         if MANIFEST in files:
-            problems = altered(read_manifest(files), files)
+            problems = altered_files(read_manifest(files), files)
             if problems:
                 raise BundleError(problems)
         self.seal()

@@ -15,7 +15,7 @@ from experiments.outcomes import FailureClass
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, used_up_by
 from experiments.records.messages import ClaimedBlock
 from experiments.records.plan_file import PlanFile
-from experiments.retries import MAX_ATTEMPTS, budget_spent
+from experiments.retries import attempt_words, budget_spent
 from workers.blocks import BlockRunner
 from workers.errors import BlockBroken, BlockStopped, ExecRefused
 from workers.lease import Lease
@@ -134,9 +134,8 @@ class ExecRun:
         )
         self._broken.append(record)
         self._folder.keep_broken(record)
-        most = MAX_ATTEMPTS[failure]
-        name = block_name(record.index)
-        self._display.say(f"{name} broke, attempt {record.attempt_no} of {most}: {failure}: {message}")
+        which = attempt_words(record.attempt_no, failure)
+        self._display.say(f"{block_name(record.index)} broke, {which}: {failure}: {message}")
 
     def _names(self, claimed: ClaimedBlock) -> dict[str, object]:
         return {

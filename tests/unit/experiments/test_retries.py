@@ -1,7 +1,7 @@
 import pytest
 
 from experiments.outcomes import FailureClass
-from experiments.retries import FINAL_WITH_RECEIPT, MAX_ATTEMPTS, budget_spent, may_retry, retry_wait_s
+from experiments.retries import FINAL_WITH_RECEIPT, MAX_ATTEMPTS, attempt_words, budget_spent, may_retry, retry_wait_s
 
 
 @pytest.mark.parametrize("failure", FailureClass)
@@ -35,6 +35,10 @@ def test_first_retry_follows_at_once_and_later_ones_rest_longer() -> None:
 @pytest.mark.parametrize(("used", "budget", "is_spent"), [(0.0, 1.0, False), (0.999, 1.0, False), (1.0, 1.0, True)])
 def test_budget_is_spent_when_the_last_minute_is(used: float, budget: float, is_spent: bool) -> None:
     assert (budget_spent(used, budget) is not None) is is_spent
+
+
+def test_attempt_is_said_with_how_many_there_may_be() -> None:
+    assert attempt_words(1, FailureClass.TIMEOUT) == "attempt 1 of 2"
 
 
 def test_budget_says_what_was_used_and_what_was_allowed() -> None:

@@ -2,19 +2,9 @@ from enum import StrEnum
 
 import pytest
 
+from experiments.states import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
-from service.lifecycle import (
-    MOVES,
-    OVER,
-    STATE_EVENTS,
-    TRIAL_OVER,
-    AblationState,
-    AttemptState,
-    BlockState,
-    EventKind,
-    TrialState,
-    check_move,
-)
+from service.lifecycle import MOVES, OVER, STATE_EVENTS, TRIAL_OVER, EventKind, check_move
 
 MACHINES = (AblationState, BlockState, TrialState, AttemptState)
 

@@ -6,8 +6,9 @@ import pytest
 
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass, VerdictWord
-from experiments.records.bundle import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, join, open_bundle, used_up_by
+from experiments.records.bundle import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, join_bundles, used_up_by
 from experiments.records.bundle_files import is_bundle, read_bundle_files, write_tar
+from experiments.records.bundle_reader import open_bundle
 from experiments.reporting.report import render
 from experiments.reporting.view import bundle_view, judge_bundle
 from tests.bundles import broken_attempt, make_bundle, make_file, sealed, write_folder
@@ -110,13 +111,13 @@ def test_plan_of_another_bundle_is_refused() -> None:
 
 def test_join_takes_parts_of_one_plan_and_counts_a_block_once() -> None:
     one, two = open_bundle(make_bundle(FILE, [0, 1])), open_bundle(make_bundle(FILE, [2]))
-    both = join([two, one])
+    both = join_bundles([two, one])
     assert [block.attempt.index for block in both.blocks] == [0, 1, 2]
     assert both.digests == tuple(sorted([*one.digests, *two.digests]))
     with pytest.raises(BundleError, match="block 1 is in an earlier bundle"):
-        join([one, one])
+        join_bundles([one, one])
     with pytest.raises(BundleError, match="another plan"):
-        join([one, open_bundle(make_bundle(make_file(), [2]))])
+        join_bundles([one, open_bundle(make_bundle(make_file(), [2]))])
 
 
 def test_broken_attempts_are_kept_and_used_up_like_a_service_does() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from experiments.reporting import drawing, pictures, pictures_memory, pictures_trials, pictures_verdict
 from experiments.reporting.view import AblationView
+from experiments.states import AblationState
 from tests import views
 
 
@@ -100,8 +101,8 @@ def test_differences_show_the_clock_or_the_load_or_neither() -> None:
 
 
 def test_pictures_are_left_out_where_their_data_is_missing() -> None:
-    assert pictures.draw_all(views.unfinished("queued")) == ()
-    running = [picture.name for picture in pictures.draw_all(views.unfinished("running", done_blocks=1))]
+    assert pictures.draw_all(views.unfinished(AblationState.QUEUED)) == ()
+    running = [picture.name for picture in pictures.draw_all(views.unfinished(AblationState.RUNNING, done_blocks=1))]
     assert running == ["differences", "steps", "losses", "memory"]
     assert pictures_memory.memory(without(views.cpu_view(), memory=None)) is None
     assert pictures_trials.step_times(without(views.cpu_view(), steps=())) is None

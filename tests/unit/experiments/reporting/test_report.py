@@ -11,6 +11,7 @@ import pytest
 from experiments.outcomes import VerdictWord
 from experiments.reporting import evidence_tables, report
 from experiments.reporting.view import AblationView
+from experiments.states import AblationState
 from tests import views
 
 EVERY_STATE: dict[str, Callable[[], AblationView]] = {
@@ -19,7 +20,7 @@ EVERY_STATE: dict[str, Callable[[], AblationView]] = {
     "hostile": views.hostile,
     **{
         f"{state}-{blocks}": lambda state=state, blocks=blocks: views.unfinished(state, done_blocks=blocks)  # type: ignore[misc]
-        for state in ("queued", "running", "cancelling", "cancelled", "failed", "completed")
+        for state in AblationState
         for blocks in (0, 2)
     },
 }
@@ -157,9 +158,14 @@ def test_render_says_how_many_blocks_would_resolve_the_margin() -> None:
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    [("queued", "Nothing has run yet"), ("running", "Still running"), ("cancelled", "Cancelled"), ("failed", "Failed")],
+    [
+        (AblationState.QUEUED, "Nothing has run yet"),
+        (AblationState.RUNNING, "Still running"),
+        (AblationState.CANCELLED, "Cancelled"),
+        (AblationState.FAILED, "Failed"),
+    ],
 )
-def test_render_says_where_an_unfinished_ablation_stands(state: str, words: str) -> None:
+def test_render_says_where_an_unfinished_ablation_stands(state: AblationState, words: str) -> None:
     text = Reader(report.render(views.unfinished(state))).text
     assert words in text
     assert "There is no receipt yet." in text

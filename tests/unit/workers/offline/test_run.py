@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from experiments.outcomes import FailureClass
-from experiments.records.bundle import open_bundle
 from experiments.records.bundle_files import read_bundle_files
+from experiments.records.bundle_reader import open_bundle
 from experiments.records.messages import ClaimedBlock
 from experiments.records.receipts import Receipt
 from tests.bundles import make_file, make_node

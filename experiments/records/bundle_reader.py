@@ -1,0 +1,202 @@
+"""Read a bundle: every file is checked against manifest, plan and receipts, and every one that is not good is named."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from experiments.block_numbers import block_name
+from experiments.digest import digest_bytes
+from experiments.documents import Frozen, first_problem, seal_problem
+from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
+from experiments.records.bundle import (
+    BLOCK,
+    LOG,
+    MANIFEST,
+    PLAN,
+    RECEIPT,
+    SCHEMA_VERSION,
+    Attempt,
+    BrokenAttempt,
+    Bundle,
+    BundledBlock,
+    BundledTrial,
+    Manifest,
+    NodeRecord,
+    block_folder,
+    trial_folder,
+)
+from experiments.records.identity import claimed_fields, mismatches
+from experiments.records.plan_file import PlanFile, read_plan_file
+from experiments.records.receipts import Receipt, verify
+
+_Model = TypeVar("_Model", bound=Frozen)
+
+
+def open_bundle(files: Mapping[str, bytes]) -> Bundle:
+    """Verify the bundle whose files are `files`, by path. Raises BundleError that names every file that is not good."""
+    manifest = read_manifest(files)
+    _refuse(_manifest_problems(manifest, files))
+    plan_file = _plan_file(manifest, files)
+    nodes = {node.node_id: node for _, node in _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))}
+    broken = tuple(record for _, record in _read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
+    done = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
+    _refuse(_attempt_problems(done, broken, plan_file, nodes))
+    reader = _BlockReader(plan_file, files)
+    blocks = sorted((reader.block(path, record) for path, record in done.items()), key=lambda b: b.attempt.index)
+    _refuse([*reader.problems, *_unexpected_files(files, reader.known)])
+    order = tuple(sorted(broken, key=lambda record: (record.index, record.attempt_no)))
+    return Bundle(digests=(manifest.digest,), plan_file=plan_file, nodes=nodes, blocks=tuple(blocks), broken=order)
+
+
+def read_manifest(files: Mapping[str, bytes]) -> Manifest:
+    """Return the manifest as it is. Raises BundleError when there is none."""
+    return _read(Manifest, files, MANIFEST)
+
+
+def altered_files(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
+    """Return which files are not as the manifest says, itself included."""
+    own = seal_problem(manifest)
+    found = [] if own is None else [SpecProblem(pointer=MANIFEST, detail=own)]
+    for path, entry in manifest.files.items():
+        if path not in files:
+            found.append(SpecProblem(pointer=path, detail="is in the manifest and not in the bundle"))
+        elif digest_bytes(files[path]) != entry.digest:
+            detail = f"was altered: its digest is {digest_bytes(files[path])}, the manifest says {entry.digest}"
+            found.append(SpecProblem(pointer=path, detail=detail))
+    return found
+
+
+def _refuse(problems: Sequence[SpecProblem]) -> None:
+    if problems:
+        raise BundleError(problems)
+
+
+def _read(model: type[_Model], files: Mapping[str, bytes], path: str) -> _Model:
+    if path not in files:
+        raise BundleError([SpecProblem(pointer=path, detail="is missing")])
+    try:
+        return model.model_validate_json(files[path])
+    except ValidationError as error:
+        raise BundleError([SpecProblem(pointer=path, detail=first_problem(error))]) from error
+
+
+def _read_all(
+    model: type[_Model], files: Mapping[str, bytes], wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, _Model]]:
+    for path in sorted(files):
+        if wanted(path):
+            yield path, _read(model, files, path)
+
+
+def _manifest_problems(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
+    if manifest.schema_version != SCHEMA_VERSION:
+        detail = f"schema_version is {manifest.schema_version}; this program reads {SCHEMA_VERSION}"
+        return [SpecProblem(pointer=MANIFEST, detail=detail)]
+    extra = sorted(set(files) - set(manifest.files) - {MANIFEST})
+    odd = [SpecProblem(pointer=path, detail="is in the bundle and not in the manifest") for path in extra]
+    return altered_files(manifest, files) + odd
+
+
+def _plan_file(manifest: Manifest, files: Mapping[str, bytes]) -> PlanFile:
+    if PLAN not in files:
+        raise BundleError([SpecProblem(pointer=PLAN, detail="is missing")])
+    try:
+        file = read_plan_file(files[PLAN])
+        spec_digest = file.spec.digest
+    except (PlanFileError, SpecError) as error:
+        raise BundleError([SpecProblem(pointer=PLAN, detail=str(error))]) from error
+    if file.digest != manifest.plan_digest:
+        detail = f"has digest {file.digest}; the bundle was made from {manifest.plan_digest}"
+        raise BundleError([SpecProblem(pointer=PLAN, detail=detail)])
+    if spec_digest != file.plan.spec_digest:
+        detail = f"its spec has digest {spec_digest}; it was planned as {file.plan.spec_digest}"
+        raise BundleError([SpecProblem(pointer=PLAN, detail=detail)])
+    return file
+
+
+def _attempt_problems(
+    done: Mapping[str, Attempt], broken: Sequence[BrokenAttempt], file: PlanFile, nodes: Mapping[str, NodeRecord]
+) -> list[SpecProblem]:
+    named = [*done.items(), *((f"attempts/{record.attempt_id}.json", record) for record in broken)]
+    found, seen = [], set()
+    for path, record in named:
+        if record.index >= len(file.plan.blocks):
+            detail = f"{block_name(record.index)} is not in the plan, which has {len(file.plan.blocks)}"
+            found.append(SpecProblem(pointer=path, detail=detail))
+        if record.node_id not in nodes:
+            found.append(SpecProblem(pointer=path, detail=f"node {record.node_id} is not described in nodes/"))
+        if record.attempt_id in seen:
+            found.append(SpecProblem(pointer=path, detail=f"attempt {record.attempt_id} is there twice"))
+        if record.ended_at < record.started_at:
+            found.append(SpecProblem(pointer=path, detail="ended before it started"))
+        seen.add(record.attempt_id)
+    for path, record in done.items():
+        if path != f"{block_folder(record.index)}/{BLOCK}":
+            detail = f"is {block_name(record.index)}, which belongs into {block_folder(record.index)}"
+            found.append(SpecProblem(pointer=path, detail=detail))
+    return found
+
+
+class _BlockReader:
+    """Reads finished blocks and collects what is wrong with them."""
+
+    def __init__(self, plan_file: PlanFile, files: Mapping[str, bytes]) -> None:
+        self._plan_file = plan_file
+        self._files = files
+        self.problems: list[SpecProblem] = []
+        self.known: set[str] = set()
+        """Files that were read as part of a block."""
+
+    def block(self, path: str, attempt: Attempt) -> BundledBlock:
+        """Read one block with all of its trials."""
+        self.known.add(path)
+        claimed = self._plan_file.claimed(attempt.index, attempt_id=attempt.attempt_id, attempt_no=attempt.attempt_no)
+        trials = []
+        for trial in claimed.trials:
+            folder = trial_folder(attempt.index, trial.position, trial.arm)
+            expected = claimed_fields(claimed, trial, node_id=attempt.node_id)
+            receipt = self._receipt(f"{folder}/{RECEIPT}", expected)
+            log = self._text(f"{folder}/{LOG}")
+            if receipt is not None and log is not None:
+                trials.append(BundledTrial(trial_id=trial.trial_id, receipt=receipt, log=log))
+        return BundledBlock(attempt=attempt, trials=tuple(trials))
+
+    def _receipt(self, path: str, expected: Mapping[str, Any]) -> Receipt | None:
+        text = self._text(path)
+        if text is None:
+            return None
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            self._note(path, f"is not JSON: {error}")
+            return None
+        if not isinstance(values, dict):
+            self._note(path, "is not a receipt: expected a mapping")
+            return None
+        found = [f"{field} {detail}" for field, detail in mismatches(values, expected)] + verify(values)
+        for detail in found:
+            self._note(path, detail)
+        return None if found else Receipt.model_validate_json(text)
+
+    def _text(self, path: str) -> str | None:
+        self.known.add(path)
+        if path not in self._files:
+            self._note(path, "is missing: a block counts whole or not at all")
+            return None
+        try:
+            return self._files[path].decode()
+        except UnicodeDecodeError as error:
+            self._note(path, f"is not UTF-8: byte {error.start} cannot be decoded")
+            return None
+
+    def _note(self, path: str, detail: str) -> None:
+        self.problems.append(SpecProblem(pointer=path, detail=detail))
+
+
+def _unexpected_files(files: Mapping[str, bytes], known: set[str]) -> list[SpecProblem]:
+    """Find files that no part of a bundle explains."""
+    fixed = {MANIFEST, PLAN, *known}
+    odd = [path for path in sorted(files) if path not in fixed and not path.startswith(("nodes/", "attempts/"))]
+    return [SpecProblem(pointer=path, detail="is no file of a bundle") for path in odd]
