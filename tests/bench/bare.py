@@ -24,7 +24,7 @@ DIGEST = "sha256:" + "0" * 64
 INSERT_ABLATION = insert(ablations).values(created_at=db_now())
 INSERT_BLOCKS, INSERT_TRIALS = insert(blocks), insert(trials)
 INSERT_EVENT = insert(events).values(at=db_now())
-INSERT_ERRAND = insert(outbox).values(created_at=db_now(), due_at=db_now(), tries=0)
+INSERT_OUTBOX_ROW = insert(outbox).values(created_at=db_now(), due_at=db_now(), tries=0)
 INSERT_KEY = insert(idempotency).values(created_at=db_now())
 
 
@@ -92,7 +92,7 @@ def create_app(store: Store, plan: str) -> FastAPI:
             rows = [_trial(ablation_id, b, i, p, arm) for i, b in enumerate(block_ids) for p, arm in enumerate(ARMS)]
             connection.execute(INSERT_TRIALS, rows)
             connection.execute(INSERT_EVENT, _event(ablation_id))
-            connection.execute(INSERT_ERRAND, {"kind": "none", "key": spec.placement.node_class})
+            connection.execute(INSERT_OUTBOX_ROW, {"kind": "none", "key": spec.placement.node_class})
             connection.execute(INSERT_KEY, _key(ablation_id))
         return Created(id=ablation_id, state="queued")
 
