@@ -3,7 +3,8 @@
 import base64
 import binascii
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import Query, Request, Response
@@ -33,26 +34,26 @@ class PageQuery(BaseModel):
 PageQueryDep = Annotated[PageQuery, Query()]
 
 
-def page(
-    request: Request,
-    store: Store,
-    wanted: PageQuery,
-    *,
-    start: Key,
-    read: Callable[[Connection, Key, int], list[Row[Any]]],
-    key: Callable[[Row[Any]], Key],
-    items: Callable[[Connection, list[Row[Any]]], list[Item]],
-) -> Response:
-    """Answer with one page and a link to the next.
+@dataclass(frozen=True, kw_only=True)
+class Listing(Generic[Key, Item]):
+    """How the rows of a list are read, in the order of their keys, and shown."""
 
-    `read` returns the rows after a key, at most so many; `start` is the key before the first row; `key` is a row's;
-    `items` builds what is shown. Raises Invalid for a cursor that no page handed out.
-    """
-    after = start if wanted.cursor is None else decode_cursor(wanted.cursor, start)
+    start: Key
+    """The key before the first row."""
+    key: Callable[[Row[Any]], Key]
+    read: Callable[[Connection, Key, int], list[Row[Any]]]
+    """Returns the rows after a key, at most so many."""
+    items: Callable[[Connection, list[Row[Any]]], list[Item]]
+    """Builds what is shown of rows."""
+
+
+def page(request: Request, store: Store, wanted: PageQuery, listing: Listing[Key, Item]) -> Response:
+    """Answer with one page and a link to the next. Raises Invalid for a cursor that no page handed out."""
+    after = listing.start if wanted.cursor is None else decode_cursor(wanted.cursor, listing.start)
     with store.read() as connection:
-        rows = read(connection, after, wanted.limit + 1)
-        shown = items(connection, rows[: wanted.limit])
-    cursor = encode_cursor(key(rows[wanted.limit - 1])) if len(rows) > wanted.limit else None
+        rows = listing.read(connection, after, wanted.limit + 1)
+        shown = listing.items(connection, rows[: wanted.limit])
+    cursor = encode_cursor(listing.key(rows[wanted.limit - 1])) if len(rows) > wanted.limit else None
     return document(request, Page(items=shown, next_cursor=cursor), headers=_next_link(request, cursor))
 
 

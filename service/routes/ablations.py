@@ -13,7 +13,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.states import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
-from service.pages import PageQuery, PageQueryDep, page
+from service.pages import Listing, PageQuery, PageQueryDep, page
 from service.responses import document, secured
 from service.schemas import AblationPublic, BlockPublic, Page, TrialPublic
 from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
@@ -51,11 +51,9 @@ def list_ablations(
 ) -> Response:
     """Return a page of ablations."""
     key, has_value, value = (wanted.label or "").partition("=")
-    return page(
-        request,
-        services.store,
-        wanted,
+    listing = Listing(
         start=("",),
+        key=lambda row: (row.id,),
         read=lambda connection, before, limit: store_ablations.list_ablations(
             connection,
             before=before[0] or None,
@@ -64,9 +62,9 @@ def list_ablations(
             label=(key, value if has_value else None) if key else None,
             digest=wanted.digest,
         ),
-        key=lambda row: (row.id,),
         items=lambda connection, rows: _public(connection, rows, services.settings),
     )
+    return page(request, services.store, wanted, listing)
 
 
 def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
@@ -93,6 +91,15 @@ def _load(services: Services, ablation_id: str) -> AblationPublic:
         return _public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
 
 
+def _blocks_of(ablation_id: str) -> Listing[tuple[int], BlockPublic]:
+    return Listing(
+        start=(-1,),
+        key=lambda row: (row._mapping["index"],),
+        read=partial(store_ablations.list_blocks, ablation_id=ablation_id),
+        items=lambda _, rows: [block_public(row) for row in rows],
+    )
+
+
 @router.get(
     "/{ablation_id}/blocks",
     operation_id="listBlocks",
@@ -103,14 +110,15 @@ def list_blocks(
     request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: PageQueryDep
 ) -> Response:
     """Return a page of blocks, by index."""
-    return page(
-        request,
-        services.store,
-        wanted,
-        start=(-1,),
-        read=partial(store_ablations.list_blocks, ablation_id=ablation_id),
-        key=lambda row: (row._mapping["index"],),
-        items=lambda _, rows: [block_public(row) for row in rows],
+    return page(request, services.store, wanted, _blocks_of(ablation_id))
+
+
+def _trials_of(ablation_id: str) -> Listing[tuple[int, int], TrialPublic]:
+    return Listing(
+        start=(-1, -1),
+        key=lambda row: (row.block_index, row.position),
+        read=partial(store_ablations.list_trials, ablation_id=ablation_id),
+        items=lambda _, rows: [trial_public(row) for row in rows],
     )
 
 
@@ -124,15 +132,7 @@ def list_trials(
     request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: PageQueryDep
 ) -> Response:
     """Return a page of trials, in running order."""
-    return page(
-        request,
-        services.store,
-        wanted,
-        start=(-1, -1),
-        read=partial(store_ablations.list_trials, ablation_id=ablation_id),
-        key=lambda row: (row.block_index, row.position),
-        items=lambda _, rows: [trial_public(row) for row in rows],
-    )
+    return page(request, services.store, wanted, _trials_of(ablation_id))
 
 
 @router.post(
