@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 
 from experiments.analysis.verdicts import Verdict
-from experiments.states import AblationState
+from experiments.outcomes import AblationState
 from service.cli import show
 from service.cli.output import err, problem_lines
 from service.cli.spec_argument import read_spec
