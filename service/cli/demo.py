@@ -17,9 +17,9 @@ from service.cli.output import err, problem_lines
 from service.cli.spec_argument import read_spec
 from service.cli.watch import follow
 from service.client import Client, Refused
+from service.errors import StackError
 from service.schemas import AblationPublic
 from service.stack import control
-from service.stack.errors import StackError
 from service.stack.layout import StackFiles
 from service.stack.state import StackState
 from service.stack.supervisor import Report
