@@ -4,8 +4,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from kernels import facts
 from kernels.errors import KernelUnsupported
-from model.attention import rotate_positions
-from model.attention_backends import ATTEND, block_mask, document_mask, documents, once_per_batch
+from model.attention import ATTEND, block_mask, document_mask, documents, once_per_batch, rotate_positions
 from model.config import AttentionConfig, HybridConfig, TrainConfig
 from model.facts import ModelFact
 from model.hybrid import build
