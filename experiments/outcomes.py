@@ -1,4 +1,4 @@
-"""Closed vocabularies: roles of arms, trial outcomes, failure classes, verdicts, decisions with their exit codes."""
+"""Closed vocabularies: roles, states, outcomes, failure classes, verdicts, decisions with their exit codes."""
 
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
@@ -7,6 +7,47 @@ ArmRole: TypeAlias = Literal["baseline", "variant"]
 BASELINE: Final = "baseline"
 """Role and name of the arm that the others are compared with; no other arm may have it as its name."""
 VARIANT: Final = "variant"
+
+
+class AblationState(StrEnum):
+    """Where an ablation is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class BlockState(StrEnum):
+    """Where a block is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class TrialState(StrEnum):
+    """Where a trial is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class AttemptState(StrEnum):
+    """Where an attempt is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    BROKEN = "broken"
+    RELEASED = "released"
+    EXPIRED = "expired"
 
 
 class Outcome(StrEnum):

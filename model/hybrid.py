@@ -1,14 +1,20 @@
 """The hybrid language model: embedding, residual blocks laid out by a pattern string, final norm, untied head.
 
-Legend: B batch, S sequence, D d_model. The residual stream is float32 whatever the compute dtype. Parameters are
-left uninitialised here; model.init fills every one of them.
+Legend: B batch, S sequence, D d_model. The residual stream is float32 whatever the compute dtype.
+
+The modules leave their parameters uninitialised; `build` fills every one of them from one seed. Each parameter draws
+from its own generator, seeded by the run's seed and the parameter's name. So two arms of an ablation that differ in
+one block start from the same numbers everywhere else.
 """
+
+import hashlib
+import math
 
 import torch
 from torch import Tensor, nn
 
 from model.attention import CausalAttention
-from model.config import HybridConfig
+from model.config import HybridConfig, MambaConfig, TrainConfig
 from model.layers import Linear, RMSNorm
 from model.mamba3 import Mamba3
 from model.mlp import GatedMLP
@@ -19,6 +25,11 @@ MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
     "F": GatedMLP,
 }
 """Module of every letter of a pattern string."""
+
+EMBEDDING_STD = 0.02
+
+_CONSTANTS = {"q_bias": 1.0, "k_bias": 1.0, "zeta": 1.0, "D": 1.0}
+"""Parameters of the mixer that start at a constant; psi and phi start at 1 / R."""
 
 
 class ResidualBlock(nn.Module):
@@ -60,3 +71,53 @@ class Hybrid(nn.Module):
             x_BSD = block(x_BSD, segment_ids_BS)
         hidden: Tensor = self.final_norm(x_BSD).to(self.compute_dtype)
         return hidden
+
+
+def build(config: TrainConfig) -> Hybrid:
+    """Return the initialised model of `config` on the CPU; equal seeds give bit-equal parameters."""
+    with torch.device("meta"):
+        model = Hybrid(config.model, compute_dtype=getattr(torch, config.dtype))
+    model.to_empty(device="cpu")
+    initialise(model, seed=config.seed)
+    return model
+
+
+@torch.no_grad()
+def initialise(model: Hybrid, *, seed: int) -> None:
+    """Fill every parameter of `model` in place.
+
+    Matrices are normal with variance 1 / fan-in, output projections further divided by sqrt(number of blocks), so
+    the residual stream does not grow with depth. Embedding and head have standard deviation 0.02: the first loss is
+    close to ln(vocabulary).
+    """
+    for name, parameter in model.named_parameters():
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf in ("psi", "phi"):
+            parameter.fill_(1 / model.config.mamba.mimo_rank)
+        elif leaf in _CONSTANTS:
+            parameter.fill_(_CONSTANTS[leaf])
+        elif leaf == "dt_bias":
+            _step_size_bias(parameter, model.config.mamba, _generator(seed, name))
+        elif parameter.dim() == 1:
+            parameter.fill_(1.0)  # norm weights
+        else:
+            parameter.normal_(std=_std(name, parameter, len(model.blocks)), generator=_generator(seed, name))
+
+
+def _std(name: str, weight: nn.Parameter, num_blocks: int) -> float:
+    if name in ("embedding", "lm_head.weight"):
+        return EMBEDDING_STD
+    depth = num_blocks if name.endswith("out_proj.weight") else 1
+    return float((weight.shape[1] * depth) ** -0.5)
+
+
+def _step_size_bias(bias_H: Tensor, mamba: MambaConfig, generator: torch.Generator) -> None:
+    """Fill with the inverse softplus of step sizes drawn log-uniformly in [dt_min, dt_max]."""
+    bias_H.uniform_(math.log(mamba.dt_min), math.log(mamba.dt_max), generator=generator)
+    dt_H = bias_H.exp().clamp_min(mamba.dt_init_floor)
+    bias_H.copy_(dt_H + torch.log(-torch.expm1(-dt_H)))
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

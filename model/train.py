@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import deterministic
 
 from kernels import facts
-from model import flops, init, loss, optim
+from model import flops, hybrid, loss, optim
 from model.compilation import Compilation, Forward, generates_code, record_compilation, start_compilation
 from model.config import TrainConfig
 from model.data import Dataset
@@ -149,7 +149,7 @@ class _Trainer:
         self.device = device
         self.compilation = Compilation()
         self._dataset = dataset
-        self._model = init.build(config).to(device)
+        self._model = hybrid.build(config).to(device)
         self._forward: Forward = self._model
         self._optimizer = optim.adamw(self._model.named_parameters(), config.optim)
         self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]

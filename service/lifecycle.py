@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from experiments.states import AblationState, AttemptState, BlockState, TrialState
+from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 
 

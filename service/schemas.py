@@ -11,8 +11,8 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.errors import SpecProblem
+from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.messages import DeviceInfo
-from experiments.states import AblationState, BlockState, TrialState
 from service.lifecycle import EventKind
 
 Item = TypeVar("Item")

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from experiments.design.plan import Plan
+from experiments.outcomes import AblationState
 from experiments.records.messages import NodeRegistration
-from experiments.states import AblationState
 from service.schemas import (
     AblationAccepted,
     AblationPublic,

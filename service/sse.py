@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.sse import EventSourceResponse, format_sse_event
 from sqlalchemy import Row
 
-from experiments.states import AblationState
+from experiments.outcomes import AblationState
 from service.lifecycle import OVER, EventKind
 from service.schemas import Event
 from service.serializers import event_public

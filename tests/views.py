@@ -14,10 +14,9 @@ from experiments.design.arms import Arm
 from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan, make_plan
 from experiments.design.spec import AblationSpec
-from experiments.outcomes import Outcome
+from experiments.outcomes import AblationState, Outcome, TrialState
 from experiments.records.receipts import Memory, Receipt, Step
 from experiments.reporting.view import AblationView, TrialView
-from experiments.states import AblationState, TrialState
 from tests.factories import make_receipt, observed_facts
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from experiments.records.device_events import DeviceEvents
+from experiments.records.receipts import DeviceEvents
 
 
 @dataclass(frozen=True, kw_only=True)

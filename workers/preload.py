@@ -10,7 +10,7 @@ import torch
 import torch.optim
 
 import model.data
-import model.init
+import model.hybrid
 import model.measurement
 import model.train
 import workers.trial

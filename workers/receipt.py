@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from experiments.outcomes import FailureClass, Outcome
-from experiments.records.device_events import DeviceEvents
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import (
+    DeviceEvents,
     Environment,
     GateReading,
     Memory,

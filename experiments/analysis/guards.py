@@ -8,9 +8,8 @@ from typing import Any
 from experiments.design.gates import GATES
 from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
-from experiments.records.device_events import DeviceEvents
 from experiments.records.identity import mismatches, planned_fields
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import DeviceEvents, Receipt
 from kernels.scan import ScanFact
 
 MAX_CLOCK_GAP = 0.01

@@ -5,9 +5,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from experiments import documents
 from experiments.design.gates import GATES, Gate, show
@@ -16,9 +16,13 @@ from experiments.design.problems import shown
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
-from experiments.records.device_events import DeviceEvents
 
 SCHEMA_VERSION = 1
+
+_T = TypeVar("_T")
+
+Told: TypeAlias = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
+"""None where the driver did not tell, which is not 0; JSON leaves it out, so that the digest knows the difference."""
 
 
 class Step(Frozen):
@@ -36,6 +40,23 @@ class Step(Frozen):
     """Global L2 norm before clipping."""
     clock_mhz: float | None = None
     """Device clock where it can be read."""
+
+
+class DeviceEvents(Frozen):
+    """What happened to a trial's device from just before it to just after it, as the driver told."""
+
+    sw_power_cap: Told[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the driver slowed the device down to stay within its power limit; normal under full load."""
+    sw_thermal_slowdown: Told[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the driver slowed it down because it was hot."""
+    hw_thermal_slowdown: Told[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the hardware slowed itself down because it was hot."""
+    hw_power_brake: Told[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the machine's power supply asked the hardware to slow down."""
+    ecc_uncorrected: Told[Annotated[int, Field(ge=0)]] = None
+    """New uncorrected memory errors."""
+    foreign_processes: Told[tuple[int, ...]] = None
+    """Processes on any device of the machine that were there before or after the trial: its own are not."""
 
 
 class Digests(Frozen):

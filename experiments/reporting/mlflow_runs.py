@@ -14,12 +14,11 @@ from experiments.block_numbers import block_number, place_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
 from experiments.digest import canonical_json, digest, digest_bytes
-from experiments.outcomes import Outcome
+from experiments.outcomes import AblationState, Outcome, TrialState
 from experiments.records.receipts import Receipt, Step, read_metric
 from experiments.reporting import drawing, pictures, wording
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.view import AblationView, TrialView
-from experiments.states import AblationState, TrialState
 
 LAYOUT = 2
 """Raise when the same view is written differently: the next projection then rewrites every run."""

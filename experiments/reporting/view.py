@@ -9,11 +9,11 @@ from experiments.analysis.evidence import WholeBlocks
 from experiments.analysis.judge import NODE_CLASS_IS_CALIBRATED, judge
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
+from experiments.outcomes import AblationState, TrialState
 from experiments.records.bundle import Bundle
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
-from experiments.states import AblationState, TrialState
 
 Missing: TypeAlias = Literal["missing"]
 MISSING: Final = "missing"

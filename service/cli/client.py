@@ -11,8 +11,7 @@ from rich.markup import escape
 from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
-from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, Decision
-from experiments.states import AblationState
+from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
 from service.cli import bundles, gates_page, receipts, show
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec

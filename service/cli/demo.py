@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 
 from experiments.analysis.verdicts import Verdict
-from experiments.states import AblationState
+from experiments.outcomes import AblationState
 from service.cli import show
 from service.cli.output import err, problem_lines
 from service.cli.spec_argument import read_spec
 from service.cli.watch import follow
 from service.client import Client, Refused
+from service.errors import StackError
 from service.schemas import AblationPublic
 from service.stack import control
-from service.stack.errors import StackError
 from service.stack.layout import StackFiles
 from service.stack.state import StackState
 from service.stack.supervisor import Report

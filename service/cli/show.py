@@ -11,11 +11,11 @@ from rich.text import Text
 from experiments.analysis.verdicts import Verdict
 from experiments.block_numbers import block_number, place_number
 from experiments.design.gates import GatePublic, show
+from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.verdict_layout import lay_out
-from experiments.states import AblationState, TrialState
 from service.schemas import AblationPublic, NodeClassAnswer, NodePublic, PlanPublic, TrialPublic
 
 COLOURS: dict[Tone, str] = {

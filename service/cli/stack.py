@@ -1,24 +1,34 @@
 """Commands of the embedded stack: up, down, status, demo, and the rebuilding of MLflow."""
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from experiments.reporting import wording
-from service.cli import mlflow, show
+from service.cli import show
 from service.cli.demo import run_demo
 from service.cli.output import JsonOption, err, guarded, out, print_json
+from service.errors import StackError
+from service.lifecycle import OutboxKind
+from service.settings import get_settings
 from service.stack import control
 from service.stack.layout import StackFiles, home_files
 from service.stack.parts import check_installed
 from service.stack.state import StackState
 from service.stack.supervisor import supervise
 
+if TYPE_CHECKING:
+    from service.store.session import Store
+
 app = typer.Typer()
-app.add_typer(mlflow.app, name="mlflow")
+mlflow = typer.Typer(help="The review pages in MLflow.", no_args_is_help=True)
+app.add_typer(mlflow, name="mlflow")
 
 NOT_RUNNING_EXIT_CODE = 1
+_LOOK_EVERY_S = 0.5
+_PATIENCE_S = 600.0
 
 
 @app.command()
@@ -80,6 +90,22 @@ def demo(as_json: JsonOption = False) -> None:
         print_json(summary)
 
 
+@mlflow.callback()
+def _mlflow_group() -> None:
+    """Work on the review pages in MLflow."""
+
+
+@mlflow.command()
+@guarded
+def rebuild(as_json: JsonOption = False) -> None:
+    """Project every ended ablation again; needs the database (ABLATE_DATABASE_URL) and a running background process."""
+    total = rebuild_all(get_settings().sqlalchemy_url, patience_s=_PATIENCE_S)
+    if as_json:
+        print_json({"projected": total})
+    else:
+        out().print(f"projected {wording.counted(total, 'ablation')} again")
+
+
 def say(kind: str, text: str) -> None:
     """Print the progress of a start to standard error."""
     if kind == "part":
@@ -124,3 +150,32 @@ def _show_parts(files: StackFiles, state: StackState) -> None:
         condition = "[green]runs[/]" if ended is None else f"[red]ended with exit code {ended}[/]"
         made.add_row(name, str(pid), condition, escape(str(files.log(name))))
     console.print(made)
+
+
+def rebuild_all(database_url: str, *, patience_s: float) -> int:
+    """Ask for the projection of every ablation that has ended and wait until it is done; return how many there are.
+
+    Raises StackError when the background process did not get through in time.
+    """
+    from service.store.results import ask_for_projections
+    from service.store.session import Store
+
+    store = Store(database_url)
+    try:
+        with store.write() as connection:
+            count = ask_for_projections(connection)
+        deadline = time.monotonic() + patience_s
+        while left := _projections_left(store):
+            if time.monotonic() > deadline:
+                raise StackError(f"{left} projections are still waiting after {patience_s:.0f} s; is the stack up?")
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        store.close()
+    return count
+
+
+def _projections_left(store: "Store") -> int:
+    from service.store import outbox
+
+    with store.read() as connection:
+        return sum(count for kind, count, _ in outbox.backlog(connection) if kind == OutboxKind.PROJECT)

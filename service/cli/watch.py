@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from experiments.block_numbers import block_name
+from experiments.outcomes import TrialState
 from experiments.reporting import wording
-from experiments.states import TrialState
 from service.cli.output import print_json
 from service.client import Client
 from service.lifecycle import OVER, EventKind

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row
 
 from experiments.analysis.verdicts import Verdict
-from experiments.states import AblationState
+from experiments.outcomes import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
 from service.pages import Listing, PageQuery, PageQueryDep, page

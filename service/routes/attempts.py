@@ -4,8 +4,8 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Depends, Response
 
+from experiments.outcomes import AttemptState, BlockState
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
-from experiments.states import AttemptState, BlockState
 from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
 from service.responses import secured
 from service.schemas import AttemptClosed

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 
 from experiments.runtime.processes import is_alive, send, wait_until
+from service.errors import StackBusy, StackError
 from service.settings import child_environment
 from service.stack import processes
-from service.stack.errors import StackBusy, StackError
 from service.stack.layout import StackFiles
 from service.stack.parts import check_installed
 from service.stack.state import StackState, exclusive, is_locked, read_state

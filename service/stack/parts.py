@@ -1,4 +1,4 @@
-"""The five parts of the embedded stack: how each is started and how we know that it answers."""
+"""The five parts of the embedded stack: which ports they get, how each is started, how we know that it answers."""
 
 import importlib.util
 import socket
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 
-from service.stack.errors import StackError
+from service.errors import StackError
 from service.stack.layout import StackFiles
-from service.stack.ports import LOOPBACK
+
+LOOPBACK = "127.0.0.1"
+_TRIES = 200
 
 VALKEY, MLFLOW, API, BACKGROUND, WORKER = "valkey", "mlflow", "api", "background", "worker"
 
@@ -69,6 +72,35 @@ class Addresses:
             "ABLATE_BROKER_URL": self.files.broker_url,
             "ABLATE_DATABASE_URL": f"sqlite:///{self.files.home / 'ablate.db'}",
         }
+
+
+def free_port(preferred: int, *, taken: frozenset[int] = frozenset()) -> int:
+    """Return `preferred`, or the next port above it that nobody listens on."""
+    last = min(preferred + _TRIES, 65_536)
+    for port in range(preferred, last):
+        if port not in taken and _is_free(port):
+            return port
+    raise StackError(f"no free port from {preferred} to {last - 1} on {LOOPBACK}; set ABLATE_PORT to another start")
+
+
+def listeners(port: int) -> set[int]:
+    """Return the processes of this user that listen on `port` of the loopback address."""
+    found = psutil.net_connections(kind="tcp4")
+    return {
+        one.pid
+        for one in found
+        if one.status == psutil.CONN_LISTEN and one.laddr == (LOOPBACK, port) and one.pid is not None
+    }
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
 
 
 def check_installed() -> None:

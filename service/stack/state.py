@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from service.stack.errors import StackBusy, StackError
+from service.errors import StackBusy, StackError
 from service.stack.layout import StackFiles
 
 

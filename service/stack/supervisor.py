@@ -18,12 +18,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from service.client import Client, ClientError
+from service.errors import PartFailed, StackBusy
 from service.settings import get_client_settings, get_settings
 from service.stack import processes
-from service.stack.errors import PartFailed, StackBusy
 from service.stack.layout import StackFiles
-from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts
-from service.stack.ports import free_port, listeners
+from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, listeners
 from service.stack.state import StackState, exclusive, write_state
 
 Report = Callable[[str, str], None]

@@ -11,10 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from experiments.outcomes import FailureClass
+from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
 from experiments.records.messages import TrialProgress
 from experiments.retries import attempt_words, may_retry, retry_wait_s
-from experiments.states import AblationState, AttemptState, BlockState, TrialState
 from service.errors import Invalid, NotFound, StaleToken
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox

@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, func, insert, select, update
 
 from experiments.ids import new_id
-from experiments.states import AblationState, AttemptState, BlockState
+from experiments.outcomes import AblationState, AttemptState, BlockState
 from service.store.columns import db_now
 from service.store.tables import attempts, blocks, trials
 from service.store.transitions import Transitions, lock_ablation

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select, update
 
+from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.retries import budget_spent
-from experiments.states import AblationState, BlockState, TrialState
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select, update
 
+from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
 from experiments.records.messages import LogChunk
-from experiments.states import AblationState, AttemptState, BlockState, TrialState
 from service.lifecycle import EventKind
 from service.store import logs, reports
 from service.store.attempts import lock_attempt

@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
+from experiments.outcomes import BlockState
 from experiments.records.messages import NodeRegistration
-from experiments.states import BlockState
 from service.errors import NotFound
 from service.store.columns import db_now
 from service.store.tables import blocks, nodes

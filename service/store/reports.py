@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, insert, update
 
+from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
-from experiments.states import AttemptState, BlockState, TrialState
 from service.errors import StaleToken
 from service.lifecycle import EventKind
 from service.store.attempts import LockedAttempt, end_without_result, find_attempt

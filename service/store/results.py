@@ -4,9 +4,9 @@ from sqlalchemy import Connection, select, update
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
+from experiments.outcomes import AblationState, TrialState
 from experiments.records.receipts import Receipt
 from experiments.reporting.view import AblationView, TrialView
-from experiments.states import AblationState, TrialState
 from service.lifecycle import EventKind, OutboxKind
 from service.schemas import SpecBody
 from service.store import outbox

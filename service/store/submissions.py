@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
+from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.identity import BlockIds, new_block_ids
-from experiments.states import AblationState, BlockState, TrialState
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox

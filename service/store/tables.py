@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from experiments.states import BlockState
+from experiments.outcomes import BlockState
 from service.lifecycle import EventKind
 
 metadata = MetaData(

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Table, bindparam, insert, select, update
 
-from experiments.states import AblationState, AttemptState, BlockState, TrialState
+from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
 from service.store.columns import db_now

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
+from experiments.outcomes import AblationState
 from experiments.reporting import report
 from experiments.reporting.view import AblationView
-from experiments.states import AblationState
 from tests import browser as browsers
 from tests import views
 

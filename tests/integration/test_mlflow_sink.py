@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from experiments.errors import ProjectionError
+from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import mlflow_runs, mlflow_sink, report
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.view import AblationView
-from experiments.states import AblationState, TrialState
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from service.errors import PartFailed
 from service.stack import processes, supervisor
-from service.stack.errors import PartFailed
 from service.stack.layout import StackFiles
-from service.stack.parts import Addresses, StackPart, _ok
-from service.stack.ports import LOOPBACK, free_port, listeners
+from service.stack.parts import LOOPBACK, Addresses, StackPart, _ok, free_port, listeners
 
 SLEEPER = ("-c", "import time; time.sleep(600)")
 

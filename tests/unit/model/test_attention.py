@@ -4,11 +4,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from kernels import facts
 from kernels.errors import KernelUnsupported
-from model.attention import rotate_positions
-from model.attention_backends import ATTEND, block_mask, document_mask, documents, once_per_batch
+from model.attention import ATTEND, block_mask, document_mask, documents, once_per_batch, rotate_positions
 from model.config import AttentionConfig, HybridConfig, TrainConfig
 from model.facts import ModelFact
-from model.init import build
+from model.hybrid import build
 
 CONFIG = HybridConfig(vocab_size=512, d_model=32, pattern="A", attention=AttentionConfig(num_heads=4))
 

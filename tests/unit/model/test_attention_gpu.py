@@ -6,7 +6,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an H200", allow_module_level=True)
 
-from model.attention_backends import ATTEND
+from model.attention import ATTEND
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from kernels.mamba3_mimo import mamba3_mimo
 from kernels.scan import ScanSwitches
 from model import flops
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
-from model.init import build
+from model.hybrid import build
 from model.loss import cross_entropy
 from tests.scan_inputs import ScanSizes, random_inputs
 

@@ -5,7 +5,7 @@ from kernels import facts
 from kernels.scan import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, TrainConfig
 from model.facts import ModelFact
-from model.init import build
+from model.hybrid import build
 from model.loss import cross_entropy
 
 VOCAB = 512

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import softplus
 
 from model.config import HybridConfig, MambaConfig, TrainConfig
-from model.init import build
+from model.hybrid import build
 from model.loss import cross_entropy
 
 CONFIG = TrainConfig(model=HybridConfig(vocab_size=512, d_model=64, pattern="MFAF", mamba=MambaConfig(mimo_rank=4)))

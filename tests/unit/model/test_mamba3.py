@@ -11,7 +11,7 @@ from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo import peer
 from kernels.scan import ScanSwitches
 from model.config import HybridConfig, MambaConfig, TrainConfig
-from model.init import build
+from model.hybrid import build
 from model.mamba3 import decay_rate, use_lane
 from tests.kernels.oracle import Oracle
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from model import init
+from model import hybrid
 from model.config import HybridConfig, MambaConfig, OptimConfig, TrainConfig
 from model.optim import adamw, decays, learning_rate, set_learning_rate
 
@@ -10,7 +10,7 @@ MAMBA = MambaConfig(d_state=8, headdim=16, mimo_rank=2)
 
 @pytest.fixture(scope="module")
 def model() -> torch.nn.Module:
-    return init.build(TrainConfig(model=HybridConfig(vocab_size=512, d_model=32, pattern="MFA", mamba=MAMBA)))
+    return hybrid.build(TrainConfig(model=HybridConfig(vocab_size=512, d_model=32, pattern="MFA", mamba=MAMBA)))
 
 
 def test_decays_takes_every_matrix_and_no_vector_norm_or_bias(model: torch.nn.Module) -> None:

@@ -2,7 +2,7 @@ from enum import StrEnum
 
 import pytest
 
-from experiments.states import AblationState, AttemptState, BlockState, TrialState
+from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 from service.lifecycle import MOVES, OVER, STATE_EVENTS, TRIAL_OVER, EventKind, check_move
 

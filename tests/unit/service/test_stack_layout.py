@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from service.stack.errors import StackBusy, StackError
+from service.errors import StackBusy, StackError
 from service.stack.layout import MAX_SOCKET_BYTES, StackFiles
-from service.stack.ports import LOOPBACK, free_port
+from service.stack.parts import LOOPBACK, free_port
 from service.stack.state import StackState, exclusive, is_locked, read_state, write_state
 
 STATE = StackState(

@@ -4,7 +4,7 @@ import random
 import pytest
 from pydantic import ValidationError
 
-from experiments.records.device_events import DeviceEvents
+from experiments.records.receipts import DeviceEvents
 from workers.device_state import DeviceState, changes
 
 

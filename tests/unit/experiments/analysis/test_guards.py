@@ -1,7 +1,7 @@
 import pytest
 
 from experiments.analysis.guards import receipt_problems
-from experiments.records.device_events import DeviceEvents
+from experiments.records.receipts import DeviceEvents
 from tests.factories import make_plan, make_receipt
 
 HARMLESS = {"sw_power_cap"}

@@ -13,7 +13,7 @@ from scipy import stats
 
 from experiments.analysis.judge import compare, judge, word_of
 from experiments.analysis.statistics import paired
-from experiments.design.order import orders
+from experiments.design.plan import orders
 from experiments.design.power import blocks_to_detect
 from experiments.design.spec import Primary
 from experiments.outcomes import VerdictWord

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from experiments.design.order import orders
+from experiments.design.plan import orders
 
 ARMS = {number: [f"arm{index}" for index in range(number)] for number in range(2, 10)}
 

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from experiments.outcomes import AblationState
 from experiments.reporting import drawing, pictures, pictures_memory, pictures_trials, pictures_verdict
 from experiments.reporting.view import AblationView
-from experiments.states import AblationState
 from tests import views
 
 

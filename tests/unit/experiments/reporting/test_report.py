@@ -8,10 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments.outcomes import VerdictWord
+from experiments.outcomes import AblationState, VerdictWord
 from experiments.reporting import evidence_tables, report
 from experiments.reporting.view import AblationView
-from experiments.states import AblationState
 from tests import views
 
 EVERY_STATE: dict[str, Callable[[], AblationView]] = {
