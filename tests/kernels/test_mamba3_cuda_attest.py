@@ -2,12 +2,14 @@
 
 import json
 import struct
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.cuda import attest
+from kernels.scan import ScanSwitches
 
 DISASSEMBLY = """
  Function walk_kernel:
@@ -223,3 +225,8 @@ def test_source_hash_changes_with_any_kernel_and_binary_hash_by_itself():
     one, other = (attest.facts([made("outputs"), made("tables", source_sha256=which)]) for which in "ac")
     assert one["mamba3_mimo.source_hash"] != other["mamba3_mimo.source_hash"]
     assert one["mamba3_mimo.binary_hash"] == other["mamba3_mimo.binary_hash"]
+
+
+def test_every_switch_is_read_from_the_code_unless_the_launch_itself_shows_it():
+    of_the_launch = {"lane", "schedule", "chunk_size", "superchunk"}
+    assert {switch.name for switch in fields(ScanSwitches)} - of_the_launch == set(attest.SHOWN_BY)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from kernels import facts
-from kernels.backends import Lane
+from kernels.backends import NODE_CLASSES, Lane
 from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo, supports
+from kernels.mamba3_mimo.support import LANES
 from kernels.scan import ScanSwitches
 from tests.scan_inputs import ScanSizes, random_inputs
 
@@ -20,6 +21,10 @@ def test_supports_other_lane_is_refused_with_reason(lane):
     assert supports(ScanSwitches(lane=lane), "cpu") == (
         f"lane '{lane}' has no implementation on node class 'cpu'; implemented there: reference"
     )
+
+
+def test_every_lane_that_a_node_class_lists_runs_the_scan():
+    assert {lane for entry in NODE_CLASSES.values() for lane in entry.lanes} == set(LANES)
 
 
 def test_mamba3_mimo_other_lane_raises():
