@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from experiments.design import recipes
 from experiments.outcomes import FailureClass
+from experiments.records.receipts import Receipt
 from experiments.reporting import pictures
 from experiments.reporting.drawing import Picture
 from model.config import BLOCK_KINDS
@@ -68,12 +69,12 @@ def _document() -> dict[str, Any]:
     return dict(json.loads(GOLDEN.read_text(encoding="utf-8")))
 
 
-def test_every_module_of_routes_is_served() -> None:
+def test_every_route_is_served_and_frozen() -> None:
     names = [module.name for module in pkgutil.iter_modules(routes.__path__)]
     routers = [importlib.import_module(f"service.routes.{name}").router for name in names]
     declared = {route.operation_id for router in routers for route in router.routes}
     served = {operation["operationId"] for item in _document()["paths"].values() for operation in item.values()}
-    assert declared == served, "service/app.py includes the router; then python -m tests.golden.freeze_openapi"
+    assert declared == served, "python -m tests.golden.freeze_openapi"
 
 
 def test_the_python_client_speaks_every_route_for_people() -> None:
@@ -111,7 +112,11 @@ def test_every_letter_of_a_pattern_has_a_module_and_its_flops() -> None:
 
 
 def test_what_training_measures_reaches_the_receipt() -> None:
-    assert {field.name for field in fields(TrainResult)} - set(TrialResult.model_fields) == {"steps"}
+    measured, told = {field.name for field in fields(TrainResult)}, set(TrialResult.model_fields)
+    data = {"data_digest", "data_folder"}
+    assert measured - told == {"steps"}
+    assert told - measured == {"failure_class", "message"} | data
+    assert told - set(Receipt.model_fields) == {"loss_val", "peak_allocated_bytes", "peak_reserved_bytes"} | data
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

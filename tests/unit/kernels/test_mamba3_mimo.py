@@ -1,6 +1,7 @@
 """Refusals, shape errors and facts of the public operation."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,14 @@ def test_supports_other_lane_is_refused_with_reason(lane):
 
 def test_every_lane_that_a_node_class_lists_runs_the_scan():
     assert {lane for entry in NODE_CLASSES.values() for lane in entry.lanes} == set(LANES)
+
+
+@pytest.mark.parametrize("lane", sorted(set(LANES) - {Lane.REFERENCE}))
+def test_every_lane_is_tested_in_a_file_of_its_name(lane):
+    tests = Path(__file__).parents[2]
+    assert any(
+        f"_{lane}" in path.stem for room in ("kernels", "unit/kernels") for path in (tests / room).glob("test_*.py")
+    )
 
 
 def test_mamba3_mimo_other_lane_raises():
