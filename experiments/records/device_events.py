@@ -1,5 +1,6 @@
 """What happened to the device around a trial, as its driver told before and after: workers write it, guards read it."""
 
+from collections.abc import Callable
 from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import Field
@@ -27,3 +28,13 @@ class DeviceEvents(Frozen):
     """New uncorrected memory errors."""
     foreign_processes: Told[tuple[int, ...]] = None
     """Processes on any device of the machine that were there before or after the trial: its own are not."""
+
+
+FATAL_EVENTS: dict[str, Callable[[DeviceEvents], object]] = {
+    "hardware thermal slow-down": lambda events: events.hw_thermal_slowdown,
+    "software thermal slow-down": lambda events: events.sw_thermal_slowdown,
+    "hardware power brake": lambda events: events.hw_power_brake,
+    "uncorrected ECC error": lambda events: events.ecc_uncorrected,
+    "foreign process on the device": lambda events: events.foreign_processes,
+}
+"""What makes a trial invalid when it happened at all; a software power cap is recorded, not fatal."""
