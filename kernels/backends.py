@@ -20,6 +20,10 @@ class Lane(StrEnum):
     PEER = "peer"
 
 
+GENERATED_LANES = (Lane.CUDA, Lane.PEER)
+"""Lanes whose kernels are compiled at their first launch."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NodeClass:
     """A kind of machine that a spec can ask for, with everything that differs between kinds."""

@@ -11,16 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from kernels import facts
-from kernels.backends import Lane
+from kernels.backends import GENERATED_LANES, Lane
 from kernels.scan import ScanFact
 from model.config import TrainConfig
 from model.facts import ModelFact
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens [B,S], segment ids [B,S]) -> hidden states [B,S,D]."""
-
-GENERATED_LANES = (Lane.CUDA, Lane.PEER)
-"""Lanes of the scan whose kernels are compiled at their first launch."""
 
 
 @dataclass(frozen=True, kw_only=True)

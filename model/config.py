@@ -100,7 +100,7 @@ class HybridConfig:
     vocab_size: int = 4096
     d_model: int = 128
     pattern: str = "MFMFAF"
-    """One letter per block: M, A or F (see BLOCK_KINDS)."""
+    """One letter per block, see BLOCK_KINDS."""
     mlp_ratio: float = 2.0
     """Hidden width of the gated MLP as a multiple of d_model."""
     mamba: MambaConfig = field(default_factory=MambaConfig)

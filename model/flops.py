@@ -7,6 +7,8 @@ chunk-parallel form spends R * [4NP + 2M(N + P)] with M = C * R, which would rew
 Elementwise work, norms and the embedding lookup are not counted.
 """
 
+from collections.abc import Callable
+
 from model.config import HybridConfig, TrainConfig
 
 BACKWARD_FACTOR = 3
@@ -20,12 +22,13 @@ def step_flops(config: TrainConfig) -> int:
 
 def forward_flops_per_token(model: HybridConfig, seq_len: int) -> int:
     """Return the FLOPs of a forward pass divided by its tokens, rows having `seq_len` tokens; the head included."""
-    per_block = {"M": mixer_flops(model), "A": attention_flops(model, seq_len), "F": mlp_flops(model)}
-    return sum(per_block[letter] for letter in model.pattern) + 2 * model.d_model * model.vocab_size
+    blocks = sum(BLOCK_FLOPS[letter](model, seq_len) for letter in model.pattern)
+    return blocks + 2 * model.d_model * model.vocab_size
 
 
-def mixer_flops(model: HybridConfig) -> int:
-    """Return the forward FLOPs per token of one Mamba-3 mixer."""
+def mixer_flops(model: HybridConfig, seq_len: int) -> int:
+    """Return the forward FLOPs per token of one Mamba-3 mixer, in rows of any length."""
+    del seq_len
     return 2 * model.d_model * (sum(model.mixer_widths) + model.d_inner) + scan_flops(model)
 
 
@@ -40,6 +43,15 @@ def attention_flops(model: HybridConfig, seq_len: int) -> int:
     return 2 * model.d_model * 4 * model.d_model + 4 * seq_len * model.d_model
 
 
-def mlp_flops(model: HybridConfig) -> int:
-    """Return the forward FLOPs per token of one gated MLP."""
+def mlp_flops(model: HybridConfig, seq_len: int) -> int:
+    """Return the forward FLOPs per token of one gated MLP, in rows of any length."""
+    del seq_len
     return 2 * model.d_model * 3 * model.mlp_width
+
+
+BLOCK_FLOPS: dict[str, Callable[[HybridConfig, int], int]] = {
+    "M": mixer_flops,
+    "A": attention_flops,
+    "F": mlp_flops,
+}
+"""Forward FLOPs per token of every letter of a pattern string, from the model and the tokens of a row."""

@@ -1,10 +1,12 @@
 """The API process: `create_app` builds it, `python -m service.app` serves it with one uvloop worker."""
 
 import logging
+import pkgutil
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from importlib.metadata import version
 from types import FrameType
 
@@ -13,14 +15,13 @@ from anyio import to_thread
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import openapi, problems
+from service import openapi, problems, routes
 from service.deps import Services
 from service.dispatch import WakePublisher
 from service.errors import ConfigurationError
 from service.metrics import registry_for
 from service.middleware import RequestMiddleware
 from service.rate_limit import RateLimiter
-from service.routes import ablations, attempts, catalogue, health, imports, submissions, trials
 from service.settings import ServiceSettings, get_settings
 from service.store.migrate import upgrade
 from service.store.session import Store
@@ -60,8 +61,8 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     app.add_middleware(RequestMiddleware, settings=settings)
     problems.install(app)
     openapi.install(app)
-    for module in (submissions, imports, ablations, trials, catalogue, attempts, health):
-        app.include_router(module.router)
+    for module in pkgutil.iter_modules(routes.__path__):
+        app.include_router(import_module(f"{routes.__name__}.{module.name}").router)
     return app
 
 

@@ -59,6 +59,7 @@ class TrialRecord:
         outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
         return seal(
             {
+                **{name: value for name, value in result if name in Receipt.model_fields},
                 **self._identity(result),
                 "outcome": outcome,
                 "failure_class": failure,
@@ -66,17 +67,10 @@ class TrialRecord:
                 "config": dict(self.trial.config),
                 "environment": self._environment(),
                 "gates": gates,
-                "facts": dict(result.facts),
                 "steps": steps,
                 "summary": self._summary(steps, result) if _has_window(result, failure) else None,
                 "memory": self._memory(result),
-                "compile_s": result.compile_s,
-                "compile_cache_hit": result.compile_cache_hit,
-                "kernels": result.kernels,
-                "parameters": result.parameters,
-                "flops_per_step": result.flops_per_step,
                 "started_at": self.started_at.isoformat(),
-                "training_s": result.training_s,
                 "wall_s": self.ending.wall_s,
             }
         )

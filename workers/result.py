@@ -35,7 +35,10 @@ class TrialOrder:
 
 
 class TrialResult(Frozen):
-    """What the trial says about itself. Its steps are in their own file, written as they came."""
+    """What the trial says about itself. Its steps are in their own file, written as they came.
+
+    A field is filled from that of the same name of `model.train.TrainResult`, and fills that of the receipt.
+    """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 

@@ -88,16 +88,7 @@ def _train(order: TrialOrder) -> TrialResult:
     return TrialResult(
         data_digest=dataset.digest,
         data_folder=dataset.folder,
-        loss_val=result.loss_val,
-        compile_s=result.compile_s,
-        compile_cache_hit=result.compile_cache_hit,
-        facts=result.facts,
-        kernels=result.kernels,
-        parameters=result.parameters,
-        flops_per_step=result.flops_per_step,
-        peak_allocated_bytes=result.peak_allocated_bytes,
-        peak_reserved_bytes=result.peak_reserved_bytes,
-        training_s=result.training_s,
+        **{name: value for name, value in vars(result).items() if name in TrialResult.model_fields},
     )
 
 

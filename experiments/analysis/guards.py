@@ -9,20 +9,11 @@ from experiments.design.gates import GATES
 from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
-from experiments.records.receipts import DeviceEvents, Receipt
+from experiments.records.receipts import FATAL_EVENTS, DeviceEvents, Receipt
 from kernels.scan import ScanFact
 
 MAX_CLOCK_GAP = 0.01
 """Relative difference of the median device clock between arms of a block."""
-
-_FATAL_EVENTS: dict[str, Callable[[DeviceEvents], object]] = {
-    "hardware thermal slow-down": lambda events: events.hw_thermal_slowdown,
-    "software thermal slow-down": lambda events: events.sw_thermal_slowdown,
-    "hardware power brake": lambda events: events.hw_power_brake,
-    "uncorrected ECC error": lambda events: events.ecc_uncorrected,
-    "foreign process on the device": lambda events: events.foreign_processes,
-}
-"""What makes a trial invalid when it happened at all; a software power cap is recorded, not fatal."""
 
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
@@ -60,7 +51,7 @@ def _sample_problems(receipt: Receipt) -> Iterator[str]:
 
 
 def _device_problems(events: DeviceEvents | None) -> Iterator[str]:
-    for what, read in _FATAL_EVENTS.items():
+    for what, read in FATAL_EVENTS.items():
         if events is not None and read(events):
             yield f"{what} during the trial"
 

@@ -184,8 +184,8 @@ _ENTRIES = (
         path="model.scan.schedule",
         claim=Claim.RE_ASSOCIATES,
         lanes={
-            "sequential": (Lane.REFERENCE, Lane.CUDA, Lane.PEER),
-            "chunk_parallel": (Lane.REFERENCE, Lane.CUDA, Lane.XLA),
+            "sequential": tuple(lane for lane in Lane if lane is not Lane.XLA),
+            "chunk_parallel": tuple(lane for lane in Lane if lane is not Lane.PEER),
         },
         in_kernels=True,
         block="M",

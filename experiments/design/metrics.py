@@ -10,6 +10,8 @@ GIB = 2**30
 class Metric:
     """One number of a receipt."""
 
+    label: str
+    """Its name in reports."""
     unit: str
     better: Literal["higher", "lower"] | None
     """Direction of improvement; None where none is claimed (a lower loss after few steps is not a benefit)."""
@@ -22,19 +24,35 @@ class Metric:
 
 
 METRICS: dict[str, Metric] = {
-    "tokens_per_s": Metric(unit="tokens/s", better="higher", kind="ratio", field="summary.tokens_per_s"),
-    "step_s": Metric(unit="s", better="lower", kind="ratio", field="summary.step_s_mean"),
-    "model_tflops_per_s": Metric(unit="TFLOP/s", better="higher", kind="ratio", field="summary.model_tflops_per_s"),
+    "tokens_per_s": Metric(
+        label="throughput", unit="tokens/s", better="higher", kind="ratio", field="summary.tokens_per_s"
+    ),
+    "step_s": Metric(label="step time", unit="s", better="lower", kind="ratio", field="summary.step_s_mean"),
+    "model_tflops_per_s": Metric(
+        label="model TFLOP/s", unit="TFLOP/s", better="higher", kind="ratio", field="summary.model_tflops_per_s"
+    ),
     "peak_reserved_gib": Metric(
-        unit="GiB", better="lower", kind="absolute", field="memory.peak_reserved_bytes", per=GIB
+        label="peak reserved memory",
+        unit="GiB",
+        better="lower",
+        kind="absolute",
+        field="memory.peak_reserved_bytes",
+        per=GIB,
     ),
     "peak_allocated_gib": Metric(
-        unit="GiB", better="lower", kind="absolute", field="memory.peak_allocated_bytes", per=GIB
+        label="peak allocated memory",
+        unit="GiB",
+        better="lower",
+        kind="absolute",
+        field="memory.peak_allocated_bytes",
+        per=GIB,
     ),
-    "compile_s": Metric(unit="s", better="lower", kind="absolute", field="compile_s"),
-    "loss_step1": Metric(unit="nats", better=None, kind="loss", field="summary.loss_step1"),
-    "loss_final": Metric(unit="nats", better=None, kind="loss", field="summary.loss_final"),
-    "loss_val": Metric(unit="nats", better=None, kind="loss", field="summary.loss_val"),
+    "compile_s": Metric(label="compile time", unit="s", better="lower", kind="absolute", field="compile_s"),
+    "loss_step1": Metric(label="loss of step 1", unit="nats", better=None, kind="loss", field="summary.loss_step1"),
+    "loss_final": Metric(
+        label="final training loss", unit="nats", better=None, kind="loss", field="summary.loss_final"
+    ),
+    "loss_val": Metric(label="validation loss", unit="nats", better=None, kind="loss", field="summary.loss_val"),
 }
 """Every metric by name."""
 

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from kernels.backends import Lane
 from kernels.scan import ScanSwitches
-from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, OptimConfig, TrainConfig
+from model.config import (
+    BLOCK_KINDS,
+    AttentionConfig,
+    DataConfig,
+    HybridConfig,
+    MambaConfig,
+    OptimConfig,
+    TrainConfig,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +100,8 @@ OVERRIDES: dict[str, Override] = {
     "pattern": Override(
         path="model.pattern",
         kind=str,
-        description="one letter per block: M mixer, A attention, F gated MLP",
-        pattern="^[MAF]{1,256}$",
+        description=f"one letter per block: {', '.join(f'{letter} {kind}' for letter, kind in BLOCK_KINDS.items())}",
+        pattern=f"^[{''.join(BLOCK_KINDS)}]{{1,256}}$",
     ),
     "d_model": _int("model.d_model", "residual width", 16, 16_384),
     "expand": _int("model.mamba.expand", "mixer width as a multiple of d_model", 1, 8),

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -57,6 +57,16 @@ class DeviceEvents(Frozen):
     """New uncorrected memory errors."""
     foreign_processes: Told[tuple[int, ...]] = None
     """Processes on any device of the machine that were there before or after the trial: its own are not."""
+
+
+FATAL_EVENTS: dict[str, Callable[[DeviceEvents], object]] = {
+    "hardware thermal slow-down": lambda events: events.hw_thermal_slowdown,
+    "software thermal slow-down": lambda events: events.sw_thermal_slowdown,
+    "hardware power brake": lambda events: events.hw_power_brake,
+    "uncorrected ECC error": lambda events: events.ecc_uncorrected,
+    "foreign process on the device": lambda events: events.foreign_processes,
+}
+"""What makes a trial invalid when it happened at all; a software power cap is recorded, not fatal."""
 
 
 class Digests(Frozen):

@@ -3,27 +3,17 @@
 import math
 from datetime import UTC, datetime
 
+from experiments.design.metrics import METRICS
+
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
 NOTHING = "\N{EN DASH}"
 """Stands where there is no value."""
 
-METRICS: dict[str, str] = {
-    "tokens_per_s": "throughput",
-    "step_s": "step time",
-    "model_tflops_per_s": "model TFLOP/s",
-    "loss_step1": "loss of step 1",
-    "loss_final": "final training loss",
-    "loss_val": "validation loss",
-    "peak_reserved_gib": "peak reserved memory",
-    "peak_allocated_gib": "peak allocated memory",
-    "compile_s": "compile time",
-}
-
 
 def metric(name: str) -> str:
     """Name a metric for people."""
-    return METRICS.get(name, name)
+    return METRICS[name].label
 
 
 def signed(value: float, digits: int = 2) -> str:

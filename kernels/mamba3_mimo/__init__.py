@@ -5,8 +5,6 @@ Public: `mamba3_mimo(ScanInputs(...), ScanSwitches(...))`, `ScanResult`, `suppor
 facts of a scan are recorded by the code that runs.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,11 +13,8 @@ from torch import Tensor
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
-from kernels.mamba3_mimo.peer import peer_scan
-from kernels.mamba3_mimo.recompute import Form, scan
-from kernels.mamba3_mimo.reference import chunk_parallel
-from kernels.mamba3_mimo.step import DecodeState, decode_state, decode_step, step_form
-from kernels.mamba3_mimo.support import supports
+from kernels.mamba3_mimo.step import DecodeState, decode_state, decode_step
+from kernels.mamba3_mimo.support import LANES, run_cuda, supports
 from kernels.scan import ScanSwitches
 
 __all__ = [
@@ -53,7 +48,7 @@ def mamba3_mimo(inputs: ScanInputs, switches: ScanSwitches = _DEFAULTS) -> ScanR
     KernelUnsupported, with the reason, when the lane cannot run this combination; nothing is ever replaced silently.
     """
     if switches.lane is Lane.CUDA and torch.compiler.is_compiling():
-        return ScanResult(*_cuda(inputs, switches))  # an operator of the graph, which refuses when it runs
+        return ScanResult(*run_cuda(inputs, switches))  # an operator of the graph, which refuses when it runs
     return ScanResult(*_eager(inputs, switches))
 
 
@@ -62,28 +57,4 @@ def _eager(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
     refusal = supports(switches, inputs.v.device.type)
     if refusal is not None:
         raise KernelUnsupported(refusal)
-    return _LANES[switches.lane](inputs, switches)
-
-
-def _reference(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
-    sequential = switches.schedule == "sequential"
-    form: Form = step_form if sequential else partial(chunk_parallel, chunk_size=switches.chunk_size)
-    return scan(inputs, form, psiv_cache=switches.psiv_cache)
-
-
-def _cuda(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
-    from kernels.mamba3_mimo.cuda import op  # tilelang is imported on first use: a CPU node has none
-
-    return op.scan(inputs, switches)
-
-
-def _peer(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
-    return peer_scan(inputs, chunk_size=switches.chunk_size)
-
-
-_LANES: dict[Lane, Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]] = {
-    Lane.REFERENCE: _reference,
-    Lane.CUDA: _cuda,
-    Lane.PEER: _peer,
-}
-"""Implementation of every lane that has one."""
+    return LANES[switches.lane].run(inputs, switches)

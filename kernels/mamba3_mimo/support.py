@@ -1,10 +1,18 @@
-"""Why a scan cannot run with the switches it was asked to run with."""
+"""The lanes of the scan: how each one runs it, and why it cannot with the switches it was asked to run with."""
 
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib.util import find_spec
+
+from torch import Tensor
 
 from kernels.backends import Lane, device_refusal
 from kernels.mamba3_mimo import peer
+from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.recompute import Form, scan
+from kernels.mamba3_mimo.reference import chunk_parallel
+from kernels.mamba3_mimo.step import step_form
 from kernels.scan import SCHEDULES, ScanSwitches
 
 
@@ -21,9 +29,21 @@ def supports(switches: ScanSwitches, device: str) -> str | None:
         return f"schedule '{switches.schedule}' is unknown; known: {', '.join(SCHEDULES)}"
     if switches.chunk_size < 1:
         return f"chunk_size is {switches.chunk_size}; allowed: at least 1"
-    if switches.lane is Lane.PEER:
-        return _peer_refusal(switches)
-    return _cuda_refusal(switches) if switches.lane is Lane.CUDA else None
+    return LANES[switches.lane].refusal(switches)
+
+
+def _reference(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
+    sequential = switches.schedule == "sequential"
+    form: Form = step_form if sequential else partial(chunk_parallel, chunk_size=switches.chunk_size)
+    return scan(inputs, form, psiv_cache=switches.psiv_cache)
+
+
+def _no_refusal(_: ScanSwitches) -> None:
+    return None
+
+
+def _peer(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
+    return peer.peer_scan(inputs, chunk_size=switches.chunk_size)
 
 
 def _peer_refusal(switches: ScanSwitches) -> str | None:
@@ -32,6 +52,13 @@ def _peer_refusal(switches: ScanSwitches) -> str | None:
     if switches.psiv_cache:
         return "psiv_cache is on; allowed for lane 'peer': off, the official kernels recompute PsiV"
     return peer.missing()
+
+
+def run_cuda(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
+    """Run lane cuda, eagerly or as an operator of a graph; it refuses what it cannot run when it runs."""
+    from kernels.mamba3_mimo.cuda import op  # tilelang is imported on first use: a CPU node has none
+
+    return op.scan(inputs, switches)
 
 
 def _cuda_refusal(switches: ScanSwitches) -> str | None:
@@ -44,3 +71,21 @@ def _cuda_refusal(switches: ScanSwitches) -> str | None:
     rank = max(1, 64 // chunk)
     shape = ScanShape(B=1, S=8 * chunk, H=1, G=1, N=64, P=64, R=rank, A=16, C=chunk, L=switches.superchunk)
     return refusal(Variant(**vars(switches)), shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneOfScan:
+    """One implementation of the scan."""
+
+    run: Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
+    """Returns output and final state, as `ScanResult` describes them."""
+    refusal: Callable[[ScanSwitches], str | None]
+    """Returns why it cannot run with the switches, on a device of its own; None when it can."""
+
+
+LANES: dict[Lane, LaneOfScan] = {
+    Lane.REFERENCE: LaneOfScan(run=_reference, refusal=_no_refusal),
+    Lane.CUDA: LaneOfScan(run=run_cuda, refusal=_cuda_refusal),
+    Lane.PEER: LaneOfScan(run=_peer, refusal=_peer_refusal),
+}
+"""Every lane that has an implementation."""

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.errors import ProjectionError
 from experiments.outcomes import AblationState, TrialState
-from experiments.reporting import mlflow_runs, mlflow_sink, report
+from experiments.reporting import mlflow_runs, mlflow_sink, pictures, report
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.view import AblationView
 from tests import mlflow_server, views
@@ -87,7 +87,7 @@ def test_projecting_writes_the_answer_where_reviewers_look(server: str, client: 
     files = {file.path for file in client.list_artifacts(done.parent_run_id)}
     assert files == {"report.html", "verdict.json", "plan.json", "plots"}
     assert Path(client.download_artifacts(done.parent_run_id, "report.html", str(tmp_path))).read_text() == html
-    assert len(client.list_artifacts(done.parent_run_id, "plots")) == 5
+    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(pictures.DRAWN)
 
     runs = runs_of(client, view.ablation_id)
     assert len(runs) == 1 + len(view.trials)

@@ -94,9 +94,8 @@ def test_service_plans_queues_and_hands_out_blocks(api: Api, node: Node) -> None
     assert block is not None
     assert block["ablation_id"] == made["id"]
     gates = {gate["name"]: gate["node_classes"] for gate in api.get("/v1/gates").json()}
-    assert gates["lane"]["reference"] == ["cpu", "h200", "sim-9"]
-    assert gates["lane"]["cuda"] == ["h200"]
-    assert gates["attention"]["flash"] == ["h200"]
+    assert {"cpu", "h200", "sim-9"} <= set(gates["lane"]["reference"])
+    assert "sim-9" not in gates["lane"]["cuda"] + gates["attention"]["flash"]
 
 
 def test_spec_for_it_is_held_against_its_lanes(node: Node) -> None:

@@ -111,5 +111,5 @@ def test_openapi_document_is_frozen(api: Api) -> None:
     assert document == golden, hint
     operations = [item for path in document["paths"].values() for item in path.values()]
     ids = [item["operationId"] for item in operations]
-    assert len(ids) == len(set(ids)) == 25
+    assert len(ids) == len(set(ids))
     assert all(item["tags"] and item["summary"] and item["description"] for item in operations)

@@ -1,13 +1,17 @@
 """The reader of compiled kernels, on pieces of code written here: no compiler and no GPU are needed."""
 
 import json
+import re
 import struct
+from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.cuda import attest
+from kernels.scan import ScanSwitches
 
 DISASSEMBLY = """
  Function walk_kernel:
@@ -223,3 +227,14 @@ def test_source_hash_changes_with_any_kernel_and_binary_hash_by_itself():
     one, other = (attest.facts([made("outputs"), made("tables", source_sha256=which)]) for which in "ac")
     assert one["mamba3_mimo.source_hash"] != other["mamba3_mimo.source_hash"]
     assert one["mamba3_mimo.binary_hash"] == other["mamba3_mimo.binary_hash"]
+
+
+def test_every_switch_is_read_by_the_kernels():
+    folder = Path(attest.__file__).parent
+    text = "".join(path.read_text() for path in folder.glob("*.py") if path.name not in {"attest.py", "variant.py"})
+    assert {switch.name for switch in fields(ScanSwitches)} - set(re.findall(r"\.(\w+)", text)) == {"lane"}
+
+
+def test_every_switch_is_read_from_the_code_unless_the_launch_itself_shows_it():
+    of_the_launch = {"lane", "schedule", "chunk_size", "superchunk"}
+    assert {switch.name for switch in fields(ScanSwitches)} - of_the_launch == set(attest.SHOWN_BY)

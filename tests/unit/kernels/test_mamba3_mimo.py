@@ -1,14 +1,16 @@
 """Refusals, shape errors and facts of the public operation."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from kernels import facts
-from kernels.backends import Lane
+from kernels.backends import NODE_CLASSES, Lane, device_refusal
 from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo, supports
+from kernels.mamba3_mimo.support import LANES
 from kernels.scan import ScanSwitches
 from tests.scan_inputs import ScanSizes, random_inputs
 
@@ -17,9 +19,19 @@ SHAPE = ScanSizes(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=
 
 @pytest.mark.parametrize("lane", [Lane.CUDA, Lane.XLA, Lane.PEER])
 def test_supports_other_lane_is_refused_with_reason(lane):
-    assert supports(ScanSwitches(lane=lane), "cpu") == (
-        f"lane '{lane}' has no implementation on node class 'cpu'; implemented there: reference"
-    )
+    refusal = supports(ScanSwitches(lane=lane), "cpu")
+    assert refusal == device_refusal(lane, "cpu")
+    assert f"lane '{lane}' has no implementation on node class 'cpu'" in str(refusal)
+
+
+def test_every_lane_that_a_node_class_lists_runs_the_scan():
+    assert {lane for entry in NODE_CLASSES.values() for lane in entry.lanes} == set(LANES)
+
+
+@pytest.mark.parametrize("lane", sorted(set(LANES) - {Lane.REFERENCE}))
+def test_every_lane_is_tested_in_a_file_of_its_name(lane):
+    rooms = (Path(__file__).parents[2] / "kernels", Path(__file__).parent)
+    assert any(f"_{lane}" in path.stem for room in rooms for path in room.glob("test_*.py"))
 
 
 def test_mamba3_mimo_other_lane_raises():

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.design.gates import GATES, Gate, GateValue, show
+from experiments.records.receipts import read_gates
+from kernels.backends import NODE_CLASSES, Lane
 from kernels.scan import ScanFact, ScanSwitches
 from model import train as training
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
@@ -136,6 +139,26 @@ def test_train_reports_what_ran(baseline: TrainResult) -> None:
     assert baseline.facts[ModelFact.LOSS] == "dense"
     assert ModelFact.COMPILED_GRAPHS not in baseline.facts
     assert (baseline.compile_s, baseline.compile_cache_hit) == (0.0, None)
+
+
+ON_CPU = [
+    pytest.param(gate, value, id=f"{gate.name}={show(value)}")
+    for gate in GATES.values()
+    for value in gate.values
+    if gate.supports(NODE_CLASSES["cpu"], Lane.REFERENCE, value) is None
+    if not (gate.name == "compile" and value)  # takes its own test below
+]
+
+
+@pytest.mark.parametrize(("gate", "value"), ON_CPU)
+def test_every_gate_value_that_a_cpu_can_run_says_that_it_ran(
+    gate: Gate, value: GateValue, home: Path, dataset: Dataset
+) -> None:
+    config = gate.apply(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0)), value)
+    gates = {name: known.read(config) for name, known in GATES.items()}
+    reading = read_gates(gates, run(config, dataset).facts)[gate.name]
+    assert reading.live, reading
+    assert reading.observed == value or gate.unused_because(gates), reading
 
 
 def test_train_measures_itself(baseline: TrainResult) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.design.gates import GATES
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from experiments.errors import ReceiptError
@@ -44,7 +45,7 @@ def test_judge_adopts_what_is_better_beyond_the_bound() -> None:
     assert found.primary.ci_low_pct < found.primary.ci90_low_pct < 3 < found.primary.ci90_high_pct
     assert found.primary.p_sign_flip == 2 / 64
     assert found.primary.blocks == len(found.primary.differences_pct) == 6
-    assert found.gates_live == "90/90"
+    assert found.gates_live == "/".join([str(6 * len(GATES))] * 2)
     assert found.reason.startswith("tokens_per_s +")
 
 

@@ -1,3 +1,4 @@
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from experiments.design.fields import config_to_json
 from experiments.design.gates import GATES, Claim, Gate, GateValue, catalogue, show
 from experiments.design.recipes import RECIPES
 from kernels.backends import NODE_CLASSES, Lane
-from kernels.scan import ScanFact
+from kernels.scan import ScanFact, ScanSwitches
 from model.config import TrainConfig
 from model.facts import ModelFact
 
@@ -46,6 +47,15 @@ def test_gate_refers_only_to_known_gates_and_values(gate: Gate) -> None:
         assert all(GATES[other].allows(value) for other, value in setting.items())
     assert set(gate.lanes) <= set(gate.values)
     assert gate.question.endswith("?")
+
+
+def test_every_switch_of_the_scan_has_a_gate() -> None:
+    assert {f"model.scan.{switch.name}" for switch in fields(ScanSwitches)} <= {gate.path for gate in GATES.values()}
+
+
+def test_every_fact_of_the_model_is_read_by_a_gate() -> None:
+    looked_at = " ".join(gate.attested_by for gate in GATES.values()).split()
+    assert set(ModelFact) - set(looked_at) == {ModelFact.DEVICE}
 
 
 def test_gate_supports_says_which_lane_is_missing_where() -> None:
@@ -102,8 +112,9 @@ def test_compile_attestation_needs_a_compiled_graph() -> None:
 def test_catalogue_lists_where_each_value_runs() -> None:
     public = {gate.name: gate for gate in catalogue()}
     assert set(public) == set(GATES)
-    assert public["tma"].node_classes == {"false": ("h200",), "true": ("h200",)}
-    assert public["schedule"].node_classes["sequential"] == ("cpu", "h200")
+    with_cuda = tuple(name for name, entry in NODE_CLASSES.items() if Lane.CUDA in entry.lanes)
+    assert public["tma"].node_classes == {"false": with_cuda, "true": with_cuda}
+    assert public["schedule"].node_classes["sequential"] == tuple(n for n, e in NODE_CLASSES.items() if e.lanes)
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)

@@ -6,7 +6,9 @@ import yaml
 
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import make_plan
+from experiments.design.problems import listed
 from experiments.errors import SpecError, SpecProblem
+from kernels.backends import NODE_CLASSES
 from tests.bad_specs import BAD, BAD_TEXTS, GATES, JSON, TOML, YAML, bad_values
 from tests.factories import SPEC, make_spec, spec_values
 
@@ -98,7 +100,7 @@ def test_submit_reports_every_illegal_override_at_once() -> None:
         ({GATES: {"psiv_cach": True}}, "did you mean 'psiv_cache'?"),
         ({"workload__overrides": {"chunk_size": 8}}, "'chunk_size' is a gate: put it under gates"),
         ({"workload__overrides": {"d_model": 100}}, "override 'headdim' as well"),
-        ({GATES: {"lane": "cuda"}}, "values of 'lane' that run on cpu: reference"),
+        ({GATES: {"lane": "cuda"}}, f"values of 'lane' that run on cpu: {listed(NODE_CLASSES['cpu'].lanes)}"),
     ],
 )
 def test_submit_hints_at_what_was_meant(changes: dict[str, Any], hint: str) -> None:

@@ -1,0 +1,135 @@
+"""What is declared in one file and has to be known in another: a step that was forgotten fails here."""
+
+import ast
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from experiments.design import recipes
+from experiments.outcomes import FailureClass
+from experiments.records.receipts import Receipt
+from experiments.reporting import pictures
+from experiments.reporting.drawing import Picture
+from model.config import BLOCK_KINDS
+from model.flops import BLOCK_FLOPS
+from model.hybrid import MIXERS
+from model.train import TrainResult
+from service import routes
+from service.settings import ClientSettings, ServiceSettings
+from tests.architecture.pages import PACKAGES, ROOT
+from tests.architecture.test_pages import DOCUMENTS
+from tests.architecture.test_shape import OPERATIONS
+from tests.golden.freeze_openapi import GOLDEN
+from workers.result import TrialResult
+from workers.settings import Settings
+
+SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+NOT_PRODUCED_YET = {FailureClass.INFRA_CONTROL, FailureClass.INVALID_MEASUREMENT}
+"""Classes of the closed list that nothing here can tell from the others yet."""
+NOT_FOR_THE_CLIENT = {"/v1/schema/ablation.json"}
+"""`ablate schema` writes it without a service."""
+
+
+def _attributes_read(text: str) -> set[str]:
+    return {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("settings", [ServiceSettings, ClientSettings, Settings], ids=lambda kind: kind.__module__)
+def test_every_setting_is_read(settings: type[BaseModel]) -> None:
+    package = settings.__module__.partition(".")[0]
+    read = set().union(*(_attributes_read(text) for path, text in SOURCES.items() if _is_in(path, package)))
+    by_name = {f"{name}_token" for name in ("admin", "worker")} if settings is ServiceSettings else set()
+    assert set(settings.model_fields) - read - by_name == set()
+
+
+def _is_in(path: Path, package: str) -> bool:
+    return path.relative_to(ROOT).parts[0] == package
+
+
+def test_every_failure_class_is_told_by_somebody() -> None:
+    tables = {ROOT / "experiments/outcomes.py", ROOT / "experiments/retries.py"}
+    told = {
+        name
+        for path, text in SOURCES.items()
+        if path not in tables
+        for name in re.findall(r"FailureClass\.([A-Z_]+)(?!: Outcome|\w)", text)
+    }
+    assert {failure for failure in FailureClass if failure.name not in told} == NOT_PRODUCED_YET
+
+
+def _document() -> dict[str, Any]:
+    return dict(json.loads(GOLDEN.read_text(encoding="utf-8")))
+
+
+def test_every_route_is_served_and_frozen() -> None:
+    names = [module.name for module in pkgutil.iter_modules(routes.__path__)]
+    routers = [importlib.import_module(f"service.routes.{name}").router for name in names]
+    declared = {route.operation_id for router in routers for route in router.routes}
+    served = {operation["operationId"] for item in _document()["paths"].values() for operation in item.values()}
+    assert declared == served, "python -m tests.golden.freeze_openapi"
+
+
+def test_the_python_client_speaks_every_route_for_people() -> None:
+    text = (ROOT / "service/client.py").read_text(encoding="utf-8")
+    for_people = {
+        path
+        for path, item in _document()["paths"].items()
+        for operation in item.values()
+        if not {"workers", "health"} & set(operation["tags"])
+    }
+    assert {path for path in for_people if f'"{path}"' not in text} == NOT_FOR_THE_CLIENT
+
+
+def test_every_picture_is_shown() -> None:
+    modules = [
+        importlib.import_module(f"experiments.reporting.{path.stem}")
+        for path in (ROOT / "experiments/reporting").glob("pictures_*.py")
+    ]
+    drawn = {
+        function
+        for module in modules
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if not name.startswith("_") and inspect.signature(function).return_annotation == Picture | None
+    }
+    assert drawn == set(pictures.DRAWN)
+
+
+def test_every_recipe_can_be_asked_for() -> None:
+    made = [value for value in vars(recipes).values() if isinstance(value, recipes.Recipe)]
+    assert {recipe.name for recipe in made} == set(recipes.RECIPES)
+
+
+def test_every_letter_of_a_pattern_has_a_module_and_its_flops() -> None:
+    assert set(BLOCK_KINDS) == set(MIXERS) == set(BLOCK_FLOPS)
+
+
+def test_what_training_measures_reaches_the_receipt() -> None:
+    measured, told = {field.name for field in fields(TrainResult)}, set(TrialResult.model_fields)
+    data = {"data_digest", "data_folder"}
+    assert measured - told == {"steps"}
+    assert told - measured == {"failure_class", "message"} | data
+    assert told - set(Receipt.model_fields) == {"loss_val", "peak_allocated_bytes", "peak_reserved_bytes"} | data
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_has_a_reference_and_a_test(name: str) -> None:
+    assert (ROOT / "kernels" / name / "reference.py").is_file()
+    assert (ROOT / "tests" / "kernels" / f"test_{name}.py").is_file()
+
+
+QUOTED = re.compile(rf"`((?:{'|'.join(PACKAGES)}|tests|docs)/[\w./-]+\.\w+)(?:::(\w+))?`")
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "docs/LOG.md"])
+def test_files_and_tests_that_a_page_names_exist(name: str) -> None:
+    named = QUOTED.findall((ROOT / name).read_text(encoding="utf-8"))
+    assert [path for path, _ in named if not (ROOT / path).is_file()] == []
+    assert [test for path, test in named if test and f"def {test}(" not in (ROOT / path).read_text()] == []
