@@ -133,3 +133,10 @@ def test_files_and_tests_that_a_page_names_exist(name: str) -> None:
     named = QUOTED.findall((ROOT / name).read_text(encoding="utf-8"))
     assert [path for path, _ in named if not (ROOT / path).is_file()] == []
     assert [test for path, test in named if test and f"def {test}(" not in (ROOT / path).read_text()] == []
+
+
+def test_contributing_names_only_tests_that_exist() -> None:
+    known = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert [test for test in named if f"def {test}(" not in known] == []
+    assert named
