@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs test test-fast test-gpu test-tpu browser bench-api bench-kernels peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu test-tpu browser bench-api bench-kernels peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ fix: $(STAMP)  ## format and repair what ruff can
 
 docs: $(STAMP)  ## write the generated pages: gates, settings, errors, the README's tree
 	$(BIN)/python -m tests.architecture.pages
+
+golden: $(STAMP)  ## store the frozen REST document and verdicts again, after a change that was wanted
+	$(BIN)/python -m tests.golden.freeze_openapi
+	$(BIN)/python -m tests.golden.freeze_verdicts
 
 browser:  # Chromium for the page tests, from the distribution, where we may install it
 	@tests/install-browser.sh
