@@ -197,6 +197,11 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 g=g, gw=gw, dgate=dgate, row=row, part_row=part_row, line=line, part_line=part_line, psi_acc=psi_acc,
                 zeta_acc=zeta_acc, phi_acc=phi_acc,
             )  # fmt: skip
+            # what a copy fills or empties while other turns of the loop run, and what is filled before the loop
+            own = (q_raw, k_raw, q_s, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s, *((x_s,) if v.psiv_cache else ()))
+            own += ((z_s, half_zeta_s, zeta_s) if s.gated else ()) + ((phi_s,) if s.reduced else ())
+            operands = (k_s, x_s, g_s, gw_s, e_s, mix_s, dmix_s)
+            sink = T.alloc_local((1,), F32)
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
             last = sc * L + (nc - 1) * C
@@ -212,6 +217,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                     zeta_s[r, p] = zeta[h, r, p] * (phi[h, r, p] if s.reduced else 1.0)
                 if s.reduced:
                     phi_s[r, p] = phi[h, r, p]
+            if v.aggressive_smem_merge:
+                sink[0] = tiles.firsts(own)
             T.copy(leaving[b, h, sc, :, :], E)
             skip[0] = D[h]
             T.clear(psi_acc)
@@ -260,6 +267,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 T.sync_threads()
                 q_back(q_raw, q_s, turn, cos, sin, tx, n)
                 do.finished(t)
+                if v.aggressive_smem_merge:  # the products are done now, not where they began
+                    sink[0] = tiles.firsts(operands)
                 T.fence_proxy_async()
                 T.sync_threads()
                 for cols in loads.columns():
@@ -293,15 +302,6 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                     stored()
                     T.sync_threads()
             stored()
-            if v.aggressive_smem_merge:
-                for tile in (q_raw, k_raw, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s):
-                    tiles.pin(skip, tile)
-                for tile in (z_s, half_zeta_s, zeta_s) if s.gated else ():
-                    tiles.pin(skip, tile)
-                if owns(s, v):  # a product still reads it after its last use in the text
-                    tiles.pin(skip, gw_s)
-                for tile in ((phi_s,) if s.reduced else ()) + ((x_s,) if v.psiv_cache else ()):
-                    tiles.pin(skip, tile)
             sums_out(psi_acc, p_psi, b, sc, h)
             if s.gated:
                 sums_out(zeta_acc, p_zeta, b, sc, h)
@@ -310,5 +310,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             T.reduce_sum(d_row, total, dim=0)
             for i in T.Parallel(1):
                 p_d[b, sc, h] = total[i]
+            if v.aggressive_smem_merge:
+                sink[0] = tiles.firsts(own)
 
     return b3_gradients
