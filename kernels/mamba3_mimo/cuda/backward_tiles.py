@@ -300,10 +300,11 @@ def make_gate(s: ScanShape, loads: Loads, *, lent: bool) -> Any:
                 t.dgate[i, p] = bf16(du * t.zeta_s[i // C, p])
             t.g[i, p] = bf16(g32)
             t.gw[i, p] = bf16(g32 * t.w_s[i % C, C])
-            # of g as the products take it: else the same step's share would not cancel in the gradients of time
-            t.part_row[i, across(p)[0], across(p)[1]] += f32(bf16(g32)) * t.y[i, p]
         T.copy(t.g, t.g_s)
         T.copy(t.gw, t.gw_s[:, :P])
+        # of g as the products take it: else the same step's share would not cancel in the gradients of time
+        for i, p in T.Parallel(M, P):
+            t.part_row[i, across(p)[0], across(p)[1]] += f32(t.g[i, p]) * t.y[i, p]
         rows_in(t, 2)
         if s.gated:
             put(t.dgate, t.dgate_s, loads, n, lent)

@@ -118,4 +118,5 @@ def build(direction: Direction, shape: ScanShape, variant: Variant, num_tokens: 
 def _compiled(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     with _writing:
         program = KERNELS[name](shape, variant, num_tokens)
-    return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=pass_configs(name, variant))
+    options = pass_configs(name, variant)
+    return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=options)
