@@ -52,7 +52,7 @@ def owns(s: ScanShape, v: Variant) -> bool:
 
 
 def _least_bytes(s: ScanShape, v: Variant) -> int:
-    """Return the bytes without gw's own buffer, with 2 KiB for each warp group's barriers, sums and alignment."""
+    """Return the bytes without gw's own buffer, with room for barriers, sums and alignment: more for two slots."""
     C, M, N, P, R, two = s.C, s.M, s.N, s.P, s.R, io.threads_of(s) // 128
     slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
     halves = 2 * M * N * (slots + 1) + M * P * (1 + (held if v.psiv_cache else 1)) + N * P * (slots + 1) + 2 * M * M
@@ -60,7 +60,7 @@ def _least_bytes(s: ScanShape, v: Variant) -> int:
     halves += P * (held * C + slots * (C * s.gated + (C if s.reduced else M))) + slots * s.A * C * 2 + 2 * R * N
     words = C * (C + 8) + M * (s.A + 4) + (2 + 2 * two) * M + 2 * two * N + 2 * M * R + held * 3 * C
     words += R * P * (1 + 2 * s.gated + s.reduced)
-    return 2 * halves + 4 * words + 2048 * two
+    return 2 * halves + 4 * words + 2048 * two + (4096 if v.pipeline_stages == 2 else 0)
 
 
 def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
