@@ -87,8 +87,10 @@ class ScanInputs:
         shapes["angles"] = (b, s, 1 if shared else h, self.angles.shape[-1])
         if self.segment_ids is not None:
             shapes["segment_ids"] = (b, s)
-        if s == 0 or n % 4:
-            raise ShapeError(f"q has S={s}, N={n}; allowed: S >= 1 and N a multiple of 4")
+        sizes = {"B": b, "S": s, "H": h, "G": g, "N": n, "P": p, "R": r}
+        if 0 in sizes.values() or n % 4:
+            listed = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
+            raise ShapeError(f"q and v have {listed}; allowed: all at least 1, N a multiple of 4")
         return shapes
 
     def _check_dtypes(self) -> None:

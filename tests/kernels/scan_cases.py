@@ -25,6 +25,7 @@ CASES = {
     "odd_heads": replace(PLAIN, H=5, shared_angles=True),
     "one_token": replace(PLAIN, S=1),
     "five_tokens": replace(PLAIN, S=5),
+    "two_tokens_wide": Case(B=3, S=2, H=4, G=2, N=128),
     "long": LONG,
     "long_cumulated": replace(LONG, cumulated=True),
     "long_documents": replace(LONG, documents=4),
@@ -59,6 +60,17 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
 }
 """Variants that are allowed for `switched`."""
 
+MERGED = {
+    "rank_2": (replace(PLAIN, R=2, documents=2), {"chunk_size": 32}),
+    "rank_2_layout_3d": (replace(PLAIN, R=2, documents=2), {"chunk_size": 32, "layout_2d": False}),
+    "narrow_state_wide_head": (replace(PLAIN, N=16, P=128, R=2, documents=2), {"chunk_size": 16}),
+    "narrow_state_rank_8": (replace(PLAIN, N=16, R=8, documents=2), {"chunk_size": 8}),
+    "cumulated_documents": (replace(PLAIN, cumulated=True, documents=4), {}),
+    "one_chunk": (CASES["two_tokens_wide"], {}),
+    "psiv_cache": (replace(PLAIN, documents=2), {"psiv_cache": True}),
+}
+"""Problems and switches beside `aggressive_smem_merge`."""
+
 WIDE = ("tma_off", "aggressive_smem_merge", "layout_3d", "psiv_cache", "synchronous")
 """Those of SWITCHES that `switched_wide` tries with two warp groups."""
 
@@ -87,6 +99,12 @@ def switched_wide(name: str) -> tuple[Case, Variant]:
     return replace(PLAIN, N=128, documents=2), Variant(**SWITCHES[name])
 
 
+def merged(name: str) -> tuple[Case, Variant]:
+    """Return a problem of MERGED with shared buffers merged."""
+    case, switches = MERGED[name]
+    return case, Variant(aggressive_smem_merge=True, **switches)
+
+
 def halved(state: int, width: int, rank: int, chunk: int) -> tuple[Case, Variant]:
     """Return documents with raw angles and a shape of HALVED."""
     return replace(PLAIN, N=state, P=width, R=rank, documents=2), Variant(chunk_size=chunk)
@@ -99,4 +117,5 @@ def every() -> Iterator[tuple[str, Case, Variant]]:
     yield from ((f"rank-{rank}", *of_rank(rank)) for rank in RANKS)
     yield from ((name, *switched(name)) for name in SWITCHES)
     yield from ((f"wide-{name}", *switched_wide(name)) for name in WIDE)
+    yield from ((f"merged-{name}", *merged(name)) for name in MERGED)
     yield from ((f"halved-{sizes}", *halved(*sizes)) for sizes in HALVED)

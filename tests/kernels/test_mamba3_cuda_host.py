@@ -184,6 +184,12 @@ def test_the_default_variant_runs_the_reference_shape():
         (Variant(pipeline_stages=3), SHAPE, "pipeline_stages is 3; allowed: 0, 1, 2"),
         (Variant(chunk_size=8), replace(SHAPE, P=128, C=8), "rank is 32 with N = 64 and P = 128; allowed: 64"),
         (Variant(), replace(SHAPE, N=16, P=128), "rank is 64 with N = 16 and P = 128; allowed: 32"),
+        (Variant(), replace(SHAPE, N=16, R=8), "rank is 128 with N = 16 and P = 64; allowed: 32, 64"),
+        (
+            Variant(pipeline_stages=2, chunk_size=8),
+            replace(SHAPE, N=128, C=8),
+            "pipeline_stages is 2 with P = 64, 32 rows and two warp groups; allowed: 0, 1",
+        ),
         (Variant(warp_specialize=True, tma=False), SHAPE, "warp_specialize with tma off: the two warp groups wait for"),
     ],
 )

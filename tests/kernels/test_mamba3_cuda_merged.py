@@ -1,6 +1,8 @@
-"""Buffers that share memory: none may lie on what a matrix product still reads, which the compiler does not know."""
+"""Shared buffers in memory: none lies on what a copy or a product still uses, which the compiler does not know."""
 
 import re
+from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -8,29 +10,44 @@ pytest.importorskip("tilelang")
 
 import tilelang
 
-from kernels.mamba3_mimo.cuda import backward
-from kernels.mamba3_mimo.cuda.compiled import TARGET, pass_configs
+from kernels.mamba3_mimo.cuda.compiled import KERNELS, TARGET, pass_configs
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 WIDE = ScanShape(B=1, S=512, H=2, G=1, N=128, P=64, R=4, A=32)
 BUFFER = re.compile(r"void\* (\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)\)\)")
+ALLOCATED = re.compile(r'(\w+) = T\.\w*alloc_buffer\(\(([\d, ]+)\)(?:, "(\w+)")?(?:, data=(\w+))?, scope="shared')
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "": 4, "uint64": 8}
+LOCAL = {
+    "k_s", "x_s", "g_s", "gw_s", "e_s", "mix_s", "dmix_s", "dgate_s", "w_s", "turn_s", "row_s", "line_s", "same_s",
+    "dsame_s",
+}  # fmt: skip
+"""Buffers of the walk that one turn of its loop fills and uses up: these may share memory, one after the other."""
 
 
-def buffers(shape, variant):
-    """Return where each buffer of the backward walk starts in shared memory, in bytes."""
-    options = {getattr(name, "value", name): value for name, value in pass_configs(variant).items()}
+def overlaps(name, shape, variant):
+    """Return the pairs of buffers of a kernel that share memory."""
+    program = KERNELS[name](shape, variant, shape.S)
+    sizes = {m[4] or m[1]: prod(int(n) for n in m[2].split(",") if n.strip()) * BYTES[m[3] or ""]
+             for m in ALLOCATED.finditer(program.script())}  # fmt: skip
+    options = {getattr(key, "value", key): value for key, value in pass_configs(name, variant).items()}
     with tilelang.tvm.target.Target(TARGET), tilelang.tvm.transform.PassContext(opt_level=3, config=options):
-        source = tilelang.lower(backward.gradients(shape, variant), target=TARGET).kernel_source
-    return {match[1]: int(match[2]) for match in BUFFER.finditer(source)}
+        source = tilelang.lower(program, target=TARGET).kernel_source
+    placed = sorted((int(m[2]), m[1]) for m in BUFFER.finditer(source) if m[1] != "workspace")
+    assert len(placed) > 2, "the generated source is not of the form that this test reads"
+    return {(a, b) for at, a in placed for start, b in placed if a != b and at <= start < at + sizes[a]}
 
 
-def test_operand_of_a_running_product_keeps_its_memory():
-    variant = Variant(aggressive_smem_merge=True)
-    assert backward.owns(WIDE, variant)
-    starts = buffers(WIDE, variant)
-    assert len(set(starts.values())) < len(starts), "nothing is merged"
-    gw = range(starts["gw_s"], starts["gw_s"] + 2 * WIDE.M * WIDE.P)
-    assert [name for name, start in starts.items() if start in gw] == ["gw_s"]
+@pytest.mark.parametrize("length", [16, 512])
+@pytest.mark.parametrize("name", ["local_states", "outputs", "local_gradients", "chunk_states", "gradients"])
+def test_without_the_merge_every_buffer_has_its_own_memory_however_few_chunks_there_are(name, length):
+    assert overlaps(name, replace(WIDE, S=length), Variant()) == set()
+
+
+@pytest.mark.parametrize("length", [16, 512])
+def test_the_merge_lays_only_buffers_of_one_turn_on_each_other(length):
+    found = overlaps("gradients", replace(WIDE, S=length), Variant(aggressive_smem_merge=True))
+    assert found, "nothing is merged"
+    assert {buffer for pair in found for buffer in pair} <= LOCAL

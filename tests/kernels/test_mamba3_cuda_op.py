@@ -111,6 +111,29 @@ def assert_fake_passes(inputs: ScanInputs, switches: dict[str, object]) -> None:
     assert len({t.untyped_storage()._cdata for t in (out, state, *grads, *fake.tensors())}) == 2 + 2 * len(grads)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (dict.fromkeys(("q", "k", "v", "z"), torch.float32), "q, k, v and z have dtype torch.float32; allowed"),
+        (dict.fromkeys(("q", "k", "v", "z"), torch.float16), "q, k, v and z have dtype torch.float16; allowed"),
+        ({"adt": torch.float64}, "adt has dtype torch.float64; allowed for lane 'cuda': torch.float32"),
+    ],
+)
+def test_what_the_kernels_would_round_is_refused(changes, reason):
+    inputs = trained_inputs()
+    inputs = replace(inputs, **{name: getattr(inputs, name).detach().to(dtype) for name, dtype in changes.items()})
+    with pytest.raises(KernelUnsupported, match=reason):
+        op.scan(inputs, CUDA)
+
+
+def test_another_gpu_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0) if index == 6 else (9, 0))
+    assert str(op.gpu_refusal(6)).startswith("NVIDIA A100 has compute capability 8.0; allowed for lane 'cuda': 9.0")
+    assert op.gpu_refusal(7) is None
+    op.gpu_refusal.cache_clear()
+
+
 def run(inputs: ScanInputs, options: ScanSwitches) -> dict[str, torch.Tensor]:
     result = mamba3_mimo(inputs, options)
     grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(7)).to(result.out)

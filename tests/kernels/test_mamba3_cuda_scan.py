@@ -13,11 +13,13 @@ from kernels.mamba3_mimo.cuda.variant import Variant
 from tests.kernels.scan_cases import (
     CASES,
     HALVED,
+    MERGED,
     OFFICIAL,
     RANKS,
     SWITCHES,
     WIDE,
     halved,
+    merged,
     of_rank,
     official,
     switched,
@@ -61,6 +63,11 @@ def test_every_allowed_switch_matches_the_reference(name):
 @pytest.mark.parametrize("name", WIDE)
 def test_switch_with_two_warp_groups_matches_the_reference(name):
     assert_right(*switched_wide(name))
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged_buffers_change_nothing(name):
+    assert_right(*merged(name))
 
 
 @pytest.mark.parametrize(("state", "width", "rank", "chunk"), HALVED)

@@ -63,7 +63,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "layout_2d": WALKS,
     "pipeline_stages": WALKS,
     "warp_specialize": WALKS,
-    "aggressive_smem_merge": WALKS,
+    "aggressive_smem_merge": ("gradients",),
     "fast_math": WALKS,
     "psiv_cache": ("outputs", "gradients"),
 }

@@ -52,7 +52,7 @@ def owns(s: ScanShape, v: Variant) -> bool:
 
 
 def _least_bytes(s: ScanShape, v: Variant) -> int:
-    """Return the bytes without gw's own buffer, with 2 KiB for each warp group's barriers, sums and alignment."""
+    """Return the bytes without gw's own buffer, with room for barriers, sums and alignment: more for two slots."""
     C, M, N, P, R, two = s.C, s.M, s.N, s.P, s.R, io.threads_of(s) // 128
     slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
     halves = 2 * M * N * (slots + 1) + M * P * (1 + (held if v.psiv_cache else 1)) + N * P * (slots + 1) + 2 * M * M
@@ -60,7 +60,7 @@ def _least_bytes(s: ScanShape, v: Variant) -> int:
     halves += P * (held * C + slots * (C * s.gated + (C if s.reduced else M))) + slots * s.A * C * 2 + 2 * R * N
     words = C * (C + 8) + M * (s.A + 4) + (2 + 2 * two) * M + 2 * two * N + 2 * M * R + held * 3 * C
     words += R * P * (1 + 2 * s.gated + s.reduced)
-    return 2 * halves + 4 * words + 2048 * two
+    return 2 * halves + 4 * words + 2048 * two + (4096 if v.pipeline_stages == 2 else 0)
 
 
 def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
@@ -72,9 +72,10 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             f"the walk needs {need} bytes of shared memory (N={s.N}, P={s.P}, {s.M} rows); allowed: {SHARED_LIMIT}",
         ),
         (
-            not v.warp_specialize and v.pipeline_stages == 2 and s.P == 32 and io.threads_of(s) == 256,
-            "pipeline_stages is 2 with P = 32 and two warp groups; allowed: 0, 1, since in the layout the compiler "
-            "gives to two slots of states one slot is not contiguous (plain SMEM layout is not a bijection)",
+            not v.warp_specialize and v.pipeline_stages == 2 and io.threads_of(s) == 256 and 32 in {s.P, s.M},
+            f"pipeline_stages is 2 with P = {s.P}, {s.M} rows and two warp groups; allowed: 0, 1, since in the layout "
+            "the compiler gives to two slots of states one slot is not contiguous (plain SMEM layout is not a "
+            "bijection)",
         ),
         (
             not v.warp_specialize and (s.N, s.P, s.M) == (64, 128, 32),
@@ -82,9 +83,9 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             "half tiles (plain SMEM layout is not a bijection)",
         ),
         (
-            not v.warp_specialize and (s.N, s.P, s.M) == (16, 128, 64),
-            "chunk_size * rank is 64 with N = 16 and P = 128; allowed: 32, since the compiler gives one tile two "
-            "layouts (Get different layout for k_s)",
+            not v.warp_specialize and s.N == 16 and (s.M == 128 or (s.P, s.M) == (128, 64)),
+            f"chunk_size * rank is {s.M} with N = 16 and P = {s.P}; allowed: {32 if s.P == 128 else '32, 64'}, since "
+            "the compiler gives one tile two layouts (Get different layout for k_s)",
         ),
     )
 
@@ -197,6 +198,12 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 g=g, gw=gw, dgate=dgate, row=row, part_row=part_row, line=line, part_line=part_line, psi_acc=psi_acc,
                 zeta_acc=zeta_acc, phi_acc=phi_acc,
             )  # fmt: skip
+            # what a copy fills or empties while other turns of the loop run, and what is filled before the loop
+            own = (q_raw, k_raw, q_s, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s)
+            own += (x_s,) if v.psiv_cache else ()
+            own += ((z_s, half_zeta_s, zeta_s) if s.gated else ()) + ((phi_s,) if s.reduced else ())
+            operands = (k_s, x_s, g_s, gw_s, e_s, mix_s, dmix_s)
+            sink = T.alloc_local((1,), F32)
             tx = T.get_thread_binding()
             nc = T.min(L // C, S // C - sc * (L // C))
             last = sc * L + (nc - 1) * C
@@ -212,6 +219,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                     zeta_s[r, p] = zeta[h, r, p] * (phi[h, r, p] if s.reduced else 1.0)
                 if s.reduced:
                     phi_s[r, p] = phi[h, r, p]
+            if v.aggressive_smem_merge:
+                sink[0] = tiles.firsts(own)
             T.copy(leaving[b, h, sc, :, :], E)
             skip[0] = D[h]
             T.clear(psi_acc)
@@ -260,6 +269,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 T.sync_threads()
                 q_back(q_raw, q_s, turn, cos, sin, tx, n)
                 do.finished(t)
+                if v.aggressive_smem_merge:  # the products are done now, not where they began
+                    sink[0] = tiles.firsts(operands)
                 T.fence_proxy_async()
                 T.sync_threads()
                 for cols in loads.columns():
@@ -293,15 +304,6 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                     stored()
                     T.sync_threads()
             stored()
-            if v.aggressive_smem_merge:
-                for tile in (q_raw, k_raw, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s):
-                    tiles.pin(skip, tile)
-                for tile in (z_s, half_zeta_s, zeta_s) if s.gated else ():
-                    tiles.pin(skip, tile)
-                if owns(s, v):  # a product still reads it after its last use in the text
-                    tiles.pin(skip, gw_s)
-                for tile in ((phi_s,) if s.reduced else ()) + ((x_s,) if v.psiv_cache else ()):
-                    tiles.pin(skip, tile)
             sums_out(psi_acc, p_psi, b, sc, h)
             if s.gated:
                 sums_out(zeta_acc, p_zeta, b, sc, h)
@@ -310,5 +312,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             T.reduce_sum(d_row, total, dim=0)
             for i in T.Parallel(1):
                 p_d[b, sc, h] = total[i]
+            if v.aggressive_smem_merge:
+                sink[0] = tiles.firsts(own)
 
     return b3_gradients

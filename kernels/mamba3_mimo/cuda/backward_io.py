@@ -65,6 +65,14 @@ def columns_of(s: ScanShape, rows: int) -> Columns:
     return Columns(groups, 8, lambda p: (p // (s.P // groups), p % 8))
 
 
+def operand_panels(s: ScanShape, slots: int) -> list[slice]:
+    """Return the columns of each copy into an operand [slots * rows,P] of the matrix unit.
+
+    Two warp groups share its columns, and of several slots one is contiguous only within the columns of one group.
+    """
+    return panels(s.P, min(64, s.P * 128 // threads_of(s)) if slots > 1 else 64)
+
+
 def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
     """Return macro(t, tensors of the walk, b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
 
@@ -77,9 +85,10 @@ def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
     def states_and_x(t, states, psiv, b, h, t0, n):
         held = loads.held_slot(n)
         one = loads.slot(n)
-        for cols in panels(P):
+        for cols in operand_panels(s, loads.slots):
             loads.copy(states[b, h, t0 // C, :, cols], t.h_s[one * N : (one + 1) * N, cols], t.bar, n)
-            if v.psiv_cache:
+        if v.psiv_cache:
+            for cols in operand_panels(s, loads.held):
                 loads.copy(psiv[b, h, t0 // C, :, cols], t.x_s[held * M : (held + 1) * M, cols], t.bar, n)
 
     @T.macro
@@ -135,8 +144,9 @@ def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
 
 def copies_of(s: ScanShape, v: Variant, loads: Loads) -> int:
     """Return how many copies load one chunk."""
-    wide = 2 + s.gated + (1 if s.reduced else s.R) + v.psiv_cache
-    return 2 * s.R * len(loads.columns()) + wide * len(panels(s.P)) + 4
+    wide = (1 + s.gated + (1 if s.reduced else s.R)) * len(panels(s.P)) + len(operand_panels(s, loads.slots))
+    cached = len(operand_panels(s, loads.held)) if v.psiv_cache else 0
+    return 2 * s.R * len(loads.columns()) + wide + cached + 4
 
 
 def make_rows_out(s: ScanShape) -> Any:

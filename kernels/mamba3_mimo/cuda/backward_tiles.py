@@ -300,9 +300,11 @@ def make_gate(s: ScanShape, loads: Loads, *, lent: bool) -> Any:
                 t.dgate[i, p] = bf16(du * t.zeta_s[i // C, p])
             t.g[i, p] = bf16(g32)
             t.gw[i, p] = bf16(g32 * t.w_s[i % C, C])
-            t.part_row[i, across(p)[0], across(p)[1]] += g32 * t.y[i, p]
         T.copy(t.g, t.g_s)
         T.copy(t.gw, t.gw_s[:, :P])
+        # of g as the products take it: else the same step's share would not cancel in the gradients of time
+        for i, p in T.Parallel(M, P):
+            t.part_row[i, across(p)[0], across(p)[1]] += f32(t.g[i, p]) * t.y[i, p]
         rows_in(t, 2)
         if s.gated:
             put(t.dgate, t.dgate_s, loads, n, lent)
@@ -326,7 +328,7 @@ def make_values(s: ScanShape, v: Variant, loads: Loads) -> Any:
             t.psi_acc[fold(i), p] += t.y[i, p] * v32
             dx = t.y[i, p] * t.psi_s[i // C, p]
             t.g[i, p] = bf16(dx)
-            t.part_row[i, across(p)[0], across(p)[1]] += dx * v32
+            t.part_row[i, across(p)[0], across(p)[1]] += t.y[i, p] * f32(bf16(v32 * t.psi_s[i // C, p]))
         T.copy(t.g, part(t.x_s, held, xs, M))
         rows_in(t, 2 + groups)
         for i in T.Parallel(M):
@@ -336,10 +338,11 @@ def make_values(s: ScanShape, v: Variant, loads: Loads) -> Any:
     return values
 
 
-@T.macro
-def pin(sink, tile):
-    """Make the compiler keep a shared buffer up to here.
+def firsts(own: Any) -> Any:
+    """Return the sum of the first elements of shared buffers.
 
-    It ends a buffer's life at the last use in the text, also in a loop whose next turn reads the buffer again.
+    When the compiler merges buffers it ends a life at the last use in the text: also in a loop whose next turn reads
+    the buffer again, and where a product or a copy that still runs does. Buffers that are read before the loop and
+    after it keep their memory; the machine code does not read them, if nobody needs the sum.
     """
-    sink[0] += f32(tile[tuple(0 for _ in tile.shape)])
+    return sum(f32(tile[tuple(0 for _ in tile.shape)]) for tile in own)

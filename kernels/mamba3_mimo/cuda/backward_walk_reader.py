@@ -165,7 +165,7 @@ def make_reader(s: ScanShape) -> Any:
                         phi_acc[i * 4 + u // 2 * 2 + e] += gated * y[i * 8 + u * 2 + e]
                         zeta_acc[i * 4 + u // 2 * 2 + e] += du * z32
                         g32[e] = gated * ph[u // 2 * 2 + e]
-                        sums[u % 2 * 3] += g32[e] * y[i * 8 + u * 2 + e]
+                        sums[u % 2 * 3] += f32(bf16(g32[e])) * y[i * 8 + u * 2 + e]
                         gd32[e] = du * (ph[u // 2 * 2 + e] * hz[u // 2 * 2 + e])
                     for e in T.vectorized(2):
                         gl[i * 8 + u * 2 + e] = bf16(g32[e])

@@ -201,7 +201,7 @@ def make_writer(s: ScanShape) -> Any:
                             v32 = f32(vl[i * 8 + u * 2 + e])
                             psi_acc[i * 4 + u // 2 * 2 + e] += dx[i * 8 + u * 2 + e] * v32
                             own_dx[e] = dx[i * 8 + u * 2 + e] * ps[u // 2 * 2 + e]
-                            ksum[u % 2] += own_dx[e] * v32
+                            ksum[u % 2] += dx[i * 8 + u * 2 + e] * f32(bf16(v32 * ps[u // 2 * 2 + e]))
                         for e in T.vectorized(2):
                             vl[i * 8 + u * 2 + e] = bf16(own_dx[e])
                     T.call_extern("handle", f"walk::rank_sum_pairs<{R}>", T.access_ptr(vl[i * 8], "rw"))

@@ -59,12 +59,23 @@ def _walk(variant: Variant) -> Callable[..., Any]:
     return backward.gradients
 
 
-def pass_configs(variant: Variant) -> dict[Any, Any]:
-    """Return the compiler options of `variant`."""
+MERGED = ("gradients",)
+"""Kernels that `aggressive_smem_merge` changes: only the walk has buffers that may lie on each other."""
+
+
+def pass_configs(name: str, variant: Variant) -> dict[Any, Any]:
+    """Return the compiler options of kernel `name`.
+
+    Without the merge every shared buffer has memory of its own. The compiler would else reuse memory after a buffer's
+    last use in the text, knowing neither that asynchronous copies and products still run, nor that the kernels which
+    place their own barriers need one there; a loop hides that only while it has more than one turn.
+    """
+    merged = variant.aggressive_smem_merge and name in MERGED
     return {
         PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: not variant.warp_specialize,
         PassConfigKey.TL_ENABLE_FAST_MATH: variant.fast_math,
-        PassConfigKey.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: variant.aggressive_smem_merge,
+        PassConfigKey.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: merged,
+        PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE: not merged,
     }
 
 
@@ -107,4 +118,5 @@ def build(direction: Direction, shape: ScanShape, variant: Variant, num_tokens: 
 def _compiled(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     with _writing:
         program = KERNELS[name](shape, variant, num_tokens)
-    return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=pass_configs(variant))
+    options = pass_configs(name, variant)
+    return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=options)

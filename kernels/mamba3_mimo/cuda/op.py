@@ -27,6 +27,8 @@ from kernels.scan import ScanFact, ScanSwitches
 
 SWITCHES = {field.name: type(field.default).__name__ for field in fields(ScanSwitches) if field.name != "lane"}
 """Switch -> its type in the operators' schema; their lane is cuda."""
+CAPABILITY = (9, 0)
+"""Compute capability that the kernels are compiled for."""
 PER_PASS = (ScanFact.SOURCE_HASH, ScanFact.BINARY_HASH)
 """Facts that the two passes record apart: their values always differ."""
 
@@ -41,13 +43,35 @@ _ARGUMENTS = ", ".join((
 def scan(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
     """Return (o, final state [B,H,N,P]); o is bfloat16 [B,S,H,P], or [B,S,R,H,P] without phi.
 
+    q, k, v and z are bfloat16, all else at most float32; the kernels round the biases to bfloat16 before they add them.
     The same kernels run with and without gradients: a validation pass compiles nothing. Raises KernelUnsupported with
     the reason when no kernel does this combination.
     """
+    reason = dtype_refusal(inputs)
+    if reason is not None:
+        raise KernelUnsupported(reason)
     chosen = [getattr(switches, name) for name in SWITCHES]
     tensors = [_prepared(name, getattr(inputs, name)) for name in DIFFERENTIABLE]
     out, state, *_ = _forward(*tensors, inputs.segment_ids, inputs.angles_cumulated, *chosen)
     return out, state
+
+
+def dtype_refusal(inputs: ScanInputs) -> str | None:
+    """Return which tensor the kernels would round, or None when they take all as they are."""
+    if inputs.v.dtype != torch.bfloat16:
+        return f"q, k, v and z have dtype {inputs.v.dtype}; allowed for lane 'cuda': torch.bfloat16"
+    wide = (name for name in inputs.names if torch.finfo(getattr(inputs, name).dtype).bits > 32)
+    return next((f"{name} has dtype torch.float64; allowed for lane 'cuda': torch.float32" for name in wide), None)
+
+
+@lru_cache(maxsize=8)
+def gpu_refusal(index: int) -> str | None:
+    """Return why GPU `index` cannot run the kernels, or None when it is of the kind that they are compiled for."""
+    major, minor = torch.cuda.get_device_capability(index)
+    if (major, minor) == CAPABILITY:
+        return None
+    name = torch.cuda.get_device_name(index)
+    return f"{name} has compute capability {major}.{minor}; allowed for lane 'cuda': 9.0 (H100, H200)"
 
 
 def _prepared(name: str, tensor: Tensor | None) -> Tensor | None:
@@ -73,7 +97,10 @@ class _Launched(Scan):
 
     def __init__(self, direction: Direction, arguments: tuple[Any, ...]) -> None:
         inputs, variant = _read(arguments)
-        reason = supports(ScanSwitches(lane=Lane.CUDA), inputs.v.device.type)
+        device = inputs.v.device
+        reason = supports(ScanSwitches(lane=Lane.CUDA), device.type)
+        if reason is None and device.type == "cuda":
+            reason = gpu_refusal(device.index)
         if reason is not None:
             raise KernelUnsupported(reason)
         self._direction = direction
@@ -136,8 +163,10 @@ class _Shapes(Scan):
 
 
 def _launch_forward(*arguments: Any) -> list[Tensor]:
-    launched = _Launched("forward", arguments)
-    results = _flat(launched)
+    # a compiled kernel leaves its own device as the current one
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+        launched = _Launched("forward", arguments)
+        results = _flat(launched)
     launched.record(results[2:])
     return results
 
@@ -149,8 +178,9 @@ def _flat(made: Scan) -> list[Tensor]:
 
 
 def _launch_backward(grad_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
-    launched = _Launched("backward", arguments)
-    grads = _gradients(launched, grad_out, saved, arguments)
+    with torch.cuda.device_of(grad_out):  # type: ignore[no-untyped-call]
+        launched = _Launched("backward", arguments)
+        grads = _gradients(launched, grad_out, saved, arguments)
     launched.record(saved)
     return grads
 
