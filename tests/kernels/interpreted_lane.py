@@ -1,0 +1,28 @@
+"""The CUDA lane on a CPU: the product's own way from `mamba3_mimo` on, with interpreted kernels that round."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+from kernels import facts, mamba3_mimo
+from kernels.mamba3_mimo import options
+from kernels.mamba3_mimo.cuda import op
+from kernels.mamba3_mimo.cuda.compiled import KERNELS
+from tests.kernels import tile_rounding
+
+
+@contextmanager
+def interpreted_lane() -> Iterator[None]:
+    """Let the lane take tensors of the CPU inside the block."""
+    with (
+        mock.patch.object(mamba3_mimo, "supports", _supports),
+        mock.patch.object(op, "supports", _supports),
+        mock.patch.object(op, "build", lambda *_: facts.add(facts.KERNELS_COMPILED, 1)),
+        mock.patch.object(op, "kernel", lambda name, *key: partial(tile_rounding.run, KERNELS[name](*key))),
+    ):
+        yield
+
+
+def _supports(asked: options.ScanOptions, _device: str) -> str | None:
+    return options.supports(asked, "cuda")
