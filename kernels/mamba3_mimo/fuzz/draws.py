@@ -33,6 +33,8 @@ class Limits:
     """Most tokens of a row."""
     elements: int = 2**23
     """Most numbers of a float64 tensor of the reference, unless one row with one head has more."""
+    chunks: int = 2**20
+    """Most chunks of all rows and heads together, unless one row with one head has more."""
 
 
 def sets(seed: int, limits: Limits) -> Iterator[tuple[Problem, ...]]:
@@ -60,7 +62,7 @@ def _shared(rnd: Random, limits: Limits) -> Problem:
         N, P, without = rnd.choice((64, 128)), 64, []
         switches = {"warp_specialize": True, "chunk_size": 64 // R, "superchunk": rnd.choice(SUPERCHUNKS)}
     S = _length(rnd, (chunk, int(switches.get("superchunk", 256)), 8192 // N), limits.length)
-    room = max(1, limits.elements // (S * R * max(N, P)))
+    room = max(1, min(limits.elements // (S * R * max(N, P)), limits.chunks // -(-S // chunk)))
     H = rnd.choice([heads for heads in HEADS if heads <= room])
     return Problem(
         B=rnd.choice([batch for batch in (1, 2, 3, 5) if batch <= max(1, room // H)]), S=S, H=H,
@@ -139,8 +141,9 @@ def _nonsense(rnd: Random, shared: Problem) -> dict[str, Any]:
     """Draw one thing that must be refused."""
     wrong: dict[str, Any] = rnd.choice([
         {"dtype": "float32"}, {"dtype": "float16"}, {"B": 0}, {"S": 0}, {"N": 48}, {"P": 96}, {"R": 3},
-        {"G": 2, "H": 5}, {"without": ("zeta",)}, {"switches": {"pipeline_stages": 3}}, {"switches": {"chunk_size": 12}},
-        {"switches": {"superchunk": 100}}, {"switches": {"superchunk": 0}}, {"switches": {"schedule": "backwards"}},
+        {"G": 2, "H": 5}, {"without": ("zeta",)}, {"switches": {"pipeline_stages": 3}},
+        {"switches": {"chunk_size": 12}}, {"switches": {"superchunk": 100}}, {"switches": {"superchunk": 0}},
+        {"switches": {"schedule": "backwards"}},
     ])  # fmt: skip
     if "superchunk" in wrong.get("switches", {}):
         wrong["switches"] = {"schedule": "chunk_parallel"} | wrong["switches"]

@@ -1,35 +1,21 @@
-"""What the lane says to a problem before it runs: the reason why it refuses, or the kernels that it needs."""
+"""What the lane says to a problem before it runs: the reason why it refuses, and what it compiles for it."""
 
 from dataclasses import fields
-from typing import Any, NamedTuple
 
+from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo import ScanOptions, supports
-from kernels.mamba3_mimo.cuda.compiled import needed
+from kernels.mamba3_mimo.cuda.compiled import Direction, build
 from kernels.mamba3_mimo.cuda.scan import Scan
-from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.mamba3_mimo.fuzz.problems import Problem
 from kernels.mamba3_mimo.fuzz.tensors import shapes_only
 
 
-class KernelKey(NamedTuple):
-    """One kernel to compile: arguments of compiled.kernel."""
-
-    name: str
-    shape: ScanShape
-    variant: Variant
-    num_tokens: int
-
-
 def options(problem: Problem) -> ScanOptions:
     """Return how the problem's scan is executed."""
-    return ScanOptions(lane=Lane.CUDA, **{name: value for name, value in _typed(problem)})
-
-
-def _typed(problem: Problem) -> list[tuple[str, Any]]:
-    return list(problem.switches.items())
+    return ScanOptions(lane=Lane.CUDA, **problem.switches)  # type: ignore[arg-type]
 
 
 def refusal(problem: Problem) -> str | None:
@@ -44,13 +30,14 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def kernels(problem: Problem) -> list[KernelKey]:
-    """Return the kernels of a problem that is not refused."""
+def compiled(problem: Problem) -> tuple[int, int]:
+    """Compile what a problem needs that is not refused; return how many kernels were new, and how many on disk."""
     scan = _scan(problem)
-    names = needed("forward", scan.shape, scan.variant)
-    if problem.wanted != ():
-        names += needed("backward", scan.shape, scan.variant)
-    return [KernelKey(name, scan.shape, scan.variant, scan.tokens) for name in names]
+    directions: tuple[Direction, ...] = ("forward",) if problem.wanted == () else ("forward", "backward")
+    with facts.collect() as seen:
+        for direction in directions:
+            build(direction, scan.shape, scan.variant, scan.tokens)
+    return int(seen.get(facts.KERNELS_COMPILED, 0)), int(seen.get(facts.KERNELS_LOADED, 0))
 
 
 def _scan(problem: Problem) -> Scan:

@@ -84,7 +84,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 
 def must_be_refused(problem: Problem) -> str | None:
     """Return the first reason why no lane could run the problem, or None; the lane may have more reasons."""
-    given = {"schedule": "chunk_parallel", "chunk_size": 16, "pipeline_stages": 1, "superchunk": 256}
+    given: dict[str, Any] = {"schedule": "chunk_parallel", "chunk_size": 16, "pipeline_stages": 1, "superchunk": 256}
     given |= problem.switches | problem.model_dump(include={"N", "P", "R", "dtype"})
     for name, values in ALLOWED.items():
         if given[name] not in values:
@@ -95,6 +95,6 @@ def must_be_refused(problem: Problem) -> str | None:
         return "H is no multiple of G"
     if ("z" in problem.without) != ("zeta" in problem.without):
         return "z or zeta alone"
-    if given["schedule"] == "chunk_parallel" and int(given["superchunk"]) % int(given["chunk_size"]):
+    if given["schedule"] == "chunk_parallel" and given["superchunk"] % given["chunk_size"]:
         return "superchunk is no multiple of chunk_size"
     return None

@@ -54,7 +54,7 @@ def shapes_only(p: Problem) -> ScanInputs:
 
 
 def made(p: Problem, device: str | torch.device = "cpu") -> tuple[ScanInputs, Tensor]:
-    """Return the inputs of a problem and the gradient of its output; raises ShapeError when they do not fit together."""
+    """Return the inputs of a problem and the gradient of its output; raises ShapeError when they do not fit."""
     gen = torch.Generator().manual_seed(p.seed)
     values = _values(p, gen)
     values = {name: value.to(getattr(torch, p.dtype)) if name in (*OPERANDS, "grad_out") else value.float()
@@ -136,13 +136,13 @@ def placed(value: Tensor, layout: Layout, device: str | torch.device) -> Tensor:
     permuted: axes in reverse order; sliced: columns of a wider tensor, as of a fused projection; strided: every second
     number; offset: contiguous, one number behind where an allocation starts.
     """
-    if layout == "expanded":
+    if layout == "expanded" and value.numel():
         return value[(0,) * value.dim()].to(device).expand(value.shape)
     value = value.to(device)
     if layout == "permuted":
         axes = tuple(reversed(range(value.dim())))
         return value.permute(axes).contiguous().permute(axes)
-    if layout == "plain":
+    if layout == "plain" or not value.numel():
         return value.contiguous()
     gap = float("nan") if value.is_floating_point() else 0
     *before, last = value.shape

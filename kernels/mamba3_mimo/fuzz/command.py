@@ -1,0 +1,83 @@
+"""A run of the fuzz from its arguments to its summary, whichever lane answers."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from kernels.mamba3_mimo.fuzz import draws, results
+from kernels.mamba3_mimo.fuzz.draws import Limits
+from kernels.mamba3_mimo.fuzz.problems import Problem, parsed
+from kernels.mamba3_mimo.fuzz.results import Setting, Store
+from kernels.mamba3_mimo.fuzz.workers import Answer, Compiled, Pool
+
+OFTEN_S = 10.0
+"""How often the summary is written."""
+
+
+def parser(program: str, about: str | None, *, count: int, out: Path) -> argparse.ArgumentParser:
+    """Return the parser of a run's arguments."""
+    made = argparse.ArgumentParser(prog=program, description=(about or "").partition("\n")[0])
+    made.add_argument("--count", type=int, default=count, help="problems that run; refused ones come on top")
+    made.add_argument("--seed", type=int, default=0, help="of the problems")
+    made.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time, summary included")
+    made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    made.add_argument("--out", type=Path, default=out, help="folder; goes on with what is there")
+    made.add_argument("--only", type=parsed, metavar="LINE", help="run this problem alone, in this process")
+    return made
+
+
+def run(arguments: argparse.Namespace, answer: Answer, limits: Limits, device: str) -> int:
+    """Run the problems, storing what becomes of each; print the summary and return 1 when one is not right."""
+    begin = written = time.monotonic()
+    store, new, kept = Store(arguments.out), 0, 0
+    setting = _setting(device)
+
+    def write() -> str:
+        complete = _ran(store) >= arguments.count
+        seconds = time.monotonic() - begin
+        return store.write(results.summarised(store.outcomes, setting, seconds, complete=complete, kernels=(new, kept)))
+
+    with Pool(answer, arguments.jobs) as pool:
+        for said in pool.outcomes(_wanted(arguments, limits, store, pool)):
+            if isinstance(said, Compiled):
+                new, kept = new + said.new, kept + said.kept
+            elif said is not None:
+                store.add(said)
+                if said.ending not in results.GOOD:
+                    sys.stderr.write(f"{said.ending}: {said.why}\n  {results.reproduction(said.problem)}\n")
+            if time.monotonic() - begin > arguments.seconds:
+                break
+            if time.monotonic() - written > OFTEN_S:
+                write()
+                written = time.monotonic()
+    sys.stdout.write(write())
+    return int(any(outcome.ending not in results.GOOD for outcome in store.outcomes))
+
+
+def _wanted(arguments: argparse.Namespace, limits: Limits, store: Store, pool: Pool) -> Iterator[tuple[Problem, ...]]:
+    """Yield the sets of the seed whose outcomes are not stored, until enough problems ran."""
+    known = {outcome.problem.line: outcome.ending for outcome in store.outcomes}
+    for problems in draws.sets(arguments.seed, limits):
+        if _ran(store) + pool.pending >= arguments.count:
+            return
+        missing = tuple(problem for problem in problems if problem.line not in known)
+        if missing and known.get(problems[0].line) != "refused":
+            yield missing
+
+
+def _ran(store: Store) -> int:
+    return sum(outcome.ending != "refused" for outcome in store.outcomes)
+
+
+def _setting(device: str) -> Setting:
+    return Setting(
+        command=" ".join(["python -m kernels.mamba3_mimo.fuzz", *sys.argv[1:]]),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        device=device,
+        versions={name: metadata.version(name) for name in ("torch", "tilelang", "apache-tvm-ffi")},
+    )
