@@ -31,7 +31,7 @@ def answer(problem: Problem, _say: Callable[[object], None] | None = None) -> Ou
 
 def main() -> int:
     """Run the problems that are asked for; return 1 when one is not right."""
-    arguments = command.parser("fuzz", __doc__, count=100, out=Path("fuzz-on-cpu")).parse_args()
+    arguments = command.parser("fuzz", __doc__, count=100, out=Path("build/fuzz")).parse_args()
     if arguments.only is not None:
         outcome = answer(arguments.only)
         sys.stdout.write(outcome.model_dump_json(indent=1) + "\n")

@@ -55,6 +55,11 @@ class Share:
 def shares(got: Results, inputs: ScanInputs, grad_out: Tensor) -> dict[str, Share]:
     """Return the share of every result in `got`: out, state and gradients by name."""
     exact, noise = yardstick(inputs, grad_out, gradients=bool(got.keys() - {"out", "state"}))
+    return measured(got, exact, noise)
+
+
+def measured(got: Results, exact: Results, noise: Results) -> dict[str, Share]:
+    """Return the share of every result in `got`, given the yardstick of the problem."""
     return {name: _share(name, tensor, exact[name], noise[name]) for name, tensor in got.items()}
 
 

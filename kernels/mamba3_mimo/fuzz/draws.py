@@ -104,13 +104,12 @@ def _length(rnd: Random, units: tuple[int, ...], most: int) -> int:
 
 def _own(rnd: Random, shared: Problem, *, nonsense: bool) -> Problem:
     """Draw what compiled kernels do not depend on."""
+    without = (*shared.without, "D") if rnd.random() < 0.15 else shared.without
     own: dict[str, Any] = {
-        "decay": rnd.choice(get_args(Decay)), "seed": rnd.randrange(10**6),
-        "wanted": _wanted(rnd, shared.without), "layouts": _layouts(rnd, shared.without),
+        "decay": rnd.choice(get_args(Decay)), "seed": rnd.randrange(10**6), "without": without,
+        "wanted": _wanted(rnd, without), "layouts": _layouts(rnd, without),
         "other_stream": rnd.random() < 0.2, "other_device": rnd.random() < 0.2,
     }  # fmt: skip
-    if rnd.random() < 0.15:
-        own["without"] = (*shared.without, "D")
     if rnd.random() < 0.65:
         own |= {"documents": min(int(64 ** rnd.random()) + 1, 64), "cuts": rnd.choice(get_args(Cuts))}
     if nonsense:
@@ -141,7 +140,7 @@ def _nonsense(rnd: Random, shared: Problem) -> dict[str, Any]:
     """Draw one thing that must be refused."""
     wrong: dict[str, Any] = rnd.choice([
         {"dtype": "float32"}, {"dtype": "float16"}, {"B": 0}, {"S": 0}, {"N": 48}, {"P": 96}, {"R": 3},
-        {"G": 2, "H": 5}, {"without": ("zeta",)}, {"switches": {"pipeline_stages": 3}},
+        {"G": 2, "H": 5}, {"without": ("zeta",), "wanted": None}, {"switches": {"pipeline_stages": 3}},
         {"switches": {"chunk_size": 12}}, {"switches": {"superchunk": 100}}, {"switches": {"superchunk": 0}},
         {"switches": {"schedule": "backwards"}},
     ])  # fmt: skip

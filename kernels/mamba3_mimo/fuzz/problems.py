@@ -95,6 +95,7 @@ def must_be_refused(problem: Problem) -> str | None:
         return "H is no multiple of G"
     if ("z" in problem.without) != ("zeta" in problem.without):
         return "z or zeta alone"
-    if given["schedule"] == "chunk_parallel" and given["superchunk"] % given["chunk_size"]:
+    whole = given["superchunk"] >= given["chunk_size"] and given["superchunk"] % given["chunk_size"] == 0
+    if given["schedule"] == "chunk_parallel" and not whole:
         return "superchunk is no multiple of chunk_size"
     return None

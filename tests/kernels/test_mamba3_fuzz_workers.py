@@ -1,0 +1,76 @@
+"""The fuzz's processes: what hangs or ends costs one problem, and nothing is lost when a run is killed."""
+
+import pytest
+
+pytest.importorskip("tilelang")
+
+from kernels.mamba3_mimo.fuzz import results, workers
+from kernels.mamba3_mimo.fuzz.problems import Problem
+from kernels.mamba3_mimo.fuzz.results import Setting, Store
+from kernels.mamba3_mimo.fuzz.trial import Outcome
+from kernels.mamba3_mimo.fuzz.workers import Compiled, Pool
+from tests.kernels.fuzz_answers import ENDS, HANGS, REFUSED, answer
+
+FINE = 1
+SETTING = Setting(command="fuzz", date="2026-11-22", device="1 x GPU", versions={"torch": "2"})
+
+
+def several(*kinds):
+    return tuple(Problem(H=kind, seed=seed) for seed, kind in enumerate(kinds))
+
+
+def outcomes(*problem_sets, size=1):
+    with Pool(answer, size) as pool:
+        return [said for said in pool.outcomes(iter(problem_sets)) if said is not None]
+
+
+def endings(said):
+    return {(one.problem.seed, one.ending) for one in said if isinstance(one, Outcome)}
+
+
+def test_every_problem_has_its_outcome_and_kernels_are_counted():
+    said = outcomes(several(FINE, FINE, FINE), several(FINE), size=2)
+    assert len([one for one in said if isinstance(one, Outcome)]) == 4
+    assert [one for one in said if isinstance(one, Compiled)] == [Compiled(1, 2)] * 4
+
+
+def test_a_set_whose_first_problem_is_refused_is_left_and_another_refusal_is_not():
+    assert endings(outcomes(several(REFUSED, FINE))) == {(0, "refused")}
+    assert endings(outcomes(several(FINE, REFUSED, FINE))) == {(0, "right"), (1, "refused"), (2, "right")}
+
+
+def test_a_process_that_ends_costs_one_problem():
+    assert endings(outcomes(several(FINE, ENDS, FINE))) == {(0, "right"), (1, "failed"), (2, "right")}
+
+
+def test_a_process_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setitem(workers.PATIENCE_S, "run", 2.0)
+    found = outcomes(several(HANGS, FINE))
+    assert endings(found) == {(0, "hung"), (1, "right")}
+
+
+def stored(folder, *kinds):
+    store = Store(folder)
+    for problem, ending in zip(several(*[FINE] * len(kinds)), kinds, strict=True):
+        why = "" if ending == "right" else "rank is 3; allowed: 1, 2"
+        store.add(Outcome(problem=problem, ending=ending, why=why, errors={"out": (1.0, 2.0)}))
+    return store
+
+
+def test_outcomes_outlive_the_run_that_was_killed_while_it_wrote(tmp_path):
+    stored(tmp_path, "right", "wrong", "refused")
+    with (tmp_path / results.LINES).open("a") as lines:
+        lines.write('{"problem":{"S":7')
+    assert [outcome.ending for outcome in Store(tmp_path).outcomes] == ["right", "wrong", "refused"]
+
+
+def test_the_page_shows_what_is_not_right_and_how_to_see_it_again(tmp_path):
+    store = stored(tmp_path, "right", "wrong", "refused", "refused")
+    found = results.summarised(store.outcomes, SETTING, 3.0, complete=True, kernels=(4, 5))
+    text = store.write(found)
+    assert found.endings == {"right": 1, "wrong": 1, "refused": 2}
+    assert found.refusals == {"rank is #; allowed: #, #": 2}
+    assert found.worst == {"out": (1.0, 2.0)}
+    assert "2 problems ran, each twice: 1 right, 1 wrong. 2 were refused before anything was compiled." in text
+    assert f"--only '{several(FINE, FINE)[1].line}'" in text
+    assert (tmp_path / results.PAGE).read_text() == text
