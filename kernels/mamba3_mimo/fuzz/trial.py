@@ -31,7 +31,7 @@ SAID = 400
 class Outcome(BaseModel):
     """What became of one problem."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     problem: Problem
     ending: Ending
