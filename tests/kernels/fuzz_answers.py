@@ -3,7 +3,7 @@
 import os
 import time
 
-from kernels.mamba3_mimo.fuzz.trial import Outcome
+from kernels.mamba3_mimo.fuzz.outcomes import Outcome
 from kernels.mamba3_mimo.fuzz.workers import Compiled
 
 REFUSED, HANGS, ENDS = 2, 3, 4

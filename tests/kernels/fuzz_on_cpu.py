@@ -13,8 +13,8 @@ import torch
 
 from kernels.mamba3_mimo.fuzz import command, results, trial
 from kernels.mamba3_mimo.fuzz.draws import Limits
+from kernels.mamba3_mimo.fuzz.outcomes import Outcome
 from kernels.mamba3_mimo.fuzz.problems import Problem
-from kernels.mamba3_mimo.fuzz.trial import Outcome
 from tests.kernels.interpreted_lane import interpreted_lane
 
 SMALL = Limits(length=150, elements=2**16, chunks=12)

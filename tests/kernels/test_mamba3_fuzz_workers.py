@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo.fuzz import results, workers
+from kernels.mamba3_mimo.fuzz import command, draws, results, workers
+from kernels.mamba3_mimo.fuzz.outcomes import Outcome
 from kernels.mamba3_mimo.fuzz.problems import Problem
 from kernels.mamba3_mimo.fuzz.results import Setting, Store
-from kernels.mamba3_mimo.fuzz.trial import Outcome
 from kernels.mamba3_mimo.fuzz.workers import Compiled, Pool
 from tests.kernels.fuzz_answers import ENDS, HANGS, REFUSED, answer
 
@@ -77,3 +77,17 @@ def test_the_page_shows_what_is_not_right_and_how_to_see_it_again(tmp_path):
     assert "2 problems ran, each twice: 1 right, 1 wrong. 2 were refused before anything was compiled." in text
     assert f"--only '{several(FINE, FINE)[1].line}'" in text
     assert (tmp_path / results.PAGE).read_text() == text
+
+
+def test_a_run_confirms_what_is_not_right_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(draws, "sets", lambda seed, limits: iter([several(FINE, ENDS, FINE), several(FINE, FINE)]))
+    arguments = command.parser("fuzz", "About.", count=4, out=tmp_path).parse_args(["--jobs", "1"])
+    assert command.run(arguments, answer, draws.Limits(), "none") == 1
+    (bad,) = [outcome for outcome in Store(tmp_path).outcomes if outcome.ending != "right"]
+    assert (bad.problem.H, bad.ending, bad.alone) == (ENDS, "failed", "failed")
+    said = capsys.readouterr()
+    assert "failed: the process ended" in said.err
+    assert "failed (alone: failed): the process ended" in said.out
+    lines = (tmp_path / results.LINES).read_text()
+    assert command.run(arguments, answer, draws.Limits(), "none") == 1
+    assert (tmp_path / results.LINES).read_text() == lines

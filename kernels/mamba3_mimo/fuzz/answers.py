@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from kernels.mamba3_mimo.fuzz import planning, trial
+from kernels.mamba3_mimo.fuzz.outcomes import Outcome, failed
 from kernels.mamba3_mimo.fuzz.problems import Problem
-from kernels.mamba3_mimo.fuzz.trial import Outcome
 from kernels.mamba3_mimo.fuzz.workers import Compiled
 
 
@@ -21,5 +21,5 @@ def compile_only(problem: Problem, say: Callable[[object], None]) -> Outcome:
         if reason is None:
             say(Compiled(*planning.compiled(problem)))
     except Exception as error:  # of any kind that a compiler may raise: a finding
-        return trial.failed(problem, error, "compiling: ")
+        return failed(problem, error, "compiling: ")
     return Outcome(problem=problem, ending="refused" if reason else "right", why=reason or "")

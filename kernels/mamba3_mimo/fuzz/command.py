@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kernels.mamba3_mimo.fuzz import draws, results
 from kernels.mamba3_mimo.fuzz.draws import Limits
+from kernels.mamba3_mimo.fuzz.outcomes import Outcome
 from kernels.mamba3_mimo.fuzz.problems import Problem, parsed
 from kernels.mamba3_mimo.fuzz.results import Setting, Store
 from kernels.mamba3_mimo.fuzz.workers import Answer, Compiled, Pool
@@ -48,15 +49,33 @@ def run(arguments: argparse.Namespace, answer: Answer, limits: Limits, device: s
                 new, kept = new + said.new, kept + said.kept
             elif said is not None:
                 store.add(said)
-                if said.ending not in results.GOOD:
-                    sys.stderr.write(f"{said.ending}: {said.why}\n  {results.reproduction(said.problem)}\n")
+                _tell(said)
             if time.monotonic() - begin > arguments.seconds:
                 break
             if time.monotonic() - written > OFTEN_S:
                 write()
                 written = time.monotonic()
+    _confirm(answer, store, begin + arguments.seconds)
     sys.stdout.write(write())
     return int(any(outcome.ending not in results.GOOD for outcome in store.outcomes))
+
+
+def _tell(outcome: Outcome) -> None:
+    if outcome.ending not in results.GOOD:
+        sys.stderr.write(f"{results.told(outcome)}\n  {results.reproduction(outcome.problem)}\n")
+
+
+def _confirm(answer: Answer, store: Store, until: float) -> None:
+    """Run what is not right once more, one problem after another, each in a process of its own."""
+    for outcome in store.outcomes:
+        if outcome.ending in results.GOOD or outcome.alone is not None:
+            continue
+        with Pool(answer, 1) as pool:
+            for said in pool.outcomes(iter([(outcome.problem,)])):
+                if isinstance(said, Outcome):
+                    store.add(outcome.model_copy(update={"alone": said.ending}))
+                if time.monotonic() > until:
+                    return
 
 
 def _wanted(arguments: argparse.Namespace, limits: Limits, store: Store, pool: Pool) -> Iterator[tuple[Problem, ...]]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from kernels.mamba3_mimo.fuzz import answers, planning
 from kernels.mamba3_mimo.fuzz.draws import SWITCHES
+from kernels.mamba3_mimo.fuzz.outcomes import Outcome
 from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Problem, parsed
-from kernels.mamba3_mimo.fuzz.trial import Outcome
 from kernels.mamba3_mimo.fuzz.workers import Compiled, Pool
 
 BASE: dict[str, Any] = {"B": 2, "S": 700, "H": 4, "G": 2}

@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from kernels.mamba3_mimo.fuzz import criterion
+from kernels.mamba3_mimo.fuzz.outcomes import Outcome
 from kernels.mamba3_mimo.fuzz.problems import Problem
-from kernels.mamba3_mimo.fuzz.trial import Outcome
 
 LINES, SUMMARY, PAGE = "outcomes.jsonl", "summary.json", "README.md"
 LIMITS = f"{criterion.WHOLE_LIMIT:g} and {criterion.ROW_LIMIT:g}"
@@ -66,11 +66,16 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.outcomes = list(_read(folder / LINES))
+        self._by_line = {outcome.problem.line: outcome for outcome in _read(folder / LINES)}
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What became of every problem, the last that was said of it."""
+        return list(self._by_line.values())
 
     def add(self, outcome: Outcome) -> None:
         """Keep one outcome."""
-        self.outcomes.append(outcome)
+        self._by_line[outcome.problem.line] = outcome
         with (self.folder / LINES).open("a", encoding="utf-8") as lines:
             lines.write(outcome.model_dump_json(exclude_defaults=True) + "\n")
 
@@ -159,7 +164,7 @@ def page(summary: Summary, outcomes: Iterable[Outcome]) -> str:
     ]  # fmt: skip
     if bad:
         lines += ["## What is not right", ""]
-        lines += [f"- {o.ending}: {' '.join(o.why.split())}\n\n  `{reproduction(o.problem)}`" for o in bad] + [""]
+        lines += [f"- {told(outcome)}\n\n  `{reproduction(outcome.problem)}`" for outcome in bad] + [""]
     lines += [
         "## Largest errors", "",
         f"Of right results, in multiples of the noise; limits {LIMITS}.", "",
@@ -172,6 +177,12 @@ def page(summary: Summary, outcomes: Iterable[Outcome]) -> str:
           for axis, values in summary.counted.items()), "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def told(outcome: Outcome) -> str:
+    """Return an outcome in one line."""
+    alone = "" if outcome.alone is None else f" (alone: {outcome.alone})"
+    return f"{outcome.ending}{alone}: {' '.join(outcome.why.split())}"
 
 
 def reproduction(problem: Problem) -> str:

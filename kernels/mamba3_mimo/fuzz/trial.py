@@ -6,10 +6,9 @@ its inputs. A refusal counts only if nothing had been compiled by then.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from kernels import facts
@@ -18,29 +17,12 @@ from kernels.mamba3_mimo import ScanOptions, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import poisoned_buffers
 from kernels.mamba3_mimo.fuzz import criterion, planning, tensors
 from kernels.mamba3_mimo.fuzz.criterion import Results
+from kernels.mamba3_mimo.fuzz.outcomes import Ending, Outcome, failed
 from kernels.mamba3_mimo.fuzz.problems import Problem, must_be_refused
 from kernels.mamba3_mimo.inputs import ScanInputs
 
-Ending: TypeAlias = Literal["right", "refused", "wrong", "unrepeatable", "failed", "hung"]
 Scan: TypeAlias = Callable[[ScanInputs, ScanOptions], tuple[Tensor, Tensor]]
 """(inputs, options) -> (o, final state), differentiable."""
-SAID = 400
-"""Characters kept of an error's end."""
-
-
-class Outcome(BaseModel):
-    """What became of one problem."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-    problem: Problem
-    ending: Ending
-    """right; refused, before anything was compiled; wrong; unrepeatable: a second run gave other bits; failed: an
-    error, or a promise broken; hung: ended after it had said nothing for too long."""
-    why: str = ""
-    """The reason, unless it is right."""
-    errors: dict[str, tuple[float, float]] = {}
-    """Result -> its error and that of its worst row, as multiples of their noise."""
 
 
 def run(problem: Problem, *, scan: Scan = mamba3_mimo, device: str = "cuda") -> Outcome:
@@ -55,11 +37,6 @@ def run(problem: Problem, *, scan: Scan = mamba3_mimo, device: str = "cuda") -> 
         return _ran(problem, scan, device)
     except Exception as error:  # the boundary of the fuzz: whatever it is, it is a finding
         return failed(problem, error)
-
-
-def failed(problem: Problem, error: Exception, doing: str = "") -> Outcome:
-    """Return the outcome of an error: its class and the end of what it says."""
-    return Outcome(problem=problem, ending="failed", why=f"{doing}{type(error).__name__}: {str(error)[-SAID:]}")
 
 
 def _refused(problem: Problem, scan: Scan, device: str) -> Outcome:

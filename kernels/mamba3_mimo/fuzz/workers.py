@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, TypeAlias
 
+from kernels.mamba3_mimo.fuzz.outcomes import Outcome
 from kernels.mamba3_mimo.fuzz.problems import Problem, parsed
-from kernels.mamba3_mimo.fuzz.trial import Outcome
 
 Answer: TypeAlias = Callable[[Problem, Callable[[object], None]], Outcome]
 """A function of a module: (problem, say) -> its outcome; `say` tells `Compiled` in between."""
