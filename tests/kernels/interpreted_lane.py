@@ -6,9 +6,10 @@ from functools import partial
 from unittest import mock
 
 from kernels import facts, mamba3_mimo
-from kernels.mamba3_mimo import options
+from kernels.mamba3_mimo import support
 from kernels.mamba3_mimo.cuda import op
 from kernels.mamba3_mimo.cuda.compiled import KERNELS
+from kernels.scan import ScanFact, ScanSwitches
 from tests.kernels import tile_rounding
 
 
@@ -25,8 +26,8 @@ def interpreted_lane() -> Iterator[None]:
 
 
 def _build(*_key: object) -> None:
-    facts.add(facts.KERNELS_COMPILED, 1)
+    facts.add(ScanFact.KERNELS_COMPILED, 1)
 
 
-def _supports(asked: options.ScanOptions, _device: str) -> str | None:
-    return options.supports(asked, "cuda")
+def _supports(asked: ScanSwitches, _device: str) -> str | None:
+    return support.supports(asked, "cuda")

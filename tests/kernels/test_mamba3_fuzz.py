@@ -11,10 +11,10 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo import ScanOptions
 from kernels.mamba3_mimo.fuzz import compiling, planning, tensors, trial
 from kernels.mamba3_mimo.fuzz.draws import SWITCHES, Limits, one_set, sets
 from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, Problem, must_be_refused, parsed
+from kernels.scan import ScanSwitches
 from tests.kernels.fuzz_on_cpu import SMALL, answer
 from tests.kernels.interpreted_lane import interpreted_lane
 
@@ -50,7 +50,7 @@ def test_every_size_is_drawn(name):
 
 
 def test_every_switch_is_drawn_with_every_value():
-    assert set(SWITCHES) == {field.name for field in fields(ScanOptions)} - {"lane"}
+    assert set(SWITCHES) == {field.name for field in fields(ScanSwitches)} - {"lane"}
     for name, default in SWITCHES.items():
         drawn = {problem.switches.get(name, default) for problem in DRAWN}
         assert drawn >= set(ALLOWED.get(name, (True, False) if isinstance(default, bool) else (64, 256, 1024))), name

@@ -8,11 +8,12 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo import ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import outputs
 from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.fuzz.problems import Problem
 from kernels.mamba3_mimo.fuzz.tensors import made
+from kernels.scan import ScanSwitches
 
 DECAYS = ("initial", "benchmark", "weak", "strong", "mixed")
 LENGTHS = (5, 64, 97)
@@ -26,7 +27,7 @@ AT = 3
 
 def computed(inputs, grad_out):
     """Return what the reference lane makes of the inputs in their own dtypes."""
-    return outputs(lambda i: tuple(mamba3_mimo(i, ScanOptions())), inputs, grad_out)
+    return outputs(lambda i: tuple(mamba3_mimo(i, ScanSwitches())), inputs, grad_out)
 
 
 def one_token_turned_a_twentieth_too_far(inputs, grad_out):
@@ -106,7 +107,7 @@ def state_before_the_last_token(inputs, grad_out):
     got = computed(inputs, grad_out)
     short = {name: getattr(inputs, name)[:, :-1] for name in ("q", "k", "v", "z", "angles", "segment_ids")}
     short |= {name: getattr(inputs, name)[..., :-1] for name in ("adt", "dt", "trap")}
-    return got | {"state": mamba3_mimo(replace(inputs, **short), ScanOptions()).final_state}
+    return got | {"state": mamba3_mimo(replace(inputs, **short), ScanSwitches()).final_state}
 
 
 def bias_gradient_without_one_token(inputs, grad_out):

@@ -13,12 +13,12 @@ from typing import Any, get_args
 
 from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, Problem
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
-from kernels.mamba3_mimo.options import SCHEDULES, ScanOptions
+from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
 SHARE = 8
 """Problems of a set."""
 HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33)
-SWITCHES = {field.name: field.default for field in fields(ScanOptions) if field.name != "lane"}
+SWITCHES = {field.name: field.default for field in fields(ScanSwitches) if field.name != "lane"}
 """Switch of the lane -> its default."""
 CHUNK_ROWS = (32, 64, 128)
 """Rows (time, rank) of a chunk, most of the time."""
@@ -80,7 +80,7 @@ def _switches(rnd: Random, chunk: int) -> dict[str, Any]:
     if rnd.random() < 1 / 3:
         return drawn
     choices: dict[str, tuple[Any, ...]] = {
-        "schedule": SCHEDULES, "pipeline_stages": ALLOWED["pipeline_stages"],
+        "schedule": SCHEDULES, "pipeline_stages": PIPELINE_STAGES,
         "superchunk": tuple(size for size in (chunk, 4 * chunk, *SUPERCHUNKS) if size % chunk == 0),
     }  # fmt: skip
     for name, default in SWITCHES.items():

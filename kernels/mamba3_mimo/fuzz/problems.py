@@ -39,7 +39,7 @@ class Problem(BaseModel):
     without: tuple[str, ...] = ()
     """Optional tensors that are left out."""
     switches: dict[str, bool | int | str] = {}
-    """Fields of ScanOptions that differ from the default."""
+    """Fields of ScanSwitches that differ from the default."""
     decay: Decay = "initial"
     """Distribution of dt and adt, see tensors.py."""
     documents: int = 1

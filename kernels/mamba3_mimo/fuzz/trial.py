@@ -13,15 +13,16 @@ from torch import Tensor
 
 from kernels import facts
 from kernels.errors import KernelError
-from kernels.mamba3_mimo import ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import poisoned_buffers
 from kernels.mamba3_mimo.fuzz import criterion, planning, tensors
 from kernels.mamba3_mimo.fuzz.criterion import Results
 from kernels.mamba3_mimo.fuzz.outcomes import Ending, Outcome, failed
 from kernels.mamba3_mimo.fuzz.problems import Problem, must_be_refused
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.scan import ScanFact, ScanSwitches
 
-Scan: TypeAlias = Callable[[ScanInputs, ScanOptions], tuple[Tensor, Tensor]]
+Scan: TypeAlias = Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
 """(inputs, options) -> (o, final state), differentiable."""
 
 
@@ -46,7 +47,7 @@ def _refused(problem: Problem, scan: Scan, device: str) -> Outcome:
             inputs, grad_out = tensors.made(problem, device)
             _results(problem, scan, inputs, grad_out)
         except KernelError as error:
-            touched = [name for name in (facts.KERNELS_COMPILED, facts.KERNELS_LOADED) if seen.get(name)]
+            touched = [name for name in (ScanFact.KERNELS_COMPILED, ScanFact.KERNELS_LOADED) if seen.get(name)]
             if not touched:
                 return Outcome(problem=problem, ending="refused", why=str(error))
             return Outcome(problem=problem, ending="failed", why=f"refused after compiling: {error}")
@@ -104,7 +105,7 @@ def _results(problem: Problem, scan: Scan, inputs: ScanInputs, grad_out: Tensor)
     wanted = inputs.names if problem.wanted is None else problem.wanted
     leaves = {name: getattr(inputs, name).detach().requires_grad_(name in wanted) for name in inputs.names}
     with poisoned_buffers(), torch.set_grad_enabled(bool(wanted)):
-        out, state = scan(inputs.with_tensors(tuple(leaves.values())), planning.options(problem))
+        out, state = scan(inputs.with_tensors(tuple(leaves.values())), planning.switches(problem))
         grads = torch.autograd.grad(out, [leaves[name] for name in wanted], grad_out) if wanted else ()
     if out.is_cuda:
         torch.cuda.synchronize(out.device)
