@@ -3,7 +3,7 @@
 import os
 import time
 
-from kernels.mamba3_mimo.fuzz.outcomes import Outcome
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
 from kernels.mamba3_mimo.fuzz.workers import Compiled
 
 REFUSED, HANGS, ENDS = 2, 3, 4
@@ -16,4 +16,4 @@ def answer(problem, say):
         time.sleep(60)
     if problem.H == ENDS:
         os._exit(3)
-    return Outcome(problem=problem, ending="refused" if problem.H == REFUSED else "right")
+    return FuzzOutcome(problem=problem, ending="refused" if problem.H == REFUSED else "right")

@@ -12,15 +12,15 @@ from pathlib import Path
 import torch
 
 from kernels.mamba3_mimo.fuzz import command, results, trial
-from kernels.mamba3_mimo.fuzz.draws import Limits
-from kernels.mamba3_mimo.fuzz.outcomes import Outcome
-from kernels.mamba3_mimo.fuzz.problems import Problem
+from kernels.mamba3_mimo.fuzz.draws import DrawLimits
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from tests.kernels.interpreted_lane import interpreted_lane
 
-SMALL = Limits(length=150, elements=2**16, chunks=12)
+SMALL = DrawLimits(length=150, elements=2**16, chunks=12)
 
 
-def answer(problem: Problem, _say: Callable[[object], None] | None = None) -> Outcome:
+def answer(problem: ScanProblem, _say: Callable[[object], None] | None = None) -> FuzzOutcome:
     """Run the problem in the interpreter."""
     if problem.switches.get("warp_specialize"):
         problem = problem.model_copy(update={"wanted": ()})

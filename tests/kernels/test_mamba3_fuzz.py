@@ -12,14 +12,14 @@ import torch
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo.fuzz import compiling, planning, tensors, trial
-from kernels.mamba3_mimo.fuzz.draws import SWITCHES, Limits, one_set, sets
-from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, Problem, must_be_refused, parsed
+from kernels.mamba3_mimo.fuzz.draws import SWITCHES, DrawLimits, one_set, sets
+from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem, must_be_refused, parsed
 from kernels.scan import ScanSwitches
 from tests.kernels.fuzz_on_cpu import SMALL, answer
 from tests.kernels.interpreted_lane import interpreted_lane
 
 SEED = 0
-DRAWN = [problem for problems in islice(sets(SEED, Limits()), 400) for problem in problems]
+DRAWN = [problem for problems in islice(sets(SEED, DrawLimits()), 400) for problem in problems]
 EDGES = (8, 16, 32, 64, 256)
 
 
@@ -39,7 +39,7 @@ def test_a_line_gives_the_problem_back():
 
 
 def test_problems_of_a_set_share_their_kernels():
-    for problems in islice(sets(SEED, Limits()), 50):
+    for problems in islice(sets(SEED, DrawLimits()), 50):
         sensible = [problem for problem in problems if must_be_refused(problem) is None]
         assert len({(p.B, p.S, p.H, p.G, p.N, p.P, p.R, repr(p.switches), p.cumulated) for p in sensible}) == 1
 
@@ -78,7 +78,7 @@ def test_every_way_of_asking_is_drawn():
 
 @pytest.mark.parametrize("decay", get_args(Decay))
 def test_decays_lie_in_the_range_that_is_stated(decay):
-    inputs, _ = tensors.made(Problem(B=2, S=500, H=8, N=16, P=32, R=1, decay=decay))
+    inputs, _ = tensors.made(ScanProblem(B=2, S=500, H=8, N=16, P=32, R=1, decay=decay))
     least, most = {
         "initial": (1e-5, 2.0), "benchmark": (1e-4, 2.0), "weak": (1e-5, 2.0), "strong": (0.05, 10.0),
         "mixed": (1e-6, 6.0),
@@ -92,7 +92,7 @@ def test_decays_lie_in_the_range_that_is_stated(decay):
 @pytest.mark.parametrize("cuts", get_args(Cuts))
 @pytest.mark.parametrize("length", [1, 2, 200])
 def test_documents_are_as_many_as_asked_for_and_end_where_asked_for(cuts, length):
-    ids = tensors.made(Problem(B=3, S=length, N=16, P=32, documents=5, cuts=cuts))[0].segment_ids
+    ids = tensors.made(ScanProblem(B=3, S=length, N=16, P=32, documents=5, cuts=cuts))[0].segment_ids
     for row in ids.tolist():
         starts = [at for at, (before, after) in enumerate(pairwise(row), 1) if before != after]
         assert len(starts) <= 4
@@ -112,7 +112,7 @@ def test_a_layout_changes_places_and_no_number(layout):
 
 
 def test_an_expanded_gradient_is_one_number():
-    problem = Problem(S=4, N=16, P=32, layouts={"grad_out": "expanded"})
+    problem = ScanProblem(S=4, N=16, P=32, layouts={"grad_out": "expanded"})
     grad_out = tensors.made(problem)[1]
     assert set(grad_out.stride()) == {0}
     assert torch.equal(grad_out, torch.ones(1, 4, 2, 32, dtype=torch.bfloat16))

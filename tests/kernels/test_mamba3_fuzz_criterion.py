@@ -11,14 +11,14 @@ pytest.importorskip("tilelang")
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import outputs
 from kernels.mamba3_mimo.fuzz import criterion
-from kernels.mamba3_mimo.fuzz.problems import Problem
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.mamba3_mimo.fuzz.tensors import made
 from kernels.scan import ScanSwitches
 
 DECAYS = ("initial", "benchmark", "weak", "strong", "mixed")
 LENGTHS = (5, 64, 97)
 PROBLEMS = [
-    Problem(B=2, S=length, H=4, G=2, N=16, P=32, R=2, decay=decay, documents=2, cumulated=True, seed=seed)
+    ScanProblem(B=2, S=length, H=4, G=2, N=16, P=32, R=2, decay=decay, documents=2, cumulated=True, seed=seed)
     for seed, (decay, length) in enumerate((decay, length) for decay in DECAYS for length in LENGTHS)
 ]
 AT = 3

@@ -7,32 +7,32 @@ import pytest
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo.fuzz import command, draws, results, workers
-from kernels.mamba3_mimo.fuzz.outcomes import Outcome
-from kernels.mamba3_mimo.fuzz.problems import Problem
-from kernels.mamba3_mimo.fuzz.results import Setting, Store
-from kernels.mamba3_mimo.fuzz.workers import Compiled, Pool
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+from kernels.mamba3_mimo.fuzz.results import FuzzSetting, OutcomeStore
+from kernels.mamba3_mimo.fuzz.workers import Compiled, FuzzPool
 from tests.kernels.fuzz_answers import ENDS, HANGS, REFUSED, answer
 
 FINE = 1
-SETTING = Setting(command="fuzz", date="2026-11-22", device="1 x GPU", versions={"torch": "2"})
+SETTING = FuzzSetting(command="fuzz", date="2026-11-22", device="1 x GPU", versions={"torch": "2"})
 
 
 def several(*kinds):
-    return tuple(Problem(H=kind, seed=seed) for seed, kind in enumerate(kinds))
+    return tuple(ScanProblem(H=kind, seed=seed) for seed, kind in enumerate(kinds))
 
 
 def outcomes(*problem_sets, size=1):
-    with Pool(answer, size) as pool:
+    with FuzzPool(answer, size) as pool:
         return [said for said in pool.outcomes(iter(problem_sets)) if said is not None]
 
 
 def endings(said):
-    return {(one.problem.seed, one.ending) for one in said if isinstance(one, Outcome)}
+    return {(one.problem.seed, one.ending) for one in said if isinstance(one, FuzzOutcome)}
 
 
 def test_every_problem_has_its_outcome_and_kernels_are_counted():
     said = outcomes(several(FINE, FINE, FINE), several(FINE), size=2)
-    assert len([one for one in said if isinstance(one, Outcome)]) == 4
+    assert len([one for one in said if isinstance(one, FuzzOutcome)]) == 4
     assert [one for one in said if isinstance(one, Compiled)] == [Compiled(1, 2)] * 4
 
 
@@ -52,11 +52,11 @@ def test_a_process_that_hangs_is_ended(monkeypatch):
 
 
 def stored(folder, *kinds):
-    store = Store(folder)
+    store = OutcomeStore(folder)
     for problem, ending in zip(several(*[FINE] * len(kinds)), kinds, strict=True):
         why = "" if ending == "right" else "rank is 3; allowed: 1, 2"
         worst = 2.0 if ending == "right" else math.nan
-        store.add(Outcome(problem=problem, ending=ending, why=why, errors={"out": (1.0, worst)}))
+        store.add(FuzzOutcome(problem=problem, ending=ending, why=why, errors={"out": (1.0, worst)}))
     return store
 
 
@@ -64,7 +64,7 @@ def test_outcomes_outlive_the_run_that_was_killed_while_it_wrote(tmp_path):
     stored(tmp_path, "right", "wrong", "refused")
     with (tmp_path / results.LINES).open("a") as lines:
         lines.write('{"problem":{"S":7')
-    assert [outcome.ending for outcome in Store(tmp_path).outcomes] == ["right", "wrong", "refused"]
+    assert [outcome.ending for outcome in OutcomeStore(tmp_path).outcomes] == ["right", "wrong", "refused"]
 
 
 def test_the_page_shows_what_is_not_right_and_how_to_see_it_again(tmp_path):
@@ -82,12 +82,12 @@ def test_the_page_shows_what_is_not_right_and_how_to_see_it_again(tmp_path):
 def test_a_run_confirms_what_is_not_right_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(draws, "sets", lambda seed, limits: iter([several(FINE, ENDS, FINE), several(FINE, FINE)]))
     arguments = command.parser("fuzz", "About.", count=4, out=tmp_path).parse_args(["--jobs", "1"])
-    assert command.run(arguments, answer, draws.Limits(), "none") == 1
-    (bad,) = [outcome for outcome in Store(tmp_path).outcomes if outcome.ending != "right"]
+    assert command.run(arguments, answer, draws.DrawLimits(), "none") == 1
+    (bad,) = [outcome for outcome in OutcomeStore(tmp_path).outcomes if outcome.ending != "right"]
     assert (bad.problem.H, bad.ending, bad.alone) == (ENDS, "failed", "failed")
     said = capsys.readouterr()
     assert "failed: the process ended" in said.err
     assert "failed (alone: failed): the process ended" in said.out
     lines = (tmp_path / results.LINES).read_text()
-    assert command.run(arguments, answer, draws.Limits(), "none") == 1
+    assert command.run(arguments, answer, draws.DrawLimits(), "none") == 1
     assert (tmp_path / results.LINES).read_text() == lines

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from kernels.mamba3_mimo.fuzz import answers, command, results, trial
-from kernels.mamba3_mimo.fuzz.draws import Limits
+from kernels.mamba3_mimo.fuzz.draws import DrawLimits
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
         sys.stdout.write(outcome.model_dump_json(indent=1) + "\n")
         return int(outcome.ending not in results.GOOD)
     return command.run(
-        arguments, answers.run, Limits(), f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        arguments, answers.run, DrawLimits(), f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     )
 
 

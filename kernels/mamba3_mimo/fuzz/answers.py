@@ -3,18 +3,18 @@
 from collections.abc import Callable
 
 from kernels.mamba3_mimo.fuzz import planning, trial
-from kernels.mamba3_mimo.fuzz.outcomes import Outcome, failed
-from kernels.mamba3_mimo.fuzz.problems import Problem
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome, failed
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.mamba3_mimo.fuzz.workers import Compiled
 
 
-def run(problem: Problem, say: Callable[[object], None]) -> Outcome:
+def run(problem: ScanProblem, say: Callable[[object], None]) -> FuzzOutcome:
     """Compile what the problem needs, then run it."""
     outcome = compile_only(problem, say)
     return trial.run(problem) if outcome.ending in {"right", "refused"} else outcome
 
 
-def compile_only(problem: Problem, say: Callable[[object], None]) -> Outcome:
+def compile_only(problem: ScanProblem, say: Callable[[object], None]) -> FuzzOutcome:
     """Compile what the problem needs; right means that it compiles."""
     try:
         reason = planning.refusal(problem)
@@ -22,4 +22,4 @@ def compile_only(problem: Problem, say: Callable[[object], None]) -> Outcome:
             say(Compiled(*planning.compiled(problem)))
     except Exception as error:  # of any kind that a compiler may raise: a finding
         return failed(problem, error, "compiling: ")
-    return Outcome(problem=problem, ending="refused" if reason else "right", why=reason or "")
+    return FuzzOutcome(problem=problem, ending="refused" if reason else "right", why=reason or "")

@@ -10,11 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 from kernels.mamba3_mimo.fuzz import draws, results
-from kernels.mamba3_mimo.fuzz.draws import Limits
-from kernels.mamba3_mimo.fuzz.outcomes import Outcome
-from kernels.mamba3_mimo.fuzz.problems import Problem, parsed
-from kernels.mamba3_mimo.fuzz.results import Setting, Store
-from kernels.mamba3_mimo.fuzz.workers import Answer, Compiled, Pool
+from kernels.mamba3_mimo.fuzz.draws import DrawLimits
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem, parsed
+from kernels.mamba3_mimo.fuzz.results import FuzzSetting, OutcomeStore
+from kernels.mamba3_mimo.fuzz.workers import Answer, Compiled, FuzzPool
 
 OFTEN_S = 10.0
 """How often the summary is written."""
@@ -32,10 +32,10 @@ def parser(program: str, about: str | None, *, count: int, out: Path) -> argpars
     return made
 
 
-def run(arguments: argparse.Namespace, answer: Answer, limits: Limits, device: str) -> int:
+def run(arguments: argparse.Namespace, answer: Answer, limits: DrawLimits, device: str) -> int:
     """Run the problems, storing what becomes of each; print the summary and return 1 when one is not right."""
     begin = written = time.monotonic()
-    store, new, kept = Store(arguments.out), 0, 0
+    store, new, kept = OutcomeStore(arguments.out), 0, 0
     setting = _setting(device)
 
     def write() -> str:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, answer: Answer, limits: Limits, device: s
         seconds = time.monotonic() - begin
         return store.write(results.summarised(store.outcomes, setting, seconds, complete=complete, kernels=(new, kept)))
 
-    with Pool(answer, arguments.jobs) as pool:
+    with FuzzPool(answer, arguments.jobs) as pool:
         for said in pool.outcomes(_wanted(arguments, limits, store, pool)):
             if isinstance(said, Compiled):
                 new, kept = new + said.new, kept + said.kept
@@ -60,25 +60,27 @@ def run(arguments: argparse.Namespace, answer: Answer, limits: Limits, device: s
     return int(any(outcome.ending not in results.GOOD for outcome in store.outcomes))
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: FuzzOutcome) -> None:
     if outcome.ending not in results.GOOD:
         sys.stderr.write(f"{results.told(outcome)}\n  {results.reproduction(outcome.problem)}\n")
 
 
-def _confirm(answer: Answer, store: Store, until: float) -> None:
+def _confirm(answer: Answer, store: OutcomeStore, until: float) -> None:
     """Run what is not right once more, one problem after another, each in a process of its own."""
     for outcome in store.outcomes:
         if outcome.ending in results.GOOD or outcome.alone is not None:
             continue
-        with Pool(answer, 1) as pool:
+        with FuzzPool(answer, 1) as pool:
             for said in pool.outcomes(iter([(outcome.problem,)])):
-                if isinstance(said, Outcome):
+                if isinstance(said, FuzzOutcome):
                     store.add(outcome.model_copy(update={"alone": said.ending}))
                 if time.monotonic() > until:
                     return
 
 
-def _wanted(arguments: argparse.Namespace, limits: Limits, store: Store, pool: Pool) -> Iterator[tuple[Problem, ...]]:
+def _wanted(
+    arguments: argparse.Namespace, limits: DrawLimits, store: OutcomeStore, pool: FuzzPool
+) -> Iterator[tuple[ScanProblem, ...]]:
     """Yield the sets of the seed whose outcomes are not stored, until enough problems ran."""
     known = {outcome.problem.line: outcome.ending for outcome in store.outcomes}
     for problems in draws.sets(arguments.seed, limits):
@@ -89,12 +91,12 @@ def _wanted(arguments: argparse.Namespace, limits: Limits, store: Store, pool: P
             yield missing
 
 
-def _ran(store: Store) -> int:
+def _ran(store: OutcomeStore) -> int:
     return sum(outcome.ending != "refused" for outcome in store.outcomes)
 
 
-def _setting(device: str) -> Setting:
-    return Setting(
+def _setting(device: str) -> FuzzSetting:
+    return FuzzSetting(
         command=" ".join(["python -m kernels.mamba3_mimo.fuzz", *sys.argv[1:]]),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         device=device,

@@ -16,9 +16,9 @@ from typing import Any
 
 from kernels.mamba3_mimo.fuzz import answers, planning
 from kernels.mamba3_mimo.fuzz.draws import SWITCHES
-from kernels.mamba3_mimo.fuzz.outcomes import Outcome
-from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Problem, parsed
-from kernels.mamba3_mimo.fuzz.workers import Compiled, Pool
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
+from kernels.mamba3_mimo.fuzz.problems import ALLOWED, ScanProblem, parsed
+from kernels.mamba3_mimo.fuzz.workers import Compiled, FuzzPool
 
 BASE: dict[str, Any] = {"B": 2, "S": 700, "H": 4, "G": 2}
 """Sizes that decide about no layout, with two super-chunks and a rest."""
@@ -34,7 +34,7 @@ PAIRS: tuple[dict[str, Any], ...] = (
 """Switches that meet in one kernel's layout."""
 
 
-def every() -> Iterator[Problem]:
+def every() -> Iterator[ScanProblem]:
     """Yield all problems of the enumeration."""
     values: dict[str, tuple[Any, ...]] = {
         "schedule": ALLOWED["schedule"], "pipeline_stages": ALLOWED["pipeline_stages"], "superchunk": (64, 1024),
@@ -47,9 +47,9 @@ def every() -> Iterator[Problem]:
     for N, P, R, chunk in product(*(ALLOWED[name] for name in ("N", "P", "R", "chunk_size"))):
         sizes = BASE | {"N": N, "P": P, "R": R}
         for flip in (*flips, *PAIRS):
-            yield Problem(**sizes, switches={"chunk_size": chunk} | flip)
+            yield ScanProblem(**sizes, switches={"chunk_size": chunk} | flip)
         for change in INPUTS[1:]:
-            yield Problem(**sizes | change, switches={"chunk_size": chunk})
+            yield ScanProblem(**sizes | change, switches={"chunk_size": chunk})
 
 
 def main() -> int:
@@ -72,14 +72,14 @@ def main() -> int:
     return _compiled(allowed[: arguments.count], arguments.jobs)
 
 
-def _compiled(problems: list[Problem], jobs: int) -> int:
+def _compiled(problems: list[ScanProblem], jobs: int) -> int:
     endings: Counter[str] = Counter()
     kernels = 0
-    with Pool(answers.compile_only, jobs) as pool:
+    with FuzzPool(answers.compile_only, jobs) as pool:
         for said in pool.outcomes((problem,) for problem in problems):
             if isinstance(said, Compiled):
                 kernels += said.new
-            if not isinstance(said, Outcome):
+            if not isinstance(said, FuzzOutcome):
                 continue
             endings[said.ending] += 1
             if said.ending != "right":

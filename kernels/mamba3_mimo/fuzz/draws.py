@@ -11,7 +11,7 @@ from itertools import count
 from random import Random
 from typing import Any, get_args
 
-from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, Problem
+from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
 from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
@@ -26,7 +26,7 @@ SUPERCHUNKS = (64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class DrawLimits:
     """How large problems are."""
 
     length: int = 4097
@@ -37,20 +37,20 @@ class Limits:
     """Most chunks of all rows and heads together, unless one row with one head has more."""
 
 
-def sets(seed: int, limits: Limits) -> Iterator[tuple[Problem, ...]]:
+def sets(seed: int, limits: DrawLimits) -> Iterator[tuple[ScanProblem, ...]]:
     """Yield sets of problems without end; the first of a set is no deliberate nonsense."""
     for number in count():
         yield one_set(seed, number, limits)
 
 
-def one_set(seed: int, number: int, limits: Limits) -> tuple[Problem, ...]:
+def one_set(seed: int, number: int, limits: DrawLimits) -> tuple[ScanProblem, ...]:
     """Return set `number`."""
     rnd = Random(f"{seed}/{number}")  # noqa: S311  (a test's choice, no secret)
     shared = _shared(rnd, limits)
     return tuple(_own(rnd, shared, nonsense=i > 0 and rnd.random() < 0.08) for i in range(SHARE))
 
 
-def _shared(rnd: Random, limits: Limits) -> Problem:
+def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
     """Draw what decides about the kernels."""
     N = rnd.choice((16, 32, 64, 64, 128, 128, 256))
     P, R = rnd.choice(ALLOWED["P"]), rnd.choice(ALLOWED["R"])
@@ -64,7 +64,7 @@ def _shared(rnd: Random, limits: Limits) -> Problem:
     S = _length(rnd, (chunk, int(switches.get("superchunk", 256)), 8192 // N), limits.length)
     room = max(1, min(limits.elements // (S * R * max(N, P)), limits.chunks // -(-S // chunk)))
     H = rnd.choice([heads for heads in HEADS if heads <= room])
-    return Problem(
+    return ScanProblem(
         B=rnd.choice([batch for batch in (1, 2, 3, 5) if batch <= max(1, room // H)]), S=S, H=H,
         G=rnd.choice([groups for groups in range(1, H + 1) if H % groups == 0]), N=N, P=P, R=R,
         full_rotary=rnd.random() < 0.3, cumulated=(cumulated := rnd.random() < 0.25),
@@ -102,7 +102,7 @@ def _length(rnd: Random, units: tuple[int, ...], most: int) -> int:
     return max(1, min(unit * times + rnd.choice((-1, 0, 0, 1)), most))
 
 
-def _own(rnd: Random, shared: Problem, *, nonsense: bool) -> Problem:
+def _own(rnd: Random, shared: ScanProblem, *, nonsense: bool) -> ScanProblem:
     """Draw what compiled kernels do not depend on."""
     without = (*shared.without, "D") if rnd.random() < 0.15 else shared.without
     own: dict[str, Any] = {
@@ -136,7 +136,7 @@ def _layouts(rnd: Random, without: tuple[str, ...]) -> dict[str, Layout]:
     return drawn | ({"grad_out": "expanded"} if rnd.random() < 0.1 else {})
 
 
-def _nonsense(rnd: Random, shared: Problem) -> dict[str, Any]:
+def _nonsense(rnd: Random, shared: ScanProblem) -> dict[str, Any]:
     """Draw one thing that must be refused."""
     wrong: dict[str, Any] = rnd.choice([
         {"dtype": "float32"}, {"dtype": "float16"}, {"B": 0}, {"S": 0}, {"N": 48}, {"P": 96}, {"R": 3},

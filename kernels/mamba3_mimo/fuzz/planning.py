@@ -7,17 +7,17 @@ from kernels.mamba3_mimo import supports
 from kernels.mamba3_mimo.cuda.compiled import Direction, build
 from kernels.mamba3_mimo.cuda.scan import Scan
 from kernels.mamba3_mimo.cuda.variant import Variant
-from kernels.mamba3_mimo.fuzz.problems import Problem
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.mamba3_mimo.fuzz.tensors import shapes_only
 from kernels.scan import ScanFact, ScanSwitches
 
 
-def switches(problem: Problem) -> ScanSwitches:
+def switches(problem: ScanProblem) -> ScanSwitches:
     """Return how the problem's scan is executed."""
     return ScanSwitches(lane=Lane.CUDA, **problem.switches)  # type: ignore[arg-type]
 
 
-def refusal(problem: Problem) -> str | None:
+def refusal(problem: ScanProblem) -> str | None:
     """Return why the lane does not run the problem, or None; nothing is compiled and no GPU is needed."""
     reason = supports(switches(problem), "cuda")
     if reason is not None:
@@ -29,7 +29,7 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def compiled(problem: Problem) -> tuple[int, int]:
+def compiled(problem: ScanProblem) -> tuple[int, int]:
     """Compile what a problem needs that is not refused; return how many kernels were new, and how many on disk."""
     scan = _scan(problem)
     directions: tuple[Direction, ...] = ("forward",) if problem.wanted == () else ("forward", "backward")
@@ -39,6 +39,6 @@ def compiled(problem: Problem) -> tuple[int, int]:
     return int(seen.get(ScanFact.KERNELS_COMPILED, 0)), int(seen.get(ScanFact.KERNELS_LOADED, 0))
 
 
-def _scan(problem: Problem) -> Scan:
+def _scan(problem: ScanProblem) -> Scan:
     """Return the lane's scan of tensors without data."""
     return Scan(shapes_only(problem), Variant(**vars(switches(problem))))

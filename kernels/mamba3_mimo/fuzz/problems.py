@@ -11,7 +11,7 @@ Layout: TypeAlias = Literal["plain", "permuted", "sliced", "strided", "offset", 
 Dtype: TypeAlias = Literal["bfloat16", "float16", "float32"]
 
 
-class Problem(BaseModel):
+class ScanProblem(BaseModel):
     """Everything that decides what is computed; two equal problems give equal bits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,9 +70,9 @@ class Problem(BaseModel):
         return self.N // 2 if self.full_rotary else self.N // 4
 
 
-def parsed(line: str) -> Problem:
+def parsed(line: str) -> ScanProblem:
     """Return the problem of a line of JSON; raises pydantic's ValidationError, which says what is wrong."""
-    return Problem.model_validate_json(line)
+    return ScanProblem.model_validate_json(line)
 
 
 ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -82,7 +82,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 """What the lane promises at most, said once more and independently of the code that refuses."""
 
 
-def must_be_refused(problem: Problem) -> str | None:
+def must_be_refused(problem: ScanProblem) -> str | None:
     """Return the first reason why no lane could run the problem, or None; the lane may have more reasons."""
     given: dict[str, Any] = {"schedule": "chunk_parallel", "chunk_size": 16, "pipeline_stages": 1, "superchunk": 256}
     given |= problem.switches | problem.model_dump(include={"N", "P", "R", "dtype"})

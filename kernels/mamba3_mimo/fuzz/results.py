@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from kernels.mamba3_mimo.fuzz import criterion
-from kernels.mamba3_mimo.fuzz.outcomes import Outcome
-from kernels.mamba3_mimo.fuzz.problems import Problem
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 
 LINES, SUMMARY, PAGE = "outcomes.jsonl", "summary.json", "README.md"
 LIMITS = f"{criterion.WHOLE_LIMIT:g} and {criterion.ROW_LIMIT:g}"
@@ -21,7 +21,7 @@ RANGES = {"B": (1, 2, 3, 5), "H": (1, 2, 4, 8, 16), "documents": (1, 2, 4, 8, 16
 """Fields whose values are counted in ranges that begin here."""
 
 
-class Setting(BaseModel):
+class FuzzSetting(BaseModel):
     """Where and how a run took place."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,12 +36,12 @@ class Setting(BaseModel):
     """Package -> version."""
 
 
-class Summary(BaseModel):
+class FuzzSummary(BaseModel):
     """What a run has found so far."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    setting: Setting
+    setting: FuzzSetting
     seconds: float
     """Since the start; of the last run, when several went on with each other's results."""
     complete: bool
@@ -60,7 +60,7 @@ class Summary(BaseModel):
     """Axis -> value -> how many problems that were not refused have it."""
 
 
-class Store:
+class OutcomeStore:
     """The outcomes below one folder; those that are already there belong to the run."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,17 +69,17 @@ class Store:
         self._by_line = {outcome.problem.line: outcome for outcome in _read(folder / LINES)}
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[FuzzOutcome]:
         """What became of every problem, the last that was said of it."""
         return list(self._by_line.values())
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: FuzzOutcome) -> None:
         """Keep one outcome."""
         self._by_line[outcome.problem.line] = outcome
         with (self.folder / LINES).open("a", encoding="utf-8") as lines:
             lines.write(outcome.model_dump_json(exclude_defaults=True) + "\n")
 
-    def write(self, summary: Summary) -> str:
+    def write(self, summary: FuzzSummary) -> str:
         """Write the summary; return the page."""
         text = page(summary, self.outcomes)
         (self.folder / SUMMARY).write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -87,22 +87,22 @@ class Store:
         return text
 
 
-def _read(path: Path) -> Iterator[Outcome]:
+def _read(path: Path) -> Iterator[FuzzOutcome]:
     """Yield what is stored; the last line of a run that was killed may be cut off."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
-            yield Outcome.model_validate_json(line)
+            yield FuzzOutcome.model_validate_json(line)
         except ValueError:
             continue
 
 
 def summarised(
-    outcomes: Iterable[Outcome], setting: Setting, seconds: float, *, complete: bool, kernels: tuple[int, int]
-) -> Summary:
+    outcomes: Iterable[FuzzOutcome], setting: FuzzSetting, seconds: float, *, complete: bool, kernels: tuple[int, int]
+) -> FuzzSummary:
     """Return the summary of these outcomes."""
     outcomes = list(outcomes)
     ran = [outcome.problem for outcome in outcomes if outcome.ending != "refused"]
-    return Summary(
+    return FuzzSummary(
         setting=setting,
         seconds=round(seconds, 1),
         complete=complete,
@@ -120,7 +120,7 @@ def _kind(reason: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "#", reason)
 
 
-def _worst(outcomes: Iterable[Outcome]) -> dict[str, tuple[float, float]]:
+def _worst(outcomes: Iterable[FuzzOutcome]) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
     for outcome in outcomes:
         for name, (whole, row) in outcome.errors.items():
@@ -129,7 +129,7 @@ def _worst(outcomes: Iterable[Outcome]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _counted(axis: str, problems: list[Problem]) -> dict[str, int]:
+def _counted(axis: str, problems: list[ScanProblem]) -> dict[str, int]:
     values = Counter(getattr(problem, axis) for problem in problems)
     if axis not in RANGES:
         return {str(value): count for value, count in sorted(values.items())}
@@ -139,7 +139,7 @@ def _counted(axis: str, problems: list[Problem]) -> dict[str, int]:
     return {f">= {value}": count for value, count in sorted(ranged.items())}
 
 
-def _switches(problems: list[Problem]) -> dict[str, dict[str, int]]:
+def _switches(problems: list[ScanProblem]) -> dict[str, dict[str, int]]:
     """Return, for every switch, how often each value but the default was chosen."""
     found: dict[str, Counter[str]] = {}
     for problem in problems:
@@ -148,7 +148,7 @@ def _switches(problems: list[Problem]) -> dict[str, dict[str, int]]:
     return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
 
 
-def page(summary: Summary, outcomes: Iterable[Outcome]) -> str:
+def page(summary: FuzzSummary, outcomes: Iterable[FuzzOutcome]) -> str:
     """Return the summary as Markdown: what was found, with the line that reproduces it, then what was covered."""
     bad = [outcome for outcome in outcomes if outcome.ending not in GOOD]
     ran = sum(count for ending, count in summary.endings.items() if ending != "refused")
@@ -179,12 +179,12 @@ def page(summary: Summary, outcomes: Iterable[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome: FuzzOutcome) -> str:
     """Return an outcome in one line."""
     alone = "" if outcome.alone is None else f" (alone: {outcome.alone})"
     return f"{outcome.ending}{alone}: {' '.join(outcome.why.split())}"
 
 
-def reproduction(problem: Problem) -> str:
+def reproduction(problem: ScanProblem) -> str:
     """Return the command that runs one problem again."""
     return f"python -m kernels.mamba3_mimo.fuzz --only '{problem.line}'"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from kernels.mamba3_mimo.fuzz.problems import Layout, Problem
+from kernels.mamba3_mimo.fuzz.problems import Layout, ScanProblem
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 
 OPERANDS = ("q", "k", "v", "z")
@@ -28,7 +28,7 @@ ID_STRIDE = 7
 """Distance of the ids of two documents: an id is a name, not a count, and may be negative."""
 
 
-def sizes(p: Problem) -> dict[str, tuple[int, ...]]:
+def sizes(p: ScanProblem) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor that the problem has, with that of grad_out."""
     heads = 1 if p.shared_angles else p.H
     given: dict[str, tuple[int, ...]] = dict.fromkeys(("q", "k"), (p.B, p.S, p.R, p.G, p.N))
@@ -41,7 +41,7 @@ def sizes(p: Problem) -> dict[str, tuple[int, ...]]:
     }
 
 
-def shapes_only(p: Problem) -> ScanInputs:
+def shapes_only(p: ScanProblem) -> ScanInputs:
     """Return the problem's tensors without data; raises ShapeError when they do not fit together."""
     dtypes = dict.fromkeys(OPERANDS, getattr(torch, p.dtype))
     tensors: dict[str, Any] = {
@@ -53,7 +53,7 @@ def shapes_only(p: Problem) -> ScanInputs:
     return ScanInputs(**tensors, segment_ids=ids, angles_cumulated=p.cumulated)
 
 
-def made(p: Problem, device: str | torch.device = "cpu") -> tuple[ScanInputs, Tensor]:
+def made(p: ScanProblem, device: str | torch.device = "cpu") -> tuple[ScanInputs, Tensor]:
     """Return the inputs of a problem and the gradient of its output; raises ShapeError when they do not fit."""
     gen = torch.Generator().manual_seed(p.seed)
     values = _values(p, gen)
@@ -67,7 +67,7 @@ def made(p: Problem, device: str | torch.device = "cpu") -> tuple[ScanInputs, Te
     return ScanInputs(**given, angles_cumulated=p.cumulated), grad_out
 
 
-def _values(p: Problem, gen: torch.Generator) -> dict[str, Tensor]:
+def _values(p: ScanProblem, gen: torch.Generator) -> dict[str, Tensor]:
     values = {name: torch.randn(size, generator=gen) for name, size in sizes(p).items()}
     dt = _step_sizes(p, gen)
     values |= {"dt": dt, "adt": _decays(p, dt, gen)}
@@ -85,7 +85,7 @@ def _values(p: Problem, gen: torch.Generator) -> dict[str, Tensor]:
     return values
 
 
-def _step_sizes(p: Problem, gen: torch.Generator) -> Tensor:
+def _step_sizes(p: ScanProblem, gen: torch.Generator) -> Tensor:
     """Return dt [B,H,S]."""
     noise = torch.randn((p.B, p.H, p.S), generator=gen)
     if p.decay == "strong":
@@ -97,7 +97,7 @@ def _step_sizes(p: Problem, gen: torch.Generator) -> Tensor:
     return softplus(noise + typical.expm1().log())
 
 
-def _decays(p: Problem, dt: Tensor, gen: torch.Generator) -> Tensor:
+def _decays(p: ScanProblem, dt: Tensor, gen: torch.Generator) -> Tensor:
     """Return adt [B,H,S]."""
     noise = torch.randn(dt.shape, generator=gen)
     heavy = torch.where(noise >= 0, 1 + noise, 1 / (1 - noise))
@@ -116,7 +116,7 @@ def _uniform(size: tuple[int, ...], low: float, high: float, gen: torch.Generato
     return low + (high - low) * torch.rand(size, generator=gen)
 
 
-def _segment_ids(p: Problem, gen: torch.Generator) -> Tensor:
+def _segment_ids(p: ScanProblem, gen: torch.Generator) -> Tensor:
     """Return [B,S] ids, neither counted from 0 nor rising."""
     starts = torch.zeros(p.B, p.S, dtype=torch.int64)
     for row in starts:

@@ -17,8 +17,8 @@ from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import poisoned_buffers
 from kernels.mamba3_mimo.fuzz import criterion, planning, tensors
 from kernels.mamba3_mimo.fuzz.criterion import Results
-from kernels.mamba3_mimo.fuzz.outcomes import Ending, Outcome, failed
-from kernels.mamba3_mimo.fuzz.problems import Problem, must_be_refused
+from kernels.mamba3_mimo.fuzz.outcomes import Ending, FuzzOutcome, failed
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem, must_be_refused
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.scan import ScanFact, ScanSwitches
 
@@ -26,7 +26,7 @@ Scan: TypeAlias = Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
 """(inputs, options) -> (o, final state), differentiable."""
 
 
-def run(problem: Problem, *, scan: Scan = mamba3_mimo, device: str = "cuda") -> Outcome:
+def run(problem: ScanProblem, *, scan: Scan = mamba3_mimo, device: str = "cuda") -> FuzzOutcome:
     """Run the problem on `device` and return what became of it; only what ends the process is raised."""
     try:
         reason = planning.refusal(problem)
@@ -34,13 +34,13 @@ def run(problem: Problem, *, scan: Scan = mamba3_mimo, device: str = "cuda") -> 
             return _refused(problem, scan, device)
         promise = must_be_refused(problem)
         if promise is not None:
-            return Outcome(problem=problem, ending="failed", why=f"not refused although {promise}")
+            return FuzzOutcome(problem=problem, ending="failed", why=f"not refused although {promise}")
         return _ran(problem, scan, device)
     except Exception as error:  # the boundary of the fuzz: whatever it is, it is a finding
         return failed(problem, error)
 
 
-def _refused(problem: Problem, scan: Scan, device: str) -> Outcome:
+def _refused(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
     """Ask for what will be refused, and see that it is, before anything was compiled."""
     with facts.collect() as seen:
         try:
@@ -49,12 +49,12 @@ def _refused(problem: Problem, scan: Scan, device: str) -> Outcome:
         except KernelError as error:
             touched = [name for name in (ScanFact.KERNELS_COMPILED, ScanFact.KERNELS_LOADED) if seen.get(name)]
             if not touched:
-                return Outcome(problem=problem, ending="refused", why=str(error))
-            return Outcome(problem=problem, ending="failed", why=f"refused after compiling: {error}")
-    return Outcome(problem=problem, ending="failed", why="refused for tensors without data, but runs")
+                return FuzzOutcome(problem=problem, ending="refused", why=str(error))
+            return FuzzOutcome(problem=problem, ending="failed", why=f"refused after compiling: {error}")
+    return FuzzOutcome(problem=problem, ending="failed", why="refused for tensors without data, but runs")
 
 
-def _ran(problem: Problem, scan: Scan, device: str) -> Outcome:
+def _ran(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
     with _surroundings(problem, device) as place:
         inputs, grad_out = tensors.made(problem, place)
         before = {name: tensor.clone() for name, tensor in _given(inputs, grad_out).items()}
@@ -65,7 +65,7 @@ def _ran(problem: Problem, scan: Scan, device: str) -> Outcome:
             f"{name} was changed" for name, t in _given(inputs, grad_out).items() if not torch.equal(t, before[name])
         ]
         if broken:
-            return Outcome(problem=problem, ending="failed", why="; ".join(broken))
+            return FuzzOutcome(problem=problem, ending="failed", why="; ".join(broken))
         shares = criterion.shares(got, inputs, grad_out)
         errors = {name: (share.whole, share.row) for name, share in shares.items()}
         wrong = [name for name, share in shares.items() if not share.right]
@@ -73,7 +73,7 @@ def _ran(problem: Problem, scan: Scan, device: str) -> Outcome:
         why = _described(wrong, got, errors) if wrong else ""
         why += f"{'; ' * bool(wrong)}other bits in a second run: {', '.join(other)}" if other else ""
         ending: Ending = "wrong" if wrong else "unrepeatable" if other else "right"
-        return Outcome(problem=problem, ending=ending, why=why, errors=errors)
+        return FuzzOutcome(problem=problem, ending=ending, why=why, errors=errors)
 
 
 def _given(inputs: ScanInputs, grad_out: Tensor) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ def _given(inputs: ScanInputs, grad_out: Tensor) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _surroundings(problem: Problem, device: str) -> Iterator[torch.device]:
+def _surroundings(problem: ScanProblem, device: str) -> Iterator[torch.device]:
     """Yield where the tensors belong; the scan runs on the stream and under the current device of the problem."""
     if device == "cpu":
         yield torch.device("cpu")
@@ -100,7 +100,7 @@ def _surroundings(problem: Problem, device: str) -> Iterator[torch.device]:
             raise KernelError("the current device or stream is another one after the scan")
 
 
-def _results(problem: Problem, scan: Scan, inputs: ScanInputs, grad_out: Tensor) -> Results:
+def _results(problem: ScanProblem, scan: Scan, inputs: ScanInputs, grad_out: Tensor) -> Results:
     """Return o, the final state and the gradients that the problem asks for, by name."""
     wanted = inputs.names if problem.wanted is None else problem.wanted
     leaves = {name: getattr(inputs, name).detach().requires_grad_(name in wanted) for name in inputs.names}

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, TypeAlias
 
-from kernels.mamba3_mimo.fuzz.outcomes import Outcome
-from kernels.mamba3_mimo.fuzz.problems import Problem, parsed
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem, parsed
 
-Answer: TypeAlias = Callable[[Problem, Callable[[object], None]], Outcome]
+Answer: TypeAlias = Callable[[ScanProblem, Callable[[object], None]], FuzzOutcome]
 """A function of a module: (problem, say) -> its outcome; `say` tells `Compiled` in between."""
 PATIENCE_S = {"run": 90.0, "compile": 420.0}
 """How long a process may say nothing while it runs a problem, or compiles its kernels."""
@@ -41,19 +41,19 @@ class _Process:
 
     process: Any
     pipe: "Connection[Any, Any]"
-    left: deque[Problem] = field(default_factory=deque)
+    left: deque[ScanProblem] = field(default_factory=deque)
     fresh: bool = False
     """Whether it has not yet answered for the first problem of its set."""
     doing: str = "compile"
     heard_at: float = field(default_factory=time.monotonic)
 
-    def begin(self, problems: tuple[Problem, ...]) -> None:
+    def begin(self, problems: tuple[ScanProblem, ...]) -> None:
         """Hand a set over."""
         self.left.extend(problems)
         self.fresh, self.doing, self.heard_at = True, "compile", time.monotonic()
         self.pipe.send([problem.line for problem in problems])
 
-    def answered(self, outcome: Outcome) -> Outcome:
+    def answered(self, outcome: FuzzOutcome) -> FuzzOutcome:
         """Note what the first of the problems that are left became."""
         self.left.popleft()
         if self.fresh and outcome.ending == "refused":
@@ -66,16 +66,16 @@ class _Process:
         return bool(self.left) and time.monotonic() - self.heard_at > PATIENCE_S[self.doing]
 
 
-class Pool:
+class FuzzPool:
     """Processes that work on sets of problems until the block ends."""
 
     def __init__(self, answer: Answer, size: int) -> None:
         self._answer = answer
         self._size = size
         self._running: list[_Process] = []
-        self._waiting: deque[tuple[Problem, ...]] = deque()
+        self._waiting: deque[tuple[ScanProblem, ...]] = deque()
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> "FuzzPool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +87,7 @@ class Pool:
         """Problems that were taken and have no outcome yet."""
         return sum(len(one.left) for one in self._running) + sum(len(problems) for problems in self._waiting)
 
-    def outcomes(self, sets: Iterator[tuple[Problem, ...]]) -> Iterator[Outcome | Compiled | None]:
+    def outcomes(self, sets: Iterator[tuple[ScanProblem, ...]]) -> Iterator[FuzzOutcome | Compiled | None]:
         """Yield what becomes of every problem, as it is known, and None now and then, so that time can be told.
 
         A set whose first problem is refused is left there.
@@ -122,7 +122,7 @@ class Pool:
         self._running.append(started)
         return started
 
-    def _heard(self, one: _Process) -> Iterator[Outcome | Compiled]:
+    def _heard(self, one: _Process) -> Iterator[FuzzOutcome | Compiled]:
         """Yield what a process has said since; put what it leaves undone at its end back."""
         try:
             while one.left and one.pipe.poll():
@@ -134,7 +134,7 @@ class Pool:
                     one.doing = "run"
                     yield said
                 else:
-                    yield one.answered(Outcome.model_validate_json(said))
+                    yield one.answered(FuzzOutcome.model_validate_json(said))
         except (EOFError, OSError):
             yield from self._lost(one, "failed", "the process ended")
         else:
@@ -142,8 +142,8 @@ class Pool:
                 why = f"nothing was heard for {PATIENCE_S[one.doing]:.0f} s ({one.doing})"
                 yield from self._lost(one, "hung", why)
 
-    def _lost(self, one: _Process, ending: Literal["failed", "hung"], why: str) -> Iterator[Outcome]:
-        outcomes = [Outcome(problem=one.left.popleft(), ending=ending, why=why)] if one.left else []
+    def _lost(self, one: _Process, ending: Literal["failed", "hung"], why: str) -> Iterator[FuzzOutcome]:
+        outcomes = [FuzzOutcome(problem=one.left.popleft(), ending=ending, why=why)] if one.left else []
         self._replaced(one)
         yield from outcomes
 
