@@ -5,6 +5,7 @@ from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo import supports
 from kernels.mamba3_mimo.cuda.compiled import Direction, build
+from kernels.mamba3_mimo.cuda.op import dtype_refusal
 from kernels.mamba3_mimo.cuda.scan import Scan
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.mamba3_mimo.fuzz.problems import ScanProblem
@@ -24,9 +25,9 @@ def refusal(problem: ScanProblem) -> str | None:
         return reason
     try:
         _scan(problem)
+        return dtype_refusal(shapes_only(problem))
     except KernelError as error:
         return str(error)
-    return None
 
 
 def compiled(problem: ScanProblem) -> tuple[int, int]:
