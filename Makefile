@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu test-tpu browser bench-api bench-kernels peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu test-tpu browser bench-api bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,15 @@ bench-api: $(STAMP)  ## POST /v1/ablations against a bare endpoint that inserts 
 
 bench-kernels: $(STAMP)  ## on an H200: accuracy and speed of the kernels beside the official ones, stored as a receipt
 	$(BIN)/python -m kernels.mamba3_mimo.bench $(if $(ABLATE_PEER_SITE),--peer-site '$(ABLATE_PEER_SITE)') $(BENCH)
+
+fuzz: $(STAMP)  ## random problems through the CUDA kernels, interpreted on this CPU; FUZZ="--count 100 --seed 0"
+	$(BIN)/python -m tests.kernels.fuzz_on_cpu $(FUZZ)
+
+fuzz-gpu: $(STAMP)  ## on an H200: 1,000 random problems, each right or refused; FUZZ="--count 1000 --seed 0"
+	$(BIN)/python -m kernels.mamba3_mimo.fuzz $(FUZZ)
+
+fuzz-compile: $(STAMP)  ## compile every shape and switch that the kernels allow, without a GPU, hours; FUZZ="--count 50"
+	$(BIN)/python -m kernels.mamba3_mimo.fuzz.compiling $(FUZZ)
 
 # The official kernels, in a folder of their own: their TileLang and ours cannot share one. setup.py needs wheel.
 PEER_PINS := tilelang==0.1.8 apache-tvm-ffi==0.1.9 z3-solver==4.15.4.0 einops==0.8.2

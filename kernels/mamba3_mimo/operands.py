@@ -45,7 +45,7 @@ def operands(inputs: ScanInputs, x_BHSRP: Tensor, start_BHA: Tensor | None = Non
     dt_BHS = inputs.dt.to(acc)
     mix_BHS = torch.sigmoid(inputs.trap.to(acc))
     starts_BS = None if inputs.segment_ids is None else document_starts(inputs.segment_ids)
-    angle_BHSA = _cumulated_angles(inputs, starts_BS, start_BHA)
+    angle_BHSA = cumulated_angles(inputs, starts_BS, start_BHA)
     return Operands(
         q_BHSRN=rotated(inputs.q, inputs.q_bias, angle_BHSA),
         k_BHSRN=rotated(inputs.k, inputs.k_bias, angle_BHSA),
@@ -87,7 +87,7 @@ def gated_output(inputs: ScanInputs, y_BHSRP: Tensor, x_BHSRP: Tensor) -> Tensor
     return (y_BHSRP * inputs.phi.to(acc).unsqueeze(1)).sum(3).transpose(1, 2).to(inputs.v.dtype)
 
 
-def _cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None, start_BHA: Tensor | None) -> Tensor:
+def cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None, start_BHA: Tensor | None = None) -> Tensor:
     """Return theta [B,H,S,A] in [0, 2 pi), summed in float64 because it grows with the sequence.
 
     Only differences within a document matter. The sum restarts with the document all the same, or the gradients of

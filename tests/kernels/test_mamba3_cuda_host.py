@@ -130,6 +130,18 @@ def test_padding_is_zero_and_documents_are_marked():
     assert reset.sum(1).tolist() == (inputs.segment_ids[:, 1:] != inputs.segment_ids[:, :-1]).sum(1).tolist()
 
 
+def test_kernels_are_given_aligned_addresses():
+    inputs = make_inputs(Case(S=48), "cpu")
+    shifted = tuple(torch.cat((t.new_zeros(1), t.flatten()))[1:].view(t.shape) for t in inputs.tensors())
+    assert all(tensor.data_ptr() % scan.ALIGNMENT for tensor in shifted)
+    made = Recorded(inputs.with_tensors(shifted), Variant())
+    *_, saved = made.forward()
+    made.backward(torch.cat((inputs.v.new_zeros(1), make_grad(inputs, 1).flatten()))[1:].view(inputs.v.shape), saved)
+    found = {name: [t.data_ptr() % scan.ALIGNMENT for t in tensors] for name, tensors in made.launched.items()}
+    assert {name: places for name, places in found.items() if any(places)} == {}
+    assert all(torch.equal(made.t[name], getattr(inputs, name)) for name in ("q", "adt", "angles"))
+
+
 def test_missing_skip_is_a_skip_of_zero():
     made = launched(Case(without=("D",)))[1]
     assert made.t["D"].tolist() == [0.0] * 4

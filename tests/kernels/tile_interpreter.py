@@ -573,12 +573,12 @@ def _executable(text: str) -> Any:
     return compile(tree, "<tile program>", "exec")
 
 
-def run(program: Any, *tensors: torch.Tensor) -> None:
+def run(program: Any, *tensors: torch.Tensor, machine: type[Machine] = Machine) -> None:
     """Run a TileLang program on CPU tensors of any float or integer dtype, in the order of its parameters, in place."""
     text = program.script()
     threads = re.search(r'"tl.launch_threads": \[(\d+), 1, 1\]', text)
     assert threads is not None
-    space: dict[str, Any] = {"T": Machine(int(threads[1])), "metadata": defaultdict(lambda: defaultdict(object))}
+    space: dict[str, Any] = {"T": machine(int(threads[1])), "metadata": defaultdict(lambda: defaultdict(object))}
     exec(_executable(text), space)  # noqa: S102  (the text is our own program, printed)
     function = next(value for name, value in space.items() if isinstance(value, FunctionType))
     arrays = [(t.detach().double() if t.is_floating_point() else t.detach().long()).numpy().copy() for t in tensors]

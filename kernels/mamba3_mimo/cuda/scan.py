@@ -26,6 +26,9 @@ TIME_LAST = ("adt", "dt", "trap")
 NARROW = ("q", "k", "v", "z", "q_bias", "k_bias")
 """Tensors that the kernels read as bfloat16; the others are float32."""
 
+ALIGNMENT = 16
+"""Bytes: what an address of the bulk copy engine and of the widest load is a multiple of."""
+
 Tensors = dict[str, Tensor]
 
 
@@ -67,7 +70,11 @@ class Scan:
             tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
         if missing and name in TIME_LAST:
             tensor = functional.pad(tensor, (0, missing))
-        return tensor.contiguous()
+        return self.aligned(tensor.contiguous())
+
+    def aligned(self, tensor: Tensor) -> Tensor:
+        """Return the tensor at an address that bulk copies and wide loads take: a multiple of 16 bytes."""
+        return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
     def run(self, name: str, *tensors: Tensor) -> None:
         """Launch one kernel."""

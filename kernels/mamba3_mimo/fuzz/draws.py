@@ -1,0 +1,151 @@
+"""Random problems over every axis, in sets that share their compiled kernels; a seed and a number give the same set.
+
+A compiled kernel depends on sizes, on which tensors there are and on the switches, and compiling takes a hundred times
+longer than running. So these are drawn once per set; values, documents, layouts and what is asked for, every time.
+About half of the sets draw something that the lane refuses: that is part of the test, and costs nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import count
+from random import Random
+from typing import Any, get_args
+
+from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem
+from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
+from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
+
+SHARE = 8
+"""Problems of a set."""
+HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33)
+SWITCHES = {field.name: field.default for field in fields(ScanSwitches) if field.name != "lane"}
+"""Switch of the lane -> its default."""
+CHUNK_ROWS = (32, 64, 128)
+"""Rows (time, rank) of a chunk, most of the time."""
+SUPERCHUNKS = (64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawLimits:
+    """How large problems are."""
+
+    length: int = 4097
+    """Most tokens of a row."""
+    elements: int = 2**23
+    """Most numbers of a float64 tensor of the reference, unless one row with one head has more."""
+    chunks: int = 2**20
+    """Most chunks of all rows and heads together, unless one row with one head has more."""
+
+
+def sets(seed: int, limits: DrawLimits) -> Iterator[tuple[ScanProblem, ...]]:
+    """Yield sets of problems without end; the first of a set is no deliberate nonsense."""
+    for number in count():
+        yield one_set(seed, number, limits)
+
+
+def one_set(seed: int, number: int, limits: DrawLimits) -> tuple[ScanProblem, ...]:
+    """Return set `number`."""
+    rnd = Random(f"{seed}/{number}")  # noqa: S311  (a test's choice, no secret)
+    shared = _shared(rnd, limits)
+    return tuple(_own(rnd, shared, nonsense=i > 0 and rnd.random() < 0.08) for i in range(SHARE))
+
+
+def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
+    """Draw what decides about the kernels."""
+    N = rnd.choice((16, 32, 64, 64, 128, 128, 256))
+    P, R = rnd.choice(ALLOWED["P"]), rnd.choice(ALLOWED["R"])
+    chunks = [rows // R for rows in CHUNK_ROWS if rows // R in ALLOWED["chunk_size"]]
+    chunk = rnd.choice(chunks if rnd.random() < 0.95 else ALLOWED["chunk_size"])
+    switches = {name: value for name, value in _switches(rnd, chunk).items() if value != SWITCHES[name]}
+    without = [name for name in ("z", "phi") if rnd.random() < 0.15]
+    if switches.get("warp_specialize") and rnd.random() < 0.8:  # else nearly every draw of it is refused
+        N, P, without = rnd.choice((64, 128)), 64, []
+        switches = {"warp_specialize": True, "chunk_size": 64 // R, "superchunk": rnd.choice(SUPERCHUNKS)}
+    S = _length(rnd, (chunk, int(switches.get("superchunk", 256)), 8192 // N), limits.length)
+    room = max(1, min(limits.elements // (S * R * max(N, P)), limits.chunks // -(-S // chunk)))
+    H = rnd.choice([heads for heads in HEADS if heads <= room])
+    return ScanProblem(
+        B=rnd.choice([batch for batch in (1, 2, 3, 5) if batch <= max(1, room // H)]), S=S, H=H,
+        G=rnd.choice([groups for groups in range(1, H + 1) if H % groups == 0]), N=N, P=P, R=R,
+        full_rotary=rnd.random() < 0.3, cumulated=(cumulated := rnd.random() < 0.25),
+        shared_angles=not cumulated and rnd.random() < 0.4,
+        without=tuple(name for missing in without for name in ((missing, "zeta") if missing == "z" else (missing,))),
+        switches=switches,
+    )  # fmt: skip
+
+
+def _switches(rnd: Random, chunk: int) -> dict[str, Any]:
+    """Draw every switch; a third of the time all but the chunk size are left alone."""
+    drawn = SWITCHES | {"chunk_size": chunk}
+    if rnd.random() < 1 / 3:
+        return drawn
+    choices: dict[str, tuple[Any, ...]] = {
+        "schedule": SCHEDULES, "pipeline_stages": PIPELINE_STAGES,
+        "superchunk": tuple(size for size in (chunk, 4 * chunk, *SUPERCHUNKS) if size % chunk == 0),
+    }  # fmt: skip
+    for name, default in SWITCHES.items():
+        likely = 0.4 if name in choices else 0.2
+        if name != "chunk_size" and rnd.random() < likely:
+            drawn[name] = (not default) if isinstance(default, bool) else rnd.choice(choices[name])
+    return drawn
+
+
+def _length(rnd: Random, units: tuple[int, ...], most: int) -> int:
+    """Draw S: a few tokens, or at an edge of a chunk, super-chunk, block or vector, or anywhere."""
+    kind = rnd.random()
+    if kind < 0.2:
+        return min(rnd.randint(1, 20), most)
+    if kind < 0.4:
+        return max(1, int(most ** rnd.random()))
+    unit = rnd.choice([unit for unit in (8, 64, 256, 1024, *units) if unit <= most])
+    times = max(1, int((most // unit) ** rnd.random()))
+    return max(1, min(unit * times + rnd.choice((-1, 0, 0, 1)), most))
+
+
+def _own(rnd: Random, shared: ScanProblem, *, nonsense: bool) -> ScanProblem:
+    """Draw what compiled kernels do not depend on."""
+    without = (*shared.without, "D") if rnd.random() < 0.15 else shared.without
+    own: dict[str, Any] = {
+        "decay": rnd.choice(get_args(Decay)), "seed": rnd.randrange(10**6), "without": without,
+        "wanted": _wanted(rnd, without), "layouts": _layouts(rnd, without),
+        "other_stream": rnd.random() < 0.2, "other_device": rnd.random() < 0.2,
+    }  # fmt: skip
+    if rnd.random() < 0.65:
+        own |= {"documents": min(int(64 ** rnd.random()) + 1, 64), "cuts": rnd.choice(get_args(Cuts))}
+    if nonsense:
+        own |= _nonsense(rnd, shared)
+    return shared.model_copy(update=own)
+
+
+def _wanted(rnd: Random, without: tuple[str, ...]) -> tuple[str, ...] | None:
+    kind = rnd.random()
+    if kind < 0.7:
+        return None
+    if kind < 0.8:
+        return ()
+    given = [name for name in DIFFERENTIABLE if name not in without]
+    return tuple(sorted(rnd.sample(given, rnd.randint(1, len(given) - 1))))
+
+
+def _layouts(rnd: Random, without: tuple[str, ...]) -> dict[str, Layout]:
+    if rnd.random() < 0.5:
+        return {}
+    kinds = get_args(Layout)[1:-1]
+    names = [name for name in (*DIFFERENTIABLE, "segment_ids", "grad_out") if name not in without]
+    drawn = {name: rnd.choice(kinds) for name in names if rnd.random() < 0.4}
+    return drawn | ({"grad_out": "expanded"} if rnd.random() < 0.1 else {})
+
+
+def _nonsense(rnd: Random, shared: ScanProblem) -> dict[str, Any]:
+    """Draw one thing that must be refused."""
+    wrong: dict[str, Any] = rnd.choice([
+        {"dtype": "float32"}, {"dtype": "float16"}, {"B": 0}, {"S": 0}, {"N": 48}, {"P": 96}, {"R": 3},
+        {"G": 2, "H": 5}, {"without": ("zeta",), "wanted": None}, {"switches": {"pipeline_stages": 3}},
+        {"switches": {"chunk_size": 12}}, {"switches": {"superchunk": 100}}, {"switches": {"superchunk": 0}},
+        {"switches": {"schedule": "backwards"}},
+    ])  # fmt: skip
+    if "superchunk" in wrong.get("switches", {}):
+        wrong["switches"] = {"schedule": "chunk_parallel"} | wrong["switches"]
+    if "switches" in wrong:
+        wrong["switches"] = shared.switches | wrong["switches"]
+    return wrong

@@ -1,0 +1,45 @@
+"""What the lane says to a problem before it runs: the reason why it refuses, and what it compiles for it."""
+
+from kernels import facts
+from kernels.backends import Lane
+from kernels.errors import KernelError
+from kernels.mamba3_mimo import supports
+from kernels.mamba3_mimo.cuda.compiled import Direction, build
+from kernels.mamba3_mimo.cuda.op import dtype_refusal
+from kernels.mamba3_mimo.cuda.scan import Scan
+from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+from kernels.mamba3_mimo.fuzz.tensors import shapes_only
+from kernels.scan import ScanFact, ScanSwitches
+
+
+def switches(problem: ScanProblem) -> ScanSwitches:
+    """Return how the problem's scan is executed."""
+    return ScanSwitches(lane=Lane.CUDA, **problem.switches)  # type: ignore[arg-type]
+
+
+def refusal(problem: ScanProblem) -> str | None:
+    """Return why the lane does not run the problem, or None; nothing is compiled and no GPU is needed."""
+    reason = supports(switches(problem), "cuda")
+    if reason is not None:
+        return reason
+    try:
+        _scan(problem)
+        return dtype_refusal(shapes_only(problem))
+    except KernelError as error:
+        return str(error)
+
+
+def compiled(problem: ScanProblem) -> tuple[int, int]:
+    """Compile what a problem needs that is not refused; return how many kernels were new, and how many on disk."""
+    scan = _scan(problem)
+    directions: tuple[Direction, ...] = ("forward",) if problem.wanted == () else ("forward", "backward")
+    with facts.collect() as seen:
+        for direction in directions:
+            build(direction, scan.shape, scan.variant, scan.tokens)
+    return int(seen.get(ScanFact.KERNELS_COMPILED, 0)), int(seen.get(ScanFact.KERNELS_LOADED, 0))
+
+
+def _scan(problem: ScanProblem) -> Scan:
+    """Return the lane's scan of tensors without data."""
+    return Scan(shapes_only(problem), Variant(**vars(switches(problem))))

@@ -1,0 +1,43 @@
+"""`make fuzz`: the problems of the GPU fuzz, small ones, through the interpreted kernels on a CPU.
+
+The interpreter rounds as a GPU does, so that the same criterion applies. The reverse walk with two roles calls
+functions of its own in CUDA, which it cannot run: those problems run forward alone.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kernels.mamba3_mimo.fuzz import command, results, trial
+from kernels.mamba3_mimo.fuzz.draws import DrawLimits
+from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+from tests.kernels.interpreted_lane import interpreted_lane
+
+SMALL = DrawLimits(length=150, elements=2**16, chunks=12)
+
+
+def answer(problem: ScanProblem, _say: Callable[[object], None] | None = None) -> FuzzOutcome:
+    """Run the problem in the interpreter."""
+    if problem.switches.get("warp_specialize"):
+        problem = problem.model_copy(update={"wanted": ()})
+    torch.set_num_threads(1)
+    with interpreted_lane():
+        return trial.run(problem, device="cpu")
+
+
+def main() -> int:
+    """Run the problems that are asked for; return 1 when one is not right."""
+    arguments = command.parser("fuzz", __doc__, count=100, out=Path("build/fuzz")).parse_args()
+    if arguments.only is not None:
+        outcome = answer(arguments.only)
+        sys.stdout.write(outcome.model_dump_json(indent=1) + "\n")
+        return int(outcome.ending not in results.GOOD)
+    return command.run(arguments, answer, SMALL, f"CPU, {len(os.sched_getaffinity(0))} cores, kernels interpreted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The CUDA lane on a CPU: the product's own way from `mamba3_mimo` on, with interpreted kernels that round."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+from kernels import facts, mamba3_mimo
+from kernels.mamba3_mimo import support
+from kernels.mamba3_mimo.cuda import op
+from kernels.mamba3_mimo.cuda.compiled import KERNELS
+from kernels.scan import ScanFact, ScanSwitches
+from tests.kernels import tile_rounding
+
+
+@contextmanager
+def interpreted_lane() -> Iterator[None]:
+    """Let the lane take tensors of the CPU inside the block."""
+    with (
+        mock.patch.object(mamba3_mimo, "supports", _supports),
+        mock.patch.object(op, "supports", _supports),
+        mock.patch.object(op, "build", _build),
+        mock.patch.object(op, "kernel", lambda name, *key: partial(tile_rounding.run, KERNELS[name](*key))),
+    ):
+        yield
+
+
+def _build(*_key: object) -> None:
+    facts.add(ScanFact.KERNELS_COMPILED, 1)
+
+
+def _supports(asked: ScanSwitches, _device: str) -> str | None:
+    return support.supports(asked, "cuda")

@@ -1,0 +1,159 @@
+"""The fuzz without a GPU: what it draws, what must be refused, how tensors lie, and some problems interpreted."""
+
+import math
+from collections import Counter
+from dataclasses import fields
+from itertools import islice, pairwise
+from typing import get_args
+
+import pytest
+import torch
+
+pytest.importorskip("tilelang")
+
+from kernels.mamba3_mimo.fuzz import compiling, planning, tensors, trial
+from kernels.mamba3_mimo.fuzz.draws import SWITCHES, DrawLimits, one_set, sets
+from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem, must_be_refused, parsed
+from kernels.scan import ScanSwitches
+from tests.kernels.fuzz_on_cpu import SMALL, answer
+from tests.kernels.interpreted_lane import interpreted_lane
+
+SEED = 0
+DRAWN = [problem for problems in islice(sets(SEED, DrawLimits()), 400) for problem in problems]
+EDGES = (8, 16, 32, 64, 256)
+
+
+@pytest.fixture(autouse=True)
+def nan_filled_buffers():
+    """Replace the folder's fixture: a trial fills the lane's buffers itself, and the reference needs torch.cumsum."""
+    return
+
+
+def test_a_seed_and_a_number_always_give_the_same_set():
+    assert one_set(3, 5, SMALL) == one_set(3, 5, SMALL)
+    assert one_set(3, 5, SMALL) != one_set(4, 5, SMALL)
+
+
+def test_a_line_gives_the_problem_back():
+    assert all(parsed(problem.line) == problem for problem in DRAWN[:200])
+
+
+def test_problems_of_a_set_share_their_kernels():
+    for problems in islice(sets(SEED, DrawLimits()), 50):
+        sensible = [problem for problem in problems if must_be_refused(problem) is None]
+        assert len({(p.B, p.S, p.H, p.G, p.N, p.P, p.R, repr(p.switches), p.cumulated) for p in sensible}) == 1
+
+
+@pytest.mark.parametrize("name", ["N", "P", "R"])
+def test_every_size_is_drawn(name):
+    assert {getattr(problem, name) for problem in DRAWN} >= set(ALLOWED[name])
+
+
+def test_every_switch_is_drawn_with_every_value():
+    assert set(SWITCHES) == {field.name for field in fields(ScanSwitches)} - {"lane"}
+    for name, default in SWITCHES.items():
+        drawn = {problem.switches.get(name, default) for problem in DRAWN}
+        assert drawn >= set(ALLOWED.get(name, (True, False) if isinstance(default, bool) else (64, 256, 1024))), name
+
+
+def test_lengths_reach_every_edge():
+    lengths = {problem.S for problem in DRAWN}
+    assert {1, 2} <= lengths
+    assert max(lengths) in range(4000, 4098)
+    for edge in EDGES:
+        assert {(length + 1) % edge for length in lengths if length > edge - 2} >= {0, 1, 2}, edge
+
+
+def test_every_way_of_asking_is_drawn():
+    assert {problem.decay for problem in DRAWN} == set(get_args(Decay))
+    assert {problem.cuts for problem in DRAWN} == set(get_args(Cuts))
+    assert {layout for problem in DRAWN for layout in problem.layouts.values()} == set(get_args(Layout)) - {"plain"}
+    assert {name for problem in DRAWN for name in problem.without} == {"z", "zeta", "phi", "D"}
+    assert {1, 2, 64} <= {problem.documents for problem in DRAWN}
+    for name in ("full_rotary", "cumulated", "shared_angles", "other_stream", "other_device"):
+        assert {getattr(problem, name) for problem in DRAWN} == {True, False}, name
+    asked = Counter("all" if p.wanted is None else "none" if p.wanted == () else "some" for p in DRAWN)
+    assert min(asked.values()) > 100
+
+
+@pytest.mark.parametrize("decay", get_args(Decay))
+def test_decays_lie_in_the_range_that_is_stated(decay):
+    inputs, _ = tensors.made(ScanProblem(B=2, S=500, H=8, N=16, P=32, R=1, decay=decay))
+    least, most = {
+        "initial": (1e-5, 2.0), "benchmark": (1e-4, 2.0), "weak": (1e-5, 2.0), "strong": (0.05, 10.0),
+        "mixed": (1e-6, 6.0),
+    }[decay]  # fmt: skip
+    assert least < inputs.dt.min() < inputs.dt.max() < most
+    assert inputs.adt.max() <= 0
+    deepest = -float(inputs.adt.min())
+    assert {"weak": deepest < 2e-3, "strong": deepest > 20}.get(decay, True)
+
+
+@pytest.mark.parametrize("cuts", get_args(Cuts))
+@pytest.mark.parametrize("length", [1, 2, 200])
+def test_documents_are_as_many_as_asked_for_and_end_where_asked_for(cuts, length):
+    ids = tensors.made(ScanProblem(B=3, S=length, N=16, P=32, documents=5, cuts=cuts))[0].segment_ids
+    for row in ids.tolist():
+        starts = [at for at, (before, after) in enumerate(pairwise(row), 1) if before != after]
+        assert len(starts) <= 4
+        if length == 200:
+            assert cuts == "single" or len(starts) == 4
+        assert cuts != "edges" or all(start % 8 == 0 for start in starts)
+        assert cuts != "single" or all(after - before == 1 for before, after in pairwise(starts))
+
+
+@pytest.mark.parametrize("layout", [layout for layout in get_args(Layout) if layout != "expanded"])
+def test_a_layout_changes_places_and_no_number(layout):
+    value = torch.randn(3, 4, 5)
+    laid = tensors.placed(value, layout, "cpu")
+    assert torch.equal(laid, value)
+    assert laid.is_contiguous() == (layout in {"plain", "offset"})
+    assert (laid.storage_offset() % 4 == 0) == (layout not in {"offset", "sliced"})
+
+
+def test_an_expanded_gradient_is_one_number():
+    problem = ScanProblem(S=4, N=16, P=32, layouts={"grad_out": "expanded"})
+    grad_out = tensors.made(problem)[1]
+    assert set(grad_out.stride()) == {0}
+    assert torch.equal(grad_out, torch.ones(1, 4, 2, 32, dtype=torch.bfloat16))
+
+
+def test_what_must_be_refused_is_refused():
+    nonsense = [problem for problem in DRAWN if must_be_refused(problem) is not None]
+    assert len(nonsense) > 100
+    accepted = {must_be_refused(p): p.line for p in nonsense if planning.refusal(p) is None}
+    assert accepted == {}
+
+
+def test_everything_drawn_is_refused_with_a_reason_or_allowed():
+    said = Counter(planning.refusal(problem) is None for problem in DRAWN)
+    assert min(said.values()) > len(DRAWN) // 5
+
+
+def test_refusals_come_before_anything_is_compiled():
+    small = (problems for problems in sets(SEED, SMALL))
+    refused = [p for problems in islice(small, 150) for p in problems if planning.refusal(p) is not None]
+    assert len(refused) > 200
+    with interpreted_lane():
+        outcomes = [trial.run(problem, device="cpu") for problem in refused]
+    assert [outcome for outcome in outcomes if outcome.ending != "refused"] == []
+
+
+def test_every_shape_has_a_chunk_size_that_the_lane_allows_but_the_largest_states_of_rank_8():
+    problems = [problem for problem in compiling.every() if problem.switches.keys() == {"chunk_size"}]
+    every = {(p.N, p.P, p.R) for p in problems}
+    assert len(every) == math.prod(len(ALLOWED[name]) for name in ("N", "P", "R"))
+    allowed = {(p.N, p.P, p.R) for p in problems if planning.refusal(p) is None}
+    assert every - allowed == {(256, width, 8) for width in ALLOWED["P"]}
+
+
+INTERPRETED = [
+    problems[number % len(problems)] for number, problems in enumerate(islice(sets(SEED, SMALL), 40))
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [p for p in INTERPRETED if planning.refusal(p) is None][:14], ids=lambda p: p.line)
+def test_problem_is_right_in_the_interpreter(problem):
+    outcome = answer(problem)
+    assert outcome.ending == "right", outcome.why
