@@ -4,7 +4,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from kernels import facts
 from kernels.errors import KernelUnsupported
-from model.attention import ATTEND, block_mask, document_mask, documents, once_per_batch, rotate_positions
+from model.attention import ATTEND, block_mask, document_mask, rotate_positions
 from model.config import AttentionConfig, HybridConfig, TrainConfig
 from model.facts import ModelFact
 from model.hybrid import build
@@ -76,20 +76,6 @@ def test_flex_mask_and_dense_mask_agree():
     ids_BS = torch.tensor([[0] * 40 + [1] * 70 + [0] * 40, [4] * 150])
     flexed = flex_attention(q, k, v, block_mask=block_mask(ids_BS))
     assert torch.allclose(flexed, ATTEND["sdpa"](q, k, v, ids_BS), atol=1e-5)
-
-
-def test_documents_are_laid_end_to_end():
-    found = documents(torch.tensor([[7, 7, 3, 7], [7, 7, 7, 7]]))
-    assert found.offsets.tolist() == [0, 2, 3, 4, 8]
-    assert found.longest == 4
-
-
-def test_documents_of_one_batch_are_found_once():
-    ids_BS = torch.tensor([[1, 1, 2]])
-    first = once_per_batch(ids_BS, documents)
-    assert once_per_batch(ids_BS, documents) is first
-    ids_BS[0, 1] = 2
-    assert once_per_batch(ids_BS, documents).offsets.tolist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize("backend", ["flash", "cudnn", "flex"])
