@@ -36,6 +36,14 @@ BROKEN = ((16, 32), (256, 128))
 MAX_ROWS = 64
 """Rows of a chunk, C * R, beyond which the release warns of too much shared memory."""
 
+NAMES = {
+    "q": "Q", "k": "K", "v": "V", "z": "Z", "q_bias": "Q_bias", "k_bias": "K_bias", "psi": "MIMO_V", "zeta": "MIMO_Z",
+    "phi": "MIMO_Out", "D": "D", "adt": "ADT", "dt": "DT", "trap": "Trap", "angles": "Angles",
+}  # fmt: skip
+"""Tensor of ScanInputs -> argument of the official function."""
+FLOAT32 = ("q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "angles")
+"""Tensors that the official kernels read as float32; the others are bfloat16."""
+
 FOLDER = "mamba_ssm.ops.tilelang.mamba3"
 BUILDERS = {
     "mamba3_mimo_fwd": ("mamba_mimo_fwd",),
@@ -178,19 +186,22 @@ def _packed(segment_ids_BS: Tensor) -> Packing:
 
 def arguments(inputs: ScanInputs, packed: Packing | None) -> dict[str, Any]:
     """Return the tensors by the names and dtypes of the official function, packed rows as one row of documents."""
-    names = {"Q": "q", "K": "k", "V": "v", "Z": "z", "Angles": "angles"}
-    along_time = {official: getattr(inputs, ours) for official, ours in names.items()}
-    per_head = {"ADT": inputs.adt.float(), "DT": inputs.dt.float(), "Trap": inputs.trap.to(torch.bfloat16)}
-    along_time["Angles"] = inputs.angles.float().expand(-1, -1, inputs.num_heads, -1)
-    weights = {"Q_bias": inputs.q_bias, "K_bias": inputs.k_bias, "D": inputs.D}
-    weights |= {"MIMO_V": inputs.psi, "MIMO_Z": inputs.zeta, "MIMO_Out": inputs.phi}
-    if packed is not None:
-        along_time = {name: None if t is None else t.flatten(0, 1).unsqueeze(0) for name, t in along_time.items()}
-        per_head = {name: t.transpose(0, 1).flatten(1).unsqueeze(0) for name, t in per_head.items()}
-    wide = {name: None if t is None else t.float() for name, t in weights.items()}
+    given: dict[str, Tensor | None] = {name: getattr(inputs, name) for name in NAMES}
+    given["angles"] = inputs.angles.expand(-1, -1, inputs.num_heads, -1)
+    for name, tensor in given.items():
+        if tensor is not None:
+            dtype = torch.float32 if name in FLOAT32 else torch.bfloat16
+            given[name] = _as_one_row(name, tensor.to(dtype)) if packed is not None else tensor.to(dtype)
     divisor = inputs.state_size // inputs.angles.shape[-1]
     offsets = None if packed is None else packed.offsets
-    return {**along_time, **per_head, **wide, "rotary_dim_divisor": divisor, "cu_seqlens": offsets}
+    return {NAMES[name]: t for name, t in given.items()} | {"rotary_dim_divisor": divisor, "cu_seqlens": offsets}
+
+
+def _as_one_row(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor with all rows laid end to end; weights have no rows."""
+    if name in ("adt", "dt", "trap"):
+        return tensor.transpose(0, 1).flatten(1).unsqueeze(0)
+    return tensor.flatten(0, 1).unsqueeze(0) if name in ("q", "k", "v", "z", "angles") else tensor
 
 
 @lru_cache(maxsize=1)

@@ -15,10 +15,11 @@ import torch
 
 import kernels.mamba3_mimo
 from kernels.backends import Lane
-from kernels.mamba3_mimo import ScanInputs, ScanOptions, mamba3_mimo
+from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda import op, scan
 from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.scan import ScanSwitches
 
 Run = Callable[[], object]
 CASE = Case(B=1, S=64, H=1)
@@ -40,7 +41,7 @@ def unlaunched() -> Iterator[None]:
 
 def passes(inputs: ScanInputs) -> dict[str, Run]:
     """Return what is timed, by name; `inputs` are leaves that want gradients."""
-    leaves, grad_out, cuda = inputs.tensors(), make_grad(inputs, 1), ScanOptions(lane=Lane.CUDA)
+    leaves, grad_out, cuda = inputs.tensors(), make_grad(inputs, 1), ScanSwitches(lane=Lane.CUDA)
 
     def forward() -> object:
         with torch.no_grad():

@@ -13,9 +13,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import facts
+from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo import peer
-from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, reference
+from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs
+from kernels.mamba3_mimo.bench import runs
+from kernels.mamba3_mimo.exact import reference
 
 STAND_IN = """
 import torch
@@ -69,7 +72,7 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
             found.append(chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=chunk_size))
     out = torch.cat([o for o, _ in found], dim=1)
     state = torch.cat([s for _, s in found]).transpose(2, 3)
-    return out, None, state.detach(), None, None
+    return (out, None, state.detach(), None, None) if return_state else out
 """
 
 
@@ -247,6 +250,30 @@ def test_arguments_leave_out_what_is_not_given() -> None:
     bare_inputs = type(inputs)(**{**vars(inputs), "z": None, "zeta": None, "phi": None, "D": None})
     found = peer.arguments(bare_inputs, None)
     assert all(found[name] is None for name in ("Z", "MIMO_Z", "MIMO_Out", "D", "cu_seqlens"))
+
+
+def test_official_function_is_timed_as_its_users_call_it(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.use_site(site)
+    monkeypatch.setattr(runs, "make_inputs", lambda case: make_inputs(case, "cpu"))
+    timed = runs.scan(Lane.PEER, Case(B=2, S=32, N=32, P=32, R=2), {"chunk_size": 16})
+    assert timed.inputs is not None
+    got = {name: t.detach() for name, t in zip(timed.names, timed.both(), strict=True)}
+    want = reference(timed.inputs, timed.grad_out)
+    assert {*want} - {*got} == {"state"}
+    assert max(overall for overall, _ in compare(got, {name: want[name] for name in got}).values()) < 0.03
+    monkeypatch.setattr(peer, "packing", lambda *_: pytest.fail("the peer's wrapper ran"))
+    monkeypatch.setattr(peer, "arguments", lambda *_: pytest.fail("the peer's wrapper ran"))
+    with NoWaiting():
+        (out,) = timed.forward()
+        timed.both()
+    assert torch.equal(out, got["out"])
+
+
+def test_rows_that_must_be_packed_are_not_timed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.use_site(site)
+    monkeypatch.setattr(runs, "make_inputs", lambda case: make_inputs(case, "cpu"))
+    with pytest.raises(KernelUnsupported, match="rows that must be packed are not timed"):
+        runs.scan(Lane.PEER, Case(S=30, N=32, P=32, R=2), {"chunk_size": 16})
 
 
 def test_use_site_without_the_package_says_how_to_install_it(tmp_path: Path, bare: None) -> None:
