@@ -1,3 +1,6 @@
+import importlib
+import sys
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
@@ -84,3 +87,9 @@ def test_backend_of_another_device_is_refused(backend):
     module = build(TrainConfig(model=config)).blocks[0].mixer
     with pytest.raises(KernelUnsupported, match=f"attention '{backend}' runs on an NVIDIA GPU; q is on cpu"):
         module(torch.zeros(1, 4, 32), torch.zeros(1, 4, dtype=torch.int64))
+
+
+def test_what_torchs_compiler_imports_fails_no_test_by_its_warnings(monkeypatch):
+    """Compiled flex attention imports it on a GPU; in this process it may have been imported before."""
+    monkeypatch.delitem(sys.modules, "torch.utils.mkldnn", raising=False)
+    assert importlib.import_module("torch.utils.mkldnn")
