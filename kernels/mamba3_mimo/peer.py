@@ -8,11 +8,12 @@ mamba-ssm pins a TileLang that cannot share a process with the one of the cuda l
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,8 +53,10 @@ BUILDERS = {
     "mamba3_mimo_bwd_varlen": ("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"),
 }
 """Module -> its functions that make and compile a kernel."""
-LAUNCHERS = {"mamba_mimo_forward": 0, "mamba_mimo_bwd_combined": 1}
+DENSE = {"mamba_mimo_forward": 0, "mamba_mimo_bwd_combined": 1}
 """Functions that launch the kernels of dense rows -> which of their arguments is q."""
+PACKED = ("mamba_mimo_forward_varlen", "mamba_mimo_bwd_combined_varlen")
+"""Functions that launch the kernels of packed rows."""
 
 _fixed = [True]
 """Whether dense kernels are compiled for the sizes at hand; for the whole process: autograd has its own threads."""
@@ -148,11 +151,7 @@ def peer_scan(inputs: ScanInputs, *, chunk_size: int) -> tuple[Tensor, Tensor]:
     packed = packing(inputs, chunk_size)
     given = arguments(inputs, packed)
     result = peer.function(**given, chunk_size=chunk_size, dtype=torch.bfloat16, return_state=True)
-    facts.record(ScanFact.LANE, Lane.PEER.value)
-    facts.record(ScanFact.SCHEDULE, "sequential")
-    facts.record(ScanFact.CHUNK_SIZE, chunk_size)
     facts.record(ScanFact.PEER, peer.release)
-    facts.record(ScanFact.PEER_KERNELS, "dense" if packed is None else "packed")
     out, state_BHPN = result[0], result[2]
     if packed is not None:
         out = out.unflatten(1, inputs.q.shape[:2]).squeeze(0)
@@ -225,15 +224,34 @@ def official() -> Official:
         for builder in builders:
             setattr(module, builder, _built_once(getattr(module, builder)))
     module = importlib.import_module(f"{FOLDER}.mamba3_mimo")
-    for launcher, first in LAUNCHERS.items():
-        setattr(module, launcher, _with_sizes(getattr(module, launcher), first))
+    for launcher, first in DENSE.items():
+        setattr(module, launcher, _observed(_with_sizes(getattr(module, launcher), first), "dense"))
+    for launcher in PACKED:
+        setattr(module, launcher, _observed(getattr(module, launcher), "packed"))
     release = f"mamba-ssm {_version('mamba-ssm')}, tilelang {_version('tilelang')}"
     return Official(function=module.mamba3_mimo, release=release)
+
+
+def _observed(launcher: Callable[..., Any], kernels: str) -> Callable[..., Any]:
+    """Return `launcher`, an official function that launches kernels, so that what it was handed is recorded."""
+    signature = inspect.signature(launcher)
+
+    def observed(*arguments: Any, **named: Any) -> Any:
+        result = launcher(*arguments, **named)
+        if facts.collecting():
+            facts.record(ScanFact.LANE, Lane.PEER.value)
+            facts.record(ScanFact.SCHEDULE, "sequential")
+            facts.record(ScanFact.CHUNK_SIZE, signature.bind(*arguments, **named).arguments["chunk_size"])
+            facts.record(ScanFact.PEER_KERNELS, kernels)
+        return result
+
+    return observed
 
 
 def _with_sizes(launcher: Callable[..., Any], first: int) -> Callable[..., Any]:
     """Return `launcher`, whose arguments from number `first` on are q, k and v, so that builders know the sizes."""
 
+    @wraps(launcher)
     def sized(*arguments: Any, **named: Any) -> Any:
         q_BSRGN, v_BSHP = arguments[first], arguments[first + 2]
         sizes = {"B": q_BSRGN.shape[0], "S": q_BSRGN.shape[1], "H": v_BSHP.shape[2], "G": q_BSRGN.shape[3]}

@@ -97,6 +97,8 @@ def _passes(run: Run, leaves: tuple[Tensor, ...], grad_out: Tensor) -> tuple[Run
 
     def both() -> tuple[Tensor, ...]:
         results = run()
-        return *results, *torch.autograd.grad(results[0], leaves, grad_out)
+        grads = torch.autograd.grad(results[0], leaves, grad_out)
+        # nothing may hold autograd's nodes: they belong to this stream, and a CUDA graph is captured on another one
+        return *(result.detach() for result in results), *grads
 
     return forward, both

@@ -96,27 +96,26 @@ class _Launched(Scan):
             self._touched += [tensor.data_ptr() for tensor in tensors]
 
     def record(self, saved: Sequence[Tensor]) -> None:
-        """Record what ran; `saved` are the tensors kept between the two passes."""
+        """Record what ran, as its code shows it; `saved` are the tensors kept between the two passes."""
         if not facts.collecting():
             return
-        direction = self._direction
-        kept = dict(zip(self.saved, saved, strict=True))
-        if "psiv" in kept:
-            times = self._touched.count(kept["psiv"].data_ptr())
-            facts.add(ScanFact.PSIV_SAVED_BYTES, kept["psiv"].nbytes if direction == "forward" else 0)
-            facts.add(ScanFact.PSIV_TRAFFIC_BYTES, kept["psiv"].nbytes * times)
-        elif direction == "backward":
-            facts.add(ScanFact.PSIV_RECOMPUTES, 1)
-        facts.record(ScanFact.LANE, Lane.CUDA.value)
-        facts.record(ScanFact.SCHEDULE, self.variant.schedule)
-        facts.record(ScanFact.CHUNK_SIZE, self.variant.chunk_size)
-        facts.record(ScanFact.SUPERCHUNK, self.variant.superchunk)
+        names = tuple(dict.fromkeys(self._launched))
+        rows, found = _attested(self.shape, self.variant, self.tokens, names)
+        self._record_psiv(dict(zip(self.saved, saved, strict=True)).get("psiv"), rows)
         facts.record(ScanFact.HEADS_HALVED, self.halved)
-        rows, found = _attested(self.shape, self.variant, self.tokens, tuple(dict.fromkeys(self._launched)))
         for row in rows:
             facts.describe(str(row["name"]), row)
         for name, value in found.items():
-            facts.record(f"{name}.{direction}" if name in PER_PASS else name, value)
+            facts.record(f"{name}.{self._direction}" if name in PER_PASS else name, value)
+
+    def _record_psiv(self, psiv: Tensor | None, rows: tuple[attest.Row, ...]) -> None:
+        """Record how often PsiV crossed memory, and that it was made again in a backward walk that takes none."""
+        times = 0 if psiv is None else self._touched.count(psiv.data_ptr())
+        if psiv is not None and times > 0:
+            facts.add(ScanFact.PSIV_SAVED_BYTES, psiv.nbytes if self._direction == "forward" else 0)
+            facts.add(ScanFact.PSIV_TRAFFIC_BYTES, psiv.nbytes * times)
+        elif any(row["name"] == "gradients" and row.get("psiv_cache") is False for row in rows):
+            facts.add(ScanFact.PSIV_RECOMPUTES, 1)
 
 
 @lru_cache(maxsize=256)

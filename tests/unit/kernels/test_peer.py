@@ -33,16 +33,23 @@ class Dynamic:
     __str__ = None
 
 
-def mamba_mimo_forward(q, k, v):
+def mamba_mimo_forward(q, k, v, chunk_size=16):
     from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_fwd
 
     return mamba3_mimo_fwd.mamba_mimo_fwd(*map(Dynamic, "BSHG"), 64, threads=128)
 
 
-def mamba_mimo_bwd_combined(dout, q, k, v):
+def mamba_mimo_bwd_combined(dout, q, k, v, chunk_size=16):
     from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_bwd
 
     return mamba3_mimo_bwd.mamba_mimo_bwd_bwd(*map(Dynamic, "BSHG"), 64, threads=256)
+
+
+def mamba_mimo_forward_varlen(q, k, v, chunk_size=16):
+    return None
+
+
+mamba_mimo_bwd_combined_varlen = mamba_mimo_forward_varlen
 
 
 from kernels import facts
@@ -56,6 +63,8 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
     assert Trap.dtype == dtype == Q.dtype == torch.bfloat16
     assert ADT.dtype == DT.dtype == Angles.dtype == Q_bias.dtype == D.dtype == torch.float32
     assert rotary_dim_divisor * Angles.shape[-1] == Q.shape[-1]
+    launch = mamba_mimo_forward if cu_seqlens is None else mamba_mimo_forward_varlen
+    launch(Q, K, V, chunk_size=chunk_size)
     if cu_seqlens is None:
         rows = [slice(0, Q.shape[1])]
     else:
