@@ -193,6 +193,11 @@ def test_chunks_that_a_block_walks_are_the_trips_of_its_loop(loop, chunks):
     assert generated.chunks_walked(source().replace("for (int n = 0; n < 16; ++n) {", loop)) == chunks
 
 
+def test_chunks_that_two_roles_walk_are_those_of_the_one_that_goes_round_less_often():
+    again = ROLES.replace("n_1 < 16", "n_1 < (min(16, (63 - (((int)blockIdx.y) * 16))) + 1)")
+    assert generated.chunks_walked(ROLES) == generated.chunks_walked(again) == 16
+
+
 def test_chunks_of_a_kernel_that_loads_nothing_are_unknown():
     assert generated.chunks_walked("void f() {\n  x[0] = 0;\n}") is None
 
