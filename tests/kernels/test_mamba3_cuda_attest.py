@@ -334,6 +334,12 @@ def test_walk_with_two_roles_need_not_show_how_it_stages_q_and_k():
     assert (found["layout_2d"], found["pipeline_stages"], found["warp_specialize"]) == (True, 1, True)
 
 
+def test_walk_of_one_chunk_need_not_show_how_many_are_ahead():
+    one = {"superchunk": 16, "chunk_size": 16, "pipeline_stages": None}
+    assert "pipeline_stages" not in told([made("outputs", **one)])
+    assert told([made("outputs", **{**one, "superchunk": None})])["pipeline_stages"] == "unproved"
+
+
 def test_one_block_for_a_whole_row_shows_no_super_chunk():
     found = told([made("outputs", super_chunks=1, superchunk=1008)])
     assert "superchunk" not in found

@@ -108,12 +108,14 @@ def _must_show(gate: str, row: Row) -> bool:
     """Tell whether the kernel of this row would show the gate.
 
     Whether float instructions flush denormal numbers is not in the source; the walk with two roles reads q and k
-    without staging them; and one block that walks a whole row shows no super-chunk.
+    without staging them; one block that walks a whole row shows no super-chunk; and a walk of one chunk has none ahead.
     """
     if gate == "fast_math":
         return row["read_from"] == "sass"
     if gate == "superchunk":
         return row.get("super_chunks") != 1
+    if gate == "pipeline_stages" and "superchunk" in row and row["superchunk"] == row.get("chunk_size"):
+        return False
     return not (gate in ("layout_2d", "pipeline_stages") and row["name"] == "gradients" and row.get("warp_specialize"))
 
 

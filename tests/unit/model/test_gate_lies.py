@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-import kernels.mamba3_mimo
 from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
+from kernels import mamba3_mimo as operation
 from kernels.backends import Lane
 from model import attention, hybrid, loss
 from model.config import StepsConfig, TrainConfig
@@ -38,10 +38,10 @@ def another_scan(**switches: Any) -> Plant:
     """The reference lane runs with these switches, whatever it is asked."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        plain = kernels.mamba3_mimo._reference
+        plain = operation._reference
         lie = lambda inputs, asked: plain(inputs, replace(asked, **switches))  # noqa: E731
-        patch.setattr(kernels.mamba3_mimo, "_LANES", dict.fromkeys(Lane, lie))
-        patch.setattr(kernels.mamba3_mimo, "supports", lambda *_: None)
+        patch.setattr(operation, "_LANES", dict.fromkeys(Lane, lie))
+        patch.setattr(operation, "supports", lambda *_: None)
 
     return plant
 
