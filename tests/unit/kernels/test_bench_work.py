@@ -64,3 +64,9 @@ def test_check_of_attention_is_refused(worker: Worker) -> None:
     worker._timed["attention"] = replace(worker._timed["right"], inputs=None)
     with pytest.raises(ValueError, match="'attention' is attention; checked are scans"):
         worker.check("attention")
+
+
+def test_what_is_timed_leaves_no_graph_for_autograd(worker: Worker) -> None:
+    """Its nodes belong to the stream they were made on: a CUDA graph, captured on another one, must not meet them."""
+    timed = worker._timed["right"]
+    assert all(result.grad_fn is None for result in (*timed.both(), *timed.forward()))
