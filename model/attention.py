@@ -18,14 +18,14 @@ None replaces another: what cannot run raises KernelUnsupported with the reason.
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernels import facts
+from kernels.documents import documents, once_per_batch
 from kernels.errors import KernelUnsupported
 from model.config import HybridConfig
 from model.facts import ModelFact
@@ -54,7 +54,6 @@ class CausalAttention(nn.Module):
         projected = self.qkv_proj(x_BSD)
         heads = projected.view(*projected.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         q_BHSE, k_BHSE, v_BHSE = heads.unbind(0)
-        _record_implementation(self.backend)
         attended_BHSE = ATTEND[self.backend](
             rotate_positions(q_BHSE, self.rope_theta),
             rotate_positions(k_BHSE, self.rope_theta),
@@ -77,42 +76,8 @@ def rotate_positions(x_BHSE: Tensor, theta: float) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _record_implementation(backend: str) -> None:
+def _ran(backend: str) -> None:
     facts.record(ModelFact.ATTENTION, backend)
-
-
-class Documents(NamedTuple):
-    """Where documents begin when the rows of a batch are laid end to end."""
-
-    offsets: Tensor
-    """[documents + 1] int32: first token of each document, and the number of tokens."""
-    longest: int
-    """Tokens of the longest document."""
-
-
-_of_batch = WeakTensorKeyDictionary()
-"""Segment ids -> their version and what was derived from it: every layer of a batch asks for the same."""
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def once_per_batch(segment_ids_BS: Tensor, derive: Callable[[Tensor], Any]) -> Any:
-    """Return derive(segment_ids_BS), computed by the first layer that asks; a tensor changed in place is new."""
-    version, known = _of_batch.get(segment_ids_BS, (None, {}))  # type: ignore[no-untyped-call]
-    if version != segment_ids_BS._version:
-        known = {}
-        _of_batch[segment_ids_BS] = (segment_ids_BS._version, known)
-    if derive not in known:
-        known[derive] = derive(segment_ids_BS)
-    return known[derive]
-
-
-def documents(segment_ids_BS: Tensor) -> Documents:
-    """Return where the documents of a batch begin. Waits for the device."""
-    starts_BS = torch.ones_like(segment_ids_BS, dtype=torch.bool)
-    starts_BS[:, 1:] = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
-    first = starts_BS.flatten().nonzero().squeeze(1).int()
-    offsets = functional.pad(first, (0, 1), value=segment_ids_BS.numel())
-    return Documents(offsets, int(offsets.diff().max()))
 
 
 def document_mask(segment_ids_BS: Tensor) -> Tensor:
@@ -129,6 +94,7 @@ def document_runs(segment_ids_BS: Tensor) -> Tensor:
 
 
 def _sdpa(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor) -> Tensor:
+    _ran("sdpa")
     return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
 
 
@@ -137,6 +103,7 @@ def _flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tenso
     from torch.nn.attention.varlen import varlen_attn
 
     _need_gpu("flash", q_BHSE, HALF_DTYPES)
+    _ran("flash")
     (edges, longest), (batch, _, length, _) = once_per_batch(segment_ids_BS, documents), q_BHSE.shape
     q_THE, k_THE, v_THE = (t.transpose(1, 2).flatten(0, 1).contiguous() for t in (q_BHSE, k_BHSE, v_BHSE))
     attended: Any = varlen_attn(q_THE, k_THE, v_THE, edges, edges, longest, longest, window_size=(-1, 0))
@@ -148,6 +115,7 @@ def _cudnn(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tenso
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     _need_gpu("cudnn", q_BHSE, HALF_DTYPES)
+    _ran("cudnn")
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
 
@@ -156,6 +124,7 @@ def _flex(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor
     from torch.nn.attention.flex_attention import flex_attention
 
     _need_gpu("flex", q_BHSE, (*HALF_DTYPES, torch.float32))
+    _ran("flex")
     mask = once_per_batch(segment_ids_BS, block_mask)
     attended: Tensor = _compiled(flex_attention)(q_BHSE, k_BHSE, v_BHSE, block_mask=mask)
     return attended

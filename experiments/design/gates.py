@@ -64,6 +64,10 @@ class Gate:
     """Read from the recorded facts what was live; None when nothing about it was recorded."""
     attested_by: str
     """What `attest` looks at, in words."""
+    proof: str
+    """Where that comes from: why it tells what was live, not what was asked for."""
+    blind_to: str
+    """What the proof cannot see."""
 
     @property
     def default(self) -> GateValue:
@@ -132,6 +136,8 @@ class GatePublic(BaseModel):
     node_classes: dict[str, tuple[str, ...]]
     """For each value (as written in a spec): the node classes that can run it today."""
     attested_by: str
+    proof: str
+    blind_to: str
 
 
 def show(value: object) -> str:
@@ -147,7 +153,7 @@ def _told_by(fact: str) -> dict[str, Any]:
 def _psiv_cached(facts: Facts) -> bool | str | None:
     saved = facts.get(ScanFact.PSIV_SAVED_BYTES, 0) > 0
     recomputed = facts.get(ScanFact.PSIV_RECOMPUTES, 0) > 0
-    if saved and recomputed:
+    if (saved and recomputed) or facts.get(ScanFact.PSIV_CACHE, saved) != saved:
         return "mixed"
     return saved if saved or recomputed else None
 
@@ -189,6 +195,10 @@ _ENTRIES = (
         },
         in_kernels=True,
         block="M",
+        proof="lane cuda: which kernels were launched, and that the walks' launch code has as many blocks along time "
+        "as states are handed between; lane reference: the function that computes says it; lane peer: its release "
+        "has one schedule",
+        blind_to="a row that fits into one super-chunk, where both schedules walk it with one block",
         **_told_by(ScanFact.SCHEDULE),
     ),
     Gate(
@@ -200,6 +210,10 @@ _ENTRIES = (
         unused_with=({"schedule": "sequential", "lane": "reference"},),
         in_kernels=True,
         block="M",
+        proof="lane cuda: the tokens that one load of q, k, v or z takes in the program of every walk that was "
+        "launched; lane peer: what the official launchers were handed; lane reference: the function that computes "
+        "says it",
+        blind_to="whether the compiler's code follows the program it was made from",
         **_told_by(ScanFact.CHUNK_SIZE),
     ),
     Gate(
@@ -213,6 +227,9 @@ _ENTRIES = (
         block="M",
         attest=_psiv_cached,
         attested_by=f"facts {ScanFact.PSIV_SAVED_BYTES} and {ScanFact.PSIV_RECOMPUTES}",
+        proof="bytes that were kept between the passes (lane cuda: and handed to a launched kernel) against backward "
+        "passes that made PsiV again; lane cuda: both must agree with the parameters of the walks' binaries",
+        blind_to="whether a kernel that is given PsiV reads it",
     ),
     Gate(
         name="loss",
@@ -220,32 +237,62 @@ _ENTRIES = (
         values=get_args(LossKind),
         path="loss",
         claim=Claim.RE_ASSOCIATES,
+        proof="the function that computes the loss says it",
+        blind_to="nothing that matters to the gate: there are two functions",
         **_told_by(ModelFact.LOSS),
     ),
-    _kernel_gate("tma", "Does loading tiles with the tensor memory accelerator hide memory latency?"),
+    _kernel_gate(
+        "tma",
+        "Does loading tiles with the tensor memory accelerator hide memory latency?",
+        proof="the machine code of every walk that was launched: bulk copies (UTMALDG, UBLKCP) and no cp.async "
+        "(LDGSTS) left; off: no bulk copy",
+        blind_to="single numbers, which ordinary loads fetch either way",
+    ),
     _kernel_gate(
         "warp_specialize",
         "Do warp groups with different roles overlap loads, exchange and arithmetic?",
         requires={"tma": True, "layout_2d": True, "pipeline_stages": 1, "psiv_cache": False},
+        proof="branches on the thread that each wait at barriers, in the CUDA source of every walk that was launched",
+        blind_to="whether the roles overlap in time",
     ),
-    _kernel_gate("aggressive_smem_merge", "Does overlapping shared-memory buffers raise occupancy?"),
-    _kernel_gate("layout_2d", "Do two-dimensional shared-memory tiles cost anything by themselves?"),
+    _kernel_gate(
+        "aggressive_smem_merge",
+        "Does overlapping shared-memory buffers raise occupancy?",
+        proof="the options that the compiler was given for every walk that was launched",
+        blind_to="whether any buffer lies over another: equal hashes of two arms say that none does",
+    ),
+    _kernel_gate(
+        "layout_2d",
+        "Do two-dimensional shared-memory tiles cost anything by themselves?",
+        proof="the shape of the shared buffers that q and k are loaded into, in the program of every walk that was "
+        "launched; the one with two roles stages neither",
+        blind_to="how the compiler swizzles them",
+    ),
     _kernel_gate(
         "superchunk",
         "How many tokens per block balance parallel blocks against states passed between them?",
         values=(64, 128, 256, 512, 1024),
         claim=Claim.RE_ASSOCIATES,
         unused_with=(*NOT_CUDA, {"schedule": "sequential"}),
+        proof="the trips of the loop over chunks in the CUDA source of every walk that was launched, times the tokens "
+        "that its program loads at a time",
+        blind_to="rows that fit into one super-chunk: nothing is recorded",
     ),
     _kernel_gate(
         "pipeline_stages",
         "How many chunks ahead of the arithmetic should tiles be loaded?",
         values=PIPELINE_STAGES,
         unused_with=(*NOT_CUDA, {"warp_specialize": True}),
+        proof="loads that start before the loop over chunks for each load inside it, in the CUDA source of every walk "
+        "that was launched",
+        blind_to="whether a load has arrived when it is waited for",
     ),
     _kernel_gate(
         "fast_math",
         "What do the hardware's approximate functions gain, and what do they cost in accuracy?",
+        proof="the machine code of every walk that was launched: all float additions and products flush denormal "
+        "numbers, as the compiler's fast math makes them; off: none does",
+        blind_to="everything where no disassembler is: the CUDA source is the same",
         claim=Claim.RE_ASSOCIATES,
     ),
     Gate(
@@ -256,6 +303,8 @@ _ENTRIES = (
         claim=Claim.RE_ASSOCIATES,
         device_types=dict.fromkeys(("flash", "cudnn", "flex"), ("cuda",)),
         block="A",
+        proof="the implementation that runs says it",
+        blind_to="which GPU kernel torch chooses inside sdpa, and whether flex was compiled",
         **_told_by(ModelFact.ATTENTION),
     ),
     Gate(
@@ -267,6 +316,8 @@ _ENTRIES = (
         lanes={True: (Lane.REFERENCE, Lane.CUDA)},
         attest=_compiled,
         attested_by=f"fact {ModelFact.COMPILED_GRAPHS}",
+        proof="the graphs that torch's compiler counted in the first pass",
+        blind_to="how much of the model the graphs hold",
     ),
     Gate(
         name="lane",
@@ -276,6 +327,9 @@ _ENTRIES = (
         claim=Claim.RE_ASSOCIATES,
         lanes={str(lane): (lane,) for lane in Lane},
         block="M",
+        proof="lane cuda: the code of its compiled walks, which were launched, was read; lane peer: its launchers ran; "
+        "lane reference: the function that computes says it",
+        blind_to="nothing that matters to the gate: each lane has code of its own",
         **_told_by(ScanFact.LANE),
     ),
     Gate(
@@ -284,6 +338,8 @@ _ENTRIES = (
         values=get_args(ComputeDtype),
         path="dtype",
         claim=Claim.CHANGES_MODEL,
+        proof="the dtype of the last hidden states, where the loss reads them",
+        blind_to="the dtype inside of a layer",
         **_told_by(ModelFact.HIDDEN_DTYPE),
     ),
 )
@@ -306,6 +362,8 @@ def catalogue() -> list[GatePublic]:
             unused_with=tuple(dict(setting) for setting in gate.unused_with),
             node_classes={show(value): gate.node_classes(value) for value in gate.values},
             attested_by=gate.attested_by,
+            proof=gate.proof,
+            blind_to=gate.blind_to,
         )
         for gate in GATES.values()
     ]

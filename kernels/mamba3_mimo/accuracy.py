@@ -7,6 +7,7 @@ and angle for a row of one token is zero) is measured against that. Imports no k
 measured.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +17,21 @@ import torch
 from torch import Tensor
 
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import psiv
-from kernels.mamba3_mimo.reference import chunk_parallel
 
 _poison: Any = torch.utils.deterministic
 
 GLOBAL_LIMIT, ROW_LIMIT = 0.012, 0.05
 VANISHING = 1e-3
 """Far below every gradient of the test problems that does not vanish exactly."""
+AXES: dict[str, tuple[int | None, int | None, int | None]] = {
+    **dict.fromkeys(("q", "k"), (0, 3, None)),
+    **dict.fromkeys(("v", "z", "out"), (0, None, -2)),
+    **dict.fromkeys(("adt", "dt", "trap", "state"), (0, None, 1)),
+    **dict.fromkeys(("q_bias", "k_bias", "psi", "zeta", "phi", "D"), (None, None, 0)),
+    "angles": (0, None, 2),
+    "segment_ids": (0, None, None),
+}
+"""Tensor -> its axes of rows, groups and heads."""
 TIME_AXIS = {"out": 1, "q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
 
 Run: TypeAlias = Callable[[ScanInputs], tuple[Tensor, Tensor]]
@@ -106,16 +114,6 @@ def make_grad(inputs: ScanInputs, seed: int) -> Tensor:
     return torch.randn(size, generator=gen, device=inputs.v.device).bfloat16()
 
 
-def reference(inputs: ScanInputs, grad_out: Tensor | None) -> dict[str, Tensor]:
-    """Return output and final state in float64, with `grad_out` also every gradient."""
-
-    def run(wide: ScanInputs) -> tuple[Tensor, Tensor]:
-        return chunk_parallel(wide, psiv(wide.v, wide.psi), chunk_size=16)
-
-    wide = inputs.with_tensors(tuple(t.detach().double() for t in inputs.tensors()))
-    return outputs(run, wide, None if grad_out is None else grad_out.double())
-
-
 def outputs(run: Run, inputs: ScanInputs, grad_out: Tensor | None) -> dict[str, Tensor]:
     """Return {out, state} of `run`, with `grad_out` also the gradient of every tensor by its name."""
     if grad_out is None:
@@ -155,6 +153,24 @@ def compare(got: dict[str, Tensor], want: dict[str, Tensor]) -> Errors:
             row = (diff.pow(2).sum(axes).sqrt() / size.clamp_min(floor)).max().item()
         errors[name] = (overall, row)
     return errors
+
+
+def compare_rows(got: dict[str, Tensor], want: dict[str, Tensor]) -> Errors:
+    """Return the errors of every output, of what rows have of their own those of the worst row of the batch."""
+    batched = [name for name in want if AXES[name][0] == 0]
+
+    def row(tensors: dict[str, Tensor], at: int) -> dict[str, Tensor]:
+        return {name: tensors[name][at : at + 1] for name in batched}
+
+    each = [compare(row(got, at), row(want, at)) for at in range(want[batched[0]].shape[0])]
+    of_all = compare(got, {name: tensor for name, tensor in want.items() if name not in batched})
+    return {name: _worst([errors[name] for errors in each]) if name in batched else of_all[name] for name in want}
+
+
+def _worst(errors: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the larger of each kind of error; NaN is larger than all."""
+    overall, row = (max(kind, key=lambda x: (math.isnan(x), x)) for kind in zip(*errors, strict=True))
+    return overall, row
 
 
 def over_limits(errors: Errors) -> list[str]:

@@ -8,22 +8,23 @@ mamba-ssm pins a TileLang that cannot share a process with the one of the cuda l
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels import facts
 from kernels.backends import Lane
+from kernels.documents import documents, once_per_batch
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import document_starts
 from kernels.scan import ScanFact
 
 MAMBA_SSM, TILELANG = "2.3.2.post1", "0.1.8"
@@ -36,6 +37,14 @@ BROKEN = ((16, 32), (256, 128))
 MAX_ROWS = 64
 """Rows of a chunk, C * R, beyond which the release warns of too much shared memory."""
 
+NAMES = {
+    "q": "Q", "k": "K", "v": "V", "z": "Z", "q_bias": "Q_bias", "k_bias": "K_bias", "psi": "MIMO_V", "zeta": "MIMO_Z",
+    "phi": "MIMO_Out", "D": "D", "adt": "ADT", "dt": "DT", "trap": "Trap", "angles": "Angles",
+}  # fmt: skip
+"""Tensor of ScanInputs -> argument of the official function."""
+FLOAT32 = ("q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "angles")
+"""Tensors that the official kernels read as float32; the others are bfloat16."""
+
 FOLDER = "mamba_ssm.ops.tilelang.mamba3"
 BUILDERS = {
     "mamba3_mimo_fwd": ("mamba_mimo_fwd",),
@@ -44,8 +53,10 @@ BUILDERS = {
     "mamba3_mimo_bwd_varlen": ("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"),
 }
 """Module -> its functions that make and compile a kernel."""
-LAUNCHERS = {"mamba_mimo_forward": 0, "mamba_mimo_bwd_combined": 1}
+DENSE = {"mamba_mimo_forward": 0, "mamba_mimo_bwd_combined": 1}
 """Functions that launch the kernels of dense rows -> which of their arguments is q."""
+PACKED = ("mamba_mimo_forward_varlen", "mamba_mimo_bwd_combined_varlen")
+"""Functions that launch the kernels of packed rows."""
 
 _fixed = [True]
 """Whether dense kernels are compiled for the sizes at hand; for the whole process: autograd has its own threads."""
@@ -105,82 +116,142 @@ def refusal(inputs: ScanInputs, chunk_size: int) -> str | None:
     return next((f"lane 'peer': {reason}" for refused, reason in reasons if refused), None)
 
 
+class Official(NamedTuple):
+    """What this process has imported of mamba-ssm."""
+
+    function: Callable[..., Any]
+    """Its autograd function of the scan."""
+    release: str
+    """Its version and that of its TileLang."""
+
+
+class Packing(NamedTuple):
+    """Rows laid end to end as one row of D documents."""
+
+    offsets: Tensor
+    """[D + 1] int32: first token of each document, and the number of tokens."""
+    last_B: Tensor
+    """[B] int64: the document that ends each row."""
+
+
 def peer_scan(inputs: ScanInputs, *, chunk_size: int) -> tuple[Tensor, Tensor]:
     """Return (o, final state [B,H,N,P] float32 without gradient) by the official kernels and their autograd function.
 
     o is [B,S,H,P] bf16, or [B,S,R,H,P] without phi. Rows that hold one document of whole chunks take the dense kernels,
-    others the kernels for packed sequences.
+    others the kernels for packed sequences. The host waits for the device once for all layers of a batch with segment
+    ids, to look at them, and never without.
 
     Raises:
         KernelUnsupported: the package is absent, or its kernels cannot run these inputs.
 
     """
-    reason = missing() or refusal(inputs, chunk_size)
+    peer, reason = official(), refusal(inputs, chunk_size)
     if reason is not None:
         raise KernelUnsupported(reason)
-    starts_BS = _restarts(inputs, chunk_size)
-    facts.record(ScanFact.LANE, Lane.PEER.value)
-    facts.record(ScanFact.SCHEDULE, "sequential")
-    facts.record(ScanFact.CHUNK_SIZE, chunk_size)
-    facts.record(ScanFact.PEER, f"mamba-ssm {_version('mamba-ssm')}, tilelang {_version('tilelang')}")
-    facts.record(ScanFact.PEER_KERNELS, "dense" if starts_BS is None else "packed")
-    result = official()(**arguments(inputs, starts_BS), chunk_size=chunk_size, dtype=torch.bfloat16, return_state=True)
+    packed = packing(inputs, chunk_size)
+    given = arguments(inputs, packed)
+    result = peer.function(**given, chunk_size=chunk_size, dtype=torch.bfloat16, return_state=True)
+    facts.record(ScanFact.PEER, peer.release)
     out, state_BHPN = result[0], result[2]
-    if starts_BS is not None:
-        out = out.unflatten(1, starts_BS.shape).squeeze(0)
-        state_BHPN = state_BHPN[starts_BS.sum(1).cumsum(0) - 1]
+    if packed is not None:
+        out = out.unflatten(1, inputs.q.shape[:2]).squeeze(0)
+        state_BHPN = state_BHPN[packed.last_B]
     return out, state_BHPN.transpose(2, 3)
 
 
-def arguments(inputs: ScanInputs, starts_BS: Tensor | None) -> dict[str, Any]:
-    """Return the tensors by the names and dtypes of the official function.
+def packing(inputs: ScanInputs, chunk_size: int) -> Packing | None:
+    """Return how the rows are packed; None: every row holds one document of whole chunks, and dense rows will do."""
+    batch, tokens = inputs.q.shape[:2]
+    whole = tokens % chunk_size == 0
+    if inputs.segment_ids is None:
+        return None if whole else _rows(batch, tokens, inputs.q.device)
+    found: Packing = once_per_batch(inputs.segment_ids, _packed)
+    return None if whole and found.offsets.numel() == batch + 1 else found
 
-    With `starts_BS`, where every document starts, all rows become one packed row, and cu_seqlens [D+1] int32 names
-    the first token of each of the D documents.
-    """
-    names = {"Q": "q", "K": "k", "V": "v", "Z": "z", "Angles": "angles"}
-    along_time = {official: getattr(inputs, ours) for official, ours in names.items()}
-    per_head = {"ADT": inputs.adt.float(), "DT": inputs.dt.float(), "Trap": inputs.trap.to(torch.bfloat16)}
-    along_time["Angles"] = inputs.angles.float().expand(-1, -1, inputs.num_heads, -1)
-    weights = {"Q_bias": inputs.q_bias, "K_bias": inputs.k_bias, "D": inputs.D}
-    weights |= {"MIMO_V": inputs.psi, "MIMO_Z": inputs.zeta, "MIMO_Out": inputs.phi}
-    starts: Tensor | None = None
-    if starts_BS is not None:
-        along_time = {name: None if t is None else t.flatten(0, 1).unsqueeze(0) for name, t in along_time.items()}
-        per_head = {name: t.transpose(0, 1).flatten(1).unsqueeze(0) for name, t in per_head.items()}
-        first = starts_BS.flatten().nonzero().squeeze(1)
-        starts = torch.cat((first, first.new_tensor([starts_BS.numel()]))).to(torch.int32)
-    wide = {name: None if t is None else t.float() for name, t in weights.items()}
+
+@lru_cache(maxsize=64)
+def _rows(batch: int, tokens: int, device: torch.device) -> Packing:
+    """Return the packing of rows that hold one document each."""
+    offsets = torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
+    return Packing(offsets, torch.arange(batch, device=device))
+
+
+def _packed(segment_ids_BS: Tensor) -> Packing:
+    batch, tokens = segment_ids_BS.shape
+    offsets = once_per_batch(segment_ids_BS, documents).offsets
+    ends_B = torch.arange(1, batch + 1, dtype=torch.int32, device=offsets.device) * tokens
+    return Packing(offsets, torch.searchsorted(offsets, ends_B) - 1)
+
+
+def arguments(inputs: ScanInputs, packed: Packing | None) -> dict[str, Any]:
+    """Return the tensors by the names and dtypes of the official function, packed rows as one row of documents."""
+    given: dict[str, Tensor | None] = {name: getattr(inputs, name) for name in NAMES}
+    given["angles"] = inputs.angles.expand(-1, -1, inputs.num_heads, -1)
+    for name, tensor in given.items():
+        if tensor is not None:
+            dtype = torch.float32 if name in FLOAT32 else torch.bfloat16
+            given[name] = _as_one_row(name, tensor.to(dtype)) if packed is not None else tensor.to(dtype)
     divisor = inputs.state_size // inputs.angles.shape[-1]
-    return {**along_time, **per_head, **wide, "rotary_dim_divisor": divisor, "cu_seqlens": starts}
+    offsets = None if packed is None else packed.offsets
+    return {NAMES[name]: t for name, t in given.items()} | {"rotary_dim_divisor": divisor, "cu_seqlens": offsets}
+
+
+def _as_one_row(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor with all rows laid end to end; weights have no rows."""
+    if name in ("adt", "dt", "trap"):
+        return tensor.transpose(0, 1).flatten(1).unsqueeze(0)
+    return tensor.flatten(0, 1).unsqueeze(0) if name in ("q", "k", "v", "z", "angles") else tensor
 
 
 @lru_cache(maxsize=1)
-def official() -> Callable[..., Any]:
-    """Return the official function, imported without running the `__init__` of its package.
+def official() -> Official:
+    """Import the official function, without running the `__init__` of its package.
 
     The release compiles its kernels for sizes B, S, H and G known at run time only, and makes and compares their
     programs anew in every call: 130 ms of host time for a forward pass. The repository's kernels before it are compiled
     for the sizes at hand and take a third of the time. Here they are, too, and every program is made once.
+
+    Raises:
+        KernelUnsupported: the package is absent.
+
     """
-    spec = importlib.util.find_spec("mamba_ssm")
-    if spec is None:
-        raise KernelUnsupported(INSTALL)
+    reason, spec = missing(), importlib.util.find_spec("mamba_ssm")
+    if reason is not None or spec is None:
+        raise KernelUnsupported(reason or INSTALL)
     sys.modules.setdefault("mamba_ssm", importlib.util.module_from_spec(spec))
     for name, builders in BUILDERS.items():
         module = importlib.import_module(f"{FOLDER}.{name}")
         for builder in builders:
             setattr(module, builder, _built_once(getattr(module, builder)))
     module = importlib.import_module(f"{FOLDER}.mamba3_mimo")
-    for launcher, first in LAUNCHERS.items():
-        setattr(module, launcher, _with_sizes(getattr(module, launcher), first))
-    function: Callable[..., Any] = module.mamba3_mimo
-    return function
+    for launcher, first in DENSE.items():
+        setattr(module, launcher, _observed(_with_sizes(getattr(module, launcher), first), "dense"))
+    for launcher in PACKED:
+        setattr(module, launcher, _observed(getattr(module, launcher), "packed"))
+    release = f"mamba-ssm {_version('mamba-ssm')}, tilelang {_version('tilelang')}"
+    return Official(function=module.mamba3_mimo, release=release)
+
+
+def _observed(launcher: Callable[..., Any], kernels: str) -> Callable[..., Any]:
+    """Return `launcher`, an official function that launches kernels, so that what it was handed is recorded."""
+    signature = inspect.signature(launcher)
+
+    def observed(*arguments: Any, **named: Any) -> Any:
+        result = launcher(*arguments, **named)
+        if facts.collecting():
+            facts.record(ScanFact.LANE, Lane.PEER.value)
+            facts.record(ScanFact.SCHEDULE, "sequential")
+            facts.record(ScanFact.CHUNK_SIZE, signature.bind(*arguments, **named).arguments["chunk_size"])
+            facts.record(ScanFact.PEER_KERNELS, kernels)
+        return result
+
+    return observed
 
 
 def _with_sizes(launcher: Callable[..., Any], first: int) -> Callable[..., Any]:
     """Return `launcher`, whose arguments from number `first` on are q, k and v, so that builders know the sizes."""
 
+    @wraps(launcher)
     def sized(*arguments: Any, **named: Any) -> Any:
         q_BSRGN, v_BSHP = arguments[first], arguments[first + 2]
         sizes = {"B": q_BSRGN.shape[0], "S": q_BSRGN.shape[1], "H": v_BSHP.shape[2], "G": q_BSRGN.shape[3]}
@@ -195,17 +266,22 @@ def _with_sizes(launcher: Callable[..., Any], first: int) -> Callable[..., Any]:
 
 def _built_once(builder: Callable[..., Any]) -> Callable[..., Any]:
     """Return `builder` with a memory, and with the sizes at hand in place of sizes known at run time only."""
-    kernels: dict[str, Any] = {}
+    kernels: dict[tuple[Any, ...], Any] = {}
 
     def remembered(*arguments: Any, **named: Any) -> Any:
         sizes = _sizes.get()
-        known = [sizes.get(str(value), value) for value in arguments]
-        key = str(([str(value) for value in known], {name: str(value) for name, value in named.items()}))
+        known = [sizes.get(_named(value), value) for value in arguments]
+        key = (*map(_named, known), *((name, _named(value)) for name, value in named.items()))
         if key not in kernels:
             kernels[key] = builder(*known, **named)
         return kernels[key]
 
     return remembered
+
+
+def _named(value: Any) -> Any:
+    """Return an open size, a variable of TileLang, as its name; anything else as it is. Printing one takes 30 us."""
+    return getattr(value, "name", value)
 
 
 @contextmanager
@@ -216,17 +292,6 @@ def open_sizes() -> Iterator[None]:
         yield
     finally:
         _fixed[0] = True
-
-
-def _restarts(inputs: ScanInputs, chunk_size: int) -> Tensor | None:
-    """Return [B,S] bool, where a document starts, the first token of a row included; None: dense rows will do."""
-    starts_BS = torch.zeros(inputs.q.shape[:2], dtype=torch.bool, device=inputs.q.device)
-    if inputs.segment_ids is not None:
-        starts_BS = document_starts(inputs.segment_ids)
-    if inputs.q.shape[1] % chunk_size == 0 and not bool(starts_BS.any()):
-        return None
-    starts_BS[:, 0] = True
-    return starts_BS
 
 
 def _heads(inputs: ScanInputs) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.cuda import attest
+from kernels.mamba3_mimo.cuda import attest, generated
 from kernels.scan import ScanSwitches
 
 DISASSEMBLY = """
@@ -60,14 +60,30 @@ LOADS = """  #pragma unroll
   tl::tma_load(states_desc, bar[0], (&(h_s[0])), 0);
 """
 HOST = """
-  (((TVMFFIAny*)stack_ffi_any)[30].v_int64) = ((int64_t)16);
+  (((TVMFFIAny*)stack_ffi_any)[29].v_int64) = 0;
+  (((TVMFFIAny*)stack_ffi_any)[30].v_int64) = ((int64_t)5);
+  (((TVMFFIAny*)stack_ffi_any)[31].v_int64) = ((int64_t){blocks});
+  (((TVMFFIAny*)stack_ffi_any)[32].v_int64) = ((int64_t)3);
+  (((TVMFFIAny*)stack_ffi_any)[33].v_int64) = ((int64_t)128);
+  (((TVMFFIAny*)stack_ffi_any)[34].v_int64) = ((int64_t)1);
+  (((TVMFFIAny*)stack_ffi_any)[35].v_int64) = ((int64_t)1);
   (((TVMFFIAny*)stack_ffi_any)[36].v_int64) = ((int64_t)112384);
   (((TVMFFIAny*)stack_ffi_any)[37].v_int64) = (int64_t)0;
 """
 PROGRAM = """
+q = T.match_buffer(q_handle, (3, 1024, 4, 1, 64), "bfloat16", strides=(262144, 256, 64, 64, 1))
 gw_s_1 = T.sblock_alloc_buffer(({shape}), "bfloat16", data=gw_s, scope="shared.dyn")
 T.tma_copy(T.region(q[b, t0, r, h // 2, 0], 1, 1, 16, 1, 1, 64), T.region(gw_s_1[0], 2, 16, 64), barrier=bar_1[0])
+T.tma_copy(T.region(v_[b, t0, h, 0], 1, 1, {tokens}, 1, 64), T.region(v_s_1[0, 0], 2, 16, 64), barrier=bar_1[0])
 """
+PASSING = """
+local = T.match_buffer(local_handle, (15, {super_chunks}, 4096), strides=(16384, 4096, 1))
+carry = T.match_buffer(carry_handle, (15, {super_chunks}), strides=(4, 1))
+"""
+
+
+def program(*, shape="64, 64", tokens=16):
+    return PROGRAM.format(shape=shape, tokens=tokens)
 
 
 def source(*, ahead: int = 1, parameters: str = "float* out") -> str:
@@ -80,17 +96,17 @@ def compiled(tmp_path, monkeypatch):
     gpu_code = attest.ELF + bytes(14) + struct.pack("<H", attest.EM_CUDA) + b"code"
     (tmp_path / "executable.so").write_bytes(attest.ELF + bytes(14) + struct.pack("<H", 62) + b"host" + gpu_code)
     (tmp_path / "device_kernel.cu").write_text(source())
-    (tmp_path / "host_kernel.cu").write_text(HOST)
+    (tmp_path / "host_kernel.cu").write_text(HOST.format(blocks=4))
     monkeypatch.setattr(attest, "disassembler", lambda: "cuobjdump")
     monkeypatch.setattr(attest, "_disassembled", lambda _tool, code: DISASSEMBLY if code == gpu_code else "")
-    program = SimpleNamespace(script=lambda: PROGRAM.format(shape="64, 64"))
     return SimpleNamespace(
-        _tilelang_cache_path=str(tmp_path), adapter=SimpleNamespace(pass_configs={}, prim_func=program)
+        _tilelang_cache_path=str(tmp_path),
+        adapter=SimpleNamespace(pass_configs={}, prim_func=SimpleNamespace(script=program)),
     )
 
 
-def row(kernel):
-    (found,) = attest.table({"outputs": kernel})
+def row(kernel, name="outputs"):
+    (found,) = attest.table({name: kernel})
     return found
 
 
@@ -100,14 +116,47 @@ def test_row_counts_what_is_in_the_machine_code(compiled):
         "read_from": "sass", "threads": 128, "registers": 168, "stack_bytes": 16, "shared_bytes": 112384 + 2048,
         "instructions": 16, "tma_loads": 2, "tma_stores": 1, "cp_async": 1, "wgmma": 1, "mma": 0, "mbarrier": 1,
         "register_reallocations": 1, "barriers": 1, "approximations": 1, "spill_loads": 1, "spill_stores": 1,
+        "grid": "5 x 4 x 3",
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
 
 
 def test_row_shows_the_gates(compiled):
     found = row(compiled)
-    gates = ("tma", "layout_2d", "pipeline_stages", "fast_math", "psiv_cache", "aggressive_smem_merge")
-    assert [found[gate] for gate in gates] == [True, True, 1, True, False, False]
+    gates = ("layout_2d", "pipeline_stages", "psiv_cache", "aggressive_smem_merge", "chunk_size", "superchunk")
+    assert [found[gate] for gate in gates] == [True, 1, False, False, 16, 256]
+
+
+def shown(compiled, monkeypatch, *changes):
+    """The row of the machine code with each (old, new) in `changes` replaced."""
+    code = DISASSEMBLY
+    for old, new in changes:
+        assert old in code
+        code = code.replace(old, new)
+    monkeypatch.setattr(attest, "_disassembled", lambda *_: code)
+    return row(compiled)
+
+
+BULK, COPIED = ("LDGSTS.E.BYPASS.128", "LDG.E.128"), (("UTMALDG.5D", "LDG.E.5D"), ("UBLKCP.S.G", "LDG.E"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "tma"), [((), "mixed"), ((BULK,), True), (COPIED, False), ((*COPIED, BULK), False)]
+)
+def test_bulk_copies_with_a_cp_async_left_are_not_bulk_copies(compiled, monkeypatch, changes, tma):
+    assert shown(compiled, monkeypatch, *changes)["tma"] == tma
+
+
+@pytest.mark.parametrize(
+    ("changes", "fast"),
+    [
+        ((), "mixed"),
+        ((("FMUL.RZ", "FMUL.FTZ.RZ"),), True),
+        ((("FMUL.FTZ R3", "FMUL R3"), ("FADD.FTZ", "FADD")), False),
+    ],
+)
+def test_fast_math_is_all_or_nothing(compiled, monkeypatch, changes, fast):
+    assert shown(compiled, monkeypatch, *changes)["fast_math"] == fast
 
 
 def test_row_is_read_from_the_source_where_no_disassembler_is(compiled, monkeypatch):
@@ -115,6 +164,46 @@ def test_row_is_read_from_the_source_where_no_disassembler_is(compiled, monkeypa
     found = row(compiled)
     assert (found["read_from"], found["tma"], found["shared_bytes"], found["tma_loads"]) == ("source", True, 112384, 4)
     assert not {"registers", "fast_math", "binary_sha256"} & set(found)
+
+
+def test_programs_that_load_other_numbers_of_tokens_show_no_chunk_size(compiled):
+    compiled.adapter.prim_func.script = lambda: program(tokens=8)
+    assert not {"chunk_size", "superchunk"} & set(row(compiled))
+
+
+@pytest.mark.parametrize(("super_chunks", "shown"), [("4", 4), ("S // 256", "run time")])
+def test_kernels_that_hand_states_on_show_over_how_many_super_chunks(compiled, super_chunks, shown):
+    compiled.adapter.prim_func.script = lambda: PASSING.format(super_chunks=super_chunks)
+    assert row(compiled, "pass_states")["super_chunks"] == shown
+
+
+@pytest.mark.parametrize(("blocks", "shown"), [("1", 1), ("((S + 255) >> 8)", "run time")])
+def test_grids_may_be_known_at_run_time(compiled, tmp_path, blocks, shown):
+    (tmp_path / "host_kernel.cu").write_text(HOST.format(blocks=blocks))
+    found = row(compiled)
+    assert (found["super_chunks"], found["grid"]) == (shown, f"5 x {shown} x 3")
+
+
+@pytest.mark.parametrize(
+    ("loop", "chunks"),
+    [
+        ("for (int n = 0; n < 16; ++n) {", 16),
+        ("for (int n = 0; n < min(16, (63 - (((int)blockIdx.y) * 16))); ++n) {", 16),
+        ("for (int n = 0; n < ((S + 15) >> 4); ++n) {", None),
+        ("{", 1),
+    ],
+)
+def test_chunks_that_a_block_walks_are_the_trips_of_its_loop(loop, chunks):
+    assert generated.chunks_walked(source().replace("for (int n = 0; n < 16; ++n) {", loop)) == chunks
+
+
+def test_chunks_that_two_roles_walk_are_those_of_the_one_that_goes_round_less_often():
+    again = ROLES.replace("n_1 < 16", "n_1 < (min(16, (63 - (((int)blockIdx.y) * 16))) + 1)")
+    assert generated.chunks_walked(ROLES) == generated.chunks_walked(again) == 16
+
+
+def test_chunks_of_a_kernel_that_loads_nothing_are_unknown():
+    assert generated.chunks_walked("void f() {\n  x[0] = 0;\n}") is None
 
 
 def test_row_is_kept_beside_the_code_and_made_again_for_another_reader(compiled, tmp_path, monkeypatch):
@@ -146,16 +235,16 @@ def test_library_without_gpu_code_is_refused():
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_chunks_ahead_are_the_loads_before_the_loop(ahead):
-    assert attest.chunks_ahead(source(ahead=ahead)) == ahead
+    assert generated.chunks_ahead(source(ahead=ahead)) == ahead
 
 
 def test_loads_of_the_first_chunks_may_stand_in_a_loop():
     looped = "  for (int m = 0; m < 2; ++m) {\n" + LOADS.replace("\n  ", "\n    ").replace("  #", "    #", 1) + "  }\n"
-    assert attest.chunks_ahead(SOURCE.format(before=looped, parameters="")) == 2
+    assert generated.chunks_ahead(SOURCE.format(before=looped, parameters="")) == 2
 
 
 def test_kernel_without_loads_has_no_chunks_ahead():
-    assert attest.chunks_ahead("void f() {\n  for (int n = 0; n < 4; ++n) {\n    x[n] = 0;\n  }\n}") is None
+    assert generated.chunks_ahead("void f() {\n  for (int n = 0; n < 4; ++n) {\n    x[n] = 0;\n  }\n}") is None
 
 
 ROLES = """
@@ -178,20 +267,20 @@ ROLES = """
 
 
 def test_roles_are_branches_on_the_thread_that_wait_for_each_other():
-    assert (attest.roles(ROLES), attest.roles(source())) == (2, 1)
+    assert (generated.roles(ROLES), generated.roles(source())) == (2, 1)
 
 
 def test_role_that_loads_is_ahead_by_the_slots_of_its_ring():
-    assert attest.chunks_ahead(ROLES) == 3
+    assert generated.chunks_ahead(ROLES) == 3
 
 
 def test_role_with_a_barrier_for_each_kind_of_tile_has_no_depth():
     fixed = ROLES.replace("k_desc, full[(n_1 % 3)]", "k_desc, full[2]")
-    assert attest.chunks_ahead(fixed) is None
+    assert generated.chunks_ahead(fixed) is None
 
 
 def test_three_dimensional_staging_shows(compiled):
-    compiled.adapter.prim_func.script = lambda: PROGRAM.format(shape="4, 16, 64")
+    compiled.adapter.prim_func.script = lambda: program(shape="4, 16, 64")
     assert row(compiled)["layout_2d"] is False
 
 
@@ -201,26 +290,83 @@ def test_saved_psiv_shows_in_the_parameters(compiled, tmp_path):
 
 
 def test_source_hash_ignores_workspace_numbers_only():
-    assert attest.normalised("workspace_3[1]") == attest.normalised("workspace_12[1]") != "workspace[2]"
+    assert generated.normalised("workspace_3[1]") == generated.normalised("workspace_12[1]") != "workspace[2]"
 
 
 def made(name, **changes):
-    same = {"read_from": "sass", "tma": True, "source_sha256": "a", "binary_sha256": "b", "fast_math": True}
-    return {"name": name, **same, **changes}
+    live = {
+        "tma": True, "layout_2d": True, "pipeline_stages": 1, "warp_specialize": False, "aggressive_smem_merge": False,
+        "fast_math": True, "psiv_cache": False, "chunk_size": 16, "superchunk": 256, "super_chunks": 4,
+    }  # fmt: skip
+    row = {"name": name, "read_from": "sass", "source_sha256": "a", "binary_sha256": "b", **live, **changes}
+    return {key: value for key, value in row.items() if value is not None}
 
 
-def test_facts_take_a_gate_from_the_walks_alone():
-    rows = [made("outputs"), made("tables", tma=False)]
-    assert attest.facts(rows)["mamba3_mimo.tma"] is True
+def forward(**changes):
+    return [made("local_states", **changes), made("pass_states"), made("outputs")]
 
 
-def test_facts_of_walks_that_differ_are_mixed():
-    rows = [made("outputs"), made("local_states", tma=False)]
-    assert attest.facts(rows)["mamba3_mimo.tma"] == "mixed"
+def told(rows):
+    return {name.removeprefix("mamba3_mimo."): value for name, value in attest.facts(rows).items()}
 
 
-def test_facts_without_evidence_are_left_out():
-    assert "mamba3_mimo.layout_2d" not in attest.facts([made("outputs")])
+def test_facts_of_a_pass_are_what_all_its_walks_show():
+    found = told([*forward(), made("tables", tma=False, chunk_size=8)])
+    gates = {name: found[name] for name in attest.SHOWN_BY}
+    assert gates == {name: made("outputs")[name] for name in attest.SHOWN_BY}
+    assert (found["lane"], found["schedule"]) == ("cuda", "chunk_parallel")
+
+
+@pytest.mark.parametrize("gate", [gate for gate, kernels in attest.SHOWN_BY.items() if "local_states" in kernels])
+def test_one_walk_that_differs_or_shows_nothing_makes_a_gate_mixed(gate):
+    assert told(forward(**{gate: "another"}))[gate] == "mixed"
+    assert told(forward(**{gate: None}))[gate] == "mixed"
+    assert told([made("outputs", **{gate: None}), made("gradients", **{gate: None})])[gate] == "unproved"
+
+
+def test_passes_without_walks_say_nothing_about_gates():
+    assert set(told([made("tables")])) == {"attested_from", "source_hash", "binary_hash"}
+
+
+def test_fast_math_is_not_asked_of_the_source():
+    assert "fast_math" not in told([made("outputs", read_from="source", fast_math=None)])
+
+
+def test_walk_with_two_roles_need_not_show_how_it_stages_q_and_k():
+    two_roles = made("gradients", warp_specialize=True, layout_2d=None, pipeline_stages=None)
+    found = told([made("local_gradients", warp_specialize=True), made("pass_gradients"), two_roles])
+    assert (found["layout_2d"], found["pipeline_stages"], found["warp_specialize"]) == (True, 1, True)
+
+
+def test_walk_of_one_chunk_need_not_show_how_many_are_ahead():
+    one = {"superchunk": 16, "chunk_size": 16, "pipeline_stages": None}
+    assert "pipeline_stages" not in told([made("outputs", **one)])
+    assert told([made("outputs", **{**one, "superchunk": None})])["pipeline_stages"] == "unproved"
+
+
+def test_one_block_for_a_whole_row_shows_no_super_chunk():
+    found = told([made("outputs", super_chunks=1, superchunk=1008)])
+    assert "superchunk" not in found
+
+
+@pytest.mark.parametrize(
+    ("walks", "handed", "schedule"),
+    [
+        (4, 4, "chunk_parallel"),
+        (1, 1, "chunk_parallel"),
+        ("run time", "run time", "chunk_parallel"),
+        (1, None, "sequential"),
+        (4, None, "mixed"),
+        (1, 4, "mixed"),
+        (1, "run time", "mixed"),
+        (None, None, "mixed"),
+        (None, 4, "mixed"),
+    ],
+)
+def test_schedule_is_what_grids_and_launches_say_together(walks, handed, schedule):
+    rows = [made("outputs", super_chunks=walks)]
+    rows += [] if handed is None else [made("pass_states", super_chunks=handed)]
+    assert told(rows)["schedule"] == schedule
 
 
 def test_source_hash_changes_with_any_kernel_and_binary_hash_by_itself():

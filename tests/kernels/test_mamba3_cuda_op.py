@@ -16,6 +16,7 @@ from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, decode_state, decode
 from kernels.mamba3_mimo.cuda import op
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.scan import ScanSwitches
+from tests.kernels.host_time import unlaunched
 from tests.scan_inputs import ScanSizes, global_error, random_inputs
 
 CUDA = ScanSwitches(lane=Lane.CUDA)
@@ -68,6 +69,33 @@ def test_compile_leaves_sizes_open_without_failing():
         inputs = trained_inputs(shape=shape)
         with pytest.raises(KernelUnsupported, match="no implementation on node class 'cpu'"):
             compiled(inputs, *inputs.tensors())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_passes_run_both_operators():
+    """On CPU tensors, with kernels that do nothing: what comes back has the shapes, not the values."""
+    seen: list[str] = []
+
+    def keep(graph, _examples):
+        seen.extend(str(node.target) for node in graph.graph.nodes if "mamba3_scan" in str(node.target))
+        return graph.forward
+
+    inputs = trained_inputs()
+    with unlaunched():
+        compiled = torch.compile(small_model, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+        grads = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
+    assert seen == ["ablate.mamba3_scan.default", "ablate.mamba3_scan_backward.default"]
+    assert [(g.shape, g.dtype) for g in grads] == [(t.shape, t.dtype) for t in inputs.tensors()]
+
+
+@pytest.mark.parametrize("missing", [(), ("D",), ("z", "zeta"), ("phi",)])
+def test_operators_keep_torchs_rules_without_a_gpu(missing):
+    inputs = trained_inputs(shape=replace(SHAPE, length=60))
+    given = [None if name in missing else getattr(inputs, name) for name in DIFFERENTIABLE]
+    arguments = (*given, None, False, *(getattr(CUDA, name) for name in op.SWITCHES))
+    with unlaunched():
+        tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(torch.ops.ablate.mamba3_scan, arguments, test_utils=tests)
 
 
 FAKE = {

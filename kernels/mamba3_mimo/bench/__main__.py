@@ -19,7 +19,7 @@ from kernels.mamba3_mimo.bench.compiling import compile_first, needed
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess, lane_process
 from kernels.mamba3_mimo.bench.render import page
 from kernels.mamba3_mimo.bench.report import Machine, Row, TablePart, sorted_rows, store, stored
-from kernels.mamba3_mimo.bench.work import ATTENTION_BACKENDS
+from kernels.mamba3_mimo.bench.runs import ATTENTION_BACKENDS
 
 PARTS = ("accuracy", "speed", "attention", "sweep")
 PAGE = "README.md"
@@ -73,7 +73,8 @@ def _run(part: str, arguments: argparse.Namespace) -> None:
         if arguments.compile_only:
             return
         rounds, repeats = (2, 5) if arguments.quick else (5, 5)
-        bench = parts.BenchRun(lanes=lanes, rounds=rounds, repeats=repeats)
+        ceilings = lanes[0].ask("ceilings") if part == "speed" else {}
+        bench = parts.BenchRun(lanes=lanes, rounds=rounds, repeats=repeats, ceilings=ceilings)
         machine = Machine(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             device=parts.gpu("name"),
@@ -82,6 +83,7 @@ def _run(part: str, arguments: argparse.Namespace) -> None:
             clocks_after="not reached",
             versions={lane.lane: lane.ask("versions") for lane in lanes},
             absent=absent,
+            ceilings=ceilings,
         )
         rows: list[Row] = []
         for row in _rows(part, bench, problems):

@@ -1,6 +1,6 @@
 """The problems of the table: what must be right, and what is timed beside the official kernels."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kernels.backends import Lane
@@ -99,12 +99,3 @@ SWEEP: tuple[tuple[str, dict[str, Any]], ...] = (
     ("schedule sequential", {"schedule": "sequential"}),
 )
 """Changes to the default that are run on the first timed problem, one at a time."""
-
-
-def checks(case: BenchCase) -> BenchCase:
-    """Return the problem that must be right before `case` is timed: one row of at most 8192 tokens.
-
-    The float64 reference of the whole problem would not fit into the memory of the GPU.
-    """
-    small = replace(case.case, B=1, S=min(case.case.S, 8192), gradients=True)
-    return replace(case, case=small)

@@ -23,7 +23,7 @@ class CompileJob:
     lane: Lane
     case: Case
     options: dict[str, Any]
-    function: str = "compile_s"
+    function: str
     """Of work.Worker."""
 
 
@@ -32,7 +32,6 @@ def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> l
     runs: list[tuple[BenchCase, str, dict[str, Any]]] = []
     for problem in problems:
         runs.append((problem, "", {}))
-        runs += [] if part == "accuracy" else [(cases.checks(problem), "", {})]
         runs += [(problem, *change) for change in cases.SWEEP] if part == "sweep" else []
     found = {}
     for problem, change, options in runs:
@@ -44,7 +43,7 @@ def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> l
                 lane=lane,
                 case=case,
                 options=every,
-                function="open_compile_s" if accuracy else "compile_s",
+                function="compile_s" if accuracy else "compile_timed_s",
             )
     return sorted(found.values(), key=lambda job: job.lane != Lane.PEER)
 

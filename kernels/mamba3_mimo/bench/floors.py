@@ -1,17 +1,13 @@
-"""The least time that each kernel of ours could take: bytes it must move, FLOPs it must do, at the chip's ceilings.
+"""The least time that each kernel of ours could take: bytes it must move, FLOPs it must do, at the GPU's ceilings.
 
 A tensor counts once for every kernel that reads or writes it, whatever the number of blocks that do. Only matrix
 products are counted as FLOPs. Letters: see ../cuda/shape.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels.backends import NODE_CLASSES
 from kernels.mamba3_mimo.cuda.shape import ScanShape
-
-_CEILINGS = NODE_CLASSES["h200"].ceilings
-BYTES_PER_S, FLOPS_PER_S = _CEILINGS["copy"], _CEILINGS["bfloat16"]
-"""Measured on one H200: a copy (read and write), a bf16 matrix product of 8192^3."""
 
 LAUNCHES = {"f2_pass_states": 2, "b4_reduce_heads": 2}
 """Kernels that one forward and backward pass launches twice on equal sizes: forwards and in reverse; for q and k."""
@@ -24,10 +20,9 @@ class Floor:
     bytes: float
     flops: float
 
-    @property
-    def ms(self) -> float:
-        """The longer of the two times."""
-        return 1e3 * max(self.bytes / BYTES_PER_S, self.flops / FLOPS_PER_S)
+    def ms(self, ceilings: Mapping[str, float]) -> float:
+        """Return the longer of the two times on a GPU with these `bytes_per_s` and `flops_per_s`."""
+        return 1e3 * max(self.bytes / ceilings["bytes_per_s"], self.flops / ceilings["flops_per_s"])
 
 
 def sizes(s: ScanShape) -> dict[str, int]:

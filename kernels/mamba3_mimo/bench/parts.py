@@ -1,19 +1,19 @@
-"""The parts of the table. Every speed comes after a check of the same kernels; a lane that fails it is not timed."""
+"""The parts of the table. Every speed comes after a check of what is timed; a lane that fails it is not timed."""
 
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.accuracy import GLOBAL_LIMIT, ROW_LIMIT, Errors
-from kernels.mamba3_mimo.bench import cases
 from kernels.mamba3_mimo.bench.cases import BenchCase
 from kernels.mamba3_mimo.bench.floors import floors, whole_pass
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess
-from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow
+from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow, Times
+from kernels.mamba3_mimo.bench.runs import PASSES, Passes
 from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
 
 LIMITS = {Lane.CUDA: (GLOBAL_LIMIT, ROW_LIMIT), Lane.PEER: (0.1, float("inf"))}
@@ -28,6 +28,8 @@ class BenchRun:
     lanes: tuple[LaneProcess, ...]
     rounds: int
     repeats: int
+    ceilings: dict[str, float]
+    """Bytes and FLOPs per second of this GPU."""
 
     @property
     def ours(self) -> LaneProcess:
@@ -56,12 +58,12 @@ def accuracy(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[Accurac
 def speed(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[SpeedRow | KernelRow]:
     """Yield, problem by problem, times of every lane, taken in turn, and those of its kernels."""
     for problem in problems:
-        found = {lane.lane: _prepared(lane, problem) for lane in bench.lanes}
-        running = [lane for lane in bench.lanes if found[lane.lane].refused is None]
-        yield from _sampled(bench, [(lane, problem.name, found[lane.lane]) for lane in running])
-        yield from (row for row in found.values() if row.refused is not None)
-        for lane in running:
-            yield from _kernel_rows(problem, lane.lane, lane.ask("kernels_ms", problem.name))
+        jobs = [Job(lane, problem.name, _prepared(lane, problem)) for lane in bench.lanes]
+        yield from _sampled(bench, [job for job in jobs if job.row.refused is None])
+        yield from (job.row for job in jobs if job.row.refused is not None)
+        for job in jobs:
+            if job.row.refused is None:
+                yield from _kernel_rows(bench, problem, job.lane.lane, job.kernels["both"])
         for lane in bench.lanes:
             lane.ask("forget")
 
@@ -75,12 +77,12 @@ def attention(bench: BenchRun, problems: Iterable[BenchCase], backends: Iterable
             try:
                 say(f"attention {problem.name}, {backend}")
                 bench.ours.ask("prepare_attention", backend, problem.case)
-                jobs.append((bench.ours, backend, row))
+                jobs.append(Job(bench.ours, backend, row))
             except KernelError as error:
                 yield row.model_copy(update={"refused": str(error)})
         scan = _prepared(bench.ours, problem)
         if scan.refused is None:
-            jobs.append((bench.ours, problem.name, scan))
+            jobs.append(Job(bench.ours, problem.name, scan))
         else:
             yield scan
         yield from _sampled(bench, jobs)
@@ -97,83 +99,97 @@ def sweep(bench: BenchRun, problem: BenchCase, changes: Iterable[tuple[str, dict
 
 
 def _swept(bench: BenchRun, problem: BenchCase, change: str, changed: dict[str, Any], default: SpeedRow) -> SweepRow:
-    lane, base = bench.ours, problem.options(Lane.CUDA)
-    row = default if not changed else _prepared(lane, problem, name=change, changed=changed)
+    lane = bench.ours
+    row = _prepared(lane, problem, name=change, changed=changed) if changed else default
     if row.refused is not None:
         return SweepRow(change=change, speed=row)
-    name = change if changed else problem.name
-    jobs = [(lane, name, row)] + ([(lane, problem.name, default)] if changed else [])
+    jobs = [Job(lane, change if changed else problem.name, row)]
+    jobs += [Job(lane, problem.name, default)] if changed else []
     timed = _sampled(bench, jobs)
-    options = {**base, **changed}
     try:
-        binaries = lane.ask("binaries", problem.case, options)
+        binaries = lane.ask("binaries", problem.case, {**problem.options(Lane.CUDA), **changed})
     except KernelError as error:
         binaries = [{"name": "not read", "why": str(error)}]
     if changed:
-        lane.ask("forget", name)
-    beside = timed[1].both_ms if len(timed) > 1 else []
-    return SweepRow(change=change, speed=timed[0], default_ms=beside, binaries=binaries)
+        lane.ask("forget", change)
+    return SweepRow(change=change, speed=timed[0], default=timed[1].both if changed else Times(), binaries=binaries)
 
 
 def _prepared(
     lane: LaneProcess, problem: BenchCase, *, name: str | None = None, changed: dict[str, Any] | None = None
 ) -> SpeedRow:
-    """Check a smaller problem, then make this one ready; the row says why it is not.
+    """Make a problem ready and check it; the row says why it is not.
 
-    With `changed` options the whole problem is compared with the default, which was checked before.
+    With `changed` options it is compared with the default, which was checked before.
     """
     name, options = name or problem.name, {**problem.options(lane.lane), **(changed or {})}
     row = SpeedRow(name=name, lane=lane.lane)
-    say(f"check and prepare {name}, {lane.lane}")
+    say(f"prepare and check {name}, {lane.lane}")
     try:
-        if changed is None:
-            errors: Errors = lane.ask("errors", cases.checks(problem).case, options)
-        else:
-            errors = lane.ask("errors_beside", problem.case, options, problem.options(lane.lane))
-        row = row.model_copy(update={"checked": errors})
-        limit, row_limit = LIMITS[lane.lane]
-        bad = [key for key, (overall, worst) in errors.items() if not (overall < limit and worst < row_limit)]
-        if bad:
-            return row.model_copy(update={"refused": f"the check failed: {', '.join(bad)}; no speed is measured"})
         ready = lane.ask("prepare", name, problem.case, options)
+        errors: Errors = lane.ask("check_beside", name, problem.name) if changed else lane.ask("check", name)
     except KernelError as error:
         return row.model_copy(update={"refused": str(error)})
-    return row.model_copy(update={"peak_gib": ready["peak_gib"]})
+    row = row.model_copy(update={"checked": errors, "peak_gib": ready["peak_gib"]})
+    limit, row_limit = LIMITS[lane.lane]
+    bad = [key for key, (overall, worst) in errors.items() if not (overall < limit and worst < row_limit)]
+    refused = f"the check failed: {', '.join(bad)}; no speed is measured" if bad else None
+    return row.model_copy(update={"refused": refused})
 
 
-def _sampled(bench: BenchRun, jobs: list[tuple[LaneProcess, str, SpeedRow]]) -> list[SpeedRow]:
+@dataclass
+class Job:
+    """Something prepared in a lane's process, to be sampled."""
+
+    lane: LaneProcess
+    name: str
+    row: SpeedRow
+    kernels: dict[Passes, dict[str, float]] = field(default_factory=dict)
+    """Milliseconds of every kernel, filled in."""
+    samples: dict[tuple[Passes, str], list[float]] = field(default_factory=dict)
+    no_graph: dict[Passes, str | None] = field(default_factory=dict)
+
+    def times(self, passes: Passes) -> Times:
+        """Return what was found for one of the two."""
+        return Times(
+            kernels_ms=sum(self.kernels[passes].values()),
+            graph_ms=self.samples.get((passes, "graph"), []),
+            eager_ms=self.samples[passes, "eager"],
+            no_graph=self.no_graph[passes],
+        )
+
+
+def _sampled(bench: BenchRun, jobs: list[Job]) -> list[SpeedRow]:
     """Sample the jobs in turn, round after round, and return their rows with the samples."""
-    samples: list[dict[str, list[float]]] = [{"forward": [], "both": []} for _ in jobs]
+    for job in jobs:
+        for passes in PASSES:
+            job.no_graph[passes] = job.lane.ask("capture", job.name, passes)
+            job.samples |= {(passes, "graph"): []} if job.no_graph[passes] is None else {}
+            job.samples[passes, "eager"] = []
     for _ in range(bench.rounds):
-        for (lane, name, _row), found in zip(jobs, samples, strict=True):
-            for passes, times in found.items():
-                times += lane.ask("sample_ms", name, passes, bench.repeats)
-    return [
-        row.model_copy(update={"forward_ms": found["forward"], "both_ms": found["both"]})
-        for (_lane, _name, row), found in zip(jobs, samples, strict=True)
-    ]
+        for job in jobs:
+            for (passes, way), samples in job.samples.items():
+                samples += job.lane.ask("sample_ms", job.name, passes, way, bench.repeats)
+    for job in jobs:
+        for passes in PASSES:
+            job.kernels[passes] = job.lane.ask("kernels_ms", job.name, passes)
+    return [job.row.model_copy(update={passes: job.times(passes) for passes in PASSES}) for job in jobs]
 
 
-def _kernel_rows(problem: BenchCase, lane: Lane, times: dict[str, float]) -> list[KernelRow]:
-    case = problem.case
-    chunk = problem.options(Lane.CUDA)["chunk_size"]
+def _kernel_rows(bench: BenchRun, problem: BenchCase, lane: Lane, times: dict[str, float]) -> list[KernelRow]:
+    case, chunk = problem.case, problem.options(Lane.CUDA)["chunk_size"]
     shape = ScanShape(
-        B=case.B,
-        S=case.S,
-        H=case.H,
-        G=case.G,
-        N=case.N,
-        P=case.P,
-        R=case.R,
-        C=chunk,
+        B=case.B, S=case.S, H=case.H, G=case.G, N=case.N, P=case.P, R=case.R, C=chunk,
         A=padded_angles(int(case.N * case.rope) // 2, case.N),
-    )
+    )  # fmt: skip
     least = floors(shape) | {TOGETHER: whole_pass(shape, backward=True)}
     rows = []
     for kernel, ms in {TOGETHER: sum(times.values()), **times}.items():
         name = kernel.removesuffix(PROFILER_SUFFIX)
         floor = least.get(name) if lane == Lane.CUDA else None
-        numbers = {} if floor is None else {"floor_ms": floor.ms, "bytes": floor.bytes, "flops": floor.flops}
+        numbers: dict[str, float] = {}
+        if floor is not None:
+            numbers = {"floor_ms": floor.ms(bench.ceilings), "bytes": floor.bytes, "flops": floor.flops}
         rows.append(KernelRow(name=problem.name, lane=lane, kernel=name[:60], ms=ms, **numbers))
     return rows
 

@@ -1,15 +1,28 @@
 """The stored parts as one Markdown page, which is also what is printed."""
 
 import math
-import statistics
 from collections.abc import Iterable
 
 from kernels.backends import Lane
 from kernels.mamba3_mimo.accuracy import GLOBAL_LIMIT, ROW_LIMIT, Errors, over_limits
-from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, Machine, SpeedRow, SweepRow, TablePart
+from kernels.mamba3_mimo.bench.report import (
+    TOGETHER,
+    WAYS,
+    AccuracyRow,
+    KernelRow,
+    Machine,
+    SpeedRow,
+    SweepRow,
+    TablePart,
+    Times,
+)
 
 SHOWN = ("registers", "shared_bytes", "spill_stores", "instructions", "tma_loads", "cp_async", "wgmma", "mbarrier")
 """Columns of a binary's row that the page has; the JSON has all."""
+LEGEND = (
+    "kernels: sum of the GPU kernels by the profiler; graph: a CUDA graph replayed; eager: calls by events; medians. "
+    "least: the shortest of their three times over the longest of ours; most: the other way round."
+)
 SMALL = 0.01
 """Share of a lane's time under which its kernels are one line of the page."""
 
@@ -21,7 +34,7 @@ def page(parts: Iterable[TablePart]) -> str:
         blocks += [f"## {part.part.capitalize()}", _machine(part.machine)]
         blocks += [] if part.complete else ["**This part was ended before it was through.**"]
         blocks += _accuracy(part.accuracy) if part.accuracy else []
-        blocks += [_speeds(part.speed, part.kernels)] if part.speed else []
+        blocks += _speeds(part.speed) if part.speed else []
         blocks += [_kernels(part.kernels)] if part.kernels else []
         blocks += _checks(part.speed)
         blocks += _sweep(part.sweep) if part.sweep else []
@@ -51,6 +64,9 @@ def _machine(machine: Machine) -> str:
         f"{machine.clocks_after} after.",
         f"Versions: {versions}.",
     ]
+    if machine.ceilings:
+        moved, done = machine.ceilings["bytes_per_s"] / 1e12, machine.ceilings["flops_per_s"] / 1e12
+        lines.append(f"Ceilings for the floors, measured here: a copy {moved:.2f} TB/s, a product {done:.0f} TFLOP/s.")
     return "\n".join(lines + [f"Lane {lane} did not run: {why}." for lane, why in machine.absent.items()])
 
 
@@ -83,6 +99,8 @@ def _beside(rows: list[AccuracyRow]) -> list[str]:
         if lane != Lane.CUDA or (name, str(Lane.PEER)) not in both:
             continue
         for output, (ours, ours_row) in both[name, lane].items():
+            if output not in both[name, str(Lane.PEER)]:  # the official function is timed without a final state
+                continue
             official, official_row = both[name, str(Lane.PEER)][output]
             lines.append((name, output, *(f"{x:.5f}" for x in (ours, official, ours_row, official_row))))
             worse += [f"{name} {output}"] if not ours <= official else []
@@ -94,36 +112,58 @@ def _beside(rows: list[AccuracyRow]) -> list[str]:
 
 
 def _checks(rows: list[SpeedRow]) -> list[str]:
-    """One table of the errors of the checks that came before the speeds, where both lanes were checked."""
+    """One table of the errors of what was timed, where both lanes were checked."""
     checked = [AccuracyRow(name=row.name, lane=row.lane, errors=row.checked) for row in rows if row.checked]
     if {row.lane for row in checked} < {str(Lane.CUDA), str(Lane.PEER)}:
         return []
-    return ["Checked before, on one row of at most 8192 tokens each:", *_beside(checked)]
+    return ["Errors of what is timed, the worst row of the batch, against the float64 reference:", *_beside(checked)]
 
 
-def _speeds(rows: list[SpeedRow], kernels: list[KernelRow]) -> str:
-    """Return times by events, with the gaps that the host leaves, and beside them the sums of the kernels."""
-    ours = {row.name: row for row in rows if row.lane == Lane.CUDA and row.both_ms}
-    together = _whole(kernels)
+def ratios(theirs: Times, ours: Times) -> tuple[dict[str, float], float, float]:
+    """Return how many times longer theirs take, way by way, and the least and the most that can be made of it.
+
+    The least compares the shortest of their times with the longest of ours, the most the other way round.
+    """
+    their, our = theirs.medians(), ours.medians()
+    found = {way: their[way] / our[way] for way in WAYS if way in their and way in our}
+    return found, min(their.values()) / max(our.values()), max(their.values()) / min(our.values())
+
+
+def _speeds(rows: list[SpeedRow]) -> list[str]:
+    """Return the times of every way of looking, and how they compare with ours."""
+    ours = {row.name: row for row in rows if row.lane == Lane.CUDA and row.refused is None}
     lines: list[tuple[str, ...]] = []
+    weakest: list[tuple[float, str]] = []
+    notes: list[str] = []
     for row in rows:
         if row.refused is not None:
-            lines.append((row.name, row.lane, *("-" * 7), row.refused))
+            lines.append((row.name, "-", row.lane, *("-" * 9), row.refused))
             continue
-        forward, both = statistics.median(row.forward_ms), statistics.median(row.both_ms)
-        sums = together.get((row.name, row.lane)), together.get((row.name, Lane.CUDA))
-        ratios: tuple[str, ...] = ("-", "-", "-")
-        if row.name in ours and row.lane != Lane.CUDA:
-            mine = ours[row.name]
-            pairs = ((forward, mine.forward_ms), (both, mine.both_ms))
-            ratios = tuple(f"{theirs / statistics.median(times):.2f}" for theirs, times in pairs)
-            ratios += (f"{sums[0] / sums[1]:.2f}" if sums[0] and sums[1] else "-",)
-        peak = "-" if row.peak_gib is None else f"{row.peak_gib:.2f}"
-        in_kernels = "-" if sums[0] is None else f"{sums[0]:.3f}"
-        spread = f"{min(row.both_ms):.3f} to {max(row.both_ms):.3f} of {len(row.both_ms)}"
-        lines.append((row.name, row.lane, f"{forward:.3f}", f"{both:.3f}", in_kernels, peak, *ratios, spread))
-    headings = ("forward ms", "both ms", "its kernels ms", "peak GiB", "forward / ours", "both / ours")
-    return table(("problem", "lane", *headings, "kernels / ours", "both: range of samples"), lines)
+        for passes, times, mine in _both_passes(row, ours.get(row.name)):
+            compared = ["-"] * 5
+            if mine is not None and row.lane != Lane.CUDA:
+                each, least, most = ratios(times, mine)
+                compared = [_number(each.get(way), 2) for way in WAYS] + [_number(least, 2), _number(most, 2)]
+                weakest.append((least, f"{row.name}, {passes}, {row.lane}"))
+            peak = "-" if times is row.forward else _number(row.peak_gib, 2)
+            spread = f"{min(times.eager_ms):.3f} to {max(times.eager_ms):.3f} of {len(times.eager_ms)}"
+            shown = (_number(times.medians().get(way), 3) for way in WAYS)
+            lines.append((row.name, passes, row.lane, *shown, *compared, peak, spread))
+            notes += [f"No graph of {row.name}, {passes}, {row.lane}: {times.no_graph}."] if times.no_graph else []
+    headings = ("problem", "passes", "lane", *(f"{way} ms" for way in WAYS), *(f"{way} / ours" for way in WAYS))
+    if weakest:
+        notes.insert(0, f"{LEGEND} The weakest ratio here is {min(weakest)[0]:.2f} ({min(weakest)[1]}).")
+    return [table((*headings, "least", "most", "peak GiB", "eager: range of samples"), lines), *notes]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _both_passes(row: SpeedRow, ours: SpeedRow | None) -> list[tuple[str, Times, Times | None]]:
+    """Return (label, times, times of ours) of the forward pass and of both passes."""
+    mine = (None, None) if ours is None else (ours.forward, ours.both)
+    return [("forward", row.forward, mine[0]), ("forward+backward", row.both, mine[1])]
 
 
 def _whole(rows: list[KernelRow]) -> dict[tuple[str, str], float]:
@@ -157,16 +197,20 @@ def _sweep(rows: list[SweepRow]) -> list[str]:
     times, binaries = [], []
     for row in rows:
         if row.speed.refused is not None:
-            times.append((row.change, "-", "-", "-", "-", row.speed.refused))
+            times.append((row.change, *("-" * 9), row.speed.refused))
             continue
-        both = statistics.median(row.speed.both_ms)
-        change = "-"
-        if row.default_ms:
-            change = f"{100 * (both / statistics.median(row.default_ms) - 1):+.1f}"
-        peak = "-" if row.speed.peak_gib is None else f"{row.speed.peak_gib:.2f}"
-        times.append((row.change, f"{statistics.median(row.speed.forward_ms):.3f}", f"{both:.3f}", change, peak, ""))
+        forward, both, beside = row.speed.forward.medians(), row.speed.both.medians(), row.default.medians()
+        shown = (_number(found.get(way), 3) for found in (forward, both) for way in WAYS)
+        change = (
+            f"{100 * (both[way] / beside[way] - 1):+.1f}" if way in both and way in beside else "-"
+            for way in ("kernels", "graph")
+        )  # fmt: skip
+        times.append((row.change, *shown, *change, _number(row.speed.peak_gib, 2), ""))
         binaries += [(row.change, b["name"], *(b.get(key, b.get("why", "-")) for key in SHOWN)) for b in row.binaries]
+    looked_at = (f"{passes}, {way} ms" for passes in ("forward", "both") for way in WAYS)
+    headings = ("change", *looked_at, "kernels, %", "graph, %", "peak GiB", "refused")
     return [
-        table(("change", "forward ms", "both ms", "against the default, %", "peak GiB", "refused"), times),
+        table(headings, times),
+        "Per cent: both passes against the default, which was measured in turn.",
         *([table(("change", "kernel", *SHOWN), binaries)] if binaries else []),
     ]

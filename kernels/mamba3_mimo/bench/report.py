@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
 from kernels.mamba3_mimo.accuracy import Errors
 
-SCHEMA = 1
+SCHEMA = 2
 BEGUN = ".begun.json"
 """End of the name of a part that is not through."""
+WAYS = ("kernels", "graph", "eager")
+"""The ways to look at a time; samples are taken of the last two."""
 TOGETHER = "all kernels"
 """Name of the row with the sum of a lane's kernels."""
 
@@ -35,6 +38,8 @@ class Machine(_Model):
     """Lane -> package -> version."""
     absent: dict[str, str] = {}
     """Lane that did not run -> why."""
+    ceilings: dict[str, float] = {}
+    """Bytes per second of a copy and FLOPs per second of a bf16 product, measured before the part."""
 
 
 class AccuracyRow(_Model):
@@ -47,19 +52,37 @@ class AccuracyRow(_Model):
     """Why there are none."""
 
 
+class Times(_Model):
+    """Times of one pass, looked at in three ways: see timing.py."""
+
+    kernels_ms: float | None = None
+    """Sum of its GPU kernels."""
+    graph_ms: list[float] = []
+    """Samples of a CUDA graph."""
+    eager_ms: list[float] = []
+    """Samples of calls."""
+    no_graph: str | None = None
+    """Why there is no graph."""
+
+    def medians(self) -> dict[str, float]:
+        """Return the time of each way in which it was looked at, in the order of WAYS."""
+        found = {"graph": self.graph_ms, "eager": self.eager_ms}
+        all_ways = {"kernels": [] if self.kernels_ms is None else [self.kernels_ms], **found}
+        return {way: median(samples) for way, samples in all_ways.items() if samples}
+
+
 class SpeedRow(_Model):
     """Times of one lane, or of one attention implementation, on one problem."""
 
     name: str
     lane: str
-    forward_ms: list[float] = []
-    """Samples."""
-    both_ms: list[float] = []
-    """Samples of forward and backward together."""
+    forward: Times = Times()
+    both: Times = Times()
+    """Forward and backward together."""
     peak_gib: float | None = None
     """Peak of allocated memory of forward and backward, inputs included."""
     checked: Errors = {}
-    """Errors of the check that came first."""
+    """Errors of what is timed, found before."""
     refused: str | None = None
     """Why nothing was timed."""
 
@@ -83,8 +106,8 @@ class SweepRow(_Model):
     change: str
     """What differs from the default."""
     speed: SpeedRow
-    default_ms: list[float] = []
-    """Samples of forward and backward of the default, taken in turn with these."""
+    default: Times = Times()
+    """Forward and backward of the default, in turn with these."""
     binaries: list[dict[str, str | int | float | bool]] = []
     """One row of attest.table for every kernel that walks chunks."""
 

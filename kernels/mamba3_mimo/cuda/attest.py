@@ -13,15 +13,18 @@ import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.facts import Fact
+from kernels.mamba3_mimo.cuda import generated
+from kernels.mamba3_mimo.cuda.generated import CALLS, chunks_ahead, chunks_walked, normalised, roles
 from kernels.scan import ScanFact
 
 Row = dict[str, Fact]
@@ -43,20 +46,10 @@ OPCODES: dict[str, tuple[str, ...]] = {
 """Name of a count -> opcodes of sm_90a that it adds up, with every suffix. LDL and STL reach local memory: registers
 that were spilled, or an array indexed at run time."""
 
-CALLS: dict[str, str] = {
-    "tma_loads": r"\btl::tma_load\w*",
-    "tma_stores": r"\btl::tma_(?:store|reduce)\w*\((?!\))",
-    "cp_async": r"\btl::cp_async_gs\w*",
-    "wgmma": r"\btl::wgmma_[rs]s\b",
-    "mma": r"\btl::mma_sync\b",
-    "mbarrier": r"\.(?:wait|arrive\w*|expect_transaction|init)\(",
-    "register_reallocations": r"\btl::warpgroup_reg_(?:alloc|dealloc)\b",
-    "barriers": r"\b__syncthreads\(|\b__sync_thread_partial\b|\bbar\.sync\b",
-}
-"""Name of a count -> what it looks like in generated CUDA source."""
-
 WALKS = ("local_states", "outputs", "local_gradients", "chunk_states", "gradients")
 """Kernels that walk the chunks of a super-chunk: the ones that the gates change."""
+PASSES = ("pass_states", "pass_gradients")
+"""Kernels that hand states from one super-chunk to the next."""
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "tma": WALKS,
@@ -66,15 +59,19 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "aggressive_smem_merge": ("gradients",),
     "fast_math": WALKS,
     "psiv_cache": ("outputs", "gradients"),
+    "chunk_size": WALKS,
+    "superchunk": WALKS,
 }
-"""Gate -> kernels that must all show it."""
+"""Gate -> kernels that must all show it, where they are launched: see `_must_show` for what two of them cannot."""
+UNPROVED = "unproved"
+"""What a kernel shows of a gate that it must show and does not."""
+RUN_TIME = "run time"
+"""A number that is known when a kernel is launched."""
 
-LOADS = re.compile(rf"{CALLS['tma_loads']}|{CALLS['cp_async']}")
-WAIT = re.compile(r"\.wait\(|\bcp_async_wait\b")
 EM_CUDA = 190
 ELF = b"\x7fELF"
-READER = sha256(Path(__file__).read_bytes()).hexdigest()
-"""Digest of this module: a stored row of another reader is made again."""
+READER = sha256(b"".join(Path(file).read_bytes() for file in (__file__, generated.__file__))).hexdigest()
+"""Digest of what reads: a stored row of another reader is made again."""
 
 
 def table(kernels: Mapping[str, Any]) -> tuple[Row, ...]:
@@ -88,10 +85,10 @@ def table(kernels: Mapping[str, Any]) -> tuple[Row, ...]:
 def facts(rows: Iterable[Row]) -> dict[str, Fact]:
     """Return what the rows of one pass (forward or backward) say about the gates, by the names of `ScanFact`.
 
-    A gate is taken from the kernels that can show it: their common value, or "mixed" where they differ; recording the
-    facts of both passes under one name does the same across them. What no row can tell is left out. `source_hash` is
-    that of the generated CUDA, `binary_hash` that of the instructions, which alone changes with `fast_math`. Both
-    differ between the passes.
+    `rows` are those of all kernels that the pass launched. A gate is the common value of the kernels that must show it,
+    "mixed" where they differ, "unproved" where one shows nothing; recording the facts of both passes under one name
+    does the same across them. What no kernel can show is left out. `source_hash` is that of the generated CUDA,
+    `binary_hash` that of the instructions, which alone changes with `fast_math`. Both differ between the passes.
     """
     rows = tuple(rows)
     found: dict[str, Fact] = {"attested_from": "+".join(sorted({str(row["read_from"]) for row in rows}))}
@@ -99,10 +96,36 @@ def facts(rows: Iterable[Row]) -> dict[str, Fact]:
         if all(f"{kind}_sha256" in row for row in rows):
             found[f"{kind}_hash"] = _digest(f"{row['name']} {row[f'{kind}_sha256']}" for row in rows)
     for gate, kernels in SHOWN_BY.items():
-        values = {row[gate] for row in rows if gate in row and row["name"] in kernels}
+        values = {row.get(gate, UNPROVED) for row in rows if row["name"] in kernels and _must_show(gate, row)}
         if values:
             found[gate] = values.pop() if len(values) == 1 else "mixed"
+    if any(row["name"] in WALKS for row in rows):
+        found |= {"lane": Lane.CUDA.value, "schedule": _schedule(rows)}
     return {ScanFact.of(name): value for name, value in found.items()}
+
+
+def _must_show(gate: str, row: Row) -> bool:
+    """Tell whether the kernel of this row would show the gate.
+
+    Whether float instructions flush denormal numbers is not in the source; the walk with two roles reads q and k
+    without staging them; one block that walks a whole row shows no super-chunk; and a walk of one chunk has none ahead.
+    """
+    if gate == "fast_math":
+        return row["read_from"] == "sass"
+    if gate == "superchunk":
+        return row.get("super_chunks") != 1
+    if gate == "pipeline_stages" and "superchunk" in row and row["superchunk"] == row.get("chunk_size"):
+        return False
+    return not (gate in ("layout_2d", "pipeline_stages") and row["name"] == "gradients" and row.get("warp_specialize"))
+
+
+def _schedule(rows: Iterable[Row]) -> str:
+    """Return how time is walked: in blocks with states handed between them, or by one block of each head and row."""
+    walks = {row.get("super_chunks", UNPROVED) for row in rows if row["name"] in WALKS}
+    handed = {row.get("super_chunks", UNPROVED) for row in rows if row["name"] in PASSES}
+    if not handed:
+        return "sequential" if walks == {1} else "mixed"
+    return "chunk_parallel" if walks == handed and len(walks) == 1 and UNPROVED not in walks else "mixed"
 
 
 def _digest(parts: Iterable[str]) -> str:
@@ -143,21 +166,18 @@ def _read(name: str, folder: Path, kernel: Any) -> Row:
 def _from_source(source: str, host: str) -> Row:
     """Read what generated CUDA source and its launch code say."""
     bounds = re.search(r"__launch_bounds__\((\d+)", source)
-    launch = re.findall(r"\.v_int64\) = \(\(int64_t\)(\d+)\);", host)
+    launch = re.findall(r"\.v_int64\) = \(\(int64_t\)(.+)\);", host)
     if bounds is None or not launch:
         raise KernelError("no launch bounds or launch arguments in the generated source: not TileLang 0.1.15's form")
+    shared = int(launch.pop()) if "extern __shared__" in source else 0
     return {
         "read_from": "source",
         "threads": int(bounds[1]),
-        "shared_bytes": int(launch[-1]) if "extern __shared__" in source else 0,
+        "shared_bytes": shared,
+        "grid": " x ".join(size if size.isdigit() else RUN_TIME for size in launch[-6:-3]),
         **{count: len(re.findall(call, source)) for count, call in CALLS.items()},
         "source_sha256": sha256(normalised(source).encode()).hexdigest(),
     }
-
-
-def normalised(source: str) -> str:
-    """Return generated source without what differs between two compilations of one program: workspace numbers."""
-    return re.sub(r"\bworkspace_\d+\b", "workspace", source)
 
 
 def cubin(library: bytes) -> bytes:
@@ -225,22 +245,45 @@ def _gates(row: Row, source: str, kernel: Any) -> Row:
     Only `aggressive_smem_merge` is read from the compiler options of the kernel: nothing else tells it from the merging
     that the compiler does anyway. Whether it changed anything is for the hashes to say.
     """
+    program = kernel.adapter.prim_func.script()
     seen: Row = {
-        "tma": int(row["tma_loads"]) > 0,
+        "tma": False if row["tma_loads"] == 0 else True if row["cp_async"] == 0 else "mixed",
         "warp_specialize": roles(source) > 1,
         "psiv_cache": bool(re.search(r"__global__[^{;]*\bpsiv(?:_desc)?\b", source)),
+        "super_chunks": _passed(program) if row["name"] in PASSES else _known(str(row["grid"]).split(" x ")[1]),
     }
     ahead = chunks_ahead(source)
     if ahead is not None:
         seen["pipeline_stages"] = ahead
-    if "arithmetic" in row:  # without fast math every float instruction keeps denormal numbers
-        seen["fast_math"] = 2 * int(row.pop("flushing")) > int(row.pop("arithmetic"))
+    if "arithmetic" in row:  # with fast math every float instruction flushes denormal numbers, without it none
+        flushing, arithmetic = row.pop("flushing"), row.pop("arithmetic")
+        seen["fast_math"] = "mixed" if 0 < int(flushing) < int(arithmetic) else flushing == arithmetic
     options = {str(key): value for key, value in (kernel.adapter.pass_configs or {}).items()}
     seen["aggressive_smem_merge"] = bool(options.get("tl.enable_aggressive_shared_memory_merge", False))
-    ranks = _staging_ranks(kernel.adapter.prim_func.script())
+    ranks = _staging_ranks(program)
     if ranks:
         seen["layout_2d"] = ranks == {2}
+    tokens, chunks = _tokens_loaded(program), chunks_walked(source)
+    if len(tokens) == 1:
+        seen["chunk_size"] = tokens.pop()
+        seen |= {} if chunks is None else {"superchunk": int(seen["chunk_size"]) * chunks}
     return seen
+
+
+def _known(number: str) -> int | str:
+    return int(number) if number.isdigit() else RUN_TIME
+
+
+def _passed(program: str) -> int | str:
+    """Return over how many super-chunks a kernel hands states on: the second size of its first buffer."""
+    sizes = re.search(r"match_buffer\(\w+, \(([^()]*)\)", program)
+    return _known(sizes[1].split(",")[1].strip()) if sizes else UNPROVED
+
+
+def _tokens_loaded(program: str) -> set[int]:
+    """Return how many tokens one load of q, k, v, z or the gradient of o takes, in a TileLang program."""
+    loads = re.findall(r"(?:tma|async)_copy\(T\.region\((?:q|k|v_?|z|do|d_out)\[[^\n]*?\], \d+, \d+, (\d+),", program)
+    return {int(tokens) for tokens in loads}
 
 
 def _staging_ranks(program: str) -> set[int]:
@@ -248,72 +291,3 @@ def _staging_ranks(program: str) -> set[int]:
     targets = set(re.findall(r"(?:tma|async)_copy\(T\.region\([qk]\[[^\n]*?T\.region\((\w+)\[", program))
     shapes = dict(re.findall(r"\b(\w+) = T\.\w*alloc_buffer\(\(([\d, ]+)\)", program))
     return {len([size for size in shapes[name].split(",") if size.strip()]) for name in targets}
-
-
-def roles(source: str) -> int:
-    """Return how many warp groups do different work: branches on the thread that each wait at mbarriers; 1 for none."""
-    most, open_ifs = 1, list[tuple[int, list[bool]]]()
-    for line in source.splitlines():
-        text = line.lstrip()
-        indent = len(line) - len(text)
-        open_ifs = [(at, arms) for at, arms in open_ifs if at < indent or text.startswith("} else")]
-        if text.startswith("if (") and "threadIdx.x" in text:
-            open_ifs.append((indent, [False]))
-        elif text.startswith("} else") and open_ifs and open_ifs[-1][0] == indent:
-            open_ifs[-1][1].append(False)
-        elif ".wait(" in text:
-            for _, arms in open_ifs:
-                arms[-1] = True
-        most = max([most, *(sum(arms) for _, arms in open_ifs)])
-    return most
-
-
-def chunks_ahead(source: str) -> int | None:
-    """Return how many chunks' loads are started before a walk's loop, from generated source; None where none are.
-
-    The loads that the loop starts for one chunk stand before it once for each chunk ahead, or in a loop of their own
-    without waits. A role that only loads runs ahead by the slots of its ring, the barriers that its loads report to;
-    loads that report to a barrier for each kind of tile have no single depth, which is None too.
-    """
-    if roles(source) > 1:
-        return _ring(source)
-    before = inside = 0
-    for trips, lines in _outer_loops(source):
-        loads = sum(len(LOADS.findall(line)) for line in lines)
-        if trips is None or not any(WAIT.search(line) for line in lines):
-            before += loads * (trips or 1)
-        else:
-            inside += loads
-    return before // inside if inside else None
-
-
-def _ring(source: str) -> int | None:
-    sizes = {name: int(size) for name, size in re.findall(r"uint64_t (\w+)_mem\[(\d+)\]", source)}
-    loads = [line for line in source.splitlines() if re.search(CALLS["tma_loads"], line)]
-    reports = {pair for line in loads for pair in re.findall(r"\b(\w+)\[([^\]]*)\]", line) if pair[0] in sizes}
-    found = {sizes[name] for name, index in reports if sizes[name] == 1 or not index.isdigit()}
-    mixed = any(sizes[name] > 1 and index.isdigit() for name, index in reports)
-    return found.pop() if len(found) == 1 and not mixed else None
-
-
-def _outer_loops(source: str) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield the lines of every outermost loop that is not unrolled with its constant number of trips, 1 if it has none.
-
-    Lines outside of such loops come one by one, with None. Blocks are read from the indentation.
-    """
-    body: list[str] = []
-    trips, start, unrolled = 1, -1, False
-    for line in source.splitlines():
-        text = line.lstrip()
-        indent = len(line) - len(text)
-        if start >= 0 and text.startswith("}") and indent <= start:
-            yield trips, body
-            body, start = [], -1
-        elif start >= 0:
-            body.append(line)
-        elif text.startswith("for (") and not unrolled:
-            bound = re.search(r"< (\d+);", text)
-            trips, start = int(bound[1]) if bound else 1, indent
-        else:
-            yield None, [line]
-        unrolled = text.startswith("#pragma unroll")

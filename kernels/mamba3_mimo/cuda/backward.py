@@ -87,6 +87,11 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             f"chunk_size * rank is {s.M} with N = 16 and P = {s.P}; allowed: {32 if s.P == 128 else '32, 64'}, since "
             "the compiler gives one tile two layouts (Get different layout for k_s)",
         ),
+        (
+            v.psiv_cache and (s.M > 64 or s.M * s.P > 64 * 64),
+            f"psiv_cache with {s.M} rows of width {s.P} in a chunk; allowed: up to 64 rows and 64 * 64 numbers, since "
+            "gradients from larger cached tiles were wrong on a GPU",
+        ),
     )
 
 

@@ -10,10 +10,10 @@ from kernels.mamba3_mimo.accuracy import (
     make_inputs,
     over_limits,
     poisoned_buffers,
-    reference,
 )
 from kernels.mamba3_mimo.cuda.scan import Scan
 from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.exact import reference
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 

@@ -79,6 +79,29 @@ def pass_configs(name: str, variant: Variant) -> dict[Any, Any]:
     }
 
 
+class Launches(dict[str, Callable[..., object]]):
+    """The compiled kernels of one problem, name -> function that launches it, each looked up once.
+
+    It takes torch tensors in the order of the kernel's program, outputs included, and launches on torch's current
+    stream. To call the compiled kernel itself does the same, after 4 us of Python at every launch.
+    """
+
+    def __init__(self, shape: ScanShape, variant: Variant, num_tokens: int) -> None:
+        super().__init__()
+        self._problem = shape, variant, num_tokens
+
+    def __missing__(self, name: str) -> Callable[..., object]:
+        function = kernel(name, *self._problem).adapter.get_exportable_executable()["main"]
+        self[name] = function
+        return self[name]
+
+
+@lru_cache(maxsize=256)
+def launches(shape: ScanShape, variant: Variant, num_tokens: int) -> Launches:
+    """Return what launches the kernels of one problem: to be asked for once a pass, not once a kernel."""
+    return Launches(shape, variant, num_tokens)
+
+
 def kernel(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     """Return the compiled kernel `name`; it takes torch tensors in the order of its program, outputs included."""
     return _compiled(name, shape, variant, num_tokens if name in KNOW_THE_LENGTH else shape.S)

@@ -5,6 +5,7 @@ tensor's content, and nothing waits for the device.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda import halves
-from kernels.mamba3_mimo.cuda.compiled import kernel
+from kernels.mamba3_mimo.cuda.compiled import Launches, launches
 from kernels.mamba3_mimo.cuda.edges import edge_size
 from kernels.mamba3_mimo.cuda.prefix import BLOCK, TAU
 from kernels.mamba3_mimo.cuda.reductions import head_block
@@ -44,7 +45,10 @@ class Scan:
         self.check(variant)
         self.tokens, self.variant, self.angles = inputs.q.shape[1], variant, inputs.angles.shape[-1]
         self.given, self.parallel = inputs.names, variant.schedule == "chunk_parallel"
-        self.t = {name: self._prepared(name, tensor) for name, tensor in zip(self.given, inputs.tensors(), strict=True)}
+        tensors = inputs.tensors()
+        if torch.is_grad_enabled():  # not inside an operator
+            tensors = tuple(tensor.detach() for tensor in tensors)
+        self.t = {name: self._prepared(name, tensor) for name, tensor in zip(self.given, tensors, strict=True)}
         self.segment_ids, self.device = inputs.segment_ids, inputs.v.device
         if inputs.D is None:
             self.t["D"] = torch.zeros(self.shape.H, device=self.device)
@@ -63,22 +67,26 @@ class Scan:
     def _prepared(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor as the kernels read it: dtype, padding, contiguous."""
         missing = self.shape.S - self.tokens
-        tensor = tensor.detach().to(torch.bfloat16 if name in NARROW else torch.float32)
         if name == "angles" and self.angles < self.shape.A:
             tensor = functional.pad(tensor, (0, self.shape.A - self.angles))
         if missing and name in TIME_FIRST:
             tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
         if missing and name in TIME_LAST:
             tensor = functional.pad(tensor, (0, missing))
-        return self.aligned(tensor.contiguous())
+        return self.aligned(laid_out(tensor, torch.bfloat16 if name in NARROW else torch.float32))
 
     def aligned(self, tensor: Tensor) -> Tensor:
         """Return the tensor at an address that bulk copies and wide loads take: a multiple of 16 bytes."""
         return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
+    @cached_property
+    def launches(self) -> Launches:
+        """What launches the kernels."""
+        return launches(self.shape, self.variant, self.tokens)
+
     def run(self, name: str, *tensors: Tensor) -> None:
         """Launch one kernel."""
-        kernel(name, self.shape, self.variant, self.tokens)(*tensors)
+        self.launches[name](*tensors)
 
     def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return an uninitialised tensor on the scan's device."""
@@ -259,11 +267,18 @@ class Scan:
 
     def _trimmed(self, name: str, grad: Tensor) -> Tensor:
         """Return the gradient without the padding."""
-        if name == "angles":
+        if name == "angles" and self.angles < self.shape.A:
             grad = grad[..., : self.angles]
+        if self.tokens == self.shape.S:
+            return grad
         if name in TIME_FIRST:
             return grad[:, : self.tokens]
         return grad[..., : self.tokens] if name in TIME_LAST else grad
+
+
+def laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor contiguous and in `dtype`: itself where it is, which costs no call into torch's dispatcher."""
+    return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
 
 
 def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:

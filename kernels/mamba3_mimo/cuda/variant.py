@@ -50,6 +50,11 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             f"chunk_size * rank is {s.C} * {s.R} = {s.M}; allowed: {_listed(CHUNK_ROWS)}, what the matrix unit takes",
         ),
         (
+            s.N <= 32 and s.M > 64,
+            f"chunk_size * rank is {s.M} with N = {s.N}; allowed: 32, 64, since the compiler gives one tile of the "
+            "outputs two layouts",
+        ),
+        (
             v.schedule == "chunk_parallel" and (s.L < s.C or s.L % s.C > 0),
             f"superchunk is {s.L}; allowed: a multiple of chunk_size = {s.C}",
         ),

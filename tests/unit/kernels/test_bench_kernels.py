@@ -24,6 +24,7 @@ from kernels.mamba3_mimo.bench.report import (
     SpeedRow,
     SweepRow,
     TablePart,
+    Times,
     sorted_rows,
     store,
     stored,
@@ -31,6 +32,7 @@ from kernels.mamba3_mimo.bench.report import (
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 REFERENCE = ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16, C=16, L=256)
+CEILINGS = {"bytes_per_s": 4.28e12, "flops_per_s": 790e12}
 GOOD = {"out": (0.005, 0.01), "adt": (0.004, 0.03)}
 BAD = {"out": (0.5, 0.9), "adt": (0.004, 0.03)}
 PROBLEM = BenchCase(name="small", case=cases.Case(B=2, S=512))
@@ -39,29 +41,40 @@ PROBLEM = BenchCase(name="small", case=cases.Case(B=2, S=512))
 class FakeLane:
     """Answers like a lane whose runs take `ms` and whose errors are `errors`."""
 
-    def __init__(self, lane: Lane, *, ms: float = 1.0, errors: Any = None, refuses: str | None = None) -> None:
-        self.lane = lane
+    def __init__(
+        self,
+        lane: Lane,
+        *,
+        ms: float = 1.0,
+        errors: Any = None,
+        refuses: str | None = None,
+        no_graph: str | None = None,
+    ) -> None:
+        self.lane, self._no_graph = lane, no_graph
         self.asked: list[tuple[str, ...]] = []
         self._ms, self._errors, self._refuses = ms, GOOD if errors is None else errors, refuses
 
     def ask(self, function: str, *arguments: Any) -> Any:
         self.asked.append((function, *(a for a in arguments if isinstance(a, str))))
-        if "errors" in function and self._refuses:
+        if function in ("open_errors", "prepare") and self._refuses:
             raise KernelUnsupported(self._refuses)
+        passes = self._ms if "forward" in arguments else 4 * self._ms
         answers: dict[str, Any] = {
-            "errors": self._errors,
-            "errors_beside": self._errors,
+            "check": self._errors,
+            "check_beside": self._errors,
             "open_errors": self._errors,
             "prepare": {"peak_gib": 1.5, "facts": {}},
-            "sample_ms": [self._ms] * 2 if "forward" in arguments else [4 * self._ms] * 2,
+            "capture": self._no_graph,
+            "sample_ms": [passes if "eager" in arguments else 0.9 * passes] * 2,
             "kernels_ms": {"b3_gradients_kernel": 2.0, "void at::native::something": 0.1},
             "binaries": [{"name": "outputs", "registers": 128}],
+            "ceilings": CEILINGS,
         }
         return answers.get(function)
 
 
 def bench(*lanes: FakeLane) -> BenchRun:
-    return BenchRun(lanes=lanes, rounds=3, repeats=2)  # type: ignore[arg-type]
+    return BenchRun(lanes=lanes, rounds=3, repeats=2, ceilings=CEILINGS)  # type: ignore[arg-type]
 
 
 def test_sizes_of_the_reference_problem_by_hand() -> None:
@@ -87,7 +100,9 @@ def test_floors_of_the_reference_problem_by_hand() -> None:
     assert least["f2_pass_states"].bytes == 2 * 2 * 64 * 2**20
     # q and k; v, z, dO, dv, dz; rotations; seven scalars; chunk states; states; dq, dk per head; angle gradients; sums
     assert least["b3_gradients"].bytes == (64 + 640 + 64 + 28 + 512 + 64 + 1024 + 64 + 24) * 2**20
-    assert least["b3_gradients"].ms == pytest.approx(1e3 * 2484 * 2**20 / 4.28e12)
+    assert least["b3_gradients"].ms(CEILINGS) == pytest.approx(1e3 * 2484 * 2**20 / 4.28e12)
+    slow = least["b3_gradients"].ms({**CEILINGS, "flops_per_s": 1e12})
+    assert slow == pytest.approx(least["b3_gradients"].flops / 1e9)
     assert least["b4_reduce_heads"].bytes == 2 * (512 + 32) * 2**20
 
 
@@ -125,35 +140,30 @@ def test_compiling_keeps_what_the_official_kernels_are_specialised_for() -> None
         assert (small.documents > 1 and small.S < 256) if packed else small == whole
         if not packed:
             assert 4 * problem.official_chunk == problem.compiling(Lane.PEER, open_sizes=True).S
-    assert {job.function for job in needed("accuracy", cases.ACCURACY, (Lane.PEER,))} == {"open_compile_s"}
+    assert {job.function for job in needed("accuracy", cases.ACCURACY, (Lane.PEER,))} == {"compile_s"}
 
 
 def test_needed_names_every_compilation_once() -> None:
     lanes = (Lane.CUDA, Lane.PEER)
     speed = needed("speed", cases.SPEED, lanes)
-    # three problems and two checks, since two of them check the same rows
-    assert len([job for job in speed if job.lane == Lane.CUDA]) == 5
-    assert len([job for job in speed if job.lane == Lane.PEER]) == 5
+    assert [(job.lane, job.case) for job in speed] == [(lane, p.case) for lane in lanes[::-1] for p in cases.SPEED]
+    assert {job.function for job in speed} == {"compile_timed_s"}
     sweep = needed("sweep", cases.SPEED[:1], (Lane.CUDA,))
-    assert len(sweep) == 2 + len(cases.SWEEP)
+    assert len(sweep) == 1 + len(cases.SWEEP)
     assert {"chunk_size": 16, "tma": False} in [job.options for job in sweep]
 
 
-def test_checks_stays_small_and_includes_the_gradients() -> None:
-    check = cases.checks(cases.SPEED[1])
-    assert (check.case.B, check.case.S, check.case.gradients) == (1, 8192, True)
-    assert check.options(Lane.CUDA) == cases.SPEED[1].options(Lane.CUDA)
-
-
 def test_speed_samples_the_lanes_in_turn() -> None:
-    ours, peer = FakeLane(Lane.CUDA, ms=1.0), FakeLane(Lane.PEER, ms=4.0)
+    ours, peer = FakeLane(Lane.CUDA, ms=1.0), FakeLane(Lane.PEER, ms=4.0, no_graph="not capturable")
     found = sorted_rows(parts.speed(bench(ours, peer), [PROBLEM]))
     rows, kernels = found["speed"], found["kernels"]
-    assert [(row.lane, row.forward_ms, row.both_ms) for row in rows] == [
+    assert [(row.lane, row.forward.eager_ms, row.both.eager_ms) for row in rows] == [
         ("cuda", [1.0] * 6, [4.0] * 6),
         ("peer", [4.0] * 6, [16.0] * 6),
     ]
-    assert [asked[0] for asked in ours.asked][:3] == ["errors", "prepare", "sample_ms"]
+    assert [(row.both.graph_ms, row.both.no_graph) for row in rows] == [([3.6] * 6, None), ([], "not capturable")]
+    assert [row.forward.kernels_ms for row in rows] == [2.1, 2.1]
+    assert [asked[0] for asked in ours.asked][:3] == ["prepare", "check", "capture"]
     assert ours.asked[-1] == peer.asked[-1] == ("forget",)
     together, known, unknown, *official = kernels
     assert [(row.lane, row.floor_ms) for row in official] == [("peer", None)] * 3
@@ -161,6 +171,15 @@ def test_speed_samples_the_lanes_in_turn() -> None:
     assert known.kernel == "b3_gradients"
     assert known.floor_ms is not None
     assert unknown.floor_ms is None
+
+
+def test_what_is_checked_is_what_is_sampled() -> None:
+    """By its name: nothing smaller stands in for it."""
+    ours = FakeLane(Lane.CUDA)
+    list(parts.speed(bench(ours), [PROBLEM]))
+    assert ("check", PROBLEM.name) in ours.asked
+    assert {asked[1] for asked in ours.asked if asked[0] in ("sample_ms", "kernels_ms", "capture")} == {PROBLEM.name}
+    assert not [asked for asked in ours.asked if asked[0] == "errors"]
 
 
 @pytest.mark.parametrize("lane", [Lane.CUDA, Lane.PEER])
@@ -171,8 +190,8 @@ def test_speed_of_a_lane_that_fails_its_check_is_not_measured(lane: Lane) -> Non
     rows = sorted_rows(parts.speed(bench(*lanes), [PROBLEM]))["speed"]
     found = {row.lane: row for row in rows}
     assert found[lane].refused == "the check failed: out; no speed is measured"
-    assert found[lane].both_ms == []
-    assert found[right.lane].both_ms
+    assert found[lane].both.eager_ms == []
+    assert found[right.lane].both.eager_ms
     assert "sample_ms" not in [asked[0] for asked in wrong.asked]
 
 
@@ -190,15 +209,18 @@ def test_sweep_compares_every_change_with_the_default_beside_it() -> None:
     ours = FakeLane(Lane.CUDA)
     rows = list(parts.sweep(bench(ours), PROBLEM, [("tma off", {"tma": False})]))
     assert [row.change for row in rows] == ["default", "tma off"]
-    assert rows[0].default_ms == []
-    assert rows[1].default_ms == [4.0] * 6
+    assert rows[0].default.eager_ms == []
+    assert rows[1].default.eager_ms == [4.0] * 6
     assert rows[1].binaries == [{"name": "outputs", "registers": 128}]
-    assert [asked[0] for asked in ours.asked if asked[0].startswith("errors")] == ["errors", "errors_beside"]
+    assert [asked for asked in ours.asked if asked[0].startswith("check")] == [
+        ("check", PROBLEM.name),
+        ("check_beside", "tma off", PROBLEM.name),
+    ]
 
 
 def test_sweep_without_a_right_default_measures_nothing() -> None:
     rows = list(parts.sweep(bench(FakeLane(Lane.CUDA, errors=BAD)), PROBLEM, [("tma off", {"tma": False})]))
-    assert [(row.change, row.speed.both_ms) for row in rows] == [("default", [])]
+    assert [(row.change, row.speed.both.eager_ms) for row in rows] == [("default", [])]
 
 
 def test_attention_is_timed_beside_the_scan() -> None:
@@ -217,9 +239,15 @@ def _parts() -> list[TablePart]:
         AccuracyRow(name="G4", lane="peer", refused="G is 4"),
     ]
     speed = [
-        SpeedRow(name="B8", lane="cuda", forward_ms=[1.0, 2.0, 3.0], both_ms=[4.0, 4.0, 5.0], peak_gib=2.5),
-        SpeedRow(name="B8", lane="peer", forward_ms=[3.0], both_ms=[16.0]),
-    ]
+        SpeedRow(
+            name="B8", lane="cuda", peak_gib=2.5, forward=Times(kernels_ms=1.0, graph_ms=[1.5], eager_ms=[2.0]),
+            both=Times(kernels_ms=3.0, graph_ms=[3.1, 3.2, 3.9], eager_ms=[4.0, 4.0, 5.0]),
+        ),
+        SpeedRow(
+            name="B8", lane="peer", forward=Times(kernels_ms=2.5, eager_ms=[3.0], no_graph="not capturable"),
+            both=Times(kernels_ms=12.0, graph_ms=[12.8], eager_ms=[16.0]),
+        ),
+    ]  # fmt: skip
     kernels = [
         KernelRow(name="B8", lane="cuda", kernel="all kernels", ms=3.0),
         KernelRow(name="B8", lane="cuda", kernel="b3_gradients", ms=2.0, floor_ms=0.5, bytes=2e9, flops=4e11),
@@ -228,7 +256,12 @@ def _parts() -> list[TablePart]:
     ]
     sweep = [
         SweepRow(change="default", speed=speed[0]),
-        SweepRow(change="tma off", speed=speed[0], default_ms=[2.0], binaries=[{"name": "outputs", "registers": 99}]),
+        SweepRow(
+            change="tma off",
+            speed=speed[0],
+            default=Times(kernels_ms=1.5, graph_ms=[3.2]),
+            binaries=[{"name": "outputs", "registers": 99}],
+        ),
         SweepRow(change="chunk_size 8", speed=SpeedRow(name="c", lane="cuda", refused="chunk_size * rank is 32")),
     ]
     return [
@@ -246,8 +279,14 @@ def test_page_shows_ratios_floors_refusals_and_who_is_less_accurate() -> None:
     assert [cell.strip() for cell in official.split("|")][1:7] == cells
     assert "G is 4" in text
     assert "Lane peer did not run: not installed." in text
-    speed_row = next(line for line in text.splitlines() if line.startswith("| B8") and "peer" in line)
-    assert [cell.strip() for cell in speed_row.split("|")][5:10] == ["12.000", "-", "1.50", "4.00", "4.00"]
+    rows = [line for line in text.splitlines() if line.startswith("| B8") and "| peer |" in line and "of 1" in line]
+    found = [[cell.strip() for cell in line.split("|")][4:12] for line in rows]
+    assert found == [
+        ["2.500", "-", "3.000", "2.50", "-", "1.50", "1.25", "3.00"],
+        ["12.000", "12.800", "16.000", "4.00", "4.00", "4.00", "3.00", "5.33"],
+    ]
+    assert "The weakest ratio here is 1.25 (B8, forward, peer)." in text
+    assert "No graph of B8, forward, peer: not capturable." in text
     kernel_row = next(line for line in text.splitlines() if "b3_gradients" in line)
     assert [cell.strip() for cell in kernel_row.split("|")][4:9] == ["2.000", "2.000", "400.0", "0.500", "25"]
     assert "copy" not in text
@@ -279,7 +318,7 @@ def test_table_lines_up() -> None:
 def test_stored_parts_come_back_equal_and_know_their_schema(tmp_path: Path) -> None:
     given = _parts()
     for part in given:
-        assert json.loads(store(part, tmp_path).read_text())["schema_version"] == 1
+        assert json.loads(store(part, tmp_path).read_text())["schema_version"] == 2
     assert stored(tmp_path, ("accuracy", "speed", "attention", "sweep")) == given
     store(given[0].model_copy(update={"complete": False, "accuracy": []}), tmp_path)
     assert stored(tmp_path, ("accuracy",)) == given[:1]
@@ -324,4 +363,4 @@ def test_lane_process_answers_refuses_and_fails() -> None:
     with lane_process(Lane.REFERENCE) as process:
         assert "torch" in process.ask("versions")
         with pytest.raises(KernelError, match=r"lane 'reference', sample_ms: KeyError: 'absent'"):
-            process.ask("sample_ms", "absent", "both", 1)
+            process.ask("sample_ms", "absent", "both", "eager", 1)

@@ -1,31 +1,55 @@
 """The peer lane with a stand-in for mamba-ssm: a package of the same shape that computes with our reference."""
 
+import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import facts
+from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo import peer
-from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, reference
+from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs
+from kernels.mamba3_mimo.bench import runs
+from kernels.mamba3_mimo.exact import reference
 
 STAND_IN = """
 import torch
 
 
-def mamba_mimo_forward(q, k, v):
+class Dynamic:
+    # a size known at run time: TileLang makes a new object in every call and takes long to print it
+
+    def __init__(self, name):
+        self.name = name
+
+    __str__ = None
+
+
+def mamba_mimo_forward(q, k, v, chunk_size=16):
     from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_fwd
 
-    return mamba3_mimo_fwd.mamba_mimo_fwd("B", "S", "H", "G", 64, threads=128)
+    return mamba3_mimo_fwd.mamba_mimo_fwd(*map(Dynamic, "BSHG"), 64, threads=128)
 
 
-def mamba_mimo_bwd_combined(dout, q, k, v):
+def mamba_mimo_bwd_combined(dout, q, k, v, chunk_size=16):
     from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_bwd
 
-    return mamba3_mimo_bwd.mamba_mimo_bwd_bwd("B", "S", "H", "G", 64, threads=256)
+    return mamba3_mimo_bwd.mamba_mimo_bwd_bwd(*map(Dynamic, "BSHG"), 64, threads=256)
+
+
+def mamba_mimo_forward_varlen(q, k, v, chunk_size=16):
+    return None
+
+
+mamba_mimo_bwd_combined_varlen = mamba_mimo_forward_varlen
 
 
 from kernels import facts
@@ -39,6 +63,8 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
     assert Trap.dtype == dtype == Q.dtype == torch.bfloat16
     assert ADT.dtype == DT.dtype == Angles.dtype == Q_bias.dtype == D.dtype == torch.float32
     assert rotary_dim_divisor * Angles.shape[-1] == Q.shape[-1]
+    launch = mamba_mimo_forward if cu_seqlens is None else mamba_mimo_forward_varlen
+    launch(Q, K, V, chunk_size=chunk_size)
     if cu_seqlens is None:
         rows = [slice(0, Q.shape[1])]
     else:
@@ -55,7 +81,7 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
             found.append(chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=chunk_size))
     out = torch.cat([o for o, _ in found], dim=1)
     state = torch.cat([s for _, s in found]).transpose(2, 3)
-    return out, None, state.detach(), None, None
+    return (out, None, state.detach(), None, None) if return_state else out
 """
 
 
@@ -140,18 +166,92 @@ def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path) ->
     assert module.mamba_mimo_bwd_combined(v, q, q, v) == [(2, 48, 16, 1, 64), {"threads": 256}]
     assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
     with peer.open_sizes():
-        assert module.mamba_mimo_forward(q, q, v) == [("B", "S", "H", "G", 64), {"threads": 128}]
+        (*open_sizes, state_size), _ = module.mamba_mimo_forward(q, q, v)
+        assert ([size.name for size in open_sizes], state_size) == (["B", "S", "H", "G"], 64)
+        assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
     assert module.mamba_mimo_forward(q, q, v)[0][0] == 2
 
 
-def test_arguments_pack_rows_and_name_every_document(site: Path) -> None:
+def test_arguments_pack_rows_and_name_every_document() -> None:
     inputs = make_inputs(Case(B=2, S=6, H=2, N=32, P=32, R=2), "cpu")
-    starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1]], dtype=torch.bool)
-    packed = peer.arguments(inputs, starts)
-    assert packed["cu_seqlens"].tolist() == [0, 3, 6, 11, 12]
-    assert packed["Q"].shape == (1, 12, 2, 1, 32)
-    assert torch.equal(packed["Q"][0, 7], inputs.q[1, 1])
-    assert torch.equal(packed["DT"][0, 1, 8], inputs.dt[1, 1, 2])
+    ids = torch.tensor([[7, 7, 7, 9, 9, 9], [9, 9, 9, 9, 9, 7]])
+    packed = peer.packing(replace(inputs, segment_ids=ids), 2)
+    assert packed is not None
+    found = peer.arguments(inputs, packed)
+    assert found["cu_seqlens"].tolist() == [0, 3, 6, 11, 12]
+    assert found["cu_seqlens"].dtype == torch.int32
+    assert packed.last_B.tolist() == [1, 3]
+    assert found["Q"].shape == (1, 12, 2, 1, 32)
+    assert torch.equal(found["Q"][0, 7], inputs.q[1, 1])
+    assert torch.equal(found["DT"][0, 1, 8], inputs.dt[1, 1, 2])
+
+
+def test_packing_of_rows_without_documents_is_known_without_the_device() -> None:
+    inputs = make_inputs(Case(B=3, S=10, N=32, P=32, R=2), "cpu")
+    packed = peer.packing(inputs, 16)
+    assert packed is not None
+    assert packed.offsets.tolist() == [0, 10, 20, 30]
+    assert packed.last_B.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_packing_agrees_with_a_count_row_by_row(seed: int) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    batch, tokens = (int(torch.randint(1, high, (), generator=gen)) for high in (4, 40))
+    ids = torch.randint(0, 3, (batch, tokens), generator=gen)
+    inputs = replace(make_inputs(Case(B=batch, S=tokens, N=32, P=32, R=1), "cpu"), segment_ids=ids)
+    flat = [(row, ids[row, at].item()) for row in range(batch) for at in range(tokens)]
+    starts = [at for at in range(len(flat)) if at == 0 or flat[at] != flat[at - 1]]
+    packed = peer.packing(inputs, 8)
+    if len(starts) == batch and tokens % 8 == 0:
+        assert packed is None
+        return
+    assert packed is not None
+    assert packed.offsets.tolist() == [*starts, len(flat)]
+    assert packed.last_B.tolist() == [sum(at < (row + 1) * tokens for at in starts) - 1 for row in range(batch)]
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails at what makes the host wait for a GPU: reading a tensor's content."""
+
+    reading = ("_local_scalar_dense", "nonzero", "is_nonzero", "_unique2", "unique_consecutive", "equal")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in self.reading, f"{name} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_waits_and_nothing_is_looked_up_in_a_dense_scan(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.use_site(site)
+    inputs = make_inputs(Case(B=2, S=32, N=32, P=32, R=2), "cpu")
+    grad_out = make_grad(inputs, 1)
+    outputs(lambda given: peer.peer_scan(given, chunk_size=16), inputs, grad_out)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"version of {name} looked up"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: pytest.fail(f"{name} looked for"))
+    with facts.collect() as said, NoWaiting():
+        outputs(lambda given: peer.peer_scan(given, chunk_size=16), inputs, grad_out)
+    assert said["mamba3_mimo.peer"] == "mamba-ssm 2.3.2.post1, tilelang 0.1.8"
+
+
+@pytest.mark.parametrize(("length", "documents"), [(32, 1), (45, 1), (45, 3), (32, 3)])
+def test_a_batch_is_looked_at_once(length: int, documents: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the rows are packed; the stand-in, which reads the offsets, is replaced by one that does not."""
+    inputs = make_inputs(Case(B=2, S=length, N=32, P=32, R=2, documents=documents), "cpu")
+
+    def computes_nothing(**given: Any) -> tuple[Any, ...]:
+        rows = 2 if given["cu_seqlens"] is None else given["cu_seqlens"].numel() - 1
+        return given["V"] * 1, None, torch.zeros(rows, 4, 32, 32), None, None
+
+    monkeypatch.setattr(peer, "official", lambda: peer.Official(function=computes_nothing, release=""))
+    if documents > 1:
+        with pytest.raises(AssertionError, match="nonzero waits for the device"), NoWaiting():
+            peer.peer_scan(inputs, chunk_size=16)
+        peer.peer_scan(inputs, chunk_size=16)
+    with NoWaiting():
+        out, state = peer.peer_scan(inputs, chunk_size=16)
+    assert torch.equal(out, inputs.v)
+    assert state.shape == (2, 4, 32, 32)
 
 
 def test_arguments_leave_out_what_is_not_given() -> None:
@@ -159,6 +259,30 @@ def test_arguments_leave_out_what_is_not_given() -> None:
     bare_inputs = type(inputs)(**{**vars(inputs), "z": None, "zeta": None, "phi": None, "D": None})
     found = peer.arguments(bare_inputs, None)
     assert all(found[name] is None for name in ("Z", "MIMO_Z", "MIMO_Out", "D", "cu_seqlens"))
+
+
+def test_official_function_is_timed_as_its_users_call_it(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.use_site(site)
+    monkeypatch.setattr(runs, "make_inputs", lambda case: make_inputs(case, "cpu"))
+    timed = runs.scan(Lane.PEER, Case(B=2, S=32, N=32, P=32, R=2), {"chunk_size": 16})
+    assert timed.inputs is not None
+    got = {name: t.detach() for name, t in zip(timed.names, timed.both(), strict=True)}
+    want = reference(timed.inputs, timed.grad_out)
+    assert {*want} - {*got} == {"state"}
+    assert max(overall for overall, _ in compare(got, {name: want[name] for name in got}).values()) < 0.03
+    monkeypatch.setattr(peer, "packing", lambda *_: pytest.fail("the peer's wrapper ran"))
+    monkeypatch.setattr(peer, "arguments", lambda *_: pytest.fail("the peer's wrapper ran"))
+    with NoWaiting():
+        (out,) = timed.forward()
+        timed.both()
+    assert torch.equal(out, got["out"])
+
+
+def test_rows_that_must_be_packed_are_not_timed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.use_site(site)
+    monkeypatch.setattr(runs, "make_inputs", lambda case: make_inputs(case, "cpu"))
+    with pytest.raises(KernelUnsupported, match="rows that must be packed are not timed"):
+        runs.scan(Lane.PEER, Case(S=30, N=32, P=32, R=2), {"chunk_size": 16})
 
 
 def test_use_site_without_the_package_says_how_to_install_it(tmp_path: Path, bare: None) -> None:

@@ -1,10 +1,13 @@
+import importlib
+import sys
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from kernels import facts
 from kernels.errors import KernelUnsupported
-from model.attention import ATTEND, block_mask, document_mask, documents, once_per_batch, rotate_positions
+from model.attention import ATTEND, block_mask, document_mask, rotate_positions
 from model.config import AttentionConfig, HybridConfig, TrainConfig
 from model.facts import ModelFact
 from model.hybrid import build
@@ -78,23 +81,15 @@ def test_flex_mask_and_dense_mask_agree():
     assert torch.allclose(flexed, ATTEND["sdpa"](q, k, v, ids_BS), atol=1e-5)
 
 
-def test_documents_are_laid_end_to_end():
-    found = documents(torch.tensor([[7, 7, 3, 7], [7, 7, 7, 7]]))
-    assert found.offsets.tolist() == [0, 2, 3, 4, 8]
-    assert found.longest == 4
-
-
-def test_documents_of_one_batch_are_found_once():
-    ids_BS = torch.tensor([[1, 1, 2]])
-    first = once_per_batch(ids_BS, documents)
-    assert once_per_batch(ids_BS, documents) is first
-    ids_BS[0, 1] = 2
-    assert once_per_batch(ids_BS, documents).offsets.tolist() == [0, 1, 3]
-
-
 @pytest.mark.parametrize("backend", ["flash", "cudnn", "flex"])
 def test_backend_of_another_device_is_refused(backend):
     config = HybridConfig(d_model=32, pattern="A", attention=AttentionConfig(backend=backend))
     module = build(TrainConfig(model=config)).blocks[0].mixer
     with pytest.raises(KernelUnsupported, match=f"attention '{backend}' runs on an NVIDIA GPU; q is on cpu"):
         module(torch.zeros(1, 4, 32), torch.zeros(1, 4, dtype=torch.int64))
+
+
+def test_what_torchs_compiler_imports_fails_no_test_by_its_warnings(monkeypatch):
+    """Compiled flex attention imports it on a GPU; in this process it may have been imported before."""
+    monkeypatch.delitem(sys.modules, "torch.utils.mkldnn", raising=False)
+    assert importlib.import_module("torch.utils.mkldnn")

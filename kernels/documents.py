@@ -1,0 +1,43 @@
+"""Where the documents of a batch begin, found once for all layers: to find out, the host waits for the device."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+class Documents(NamedTuple):
+    """Where documents begin when the rows of a batch are laid end to end."""
+
+    offsets: Tensor
+    """[documents + 1] int32: first token of each document, and the number of tokens."""
+    longest: int
+    """Tokens of the longest document."""
+
+
+_of_batch = WeakTensorKeyDictionary()
+"""Segment ids -> their version and what was derived from it: every layer of a batch asks for the same."""
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def once_per_batch(segment_ids_BS: Tensor, derive: Callable[[Tensor], Any]) -> Any:
+    """Return derive(segment_ids_BS), computed by the first layer that asks; a tensor changed in place is new."""
+    version, known = _of_batch.get(segment_ids_BS, (None, {}))  # type: ignore[no-untyped-call]
+    if version != segment_ids_BS._version:
+        known = {}
+        _of_batch[segment_ids_BS] = (segment_ids_BS._version, known)
+    if derive not in known:
+        known[derive] = derive(segment_ids_BS)
+    return known[derive]
+
+
+def documents(segment_ids_BS: Tensor) -> Documents:
+    """Return where the documents of a batch begin. Waits for the device."""
+    starts_BS = torch.ones_like(segment_ids_BS, dtype=torch.bool)
+    starts_BS[:, 1:] = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
+    first = starts_BS.flatten().nonzero().squeeze(1).int()
+    offsets = functional.pad(first, (0, 1), value=segment_ids_BS.numel())
+    return Documents(offsets, int(offsets.diff().max()))

@@ -1,0 +1,84 @@
+"""The scan and its gradients in float64 for a problem of any size: some rows, or some heads of one row, at a time.
+
+Rows meet in the gradients of the weights only, heads in those of what they share, so slices add up to the whole.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from torch import Tensor
+
+from kernels.mamba3_mimo.accuracy import AXES, outputs
+from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import psiv
+from kernels.mamba3_mimo.reference import chunk_parallel
+
+SLICE_SIZE = 1 << 25
+"""One row of 8192 tokens with 16 heads of 4 * 64: about 12 GB of float64 with all that autograd keeps."""
+
+
+def reference(inputs: ScanInputs, grad_out: Tensor | None, *, slice_size: int = SLICE_SIZE) -> dict[str, Tensor]:
+    """Return output and final state in float64, with `grad_out` also every gradient.
+
+    `slice_size` is the most that a slice has of rows * tokens * heads * ranks * the wider of N and P.
+    """
+    found: dict[str, Tensor] = {}
+    for places in _slices(inputs, slice_size):
+        given = zip(inputs.names, inputs.tensors(), strict=True)
+        changes: dict[str, Tensor] = {name: places.of(name, tensor.detach()).double() for name, tensor in given}
+        if inputs.segment_ids is not None:
+            changes["segment_ids"] = places.of("segment_ids", inputs.segment_ids)
+        wide = replace(inputs, **changes)  # type: ignore[arg-type]
+        part = outputs(_chunk_parallel, wide, None if grad_out is None else places.of("out", grad_out).double())
+        for name, tensor in part.items():
+            if name not in found:
+                found[name] = tensor.new_zeros(_size(name, tensor, inputs))
+            places.of(name, found[name]).add_(tensor)
+    return found
+
+
+def _chunk_parallel(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    return chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Slice:
+    """Some rows, groups and heads of a problem."""
+
+    rows: slice
+    groups: slice
+    heads: slice
+
+    def of(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the slice's part of the tensor or gradient `name`, a view."""
+        index = [slice(None)] * tensor.dim()
+        for axis, part in zip(AXES[name], (self.rows, self.groups, self.heads), strict=True):
+            if axis is not None and not (name == "angles" and tensor.shape[axis] == 1 and part is self.heads):
+                index[axis] = part
+        return tensor[tuple(index)]
+
+
+def _slices(inputs: ScanInputs, most: int) -> Iterator[_Slice]:
+    """Yield slices that make up the whole problem, as few as `most` allows, at least one head of one row each."""
+    batch, tokens, ranks, groups, state = inputs.q.shape
+    heads, per_head = inputs.num_heads, tokens * ranks * max(state, inputs.v.shape[3])
+    per_group, whole = heads // groups, slice(None)
+    if heads * per_head <= most:
+        rows = most // (heads * per_head)
+        yield from (_Slice(rows=slice(b, b + rows), groups=whole, heads=whole) for b in range(0, batch, rows))
+        return
+    step = max(1, min(per_group, most // per_head))
+    for row, group in product(range(batch), range(groups)):
+        for head in range(group * per_group, (group + 1) * per_group, step):
+            upto = min(head + step, (group + 1) * per_group)
+            yield _Slice(rows=slice(row, row + 1), groups=slice(group, group + 1), heads=slice(head, upto))
+
+
+def _size(name: str, part: Tensor, inputs: ScanInputs) -> list[int]:
+    """Return the size of the whole tensor `name`, from a part of it."""
+    size, whole = list(part.shape), (inputs.q.shape[0], inputs.num_groups, inputs.num_heads)
+    for axis, full in zip(AXES[name], whole, strict=True):
+        if axis is not None:
+            size[axis] = full
+    return list(inputs.angles.shape) if name == "angles" else size

@@ -1,0 +1,60 @@
+"""What the host does per pass, counted and timed on CPU tensors with kernels that do nothing."""
+
+import pytest
+
+pytest.importorskip("tilelang")
+
+from kernels.mamba3_mimo.accuracy import make_inputs
+from kernels.mamba3_mimo.cuda import compiled
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.variant import Variant
+from tests.kernels.host_time import CASE, host_us, passes, unlaunched
+
+
+@pytest.fixture(autouse=True)
+def nan_filled_buffers():
+    """Replace the folder's fixture: filling buffers would be most of the time."""
+    return
+
+
+@pytest.fixture
+def timed():
+    inputs = make_inputs(CASE, "cpu")
+    with unlaunched():
+        yield passes(inputs.with_tensors(tuple(t.requires_grad_() for t in inputs.tensors())))
+
+
+@pytest.mark.parametrize("key", [ScanShape, Variant])
+def test_a_pass_asks_for_its_kernels_once_not_at_every_launch(timed, monkeypatch, key):
+    timed["forward+backward"]()
+    asked = []
+    plain = key.__hash__
+    monkeypatch.setattr(key, "__hash__", lambda self: asked.append(1) or plain(self))
+    timed["forward+backward"]()
+    assert len(asked) <= 6  # refusals, the halving of wide heads and the launches, in each of two passes
+
+
+def test_operators_take_at_most_as_much_time_as_what_they_do(timed):
+    inside, whole = (host_us(timed[f"forward+backward{name}"]) for name in (" without operators", ""))
+    assert whole < 3 * inside
+
+
+def test_a_launch_is_looked_up_once(monkeypatch):
+    looked_up = []
+
+    class Executable:
+        def __getitem__(self, name):
+            looked_up.append(name)
+            return lambda *tensors: tensors
+
+    class Adapter:
+        get_exportable_executable = staticmethod(Executable)
+
+    class Kernel:
+        adapter = Adapter
+
+    monkeypatch.setattr(compiled, "kernel", lambda *problem: Kernel)
+    shape = ScanShape(B=7, S=64, H=1, G=1, N=64, P=64, R=4, A=16)
+    for _ in range(3):
+        assert compiled.launches(shape, Variant(), 63)["decays"](1, 2) == (1, 2)
+    assert looked_up == ["main"]

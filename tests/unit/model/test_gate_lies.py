@@ -1,0 +1,110 @@
+"""Gates that were asked for and are not live: a lie is planted in what runs, and the receipt's readings must find it.
+
+Here are the gates that a CPU can run; those of the CUDA lane's kernels are in tests/kernels/test_mamba3_cuda_lies.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.design.gates import GATES
+from experiments.records.receipts import read_gates
+from kernels import mamba3_mimo as operation
+from kernels.backends import Lane
+from model import attention, hybrid, loss
+from model.config import StepsConfig, TrainConfig
+from model.data import Dataset
+from tests.corpora import small_dataset
+from tests.unit.model.test_train import config_for, run
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lies")
+
+
+@pytest.fixture(scope="module")
+def dataset(home: Path) -> Dataset:
+    return small_dataset(home)
+
+
+def another_scan(**switches: Any) -> Plant:
+    """The reference lane runs with these switches, whatever it is asked."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        plain = operation._reference
+        lie = lambda inputs, asked: plain(inputs, replace(asked, **switches))  # noqa: E731
+        patch.setattr(operation, "_LANES", dict.fromkeys(Lane, lie))
+        patch.setattr(operation, "supports", lambda *_: None)
+
+    return plant
+
+
+def dense_loss(patch: pytest.MonkeyPatch) -> None:
+    plain = loss.cross_entropy
+    patch.setattr(loss, "cross_entropy", lambda *tensors, **named: plain(*tensors[:4]))
+
+
+def other_attention(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(attention.ATTEND, "flash", attention.ATTEND["sdpa"])
+
+
+def uncompiled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch, "compile", lambda function, **_: function)
+
+
+def float32_model(patch: pytest.MonkeyPatch) -> None:
+    plain = hybrid.build
+    patch.setattr(hybrid, "build", lambda config: plain(replace(config, dtype="float32")))
+
+
+LIES: dict[str, tuple[Any, Plant]] = {
+    "schedule": ("sequential", another_scan(schedule="chunk_parallel")),
+    "chunk_size": (8, another_scan(chunk_size=16)),
+    "psiv_cache": (True, another_scan(psiv_cache=False)),
+    "lane": ("cuda", another_scan()),
+    "loss": ("chunked", dense_loss),
+    "attention": ("flash", other_attention),
+    "compile": (True, uncompiled),
+    "dtype": ("bfloat16", float32_model),
+}
+"""Gate -> what is asked for, and what makes the default run instead."""
+
+
+def asked(home: Path, changes: dict[str, Any]) -> TrainConfig:
+    config = config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=4))
+    for name, value in changes.items():
+        config = GATES[name].apply(config, value)
+    return config
+
+
+def not_live(home: Path, dataset: Dataset, changes: dict[str, Any]) -> list[str]:
+    config = asked(home, changes)
+    requested = {gate.name: gate.read(config) for gate in GATES.values()}
+    readings = read_gates(requested, run(config, dataset).facts)
+    return [name for name, reading in readings.items() if not reading.live]
+
+
+def test_every_gate_is_lied_about_somewhere() -> None:
+    of_kernels = {name for name, gate in GATES.items() if gate.in_kernels}
+    assert set(LIES) | of_kernels == set(GATES)
+
+
+def test_readings_of_an_honest_run_are_live(home: Path, dataset: Dataset) -> None:
+    assert not_live(home, dataset, {}) == []
+    assert not_live(home, dataset, {"schedule": "sequential", "psiv_cache": True, "loss": "chunked"}) == []
+
+
+@pytest.mark.parametrize("gate", LIES)
+def test_a_gate_that_was_asked_for_and_is_not_live_is_found(
+    home: Path, dataset: Dataset, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, plant = LIES[gate]
+    plant(monkeypatch)
+    assert gate in not_live(home, dataset, {gate: value})
