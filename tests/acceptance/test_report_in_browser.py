@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from experiments.outcomes import AblationState
-from experiments.reporting import report
+from experiments.reporting import pictures, report
 from experiments.reporting.view import AblationView
 from tests import browser as browsers
 from tests import views
@@ -90,7 +90,7 @@ def test_the_answer_and_every_picture_are_there(open_report: Open) -> None:
     tables = page.locator("main table")
     assert tables.count() >= 8
     figures = page.locator("figure svg")
-    assert figures.count() == 5
+    assert figures.count() == len(pictures.DRAWN)
     for i in range(figures.count()):
         box = figures.nth(i).bounding_box()
         assert box is not None

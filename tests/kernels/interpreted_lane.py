@@ -1,13 +1,14 @@
 """The CUDA lane on a CPU: the product's own way from `mamba3_mimo` on, with interpreted kernels that round."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from unittest import mock
 
 from kernels import facts, mamba3_mimo
 from kernels.mamba3_mimo import support
-from kernels.mamba3_mimo.cuda import op
+from kernels.mamba3_mimo.cuda import op, scan
 from kernels.mamba3_mimo.cuda.compiled import KERNELS
 from kernels.scan import ScanFact, ScanSwitches
 from tests.kernels import tile_rounding
@@ -20,9 +21,19 @@ def interpreted_lane() -> Iterator[None]:
         mock.patch.object(mamba3_mimo, "supports", _supports),
         mock.patch.object(op, "supports", _supports),
         mock.patch.object(op, "build", _build),
-        mock.patch.object(op, "kernel", lambda name, *key: partial(tile_rounding.run, KERNELS[name](*key))),
+        mock.patch.object(scan, "launches", lambda *problem: _Interpreted(*problem)),
     ):
         yield
+
+
+class _Interpreted:
+    """What launches the kernels of one problem, by interpreting their programs."""
+
+    def __init__(self, *problem: Any) -> None:
+        self._problem = problem
+
+    def __getitem__(self, name: str) -> Callable[..., object]:
+        return partial(tile_rounding.run, KERNELS[name](*self._problem))
 
 
 def _build(*_key: object) -> None:

@@ -196,7 +196,28 @@ def test_the_default_variant_runs_the_reference_shape():
         (Variant(pipeline_stages=3), SHAPE, "pipeline_stages is 3; allowed: 0, 1, 2"),
         (Variant(chunk_size=8), replace(SHAPE, P=128, C=8), "rank is 32 with N = 64 and P = 128; allowed: 64"),
         (Variant(), replace(SHAPE, N=16, P=128), "rank is 64 with N = 16 and P = 128; allowed: 32"),
-        (Variant(), replace(SHAPE, N=16, R=8), "rank is 128 with N = 16 and P = 64; allowed: 32, 64"),
+        (Variant(), replace(SHAPE, N=16, R=8), "rank is 128 with N = 16; allowed: 32, 64"),
+        (Variant(), replace(SHAPE, N=32, R=8), "rank is 128 with N = 32; allowed: 32, 64"),
+        (
+            Variant(psiv_cache=True),
+            replace(SHAPE, P=32, R=8),
+            "psiv_cache with 128 rows of width 32 in a chunk; allowed: up to 64",
+        ),
+        (
+            Variant(psiv_cache=True, chunk_size=32),
+            replace(SHAPE, P=128, R=2, C=32),
+            "psiv_cache with 64 rows of width 128",
+        ),
+        (
+            Variant(warp_specialize=True, chunk_size=8),
+            replace(SHAPE, R=8, C=8),
+            "warp_specialize with rank 8; allowed: 1, 2, 4",
+        ),
+        (
+            Variant(warp_specialize=True, superchunk=32),
+            replace(SHAPE, L=32),
+            "warp_specialize with 2 chunks in a super-chunk",
+        ),
         (
             Variant(pipeline_stages=2, chunk_size=8),
             replace(SHAPE, N=128, C=8),

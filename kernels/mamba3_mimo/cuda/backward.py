@@ -83,9 +83,9 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             "half tiles (plain SMEM layout is not a bijection)",
         ),
         (
-            not v.warp_specialize and s.N == 16 and (s.M == 128 or (s.P, s.M) == (128, 64)),
-            f"chunk_size * rank is {s.M} with N = 16 and P = {s.P}; allowed: {32 if s.P == 128 else '32, 64'}, since "
-            "the compiler gives one tile two layouts (Get different layout for k_s)",
+            not v.warp_specialize and (s.N, s.P, s.M) == (16, 128, 64),
+            "chunk_size * rank is 64 with N = 16 and P = 128; allowed: 32, since the compiler gives one tile two "
+            "layouts (Get different layout for k_s)",
         ),
         (
             v.psiv_cache and (s.M > 64 or s.M * s.P > 64 * 64),
