@@ -312,8 +312,9 @@ def told(rows):
 
 def test_facts_of_a_pass_are_what_all_its_walks_show():
     found = told([*forward(), made("tables", tma=False, chunk_size=8)])
-    gates = {name: found[name] for name in attest.SHOWN_BY}
-    assert gates == {name: made("outputs")[name] for name in attest.SHOWN_BY}
+    shown = [gate for gate, kernels in attest.SHOWN_BY.items() if {"local_states", "outputs"} & set(kernels)]
+    assert set(attest.SHOWN_BY) - set(shown) == {"aggressive_smem_merge"}  # the backward walk alone shows it
+    assert {name: found[name] for name in shown} == {name: made("outputs")[name] for name in shown}
     assert (found["lane"], found["schedule"]) == ("cuda", "chunk_parallel")
 
 
@@ -382,5 +383,5 @@ def test_every_switch_is_read_by_the_kernels():
 
 
 def test_every_switch_is_read_from_the_code_unless_the_launch_itself_shows_it():
-    of_the_launch = {"lane", "schedule", "chunk_size", "superchunk"}
+    of_the_launch = {"lane", "schedule"}
     assert {switch.name for switch in fields(ScanSwitches)} - of_the_launch == set(attest.SHOWN_BY)
