@@ -1,15 +1,19 @@
-"""The scan and its gradients in float64 for a problem of any size: some rows, or some heads of one row, at a time.
+"""The float64 reference, and the yardstick of errors, for problems of any size: some rows or heads at a time.
 
-Rows meet in the gradients of the weights only, heads in those of what they share, so slices add up to the whole.
+Rows meet in the gradients of the weights only, heads in those of what they share, so slices add up to the whole; and so
+do the mean squares of their noise.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+import torch
 from torch import Tensor
 
 from kernels.mamba3_mimo.accuracy import AXES, outputs
+from kernels.mamba3_mimo.fuzz import criterion
+from kernels.mamba3_mimo.fuzz.criterion import Results
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import psiv
 from kernels.mamba3_mimo.reference import chunk_parallel
@@ -18,28 +22,44 @@ SLICE_SIZE = 1 << 25
 """One row of 8192 tokens with 16 heads of 4 * 64: about 12 GB of float64 with all that autograd keeps."""
 
 
-def reference(inputs: ScanInputs, grad_out: Tensor | None, *, slice_size: int = SLICE_SIZE) -> dict[str, Tensor]:
+def reference(inputs: ScanInputs, grad_out: Tensor | None, *, slice_size: int = SLICE_SIZE) -> Results:
     """Return output and final state in float64, with `grad_out` also every gradient.
 
     `slice_size` is the most that a slice has of rows * tokens * heads * ranks * the wider of N and P.
     """
-    found: dict[str, Tensor] = {}
+    found: Results = {}
     for places in _slices(inputs, slice_size):
-        given = zip(inputs.names, inputs.tensors(), strict=True)
-        changes: dict[str, Tensor] = {name: places.of(name, tensor.detach()).double() for name, tensor in given}
-        if inputs.segment_ids is not None:
-            changes["segment_ids"] = places.of("segment_ids", inputs.segment_ids)
-        wide = replace(inputs, **changes)  # type: ignore[arg-type]
+        wide = places.inputs(inputs, torch.float64)
         part = outputs(_chunk_parallel, wide, None if grad_out is None else places.of("out", grad_out).double())
-        for name, tensor in part.items():
-            if name not in found:
-                found[name] = tensor.new_zeros(_size(name, tensor, inputs))
-            places.of(name, found[name]).add_(tensor)
+        places.add(part, found, inputs)
     return found
+
+
+def yardstick(
+    inputs: ScanInputs, grad_out: Tensor, *, gradients: bool = True, samples: int = 2, slice_size: int = SLICE_SIZE
+) -> tuple[Results, Results]:
+    """Return what criterion.yardstick does, from fewer samples: rows are many here, and typical ones count as well."""
+    exact: Results = {}
+    noise: Results = {}
+    for places in _slices(inputs, slice_size):
+        part, grad = places.inputs(inputs), places.of("out", grad_out)
+        found, moved = criterion.yardstick(part, grad, gradients=gradients, samples=samples)
+        places.add(found, exact, inputs)
+        for name, squares in moved.items():
+            if name not in noise:
+                noise[name] = squares.new_zeros(_squares_size(name, squares, exact[name]))
+            places.squares(name, noise[name]).add_(squares)
+    return exact, noise
 
 
 def _chunk_parallel(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     return chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=32)
+
+
+def _squares_size(name: str, squares: Tensor, exact: Tensor) -> list[int]:
+    """Return the size of the mean squares of all rows, from those of a part: see criterion.ROWS."""
+    whole = [exact.shape[axis] for axis in criterion.ROWS[name]]
+    return whole[: squares.dim()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +77,32 @@ class _Slice:
             if axis is not None and not (name == "angles" and tensor.shape[axis] == 1 and part is self.heads):
                 index[axis] = part
         return tensor[tuple(index)]
+
+    def squares(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the slice's part of what has one number for each of criterion.ROWS, a view."""
+        index = [slice(None)] * tensor.dim()
+        rows, groups, heads = AXES[name]
+        if rows is not None:
+            index[0] = self.rows
+        if groups is not None or (heads is not None and tensor.shape[-1] > 1):
+            index[-1] = self.groups if groups is not None else self.heads
+        return tensor[tuple(index)]
+
+    def inputs(self, whole: ScanInputs, dtype: torch.dtype | None = None) -> ScanInputs:
+        """Return the slice of a problem, without gradients, its tensors in `dtype` if there is one."""
+        changes: dict[str, Tensor] = {}
+        for name, tensor in zip(whole.names, whole.tensors(), strict=True):
+            changes[name] = self.of(name, tensor.detach()).to(dtype or tensor.dtype)
+        if whole.segment_ids is not None:
+            changes["segment_ids"] = self.of("segment_ids", whole.segment_ids)
+        return replace(whole, **changes)  # type: ignore[arg-type]
+
+    def add(self, part: Results, found: Results, inputs: ScanInputs) -> None:
+        """Add the results of the slice to those of the whole problem."""
+        for name, tensor in part.items():
+            if name not in found:
+                found[name] = tensor.new_zeros(_size(name, tensor, inputs))
+            self.of(name, found[name]).add_(tensor)
 
 
 def _slices(inputs: ScanInputs, most: int) -> Iterator[_Slice]:

@@ -42,12 +42,19 @@ class Machine(_Model):
     """Bytes per second of a copy and FLOPs per second of a bf16 product, measured before the part."""
 
 
-class AccuracyRow(_Model):
+class _Judged(_Model):
+    """How near a lane's results are to the float64 reference: see work.Judged."""
+
+    errors: Errors = {}
+    shares: dict[str, tuple[float, float]] = {}
+    wrong: list[str] = []
+
+
+class AccuracyRow(_Judged):
     """Errors of one lane on one problem."""
 
     name: str
     lane: str
-    errors: Errors = {}
     refused: str | None = None
     """Why there are none."""
 
@@ -71,8 +78,8 @@ class Times(_Model):
         return {way: median(samples) for way, samples in all_ways.items() if samples}
 
 
-class SpeedRow(_Model):
-    """Times of one lane, or of one attention implementation, on one problem."""
+class SpeedRow(_Judged):
+    """Times of one lane, or of one attention implementation, on one problem; the errors are those of what is timed."""
 
     name: str
     lane: str
@@ -81,8 +88,6 @@ class SpeedRow(_Model):
     """Forward and backward together."""
     peak_gib: float | None = None
     """Peak of allocated memory of forward and backward, inputs included."""
-    checked: Errors = {}
-    """Errors of what is timed, found before."""
     refused: str | None = None
     """Why nothing was timed."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -26,11 +26,26 @@ from kernels.mamba3_mimo.accuracy import (
 )
 from kernels.mamba3_mimo.bench import runs, timing
 from kernels.mamba3_mimo.bench.runs import Passes, Timed
-from kernels.mamba3_mimo.exact import reference
+from kernels.mamba3_mimo.exact import reference, yardstick
+from kernels.mamba3_mimo.fuzz import criterion
+from kernels.mamba3_mimo.fuzz.criterion import Results
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.scan import ScanSwitches
 
 WARM_UP = 3
+OFFICIAL_TOLERANCE = 0.1
+"""Share of the largest value by which the official tests let a result be off."""
+
+
+class Judged(TypedDict):
+    """How near results are to the exact ones, by name."""
+
+    errors: Errors
+    """The worst row of the batch."""
+    shares: dict[str, tuple[float, float]]
+    """Ours: errors of the whole and of the worst row as multiples of the noise; see fuzz/criterion.py."""
+    wrong: list[str]
+    """What is further off than the lane is allowed."""
 
 
 class Worker:
@@ -40,6 +55,7 @@ class Worker:
         self._lane = lane
         self._timed: dict[str, Timed] = {}
         self._graphs: dict[tuple[str, Passes], timing.Captured] = {}
+        self._exactly: dict[str, tuple[Results, Results]] = {}
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what computes here."""
@@ -65,19 +81,17 @@ class Worker:
         torch.cuda.empty_cache()
         return found
 
-    def open_errors(self, case: Case, options: Mapping[str, Any]) -> Errors:
-        """Return the errors, the official kernels compiled for open sizes: minutes less, and the same arithmetic."""
-        with peer.open_sizes():
-            return self.errors(case, options)
+    def errors(self, case: Case, options: Mapping[str, Any]) -> Judged:
+        """Return how near output, state and gradients are to the float64 reference.
 
-    def errors(self, case: Case, options: Mapping[str, Any]) -> Errors:
-        """Return the errors of output, state and gradients against the float64 reference."""
+        The official kernels are compiled for open sizes: minutes less, and the same arithmetic.
+        """
         inputs = make_inputs(case)
-        grad_out = make_grad(inputs, case.seed + 1) if case.gradients else None
-        got = self._unaided(lambda: outputs(self._scan(options), inputs, grad_out))
-        errors = compare(got, reference(inputs, grad_out))
-        torch.cuda.empty_cache()
-        return errors
+        grad_out = make_grad(inputs, case.seed + 1)
+        with peer.open_sizes():
+            scan, wanted = self._scan(options), grad_out if case.gradients else None
+            got: Results = self._unaided(lambda: outputs(scan, inputs, wanted))
+        return self._judged(got, self._exact(inputs, grad_out, gradients=case.gradients))
 
     def compile_s(self, case: Case, options: Mapping[str, Any]) -> float:
         """Run the scan once, so that its kernels are compiled and in the disk cache; return the seconds it took."""
@@ -100,6 +114,7 @@ class Worker:
         """Drop one prepared problem and its memory, or all."""
         for prepared in [name] if name else list(self._timed):
             del self._timed[prepared]
+            self._exactly.pop(prepared, None)
         self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] in self._timed}
         torch.cuda.empty_cache()
 
@@ -117,22 +132,17 @@ class Worker:
         """Make causal attention with the heads and tokens of `case` ready for `sample_ms` under the backend's name."""
         self._warm(backend, runs.attention(backend, case))
 
-    def check(self, name: str) -> Errors:
-        """Return the errors of a prepared problem itself, what is timed, against the float64 reference, row by row."""
+    def check(self, name: str) -> Judged:
+        """Return how near a prepared problem itself, what is timed, is to the float64 reference."""
         timed = self._timed[name]
-        if timed.inputs is None:
+        if timed.inputs is None or timed.grad_out is None:
             raise ValueError(f"'{name}' is attention; checked are scans")
-        got, want = self._results(name), reference(timed.inputs, timed.grad_out)
-        errors = compare_rows(got, {key: want[key] for key in got})
-        torch.cuda.empty_cache()
-        return errors
+        self._exactly[name] = self._exact(timed.inputs, timed.grad_out, gradients=True)
+        return self._judged(self._results(name), self._exactly[name])
 
-    def check_beside(self, name: str, checked: str) -> Errors:
-        """Return the differences of a prepared problem from another one that was checked, measured like errors."""
-        want = {key: tensor.double() for key, tensor in self._results(checked).items()}
-        errors = compare_rows(self._results(name), want)
-        torch.cuda.empty_cache()
-        return errors
+    def check_like(self, name: str, checked: str) -> Judged:
+        """Return the same of a prepared problem whose inputs are those of `checked`, which was checked before."""
+        return self._judged(self._results(name), self._exactly[checked])
 
     def capture(self, name: str, passes: Passes) -> str | None:
         """Make a CUDA graph of a prepared problem ready for `sample_ms`; return why there is none, or None."""
@@ -172,6 +182,27 @@ class Worker:
         scan = Scan(make_inputs(case), Variant(**options))
         walks = [name for name in attest.WALKS if name != "chunk_states" or not scan.variant.save_states]
         return list(attest.table({name: kernel(name, scan.shape, scan.variant, scan.tokens) for name in walks}))
+
+    def _exact(self, inputs: ScanInputs, grad_out: Tensor, *, gradients: bool) -> tuple[Results, Results]:
+        """Return the exact results, and for ours the noise that errors are measured with."""
+        if self._lane == Lane.PEER:
+            return reference(inputs, grad_out if gradients else None), {}
+        return yardstick(inputs, grad_out, gradients=gradients)
+
+    def _judged(self, got: Results, exactly: tuple[Results, Results]) -> Judged:
+        """Return errors and verdict: ours by the criterion of the fuzz, the official one by that of its own tests."""
+        exact, noise = exactly
+        errors = compare_rows(got, {name: exact[name] for name in got})
+        shares = criterion.measured(got, exact, noise) if noise else {}
+        wrong = [name for name, share in shares.items() if not share.right]
+        if not noise:
+            wrong = [name for name, (overall, _) in errors.items() if not overall < OFFICIAL_TOLERANCE]
+        torch.cuda.empty_cache()
+        return {
+            "errors": errors,
+            "shares": {name: (share.whole, share.row) for name, share in shares.items()},
+            "wrong": wrong,
+        }
 
     def _warm(self, name: str, timed: Timed) -> Timed:
         for _ in range(WARM_UP):

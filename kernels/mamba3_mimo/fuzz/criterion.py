@@ -63,16 +63,18 @@ def measured(got: Results, exact: Results, noise: Results) -> dict[str, Share]:
     return {name: _share(name, tensor, exact[name], noise[name]) for name, tensor in got.items()}
 
 
-def yardstick(inputs: ScanInputs, grad_out: Tensor, *, gradients: bool = True) -> tuple[Results, Results]:
+def yardstick(
+    inputs: ScanInputs, grad_out: Tensor, *, gradients: bool = True, samples: int = SAMPLES
+) -> tuple[Results, Results]:
     """Return the exact results, and the mean square noise of every row of each."""
     wide = inputs.with_tensors(tuple(t.detach().double() for t in inputs.tensors()))
     exact = _reference(wide, grad_out.double() if gradients else None, None)
     gen = torch.Generator(device=grad_out.device).manual_seed(0)
     noise = {name: torch.zeros_like(_rows(name, tensor)) for name, tensor in exact.items()}
-    for _ in range(SAMPLES):
+    for _ in range(samples):
         sample = _reference(wide, _moved(grad_out.double(), gen) if gradients else None, gen)
         for name, tensor in sample.items():
-            noise[name] += _rows(name, tensor - exact[name]) / SAMPLES
+            noise[name] += _rows(name, tensor - exact[name]) / samples
     return exact, noise
 
 

@@ -38,6 +38,12 @@ BAD = {"out": (0.5, 0.9), "adt": (0.004, 0.03)}
 PROBLEM = BenchCase(name="small", case=cases.Case(B=2, S=512))
 
 
+def judged(errors: Any) -> dict[str, Any]:
+    """What a worker answers: an error of more than a tenth is wrong."""
+    wrong = [name for name, (overall, _) in errors.items() if not overall < 0.1]
+    return {"errors": errors, "shares": dict.fromkeys(errors, (2.0, 9.0)), "wrong": wrong}
+
+
 class FakeLane:
     """Answers like a lane whose runs take `ms` and whose errors are `errors`."""
 
@@ -56,13 +62,13 @@ class FakeLane:
 
     def ask(self, function: str, *arguments: Any) -> Any:
         self.asked.append((function, *(a for a in arguments if isinstance(a, str))))
-        if function in ("open_errors", "prepare") and self._refuses:
+        if function in ("errors", "prepare") and self._refuses:
             raise KernelUnsupported(self._refuses)
         passes = self._ms if "forward" in arguments else 4 * self._ms
         answers: dict[str, Any] = {
-            "check": self._errors,
-            "check_beside": self._errors,
-            "open_errors": self._errors,
+            "check": judged(self._errors),
+            "check_like": judged(self._errors),
+            "errors": judged(self._errors),
             "prepare": {"peak_gib": 1.5, "facts": {}},
             "capture": self._no_graph,
             "sample_ms": [passes if "eager" in arguments else 0.9 * passes] * 2,
@@ -182,21 +188,21 @@ def test_what_is_checked_is_what_is_sampled() -> None:
     assert not [asked for asked in ours.asked if asked[0] == "errors"]
 
 
-@pytest.mark.parametrize("lane", [Lane.CUDA, Lane.PEER])
-def test_speed_of_a_lane_that_fails_its_check_is_not_measured(lane: Lane) -> None:
-    wrong = FakeLane(lane, errors=BAD)
-    right = FakeLane(Lane.PEER if lane == Lane.CUDA else Lane.CUDA)
-    lanes = (wrong, right) if lane == Lane.CUDA else (right, wrong)
-    rows = sorted_rows(parts.speed(bench(*lanes), [PROBLEM]))["speed"]
+def test_ours_is_not_timed_where_it_fails_its_check_and_the_official_lane_says_so() -> None:
+    ours, official = FakeLane(Lane.CUDA, errors=BAD), FakeLane(Lane.PEER, errors=BAD)
+    rows = sorted_rows(parts.speed(bench(ours, official), [PROBLEM]))["speed"]
     found = {row.lane: row for row in rows}
-    assert found[lane].refused == "the check failed: out; no speed is measured"
-    assert found[lane].both.eager_ms == []
-    assert found[right.lane].both.eager_ms
-    assert "sample_ms" not in [asked[0] for asked in wrong.asked]
+    assert found["cuda"].refused == "the check failed: out; no speed is measured"
+    assert found["cuda"].both.eager_ms == []
+    assert "sample_ms" not in [asked[0] for asked in ours.asked]
+    assert (found["peer"].refused, found["peer"].wrong) == (None, ["out"])
+    assert found["peer"].both.eager_ms
+    assert "over: out" in render.page([TablePart(part="speed", machine=_parts()[0].machine, speed=rows)])
 
 
-def test_speed_of_nan_is_not_measured() -> None:
-    rows = list(parts.speed(bench(FakeLane(Lane.CUDA, errors={"out": (float("nan"), 0.0)})), [PROBLEM]))
+@pytest.mark.parametrize("lane", [Lane.CUDA, Lane.PEER])
+def test_speed_of_nan_is_not_measured(lane: Lane) -> None:
+    rows = list(parts.speed(bench(FakeLane(lane, errors={"out": (float("nan"), 0.0)})), [PROBLEM]))
     assert "the check failed: out" in str(rows[0].refused)
 
 
@@ -214,7 +220,7 @@ def test_sweep_compares_every_change_with_the_default_beside_it() -> None:
     assert rows[1].binaries == [{"name": "outputs", "registers": 128}]
     assert [asked for asked in ours.asked if asked[0].startswith("check")] == [
         ("check", PROBLEM.name),
-        ("check_beside", "tma off", PROBLEM.name),
+        ("check_like", "tma off", PROBLEM.name),
     ]
 
 
@@ -234,8 +240,8 @@ def _parts() -> list[TablePart]:
         clocks_after="1980 MHz, 3201 MHz", versions={"cuda": {"tilelang": "0.1.15"}}, absent={"peer": "not installed"},
     )  # fmt: skip
     accuracy = [
-        AccuracyRow(name="N64", lane="cuda", errors=GOOD),
-        AccuracyRow(name="N64", lane="peer", errors={"out": (0.006, 0.02), "adt": (0.003, 0.2)}),
+        AccuracyRow(name="N64", lane="cuda", errors=GOOD, shares={"out": (2.0, 9.0), "adt": (3.0, 7.0)}),
+        AccuracyRow(name="N64", lane="peer", errors={"out": (0.006, 0.02), "adt": (0.103, 0.2)}, wrong=["adt"]),
         AccuracyRow(name="G4", lane="peer", refused="G is 4"),
     ]
     speed = [
@@ -273,10 +279,14 @@ def _parts() -> list[TablePart]:
 
 def test_page_shows_ratios_floors_refusals_and_who_is_less_accurate() -> None:
     text = render.page(_parts())
-    assert "Ours is at least as accurate on 1 of 2 outputs; less accurate: N64 adt." in text
-    official = next(line for line in text.splitlines() if "| peer" in line)
-    cells = ["N64", "peer", "2", "0.00600 out", "0.20000 adt", "over the limits: adt"]
-    assert [cell.strip() for cell in official.split("|")][1:7] == cells
+    assert "Ours is at least as accurate on 2 of 2 outputs." in text
+    ours, official = (line for line in text.splitlines() if "| within" in line or "| over:" in line)
+    assert [cell.strip() for cell in ours.split("|")][1:9] == [
+        "N64", "cuda", "2", "0.00500 out", "0.03000 adt", "3.0 adt", "9.0 out", "within",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in official.split("|")][1:9] == [
+        "N64", "peer", "2", "0.10300 adt", "0.20000 adt", "-", "-", "over: adt",
+    ]  # fmt: skip
     assert "G is 4" in text
     assert "Lane peer did not run: not installed." in text
     rows = [line for line in text.splitlines() if line.startswith("| B8") and "| peer |" in line and "of 1" in line]
@@ -298,10 +308,12 @@ def test_page_shows_ratios_floors_refusals_and_who_is_less_accurate() -> None:
 
 
 def test_page_of_speeds_compares_the_checks_of_both_lanes() -> None:
-    accuracy, speed, _ = _parts()
+    _, speed, _ = _parts()
     worse = {"out": (0.004, 0.01), "adt": (0.008, 0.02)}
-    checked = [row.model_copy(update={"checked": e}) for row, e in zip(speed.speed, (GOOD, worse), strict=True)]
-    assert "Checked before" not in render.page([accuracy, speed.model_copy(update={"speed": checked[:1]})])
+    checked = [row.model_copy(update={"errors": e}) for row, e in zip(speed.speed, (GOOD, worse), strict=True)]
+    alone = render.page([speed.model_copy(update={"speed": checked[:1]})])
+    assert "What is timed is checked itself" in alone
+    assert "at least as accurate" not in alone
     text = render.page([speed.model_copy(update={"speed": checked})])
     assert "Ours is at least as accurate on 1 of 2 outputs; less accurate: B8 out." in text
 

@@ -34,14 +34,11 @@ def changed(timed: runs.Timed, name: str, change: Callable[[torch.Tensor], objec
     return replace(timed, both=both)
 
 
-def over(errors: dict[str, tuple[float, float]], limit: float = 0.02) -> list[str]:
-    return [name for name, (overall, row) in errors.items() if not (overall < limit and row < 5 * limit)]
-
-
 def test_check_compares_every_result_of_what_is_timed(worker: Worker) -> None:
-    errors = worker.check("right")
-    assert list(errors) == ["out", "state", *worker._timed["right"].names[2:]]
-    assert over(errors) == []
+    judged = worker.check("right")
+    assert list(judged["errors"]) == list(judged["shares"]) == ["out", "state", *worker._timed["right"].names[2:]]
+    assert judged["wrong"] == []
+    assert 0 < max(whole for whole, _ in judged["shares"].values()) < 8
 
 
 def last_number(result: torch.Tensor) -> None:
@@ -56,8 +53,16 @@ def not_a_number(result: torch.Tensor) -> None:
 @pytest.mark.parametrize("change", [last_number, not_a_number])
 def test_check_finds_one_wrong_place(worker: Worker, name: str, change: Any) -> None:
     worker._timed["wrong"] = changed(worker._timed["right"], name, change)
-    assert over(worker.check("wrong")) == [name]
-    assert over(worker.check_beside("wrong", "right")) == [name]
+    assert worker.check("wrong")["wrong"] == [name]
+    worker.check("right")
+    assert worker.check_like("wrong", "right")["wrong"] == [name]
+
+
+def test_check_of_the_official_lane_takes_the_tolerance_of_its_own_tests(worker: Worker) -> None:
+    worker._lane = Lane.PEER
+    worker._timed["wrong"] = changed(worker._timed["right"], "psi", last_number)
+    assert (worker.check("right")["wrong"], worker.check("wrong")["wrong"]) == ([], ["psi"])
+    assert worker.check("right")["shares"] == {}
 
 
 def test_check_of_attention_is_refused(worker: Worker) -> None:

@@ -5,7 +5,8 @@ import torch
 
 from kernels.mamba3_mimo import ScanInputs
 from kernels.mamba3_mimo.accuracy import Case, compare, compare_rows, make_grad, make_inputs, outputs
-from kernels.mamba3_mimo.exact import SLICE_SIZE, reference
+from kernels.mamba3_mimo.exact import SLICE_SIZE, reference, yardstick
+from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.operands import psiv
 from kernels.mamba3_mimo.reference import chunk_parallel
 
@@ -38,6 +39,20 @@ def test_slices_add_up_to_the_whole(case: Case) -> None:
         found = reference(inputs, grad_out, slice_size=size)
         assert {name: t.shape for name, t in found.items()} == {name: t.shape for name, t in want.items()}
         assert max((found[name] - want[name]).abs().max().item() for name in want) < 1e-10
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_yardsticks_of_slices_add_up_to_that_of_the_whole(case: Case) -> None:
+    """The exact results equal; the noise, of which every slice draws its own, within what few draws leave."""
+    inputs = make_inputs(case, "cpu")
+    grad_out, per_head = make_grad(inputs, 1), case.S * case.R * max(case.N, case.P)
+    exact, noise = criterion.yardstick(inputs, grad_out, samples=8)
+    for size in (0, 2 * case.H * per_head):
+        found, moved = yardstick(inputs, grad_out, samples=8, slice_size=size)
+        assert max((found[name] - exact[name]).abs().max().item() for name in exact) < 1e-10
+        assert {name: t.shape for name, t in moved.items()} == {name: t.shape for name, t in noise.items()}
+        for name, squares in noise.items():
+            assert 0.25 < moved[name].sum() / squares.sum() < 4, name
 
 
 def test_the_timed_problems_are_taken_in_slices_of_one_row_or_fewer_heads() -> None:
