@@ -25,8 +25,8 @@ LEGEND = (
 )
 NOISE = ("whole / noise", "row / noise")
 CRITERIA = (
-    "Errors against the float64 reference, as shares of the largest value and of a time row. Ours may be off by 8 times "
-    "the noise that rounding the operands to bfloat16 makes in a whole result, and by 32 times in a row "
+    "Errors against the float64 reference, as shares of the largest value and of a time row. Ours may be off by 8 times"
+    " the noise that rounding the operands to bfloat16 makes in a whole result, and by 32 times in a row "
     "(docs/kernels-correctness.md); the official lane by what its own tests allow, a tenth of the largest value."
 )
 TIMED = (
