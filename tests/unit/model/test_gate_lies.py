@@ -38,9 +38,9 @@ def another_scan(**switches: Any) -> Plant:
     """The reference lane runs with these switches, whatever it is asked."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        plain = operation._reference
-        lie = lambda inputs, asked: plain(inputs, replace(asked, **switches))  # noqa: E731
-        patch.setattr(operation, "_LANES", dict.fromkeys(Lane, lie))
+        plain = operation.LANES[Lane.REFERENCE]
+        lie = replace(plain, run=lambda inputs, asked: plain.run(inputs, replace(asked, **switches)))
+        patch.setattr(operation, "LANES", dict.fromkeys(Lane, lie))
         patch.setattr(operation, "supports", lambda *_: None)
 
     return plant
