@@ -1,4 +1,4 @@
-"""Where the documents of a batch begin, found once for all layers: to find out, the host waits for the device."""
+"""Where the documents of a batch begin; their places are found once for all layers, since the host waits for them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,10 +34,17 @@ def once_per_batch(segment_ids_BS: Tensor, derive: Callable[[Tensor], Any]) -> A
     return known[derive]
 
 
+def document_starts(segment_ids_BS: Tensor) -> Tensor:
+    """Return [B,S] bool: the token's id differs from its left neighbour's. A row's first token is no restart."""
+    starts_BS = torch.zeros_like(segment_ids_BS, dtype=torch.bool)
+    starts_BS[:, 1:] = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
+    return starts_BS
+
+
 def documents(segment_ids_BS: Tensor) -> Documents:
     """Return where the documents of a batch begin. Waits for the device."""
-    starts_BS = torch.ones_like(segment_ids_BS, dtype=torch.bool)
-    starts_BS[:, 1:] = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
+    starts_BS = document_starts(segment_ids_BS)
+    starts_BS[:, 0] = True
     first = starts_BS.flatten().nonzero().squeeze(1).int()
     offsets = functional.pad(first, (0, 1), value=segment_ids_BS.numel())
     return Documents(offsets, int(offsets.diff().max()))

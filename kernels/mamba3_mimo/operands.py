@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.documents import document_starts
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 _SUM_BLOCK = 256
@@ -62,13 +63,6 @@ def psiv(v_BSHP: Tensor, psi_HRP: Tensor) -> Tensor:
     acc = torch.promote_types(v_BSHP.dtype, torch.float32)
     v_BHS1P = v_BSHP.transpose(1, 2).unsqueeze(3)
     return (v_BHS1P.to(acc) * psi_HRP.to(acc).unsqueeze(1)).to(v_BSHP.dtype).contiguous()
-
-
-def document_starts(segment_ids_BS: Tensor) -> Tensor:
-    """Return [B,S] bool: the token's id differs from its left neighbour's. A row's first token is no restart."""
-    starts_BS = torch.zeros_like(segment_ids_BS, dtype=torch.bool)
-    starts_BS[:, 1:] = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
-    return starts_BS
 
 
 def gated_output(inputs: ScanInputs, y_BHSRP: Tensor, x_BHSRP: Tensor) -> Tensor:

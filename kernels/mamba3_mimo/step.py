@@ -15,9 +15,10 @@ from torch import Tensor
 
 from kernels import facts
 from kernels.backends import Lane
+from kernels.documents import document_starts
 from kernels.errors import ShapeError
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import Operands, angle_steps, document_starts, gated_output, operands, psiv, rotated
+from kernels.mamba3_mimo.operands import Operands, angle_steps, gated_output, operands, psiv, rotated
 from kernels.scan import ScanFact
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda import halves
 from kernels.mamba3_mimo.cuda.compiled import Launches, launches
@@ -20,7 +21,6 @@ from kernels.mamba3_mimo.cuda.reductions import head_block
 from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.variant import Variant, refusal
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import document_starts
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")

@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from kernels.documents import document_starts
 from kernels.mamba3_mimo.accuracy import outputs
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import cumulated_angles, document_starts, psiv, rotated
+from kernels.mamba3_mimo.operands import cumulated_angles, psiv, rotated
 from kernels.mamba3_mimo.reference import chunk_parallel
 
 SAMPLES = 8
