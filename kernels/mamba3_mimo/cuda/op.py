@@ -28,6 +28,8 @@ from kernels.scan import ScanFact, ScanSwitches
 
 SWITCHES = {field.name: type(field.default).__name__ for field in fields(ScanSwitches) if field.name != "lane"}
 """Switch -> its type in the operators' schema; their lane is cuda."""
+THIS_LANE = ScanSwitches(lane=Lane.CUDA)
+"""What is asked of a device before every pass: made once."""
 CAPABILITY = (9, 0)
 """Compute capability that the kernels are compiled for."""
 PER_PASS = (ScanFact.SOURCE_HASH, ScanFact.BINARY_HASH)
@@ -104,7 +106,7 @@ class _Launched(Scan):
     def __init__(self, direction: Direction, arguments: tuple[Any, ...]) -> None:
         inputs, variant = _read(arguments)
         device = inputs.v.device
-        reason = supports(ScanSwitches(lane=Lane.CUDA), device.type)
+        reason = supports(THIS_LANE, device.type)
         if reason is None and device.type == "cuda":
             reason = gpu_refusal(device.index)
         if reason is not None:
