@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from experiments.design.arms import Arm, resolve
-from experiments.design.power import detectable_per_sd
+from experiments.design.power import alpha_of, detectable_per_sd, level_shares
 from experiments.design.problems import pointer
 from experiments.design.rule import rule_digest
 from experiments.design.spec import AblationSpec
@@ -39,7 +39,8 @@ class Plan(Frozen):
     """Baseline first."""
     blocks: tuple[BlockPlan, ...]
     mde_pct_per_sd_pct: float
-    """Detectable effect in percent for each percent of sd of the paired difference (5 % two-sided, 80 % power)."""
+    """Detectable effect in percent for each percent of sd of the paired difference: 80 % power at the first asking's
+    level, corrected for the variants and for the looks before the last."""
     expected_device_minutes: float | None
     """From earlier receipts of the same arms; None when nothing is known."""
 
@@ -68,9 +69,15 @@ def make_plan(spec: AblationSpec) -> Plan:
         devices=spec.placement.devices,
         arms=resolution.arms,
         blocks=plan_blocks(spec, [arm.name for arm in resolution.arms]),
-        mde_pct_per_sd_pct=detectable_per_sd(spec.design.blocks.number),
+        mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),
         expected_device_minutes=None,
     )
+
+
+def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float:
+    """Return what all blocks detect at the first asking, corrected for the variants and for earlier looks."""
+    blocks = spec.design.blocks
+    return detectable_per_sd(blocks.number, level=alpha_of(1) * level_shares(blocks.schedule)[-1] / variants)
 
 
 def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...]:
