@@ -46,7 +46,7 @@ def test_an_ablation_goes_on_while_an_answer_is_likely() -> None:
 
 
 def test_an_ablation_stops_where_more_blocks_are_futile() -> None:
-    found = at_look(PLAN, SPEC, receipts(6, sd=0.2, seed=2), CALIBRATED, 0)
+    found = at_look(PLAN, SPEC, receipts(14, sd=0.05), CALIBRATED, 2)
     assert not found.go_on
     assert found.reason.endswith("more blocks are futile")
 
