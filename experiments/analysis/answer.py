@@ -58,10 +58,17 @@ def rejected_first(found: Answer, requirements: Sequence[RequirementResult]) -> 
     return Answer(measured=found.measured, published=found.published, cause=found.cause, reason=reason)
 
 
-def decide(
-    word: VerdictWord, primary: Comparison | None, rule: Primary, requirements: Sequence[RequirementResult]
-) -> Decision:
-    """Return what the rule says to do. A failed exact requirement rejects whatever the speed does."""
+def granted(primary: Comparison | None, rule: Primary) -> Decision:
+    """Return what the rule says to do with a better variant that meets every requirement."""
+    enough = primary is not None and gain_pct(primary) >= rule.threshold_pct
+    return Decision.ADOPT if enough else Decision.REJECT
+
+
+def decide(word: VerdictWord, when_met: Decision, requirements: Sequence[RequirementResult]) -> Decision:
+    """Return what the rule says to do: `when_met` for a better variant that meets every requirement.
+
+    A failed exact requirement rejects whatever the speed does.
+    """
     if _failed_exactly(requirements):
         return Decision.REJECT
     fixed = _DECISIONS.get(word)
@@ -69,10 +76,7 @@ def decide(
         return fixed
     if not all(requirement.passed for requirement in requirements):
         return Decision.REJECT
-    if word is VerdictWord.SAME:
-        return Decision.SAME
-    enough = primary is not None and gain_pct(primary) >= rule.threshold_pct
-    return Decision.ADOPT if enough else Decision.REJECT
+    return Decision.SAME if word is VerdictWord.SAME else when_met
 
 
 def _failed_exactly(requirements: Sequence[RequirementResult]) -> list[RequirementResult]:

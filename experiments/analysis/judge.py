@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.analysis.answer import Answer, capped, decide, open_because, rejected_first, told
+from experiments.analysis.answer import Answer, capped, decide, granted, open_because, rejected_first, told
 from experiments.analysis.arm_summary import summarise_arm
-from experiments.analysis.comparing import Levels, Sample, compare, sample_of
+from experiments.analysis.comparing import Levels, compare, sample_of
 from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
+from experiments.analysis.exact import ExactFinding, judge_exactly
 from experiments.analysis.prediction import ENOUGH, chances_of
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.reruns import caused_by
@@ -15,7 +16,7 @@ from experiments.analysis.schedule import missing, share_at
 from experiments.analysis.stalls import stalls_differ
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
-from experiments.design.metrics import PRIMARY_METRICS
+from experiments.design.metrics import PAIRED_METRICS
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, alpha_of
 from experiments.design.rule import rule_digest, rule_of
@@ -80,7 +81,7 @@ class _Judge:
         alphas = {one.arm.name: self._alpha(one) for one in evidence}
         levels = Levels(family=self._family, alphas=alphas, margin_pct=self._rule.primary.margin)
         found: dict[tuple[str, str], Comparison] = {}
-        for metric in PRIMARY_METRICS:
+        for metric in PAIRED_METRICS:
             samples = {one.arm.name: sample_of(one, metric) for one in evidence}
             known = {arm: sample for arm, sample in samples.items() if sample is not None}
             found |= {(arm, metric): compared for arm, compared in compare(metric, known, levels).items()}
@@ -96,10 +97,11 @@ class _Judge:
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
     ) -> VariantVerdict:
         name, rule = evidence.arm.name, self._rule.primary
-        own = {metric: comparisons[name, metric] for metric in PRIMARY_METRICS if (name, metric) in comparisons}
+        own = {metric: comparisons[name, metric] for metric in PAIRED_METRICS if (name, metric) in comparisons}
         primary = own.pop(rule.metric, None)
+        exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
-        found = rejected_first(self._finding(evidence, exclusion, primary), requirements)
+        found = rejected_first(self._answer(evidence, exclusion, exact or primary), requirements)
         chances = self._chances(found, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
         notes = [f"requirement not met: {e.metric} {e.rule}: {e.detail}" for e in requirements if not e.passed]
@@ -110,29 +112,34 @@ class _Judge:
             cause=found.cause,
             beyond_margin=primary is not None and beyond_margin(primary, rule),
             reason=found.reason,
-            decision=decide(found.published, primary, rule, requirements),
+            decision=decide(found.published, exact.decision if exact else granted(primary, rule), requirements),
             primary=primary,
+            exact=exact and exact.comparison,
             secondary=tuple(own.values()),
             requirements=requirements,
             gates_live=_gates_live(evidence.receipts),
             chances=chances,
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
-            notes=(*notes, *self._notes(found, primary, chances)),
+            notes=(*notes, *(exact.notes if exact else self._notes(found, primary, chances))),
         )
 
-    def _finding(self, evidence: Evidence, exclusion: Exclusion | None, primary: Comparison | None) -> Answer:
+    def _answer(
+        self, evidence: Evidence, exclusion: Exclusion | None, primary: Comparison | ExactFinding | None
+    ) -> Answer:
         if exclusion is not None:
             return told(exclusion.word, exclusion.reason)
-        sample = sample_of(evidence, self._rule.primary.metric)
         absent = missing(self._spec, evidence.pairs)
-        if absent or primary is None or sample is None:
-            return open_because(Cause.MISSING, absent or "a trial has no value")
-        return self._of_samples(evidence, primary, sample)
+        if absent or primary is None:
+            return open_because(Cause.MISSING, absent or "a trial has no value; missing data fails")
+        if isinstance(primary, ExactFinding):
+            return told(primary.word, primary.reason)
+        return self._of_samples(evidence, primary)
 
-    def _of_samples(self, evidence: Evidence, primary: Comparison, sample: Sample) -> Answer:
-        stalls = stalls_differ(sample, self._rule.primary.margin)
-        if stalls is not None:
+    def _of_samples(self, evidence: Evidence, primary: Comparison) -> Answer:
+        sample = sample_of(evidence, self._rule.primary.metric)
+        stalls = sample and stalls_differ(sample, self._rule.primary.margin)
+        if stalls:
             return open_because(Cause.STALLS, stalls)
         word = word_of(primary, self._rule.primary)
         found = told(word, sentence(word, primary, self._rule.primary))

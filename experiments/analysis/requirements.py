@@ -16,7 +16,6 @@ from experiments.records.receipts import Receipt, read_metric
 
 ENVELOPE_LEVEL = 0.05
 """Chance that a variant whose losses are the baseline's leaves the envelope somewhere in an ablation."""
-_EXACT = ("peak_allocated_gib", "peak_reserved_gib")
 
 
 def judge_requirement(requirement: Requirement, evidence: Evidence) -> RequirementResult:
@@ -36,7 +35,7 @@ def judge_requirement(requirement: Requirement, evidence: Evidence) -> Requireme
         passed, detail = rise <= requirement.max_delta, f"largest change {rise:+.4g} {metric.unit}"
     else:
         passed, detail = _loss(rule, requirement, evidence.pairs)
-    exact = complete and (rule == "identical" or requirement.metric in _EXACT)
+    exact = complete and (rule == "identical" or (metric.kind == "absolute" and metric.decides == "exact"))
     return RequirementResult(
         metric=requirement.metric, rule=_in_words(requirement, metric), passed=passed, detail=detail, exact=exact
     )
