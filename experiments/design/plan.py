@@ -133,7 +133,7 @@ def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
 
 def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find numbers of blocks from which the primary metric can prove nothing."""
-    primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.number, len(spec.design.seeds)
+    primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.schedule[0], len(spec.design.seeds)
     if not primary.exact and blocks < MIN_BLOCKS:
         detail = f"must be at least {MIN_BLOCKS}, got {blocks}: '{primary.metric}' is judged by statistics over blocks"
         yield SpecProblem(
@@ -148,7 +148,7 @@ def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
 
 def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find requirements that no receipt of this design could meet: missing data fails."""
-    blocks, seeds = spec.design.blocks.number, len(spec.design.seeds)
+    blocks, seeds = spec.design.blocks.schedule[0], len(spec.design.seeds)
     for index, requirement in enumerate(spec.verdict.require):
         where = pointer("verdict", "require", index)
         if requirement.metric == "loss_val" and spec.workload.steps.val_rows == 0:
