@@ -326,6 +326,11 @@ class AblationSpec(_SpecPart):
     model_config = ConfigDict(json_schema_extra=_few_blocks_schema)
 
     ablation: Name = Field(description="Name of the ablation.")
+    purpose: Literal["answer", "calibration"] = Field(
+        default="answer",
+        exclude_if=lambda value: value == "answer",
+        description="To answer a question, or to measure a node's noise: then every variant repeats the baseline.",
+    )
     question: Text = Field(
         min_length=1,
         max_length=500,
