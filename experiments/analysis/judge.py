@@ -26,9 +26,9 @@ _CAPPED = frozenset({VerdictWord.BETTER, VerdictWord.SAME, VerdictWord.WORSE})
 def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumstances: Circumstances) -> Verdict:
     """Return the verdict of every variant of `plan`.
 
-    `receipts` are those of finished blocks; a block that lacks one does not count, and missing blocks never lead to
-    adoption. `circumstances` are what is known besides: broken attempts, earlier askings, A/A blocks. Raises
-    ReceiptError for a receipt that is not in the plan or is there twice.
+    `receipts` are those of finished blocks; a block that lacks a variant's does not count for it, and missing blocks
+    never lead to adoption. `circumstances` are what is known besides: broken attempts, earlier askings, A/A blocks.
+    Raises ReceiptError for a receipt that is not in the plan or is there twice.
     """
     whole = WholeBlocks(plan, receipts)
     evidence = [evidence_of(arm, whole) for arm in plan.arms[1:]]
@@ -137,7 +137,7 @@ class _Judge:
         own = {metric: comparisons[name, metric] for metric in PRIMARY_METRICS if (name, metric) in comparisons}
         primary = own.pop(self._rule.primary.metric, None)
         requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
-        measured, reason = self._measured(exclusion, primary)
+        measured, reason = self._measured(exclusion, primary, counted=len(evidence.pairs))
         needed = self._blocks_needed(measured, primary)
         published, why = self._published(measured, reason)
         return VariantVerdict(
@@ -155,12 +155,14 @@ class _Judge:
             notes=tuple(self._notes(measured, primary, requirements, needed)),
         )
 
-    def _measured(self, exclusion: Exclusion | None, found: Comparison | None) -> tuple[VerdictWord, str]:
+    def _measured(
+        self, exclusion: Exclusion | None, found: Comparison | None, *, counted: int
+    ) -> tuple[VerdictWord, str]:
         if exclusion is not None:
             return exclusion.word, exclusion.reason
         planned = len(self._plan.blocks)
-        if self._counted < planned or found is None:
-            return VerdictWord.INCONCLUSIVE, f"{self._counted} of {planned} planned blocks counted; missing data fails"
+        if counted < planned or found is None:
+            return VerdictWord.INCONCLUSIVE, f"{counted} of {planned} planned blocks counted; missing data fails"
         word = word_of(found, self._rule.primary)
         return word, f"{describe(found)}{_WHY[word].format(margin=self._rule.primary.margin)}"
 
@@ -221,6 +223,7 @@ _DECISIONS = {
     VerdictWord.REFUSED: Decision.INVALID,
     VerdictWord.WORSE: Decision.REJECT,
     VerdictWord.OOM: Decision.REJECT,
+    VerdictWord.TIMEOUT: Decision.REJECT,
     VerdictWord.FAILED: Decision.REJECT,
 }
 """Decisions that follow from the word alone."""
