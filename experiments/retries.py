@@ -30,7 +30,7 @@ FINAL_WITH_RECEIPT = frozenset(
 """Classes that are a result of the arm, not of the node: the block counts, with a receipt that says so."""
 
 
-class Scope(Enum):
+class FinalWhen(Enum):
     """Which earlier breaks of a class count when it becomes a result of an arm."""
 
     ARM = auto()
@@ -41,11 +41,11 @@ class Scope(Enum):
     """Those of the same arm in the same block."""
 
 
-FINAL_WHEN_REPEATED: dict[FailureClass, Scope] = {
-    FailureClass.TIMEOUT: Scope.ARM,
-    FailureClass.NO_RECEIPT: Scope.ARM,
-    FailureClass.INVALID_MEASUREMENT: Scope.BLOCK,
-    FailureClass.INFRA_NODE: Scope.ARM_IN_BLOCK,
+FINAL_WHEN_REPEATED: dict[FailureClass, FinalWhen] = {
+    FailureClass.TIMEOUT: FinalWhen.ARM,
+    FailureClass.NO_RECEIPT: FinalWhen.ARM,
+    FailureClass.INVALID_MEASUREMENT: FinalWhen.BLOCK,
+    FailureClass.INFRA_NODE: FinalWhen.ARM_IN_BLOCK,
 }
 """Classes that are a result of the arm once they come for the last time that they may."""
 
@@ -86,15 +86,15 @@ def attempt_words(broken: Sequence[Break], last: Break) -> str:
 
 def _times_in_block(broken: Sequence[Break], last: Break) -> int:
     """Count what ended the block of `last` as it did; where an arm answers for itself, by the same arm."""
-    own = FINAL_WHEN_REPEATED.get(last.failure_class) is Scope.ARM
-    return _times(broken, last, Scope.ARM_IN_BLOCK if own else Scope.BLOCK)
+    own = FINAL_WHEN_REPEATED.get(last.failure_class) is FinalWhen.ARM
+    return _times(broken, last, FinalWhen.ARM_IN_BLOCK if own else FinalWhen.BLOCK)
 
 
-def _times(broken: Sequence[Break], like: Break, scope: Scope) -> int:
+def _times(broken: Sequence[Break], like: Break, scope: FinalWhen) -> int:
     return sum(
         one.failure_class is like.failure_class
-        and (scope is Scope.ARM or one.block_index == like.block_index)
-        and (scope is Scope.BLOCK or one.arm == like.arm)
+        and (scope is FinalWhen.ARM or one.block_index == like.block_index)
+        and (scope is FinalWhen.BLOCK or one.arm == like.arm)
         for one in broken
     )
 

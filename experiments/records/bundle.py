@@ -22,6 +22,7 @@ from experiments.documents import Frozen, seal
 from experiments.errors import BundleError, SpecProblem
 from experiments.ids import id_pattern
 from experiments.outcomes import FailureClass
+from experiments.records.circumstances import AttemptRecord
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile
 from experiments.records.receipts import Receipt
@@ -141,6 +142,21 @@ class Bundle:
         """Indices of planned blocks that are not here."""
         here = {block.attempt.index for block in self.blocks}
         return tuple(block.index for block in self.plan_file.plan.blocks if block.index not in here)
+
+
+def attempt_records(bundle: Bundle) -> tuple[AttemptRecord, ...]:
+    """Return the attempts of `bundle` that left no receipts which count, by block and number, for its verdict."""
+    return tuple(
+        AttemptRecord(
+            block_index=record.index,
+            number=record.attempt_no,
+            failure_class=record.failure_class,
+            arm=record.arm,
+            message=record.message,
+            node=bundle.nodes[record.node_id].name,
+        )
+        for record in sorted(bundle.broken, key=lambda one: (one.index, one.attempt_no, one.attempt_id))
+    )
 
 
 def block_folder(index: int) -> str:
