@@ -76,6 +76,7 @@ def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLe
         block_id=ids.block_id,
         block_index=work.block_index,
         seed=block.seed,
+        timed=plan.timed,
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
         trials=tuple(
