@@ -216,8 +216,8 @@ def test_train_ignores_masked_targets(home: Path, dataset: Dataset, monkeypatch:
 
 def test_validate_weighs_rows_by_their_valid_tokens(home: Path, dataset: Dataset) -> None:
     together = config_for(home, micro_batch=4, steps=StepsConfig(warmup=0, timed=1, val_rows=4))
-    trainer = training._Trainer(together, dataset, torch.device("cpu"))
-    one_by_one = training._Trainer(replace(together, micro_batch=1), dataset, torch.device("cpu"))
+    trainer = training._Trainer(together, dataset, torch.device("cpu"), started=0.0)
+    one_by_one = training._Trainer(replace(together, micro_batch=1), dataset, torch.device("cpu"), started=0.0)
     assert trainer.validate() == pytest.approx(one_by_one.validate(), rel=1e-5)
 
 
