@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from kernels import facts
+from kernels import facts, scan
 from kernels.backends import GENERATED_LANES, Lane
 from kernels.scan import ScanFact
 from model.config import TrainConfig
@@ -27,7 +27,8 @@ def _torch_compilations(dynamo: ModuleType) -> int:
     """Count attempts to capture a frame, and graphs that inductor made ready: a backward pass is one of its own."""
     made = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
     frames: int = dynamo.counters["frames"]["total"]
-    return frames + sum(dynamo.counters["inductor"][name] for name in made)
+    graphs: int = sum(dynamo.counters["inductor"][name] for name in made)
+    return frames + graphs
 
 
 def _scan_compilations(compiled: ModuleType) -> int:
@@ -37,7 +38,7 @@ def _scan_compilations(compiled: ModuleType) -> int:
 
 _COUNTERS: Mapping[str, Callable[[ModuleType], int]] = {
     "torch._dynamo.utils": _torch_compilations,
-    "kernels.mamba3_mimo.cuda.compiled": _scan_compilations,
+    scan.COMPILER: _scan_compilations,
 }
 """How each compiler tells how often this process has compiled, by the module that knows. What third-party kernels
 (lane peer) compile by themselves is not counted."""

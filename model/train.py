@@ -2,10 +2,10 @@
 
 What would surprise: where code is generated (torch.compile, scan kernels, flex attention), one forward and backward
 pass runs before step 0, so that compilation is a number of its own; the facts for gate attestation are what the code
-recorded during step 0, and what the compilers told of that pass. The warm-up lasts `steps.warmup_s` of passes without an
-update and then `steps.warmup` steps, and ends with something that compiled nothing: the number of updates before the
-window is fixed, whatever the machine's speed. Garbage is collected before the warm-up and Python's automatic collection
-is off until the window's end, because its pauses land in single steps and a collection slows the next step down.
+recorded during step 0, and what the compilers told of that pass. The warm-up lasts `steps.warmup_s` of passes without
+an update, then `steps.warmup` steps, and ends with something that compiled nothing: the number of updates before the
+window is fixed, whatever the machine's speed. Garbage is collected before the warm-up, and Python's automatic
+collection is off until the window's end: its pauses land in single steps, and one slows the next step down.
 Validation runs the uncompiled module on the same weights, so it compiles nothing. On a CPU one more pass, not timed and
 without an update, shows the memory in tensors (model.measurement).
 """
@@ -37,6 +37,7 @@ from model.config import TrainConfig
 from model.data import Dataset
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
+from model.host_load import HostLoad
 from model.measurement import PeakMeter, read_clock_mhz
 from model.packing import Batch
 
@@ -76,6 +77,9 @@ class TrainResult:
     steps: tuple[StepRecord, ...]
     warmup_passes: tuple[float, ...]
     """Seconds of each forward and backward pass without an update that the warm-up ran besides its steps."""
+    foreign_load: float | None
+    """Share of the cores' time, from the warm-up to the window's end, that went to anything but this process; None
+    where the system does not tell."""
     loss_val: float | None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
     compile_s: float
@@ -121,12 +125,13 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
     with _reproducible(config, device):
         meter = PeakMeter(device)
         trainer = _Trainer(config, dataset, device, started=started)
-        steps, observed = _run_steps(trainer, on_step)
+        steps, observed, foreign_load = _run_steps(trainer, on_step)
         loss_val = trainer.validate()
         peak = meter.read(trainer.one_pass, held_bytes=trainer.held_bytes())
     return TrainResult(
         steps=steps,
         warmup_passes=tuple(trainer.warmup_passes),
+        foreign_load=foreign_load,
         loss_val=loss_val,
         compile_s=trainer.compilation.seconds,
         compile_cache_hit=trainer.compilation.cache_hit,
@@ -140,8 +145,8 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
     )
 
 
-def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], facts.Facts]:
-    """Run every step in its phase; return the records and the facts of step 0."""
+def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], facts.Facts, float | None]:
+    """Run every step in its phase; return the records, the facts of step 0, and the load by others after it."""
     records: list[StepRecord] = []
 
     def run(phase: Phase, indices: range) -> None:
@@ -154,12 +159,13 @@ def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, 
         facts.record(ModelFact.DEVICE, trainer.device.type)
         trainer.compile()
         run("compile", range(1))
+    load = HostLoad()
     with _no_automatic_gc():
         trainer.load()
         run("warmup", range(1, first_timed))
         trainer.settle()
         run("timed", range(first_timed, trainer.config.steps.total))
-    return tuple(records), observed
+    return tuple(records), observed, load.foreign_share()
 
 
 class _Trainer:

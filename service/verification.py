@@ -15,7 +15,7 @@ from experiments.errors import SpecProblem
 from experiments.records import identity
 from experiments.records.identity import UNLIMITED_S, AttemptLease, BlockIds, claimed_fields, mismatches
 from experiments.records.messages import BlockReport, ClaimedBlock
-from experiments.records.receipts import verify
+from experiments.records.receipt_check import verify
 from service.errors import Invalid
 from service.store.attempts import find_attempt
 from service.store.reports import VerifiedReceipt

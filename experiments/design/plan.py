@@ -35,6 +35,8 @@ class Plan(Frozen):
     """Digest of the verdict rule with the estimator: hashed before the first sample."""
     node_class: str
     devices: int
+    max_foreign_load: float
+    """Share of the cores' time that others may take during a trial on the host, where times decide."""
     arms: tuple[Arm, ...]
     """Baseline first."""
     blocks: tuple[BlockPlan, ...]
@@ -47,6 +49,11 @@ class Plan(Frozen):
     def baseline(self) -> Arm:
         """The arm that variants are compared with."""
         return self.arms[0]
+
+    @property
+    def timed(self) -> bool:
+        """Whether times decide: guards that protect times alone (load, clocks, heat) apply then only."""
+        return self.mde_pct_per_sd_pct is not None
 
     @cached_property
     def arm_by_name(self) -> Mapping[str, Arm]:
@@ -66,6 +73,7 @@ def make_plan(spec: AblationSpec) -> Plan:
         rule_digest=rule_digest(spec),
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
+        max_foreign_load=spec.placement.max_foreign_load / 100,
         arms=resolution.arms,
         blocks=plan_blocks(spec, [arm.name for arm in resolution.arms]),
         mde_pct_per_sd_pct=detectable_per_sd(spec.design.blocks.number),

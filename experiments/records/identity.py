@@ -65,6 +65,8 @@ def claimed_block(
         block_id=ids.block_id,
         block_index=index,
         seed=block.seed,
+        timed=plan.timed,
+        max_foreign_load=plan.max_foreign_load,
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
         trials=tuple(

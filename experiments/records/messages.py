@@ -72,6 +72,10 @@ class ClaimedBlock(Frozen):
     block_index: int
     """In the plan, from 0."""
     seed: int
+    timed: bool
+    """Whether times decide: what disturbs nothing but times (load, clocks, heat) spoils the block then only."""
+    max_foreign_load: float
+    """Share of the cores' time that others may take during a trial on the host, where times decide."""
     spec_digest: str
     rule_digest: str
     trials: tuple[ClaimedTrial, ...]

@@ -25,7 +25,7 @@ from experiments.records.identity import AttemptLease, BlockIds, claimed_block, 
 from experiments.records.messages import ClaimedBlock
 
 KIND: Literal["ablate plan"] = "ablate plan"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_PLAN_BYTES = 64 * 2**20
 
 
