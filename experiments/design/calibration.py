@@ -32,7 +32,7 @@ def bare_spec(recipe: str, node_class: str) -> AblationSpec:
     return parse_spec(_yaml(values), CONTENT_TYPE)
 
 
-def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int) -> bytes:
+def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_seed: int) -> bytes:
     """Return the YAML of a spec that measures the noise of ablations such as `like` on `node_class`.
 
     Workload, baseline, seeds, limits and primary metric are those of `like`: A/A blocks hold for their recipe, shape
@@ -47,7 +47,7 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int) -> byt
         "placement": {**values["placement"], "node_class": node_class},
         "variants": {REPEAT: {"gates": _baseline_gates(like)}},
     }
-    values["design"]["blocks"] = {"count": blocks}
+    values["design"] |= {"blocks": {"count": blocks}, "order_seed": order_seed}
     values["limits"]["device_minutes"] *= max(1.0, 2 * blocks / trials)
     values["verdict"]["require"] = []
     text = _yaml(values)
