@@ -38,8 +38,11 @@ def admission_of(
 ) -> Admission:
     """Return whether the calibrations `known` allow words about `receipts`.
 
-    Every device that measured a baseline needs one of its own. `mended_by` is the command that would make it.
+    Every device that measured a baseline needs one of its own; an exact metric has no noise and needs none.
+    `mended_by` is the command that would make it.
     """
+    if spec.verdict.primary.exact:
+        return Admission(refused_because=None, ledger=ledger)
     measured = [one for one in receipts if one.arm == BASELINE and one.outcome is Outcome.MEASURED]
     by_key: dict[CalibrationKey, list[Receipt]] = {}
     for receipt in measured:

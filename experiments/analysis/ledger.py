@@ -6,8 +6,9 @@ from functools import lru_cache
 from scipy import special
 
 from experiments.analysis.calibration import CONFIDENCE, METRIC
-from experiments.analysis.judge import compare, word_of
-from experiments.design.power import ALPHA
+from experiments.analysis.comparing import Levels, Sample, compare
+from experiments.analysis.words import word_of
+from experiments.design.power import ALPHA, alpha_of
 from experiments.design.spec import MIN_BLOCKS, Primary
 from experiments.outcomes import VerdictWord
 from experiments.records.calibration import AABlock, Calibration, Ledger
@@ -43,8 +44,10 @@ def by_ablation(samples: Sequence[AABlock]) -> Iterator[tuple[AABlock, ...]]:
 def judge_blocks(blocks: tuple[AABlock, ...]) -> tuple[VerdictWord, bool]:
     """Return the word that an ablation with these blocks would get, and whether it differs from zero."""
     primary = Primary(metric=METRIC, margin=f"{blocks[0].margin_pct:g}%")  # type: ignore[arg-type]  # as users write it
-    found = compare(METRIC, {_REPEAT: [block.difference for block in blocks]})[_REPEAT]
-    return word_of(found, primary), found.p_holm <= ALPHA
+    sample = Sample(differences=tuple(b.difference for b in blocks), places=tuple(b.place for b in blocks))
+    levels = Levels(family=1, alphas={_REPEAT: alpha_of(1)}, margin_pct=primary.margin)
+    found = compare(METRIC, {_REPEAT: sample}, levels)[_REPEAT]
+    return word_of(found, primary), found.p_holm <= found.alpha
 
 
 def upper_bound(errors: int, trials: int) -> float:

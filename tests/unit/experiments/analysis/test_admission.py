@@ -100,3 +100,8 @@ def test_every_device_that_ran_needs_its_own():
     assert len(found.calibrations) == 1
     both = admission(known(), known(20, key=key_of(SPEC, other[0])), receipts=mixed)
     assert (both.refused_because, len(both.calibrations)) == (None, 2)
+
+
+def test_an_exact_metric_needs_no_calibration():
+    exact = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%"})
+    assert admission_of(exact, RECEIPTS, [], ledger=Ledger(), mended_by="").refused_because is None
