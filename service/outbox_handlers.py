@@ -4,21 +4,16 @@ Each is idempotent, is done outside any transaction, and is tried again with gro
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from sqlalchemy import Connection
-
-from experiments.analysis.admission import admission_of, mending_command
 from experiments.analysis.calibration import aa_blocks_of
 from experiments.analysis.judge import judge
 from experiments.design.load import parse_spec
-from experiments.design.spec import AblationSpec
-from experiments.records.circumstances import UNCALIBRATED, Admission
-from experiments.records.receipts import Receipt
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
 from service.lifecycle import OutboxKind
 from service.store import calibrations, outbox, results
+from service.store.circumstances import circumstances_of
 from service.store.session import Store
 
 log = logging.getLogger(__name__)
@@ -71,8 +66,9 @@ class OutboxHandlers:
         with self._store.write() as connection:
             calibrations.store_aa_blocks(connection, ablation_id, aa_blocks_of(view.plan, spec, receipts))
         with self._store.read() as connection:
-            admission = _admission(connection, ablation_id, spec, receipts)
-        verdict = judge(view.plan, spec, receipts, UNCALIBRATED.model_copy(update={"admission": admission}))
+            admission = calibrations.read_admission(connection, ablation_id, spec, receipts)
+            known = circumstances_of(connection, ablation_id)
+        verdict = judge(view.plan, spec, receipts, known.model_copy(update={"admission": admission}))
         words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
         with self._store.write() as connection:
             results.store_verdict(connection, ablation_id, verdict.model_dump_json(), words=words)
@@ -93,15 +89,3 @@ class OutboxHandlers:
             results.store_projection(
                 connection, ablation_id, experiment_id=projection.experiment_id, run_id=projection.parent_run_id
             )
-
-
-def _admission(connection: Connection, ablation_id: str, spec: AblationSpec, receipts: Sequence[Receipt]) -> Admission:
-    """Return whether the A/A blocks that the service knows allow words about an ablation."""
-    node_class = spec.placement.node_class
-    return admission_of(
-        spec,
-        receipts,
-        calibrations.read_calibrations(connection, node_class),
-        ledger=calibrations.read_ledger(connection),
-        mended_by=mending_command(node_class, ablation_id),
-    )

@@ -14,9 +14,9 @@ from experiments.analysis.ledger import keep_ledger
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
-from experiments.records.bundle import Bundle
+from experiments.records.bundle import Bundle, attempt_records
 from experiments.records.calibration import Calibration
-from experiments.records.circumstances import UNCALIBRATED
+from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
@@ -114,7 +114,8 @@ def judge_bundle(bundle: Bundle, known: Sequence[Calibration] = ()) -> Verdict:
     noise = join_calibrations([*known, *calibrations_of(file.plan, file.spec, receipts)])
     command = mending_command(file.plan.node_class, "SPEC")
     admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
-    return judge(file.plan, file.spec, receipts, UNCALIBRATED.model_copy(update={"admission": admission}))
+    circumstances = Circumstances(attempts=attempt_records(bundle), admission=admission)
+    return judge(file.plan, file.spec, receipts, circumstances)
 
 
 def bundle_view(bundle: Bundle, known: Sequence[Calibration] = ()) -> AblationView:

@@ -1,12 +1,16 @@
 """A/A blocks in the database, and the calibrations and the ledger that follow from them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, insert, select
 
+from experiments.analysis.admission import admission_of, mending_command
 from experiments.analysis.calibration import calibrate_all
 from experiments.analysis.ledger import keep_ledger
+from experiments.design.spec import AblationSpec
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger
+from experiments.records.circumstances import Admission
+from experiments.records.receipts import Receipt
 from service.store.tables import aa_blocks
 
 
@@ -43,3 +47,17 @@ def read_calibrations(connection: Connection, node_class: str | None = None) -> 
 def read_ledger(connection: Connection) -> Ledger:
     """Return the false words over all A/A ablations that the service knows."""
     return keep_ledger(read_calibrations(connection))
+
+
+def read_admission(
+    connection: Connection, ablation_id: str, spec: AblationSpec, receipts: Sequence[Receipt]
+) -> Admission:
+    """Return whether the A/A blocks that the service knows allow words about an ablation."""
+    node_class = spec.placement.node_class
+    return admission_of(
+        spec,
+        receipts,
+        read_calibrations(connection, node_class),
+        ledger=read_ledger(connection),
+        mended_by=mending_command(node_class, ablation_id),
+    )
