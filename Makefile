@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu test-tpu browser bench-api bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu test-tpu test-containers browser bench-api bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +56,7 @@ browser:  # Chromium for the page tests, from the distribution, where we may ins
 
 # Idle OpenMP threads sleep: spinning ones would take the other process's core.
 test: $(STAMP) browser  ## all tests that this machine can run, in two processes
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --ignore tests/containers
 
 test-fast: $(STAMP)  ## tests without servers, some ten seconds
 	$(BIN)/python -m pytest tests/unit tests/architecture
@@ -93,3 +93,6 @@ peer: $(STAMP)  ## install the official Mamba-3 kernels for lane peer into .peer
 clean:  ## stop the stack; remove .venv and the stack's state
 	@if [ -x $(BIN)/ablate ]; then $(BIN)/ablate down; fi
 	rm -rf $(VENV) $(ABLATE_HOME)
+
+test-containers: $(STAMP)  ## run compose.yaml with an ablation in it; images must be built (docker/README.md)
+	$(BIN)/pytest -p no:xdist tests/containers -q -rs

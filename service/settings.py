@@ -23,6 +23,9 @@ PLACEHOLDERS = frozenset(
 
 MIN_SECRET_CHARS = 16
 
+SECRETS = Path("/run/secrets")
+"""Where container engines put secrets: a file `ablate_admin_token` there is as good as ABLATE_ADMIN_TOKEN."""
+
 
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
@@ -34,7 +37,9 @@ HomePath = Annotated[Path, AfterValidator(_absolute)]
 class ServiceSettings(BaseSettings):
     """Settings of the API and of the background process."""
 
-    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=SECRETS if SECRETS.is_dir() else None
+    )
 
     home: HomePath = Path(".ablate")
     """Folder of everything that an embedded stack keeps."""
@@ -47,7 +52,9 @@ class ServiceSettings(BaseSettings):
     broker_url: str = ""
     """Celery URL; empty means the Valkey socket at $ABLATE_HOME/run/valkey.sock."""
     mlflow_url: str = "http://127.0.0.1:8322"
-    """Base URL of the MLflow server."""
+    """Base URL of the MLflow server, as the service reaches it."""
+    mlflow_public_url: str = ""
+    """Base URL of the MLflow server in links for people; empty means ABLATE_MLFLOW_URL."""
     mlflow_experiment: str = "ablate"
     """MLflow experiment that ablations go to."""
     lease_s: float = Field(default=30.0, gt=0)
@@ -78,6 +85,11 @@ class ServiceSettings(BaseSettings):
     def celery_url(self) -> str:
         """The broker URL with the default filled in."""
         return self.broker_url or f"redis+socket://{self.home / 'run' / 'valkey.sock'}"
+
+    @property
+    def mlflow_link_url(self) -> str:
+        """Base URL of the MLflow server as people reach it."""
+        return self.mlflow_public_url or self.mlflow_url
 
     @property
     def is_loopback(self) -> bool:

@@ -15,11 +15,16 @@ PLACEHOLDERS = frozenset(
 )
 """Values that people leave in example files; none of them is accepted as a token."""
 
+SECRETS = Path("/run/secrets")
+"""Where container engines put secrets: a file `ablate_worker_token` there is as good as ABLATE_WORKER_TOKEN."""
+
 
 class Settings(BaseSettings):
     """Everything a worker can be told from outside."""
 
-    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=SECRETS if SECRETS.is_dir() else None
+    )
 
     home: Path = Path(".ablate")
     """State folder; trials write below its `work`."""

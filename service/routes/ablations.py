@@ -70,7 +70,7 @@ def list_ablations(
 def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
     labels = store_ablations.labels_of(connection, [row.id for row in rows])
     waiting = waiting_reasons(connection, rows, settings)
-    url = settings.mlflow_url
+    url = settings.mlflow_link_url
     return [ablation_public(r, labels[r.id], waiting_for=waiting.get(r.id), mlflow=url) for r in rows]
 
 
