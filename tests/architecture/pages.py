@@ -21,7 +21,7 @@ _OUTSIDE = {
     "pyproject.toml": "dependencies, entry points and the settings of every tool",
     "constraints.txt": "the exact versions that were tested",
     ".ci/run": "what continuous integration runs",
-    "docker/README.md": "why there are no container files yet",
+    "docker/README.md": "images, how they are built and tested",
 }
 _WITHOUT_COMMENTS = {
     "experiments/reporting/templates/report.html": "Skeleton of the report page",
