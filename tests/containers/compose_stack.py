@@ -16,14 +16,24 @@ ROOT = Path(__file__).parents[2]
 SERVICES = ("postgres", "redis", "mlflow", "migrate", "api", "background", "gateway", "worker-cpu")
 """In the order in which they start."""
 WITH_HEALTH = ("postgres", "redis", "mlflow", "api")
-ENGINE = "docker" if shutil.which("docker") else "podman"
-COMPOSE = ("docker", "compose") if shutil.which("docker") else ("podman-compose",)
+
+
+def _docker_answers() -> bool:
+    """Tell whether a Docker engine runs here; the client alone does not help."""
+    command = ["docker", "version", "--format", "{{.Server.Version}}"]
+    return (
+        shutil.which("docker") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
+
+
+ENGINE = "docker" if _docker_answers() else "podman"
+COMPOSE = ("docker", "compose") if ENGINE == "docker" else ("podman-compose",)
 
 
 def why_not() -> str | None:
     """Return why the compose file cannot be run here, or None."""
     if shutil.which(COMPOSE[0]) is None:
-        return "neither docker nor podman-compose is installed"
+        return "neither a Docker engine nor podman-compose is here"
     missing = [
         image
         for image in images()

@@ -4,7 +4,6 @@ Minutes long and in need of a container engine and of built images, so it is no 
 """
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -108,7 +107,7 @@ def test_an_ablation_lives_through_a_restart_of_every_part(environment):
 
 
 def test_the_api_scales(environment):
-    if shutil.which("docker") is None:
+    if stack.ENGINE != "docker":
         pytest.skip(
             "podman-compose numbers containers of a scaled service otherwise; done by hand, see docs/operate.md"
         )
