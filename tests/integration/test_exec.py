@@ -77,7 +77,7 @@ def tiny(folder: Path, *, timed: int = 3) -> Run:
             "vocab_size": 512,
             "corpus": str(corpus(folder / "corpus")),
         },
-        "steps": {"warmup": 1, "timed": timed, "val_rows": 2},
+        "steps": {"warmup": 1, "warmup_s": 0, "timed": timed, "val_rows": 2},
     }
     return Run(folder, make_file(workload=workload, baseline={}, variants={"psiv-on": {"gates": {"psiv_cache": True}}}))
 
