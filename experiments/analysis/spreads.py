@@ -1,0 +1,53 @@
+"""Spreads: whether one arm's trials scatter more than the other's, so that the mean of d may be far from its samples.
+
+Where both arms have the same noise, however skewed, d is symmetric and the t test holds. Where one arm has rare slow
+trials of its own, a few blocks may hold none of them: then no test of a mean is right, and no word is said.
+"""
+
+import numpy as np
+from scipy import special
+
+from experiments.analysis.comparing import Sample
+from experiments.analysis.statistics import Array, fit, sign_flip_p
+
+LEVEL = 0.05
+FLIPS_FROM = 16
+"""Blocks from which a sign-flip test takes over: it needs more blocks to see, and heavy tails do not fool it."""
+CLEAR = 6.0
+"""Distance of the estimate from zero, in standard deviations of the noisier arm's trials, that no tail explains away."""
+
+
+def spreads_differ(sample: Sample) -> str | None:
+    """Return how the arms' spreads differ, with the numbers, or None where they do not or it does not matter."""
+    d, sums = np.asarray(sample.differences), np.asarray(sample.sums)
+    if not uneven(d, sums, fit(d, sample.places).mean):
+        return None
+    own, other = (100 * float(np.std(part, ddof=1)) for part in ((sums + d) / 2, (sums - d) / 2))
+    p = float(p_equal_spread(d, sums))
+    return f"trials of the variant scatter by {own:.2g} %, of the baseline by {other:.2g} % (p {p:.2g})"
+
+
+def uneven(d: Array, sums: Array, mean: Array) -> Array:
+    """Return where spreads differ and the mean is not clear of them; blocks along the last axis of `d` and `sums`.
+
+    `sums` is ln(variant) + ln(baseline) of every block, `mean` the estimate of d.
+    """
+    noisier = np.maximum(np.std((sums + d) / 2, axis=-1, ddof=1), np.std((sums - d) / 2, axis=-1, ddof=1))
+    return np.asarray((p_equal_spread(d, sums) <= LEVEL) & (np.abs(mean) <= CLEAR * noisier))
+
+
+def p_equal_spread(d: Array, sums: Array) -> Array:
+    """Return two-sided p values of equal variances in pairs: arms of equal variance make d and sum uncorrelated.
+
+    Pitman and Morgan's test, which takes the trials to be normal; from `FLIPS_FROM` blocks on the sign-flip test of the
+    same products, the squares of the variant minus those of the baseline, around the medians of the arms.
+    """
+    if d.shape[-1] >= FLIPS_FROM:
+        own, other = (part - np.median(part, axis=-1, keepdims=True) for part in ((sums + d) / 2, (sums - d) / 2))
+        return sign_flip_p(own**2 - other**2)
+    first, second = (values - values.mean(axis=-1, keepdims=True) for values in (d, sums))
+    scale = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
+    share = (first * second).sum(axis=-1) / np.where(scale > 0, scale, 1.0)
+    freedom = d.shape[-1] - 2
+    t = share * np.sqrt(freedom / np.maximum(1 - share**2, 1e-15))
+    return np.asarray(2 * special.stdtr(freedom, -np.abs(t)), dtype=np.float64)
