@@ -61,9 +61,8 @@ def sample_of(evidence: Evidence, metric: str) -> Sample | None:
 
 
 def _log_sum(pair: Pair, metric: str) -> float:
-    return math.fsum(
-        math.log(read_metric(METRICS[metric], receipt) or 1.0) for receipt in (pair.variant, pair.baseline)
-    )
+    values = (read_metric(METRICS[metric], receipt) for receipt in (pair.variant, pair.baseline))
+    return math.fsum(math.log(value or math.nan) for value in values)
 
 
 def _window(pairs: Sequence[Pair], metric: str) -> Window | None:

@@ -31,20 +31,15 @@ def stalling(
     return _clean(seconds, places)
 
 
-def crashing(rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, slow: float, chance: float) -> Draw:
-    """Return ablations whose variants have slow trials (log `slow`, of this `chance`), all of which crash.
+def crashing(rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, chance: float) -> Draw:
+    """Return ablations whose variants have slow trials of this `chance`, all of which crash.
 
-    A crashed trial is run again until one does not crash; its attempt is on record.
+    A crashed trial is run again until one does not crash, so that no slow one is seen; its attempt is on record.
     """
     places = places_of(repetitions, blocks, arms)
     crashed = np.zeros((repetitions, arms), dtype=np.bool_)
     crashed[:, 1:] = (rng.random((repetitions, blocks, arms - 1)) < chance).any(axis=1)
     return Draw(seconds=steps_of(rng, normal(rng, places)), places=places, rerun=crashed)
-
-
-def true_effect_of_crashes(*, slow: float, chance: float) -> float:
-    """Return the effect, in log units, that the variant of `crashing` has where nothing crashes."""
-    return -slow * chance
 
 
 def true_effect_of_stalls(*, stalls: float, faster: float) -> float:

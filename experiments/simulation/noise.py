@@ -56,7 +56,7 @@ def autocorrelated(rng: np.random.Generator, places: Array) -> Array:
 
 def drifting(rng: np.random.Generator, places: Array) -> Array:
     """Return normal noise and a drift of 1 % from the first trial to the last."""
-    repetitions, blocks, arms = places.shape
+    _, blocks, arms = places.shape
     drift = np.linspace(0, 0.01, blocks * arms).reshape(blocks, arms)
     return normal(rng, places) + _in_time(np.broadcast_to(drift, places.shape), places)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.analysis.spreads import uneven
-from experiments.analysis.stalls import LEVEL
-from experiments.analysis.statistics import Array, Fit, count_flip_p, fit, holm, log_ratio
+from experiments.analysis.spreads import LEVEL as SPREAD_LEVEL
+from experiments.analysis.spreads import is_clear, p_equal_spread
+from experiments.analysis.stalls import LEVEL as STALL_LEVEL
+from experiments.analysis.statistics import Array, count_flip_p, fit, holm, log_ratio
 from experiments.records.receipts import MAD_TO_SIGMA, MIN_SPREAD, OUTLIER_MADS
 from experiments.simulation.noise import Draw
 
@@ -29,6 +30,8 @@ class Windows:
     places: Array
     more_outliers: NDArray[np.int64]
     """Outlier steps of the variant minus those of the baseline."""
+    uneven: Flags
+    """Whether the arms' spreads differ."""
     rerun: Flags
     """(repetitions, variants)."""
 
@@ -41,11 +44,9 @@ class Words:
     worse: Flags
     same: Flags
     stalls: Flags
-    """Words that were withheld because stalls differ."""
-    spreads: Flags
-    """Words that were withheld because spreads differ."""
-    reruns: Flags
-    """Words that were withheld because of reruns."""
+    """Whether the word is `inconclusive: stalls differ`."""
+    withheld: Flags
+    """Whether there would have been a word but for stalls, spreads or reruns."""
     low: Array
     high: Array
     """Simultaneous interval, in natural log units."""
@@ -63,9 +64,11 @@ def windows_of(draw: Draw) -> Windows:
     spread = np.median(np.abs(draw.seconds - middle[..., None]), axis=-1)
     cutoff = middle + OUTLIER_MADS * np.maximum(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
     outliers = np.count_nonzero(draw.seconds > cutoff[..., None], axis=-1)
+    d, sums = _paired(-np.log(total)), np.swapaxes(-np.log(total[:, :, 1:]) - np.log(total[:, :, :1]), 1, 2)
     return Windows(
-        d=_paired(-np.log(total)),
-        sums=np.swapaxes(-np.log(total[:, :, 1:]) - np.log(total[:, :, :1]), 1, 2),
+        d=d,
+        sums=sums,
+        uneven=p_equal_spread(d, sums) <= SPREAD_LEVEL,
         by_median=_paired(-np.log(middle)),
         places=_paired(draw.places),
         more_outliers=_paired(outliers.astype(np.float64)).astype(np.int64),
@@ -80,9 +83,11 @@ def _paired(values: Array) -> Array:
 
 def first_blocks(windows: Windows, blocks: int) -> Windows:
     """Return what is known after so many blocks."""
+    d, sums = windows.d[..., :blocks], windows.sums[..., :blocks]
     return Windows(
-        d=windows.d[..., :blocks],
-        sums=windows.sums[..., :blocks],
+        d=d,
+        sums=sums,
+        uneven=p_equal_spread(d, sums) <= SPREAD_LEVEL,
         by_median=windows.by_median[..., :blocks],
         places=windows.places[..., :blocks],
         more_outliers=windows.more_outliers[..., :blocks],
@@ -97,28 +102,27 @@ def words_of(windows: Windows, *, alpha: float, margin_pct: float, effects: Arra
     low, high = log_ratio(-margin_pct), log_ratio(margin_pct)
     different = holm(found.p_different(), family) <= alpha
     beyond = (found.mean < low) | (found.mean > high)
-    stalls = stalls_of(windows, found, effects, margin_pct)
+    stalls = stalls_of(windows, margin_pct)
     same = ~(different & beyond) & (holm(found.p_same(low, high), family) <= alpha)
     said = (different & beyond) | same
-    spreads = uneven(windows.d + effects[:, None], windows.sums + effects[:, None], found.mean)
+    spreads = windows.uneven & ~is_clear(windows.d, windows.sums, found.mean)
     free = ~stalls & ~spreads & ~windows.rerun
     ends = found.interval(alpha / family)
     return Words(
         better=different & beyond & (found.mean > 0) & free,
         worse=different & beyond & (found.mean < 0) & free,
         same=same & free,
-        stalls=said & stalls,
-        spreads=said & spreads & ~stalls,
-        reruns=said & windows.rerun & ~stalls & ~spreads,
+        stalls=stalls,
+        withheld=said & ~free,
         low=np.where(different & (found.mean > 0), np.maximum(ends[0], 0), ends[0]),
         high=np.where(different & (found.mean < 0), np.minimum(ends[1], 0), ends[1]),
         estimate=found.mean,
     )
 
 
-def stalls_of(windows: Windows, found: Fit, effects: Array, margin_pct: float) -> Flags:
+def stalls_of(windows: Windows, margin_pct: float) -> Flags:
     """Return where the arms' stalls differ; an effect of all steps moves total and median alike."""
     gap = fit(windows.d - windows.by_median, windows.places)
-    apart = (np.abs(100 * np.expm1(gap.mean)) > margin_pct) & (gap.p_different() <= LEVEL)
-    counts = np.apply_along_axis(count_flip_p, -1, windows.more_outliers) <= LEVEL
+    apart = (np.abs(100 * np.expm1(gap.mean)) > margin_pct) & (gap.p_different() <= STALL_LEVEL)
+    counts = np.apply_along_axis(count_flip_p, -1, windows.more_outliers) <= STALL_LEVEL
     return np.asarray(apart | counts, dtype=np.bool_)
