@@ -30,10 +30,10 @@ class Sample:
 
     differences: tuple[float, ...]
     """d = ln(variant / baseline)."""
-    sums: tuple[float, ...]
-    """ln(variant) + ln(baseline), which tells the arms' spreads apart."""
     places: tuple[int, ...]
     """Place of the variant in the block minus the place of the baseline."""
+    sums: tuple[float, ...] | None = None
+    """ln(variant) + ln(baseline), which tells the arms' spreads apart; None where only d is known."""
     window: Window | None = None
     """None where the metric is none of the window."""
 

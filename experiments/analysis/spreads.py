@@ -20,6 +20,8 @@ CLEAR = 6.0
 
 def spreads_differ(sample: Sample) -> str | None:
     """Return how the arms' spreads differ, with the numbers, or None where they do not or it does not matter."""
+    if sample.sums is None:
+        return None
     d, sums = np.asarray(sample.differences), np.asarray(sample.sums)
     p = float(p_equal_spread(d, sums))
     if p > LEVEL or bool(is_clear(d, sums, fit(d, sample.places).mean)):
