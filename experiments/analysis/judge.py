@@ -139,12 +139,14 @@ class _Judge:
 
     def _of_samples(self, evidence: Evidence, primary: Comparison) -> Answer:
         sample = sample_of(evidence, self._rule.primary.metric)
-        stalls = sample and stalls_differ(sample, self._rule.primary.margin)
-        if stalls:
+        if sample is None:
+            raise AssertionError("there is a comparison, hence a sample")
+        stalls = stalls_differ(sample, self._rule.primary.margin)
+        if stalls is not None:
             return open_because(Cause.STALLS, stalls)
         word = word_of(primary, self._rule.primary)
         found = told(word, sentence(word, primary, self._rule.primary))
-        found = capped(found, Cause.SPREADS, sample and spreads_differ(sample))
+        found = capped(found, Cause.SPREADS, spreads_differ(sample))
         reruns = caused_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         found = capped(found, Cause.RERUNS, reruns)
         return capped(found, Cause.UNCALIBRATED, self._circumstances.admission.refused_because)

@@ -180,8 +180,8 @@ def _looked(windows: Windows, effects: Array, margin_pct: float) -> tuple[Array,
     for look, share in zip(LOOKS, level_shares(LOOKS), strict=True):
         part = first_blocks(windows, look)
         words = words_of(part, alpha=alpha_of(1) * share, margin_pct=margin_pct, effects=effects)
-        ends = running & ((words.changed | words.same).all(axis=1) | (look == LOOKS[-1]))
-        changed[ends], better[ends] = words.changed.any(axis=1)[ends], words.better[ends, 0]
+        ends = running & (np.all(words.changed | words.same, axis=1) | (look == LOOKS[-1]))
+        changed[ends], better[ends] = np.any(words.changed, axis=1)[ends], words.better[ends, 0]
         blocks[ends] = look
         running &= ~ends
     return changed, better, blocks

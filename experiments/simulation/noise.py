@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.analysis.statistics import Array
 
@@ -25,7 +26,7 @@ class Draw:
     """(repetitions, blocks, arms, steps)."""
     places: Array
     """(repetitions, blocks, arms): place of each arm in its block, from 0."""
-    rerun: Array
+    rerun: NDArray[np.bool_]
     """(repetitions, arms): whether a trial of the arm ended an attempt that was run again."""
 
 
@@ -68,7 +69,7 @@ def shared_by_block(rng: np.random.Generator, places: Array) -> Array:
 
 def first_slot(rng: np.random.Generator, places: Array) -> Array:
     """Return normal noise; the first trial of every block is 0.5 % slower."""
-    return normal(rng, places) + 0.005 * (places == 0)
+    return normal(rng, places) + np.where(places == 0, 0.005, 0.0)
 
 
 def skewed_in_variants(rng: np.random.Generator, places: Array) -> Array:

@@ -72,7 +72,7 @@ def windows_of(draw: Draw) -> Windows:
         by_median=_paired(-np.log(middle)),
         places=_paired(draw.places),
         more_outliers=_paired(outliers.astype(np.float64)).astype(np.int64),
-        rerun=(draw.rerun[:, 1:] | draw.rerun[:, :1]).astype(np.bool_),
+        rerun=draw.rerun[:, 1:] | draw.rerun[:, :1],
     )
 
 
