@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.analysis.arm_summary import measured_trials
+from experiments.analysis.exact import ExactComparison
 from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import Comparison, Verdict
 from experiments.block_numbers import block_number
@@ -27,12 +28,16 @@ MOST_PANELS = 8
 MOST_BLOCKS = 200
 INK, SOFT, BAND, PAPER = (drawing.SENTINELS[role] for role in ("ink", "soft", "band", "paper"))
 
+_MARKER = f"Marker: mean over blocks; thick line: 90{wording.SPACE}% interval; thin line: 95{wording.SPACE}% interval."
+_EXACT_MARKER = "Marker: the value of one seed, the same at every repeat: there is no noise, hence no interval."
+
 
 def forest(view: AblationView) -> drawing.Picture | None:
     """Draw every variant's effect with its interval, the margin band and the adoption line; None without a verdict."""
-    if view.verdict is None or view.answer is None or not any(v.primary for v in view.verdict.variants):
+    if view.verdict is None or view.answer is None or not any(v.primary or v.exact for v in view.verdict.variants):
         return None
     rule, baseline, comparisons = view.answer.rule, view.verdict.baseline, _comparisons(view.verdict)
+    exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
     shown = view.answer.variants[:MOST_VARIANTS]
     left_out = len(view.answer.variants) - len(shown)
 
@@ -44,9 +49,13 @@ def forest(view: AblationView) -> drawing.Picture | None:
         for place, variant in enumerate(shown):
             if variant.arm in comparisons:
                 _forest_row(axes, place, comparisons[variant.arm], styles[variant.arm])
+            if variant.arm in exact:
+                _exact_row(axes, place, exact[variant.arm], styles[variant.arm])
         _forest_frame(axes, shown, styles, wording.metric(rule.metric))
 
-    return drawing.draw("forest", "Effect of every variant", _forest_caption(rule, baseline, left_out), paint)
+    return drawing.draw(
+        "forest", "Effect of every variant", _forest_caption(rule, baseline, left_out, bool(exact)), paint
+    )
 
 
 def _comparisons(verdict: Verdict | None) -> dict[str, Comparison]:
@@ -58,10 +67,10 @@ def _styles(view: AblationView) -> dict[str, ArmStyle]:
     return drawing.arm_styles([arm.name for arm in view.plan.arms])
 
 
-def _forest_caption(rule: PrimaryRule, baseline: str, left_out: int) -> str:
+def _forest_caption(rule: PrimaryRule, baseline: str, left_out: int, exact: bool) -> str:
     sentences = [
         f"Change of {wording.metric(rule.metric)} against {baseline}, in percent.",
-        f"Marker: mean over blocks; thick line: 90{wording.SPACE}% interval; thin line: 95{wording.SPACE}% interval.",
+        _EXACT_MARKER if exact else _MARKER,
     ]
     if rule.margin_pct:
         sentences.append(f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way.")
@@ -88,6 +97,12 @@ def _forest_row(axes: Axes, place: int, found: Comparison, style: ArmStyle) -> N
     axes.plot(
         found.delta_pct, place, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1
     )
+
+
+def _exact_row(axes: Axes, place: int, found: ExactComparison, style: ArmStyle) -> None:
+    xs = [pair.change_pct for pair in found.seeds if pair.change_pct is not None]
+    marker = {"color": style.colour, "markersize": 7, "markeredgecolor": PAPER, "markeredgewidth": 1}
+    axes.plot(xs, [place] * len(xs), style.marker, zorder=3, **marker)  # type: ignore[arg-type]
 
 
 def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str) -> None:
@@ -173,7 +188,7 @@ def _differences_caption(
         f"Each marker is one block: by how many percent {wording.metric(metric)} differs from "
         f"{view.plan.baseline.name} in the same block."
     ]
-    if view.verdict:
+    if _comparisons(view.verdict):
         sentences.append(
             f"Line and tint: the verdict's mean and 95{wording.SPACE}% interval, computed on ln(variant{wording.SPACE}/"
             f"{wording.SPACE}baseline) and shown as percent; grey band: the margin."
