@@ -14,6 +14,7 @@ _DECISIONS = {
     VerdictWord.REFUSED: Decision.INVALID,
     VerdictWord.WORSE: Decision.REJECT,
     VerdictWord.OOM: Decision.REJECT,
+    VerdictWord.TIMEOUT: Decision.REJECT,
     VerdictWord.FAILED: Decision.REJECT,
 }
 """Decisions that follow from the word alone."""

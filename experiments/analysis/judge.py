@@ -33,9 +33,9 @@ _NAMED_EARLIER = 3
 def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumstances: Circumstances) -> Verdict:
     """Return the verdict of every variant of `plan`.
 
-    `receipts` are those of finished blocks; a block that lacks one does not count, and missing blocks never lead to
-    adoption; blocks beyond a look are not missing. `circumstances` are what is known besides: broken attempts, earlier
-    askings, A/A blocks. Raises ReceiptError for a receipt that is not in the plan or is there twice.
+    `receipts` are those of finished blocks; a block that lacks a variant's does not count for it, and missing blocks
+    never lead to adoption; blocks beyond a look are not missing. `circumstances` are what is known besides: broken
+    attempts, earlier askings, A/A blocks. Raises ReceiptError for a receipt that is not in the plan or is there twice.
     """
     whole = WholeBlocks(plan, receipts)
     changed = _changed_rule(plan, spec)

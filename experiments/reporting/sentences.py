@@ -12,6 +12,7 @@ WITHOUT_STATISTICS: dict[VerdictWord, str] = {
     VerdictWord.INVALID: "has no valid measurement",
     VerdictWord.REFUSED: "was refused: a gate that was asked for was not live",
     VerdictWord.OOM: "ran out of memory",
+    VerdictWord.TIMEOUT: "took longer than a trial may",
     VerdictWord.FAILED: "failed before it could be measured",
 }
 

@@ -110,6 +110,7 @@ def test_judge_corrects_for_the_number_of_variants() -> None:
     ("outcome", "word", "decision"),
     [
         (Outcome.OOM, VerdictWord.OOM, Decision.REJECT),
+        (Outcome.TIMEOUT, VerdictWord.TIMEOUT, Decision.REJECT),
         (Outcome.FAILED, VerdictWord.FAILED, Decision.REJECT),
         (Outcome.REFUSED, VerdictWord.REFUSED, Decision.INVALID),
         (Outcome.INVALID, VerdictWord.INVALID, Decision.INVALID),
