@@ -2,7 +2,8 @@
 
 from experiments.block_numbers import block_number
 from experiments.outcomes import VerdictWord
-from experiments.records.circumstances import Calibration, Circumstances
+from experiments.records.calibration import Calibration
+from experiments.records.circumstances import Circumstances
 from experiments.reporting import wording
 from experiments.reporting.table import Table, codes, numbers, row, texts
 

@@ -9,11 +9,10 @@ from html.parser import HTMLParser
 import pytest
 
 from experiments.outcomes import AblationState, FailureClass, VerdictWord
+from experiments.records.calibration import Calibration, CalibrationKey
 from experiments.records.circumstances import (
     Admission,
     AttemptRecord,
-    Calibration,
-    CalibrationKey,
     Circumstances,
     EarlierAblation,
     Family,
