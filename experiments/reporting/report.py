@@ -37,6 +37,7 @@ def render(view: AblationView) -> str:
                 evidence_tables.blocks_table(view),
             ),
             evidence=None if view.verdict is None else _evidence(view.verdict),
+            ledger=None if view.verdict is None else wording.false_words(view.verdict.circumstances.admission.ledger),
             provenance=evidence_tables.provenance_table(view),
             rule=evidence_tables.rule_table(view.verdict.rule) if view.verdict else None,
             receipts=evidence_tables.receipts_table(view),

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from experiments.outcomes import AblationState, FailureClass, VerdictWord
-from experiments.records.calibration import Calibration, CalibrationKey
+from experiments.records.calibration import Calibration, CalibrationKey, Ledger
 from experiments.records.circumstances import (
     Admission,
     AttemptRecord,
@@ -211,7 +211,8 @@ KEY = CalibrationKey(
 )  # fmt: skip
 NOISE = Calibration(
     key=KEY, metric="tokens_per_s", blocks=24, sd_pct=0.21, sd_upper_pct=0.29, autocorrelation=-0.12,
-    position_effect_pct=0.03, drift_pct_per_hour=-0.4, largest_z=2.1, ablations=("abl_AA",),
+    position_effect_pct=0.03, drift_pct_per_hour=-0.4, largest_z=2.1, ablations=("abl_AA",), mean_pct=0.01,
+    clock_mhz=1980.0, variance_p=None, samples=(),
     measured_at="2026-11-22T17:20:00Z", digest="sha256:calibration",
 )  # fmt: skip
 BROKEN = AttemptRecord(
@@ -226,13 +227,18 @@ def test_render_links_the_glance_to_evidence_attempts_and_earlier_askings() -> N
     known = Circumstances(
         attempts=(BROKEN,),
         family=Family(question_digest="sha256:question", earlier=(EARLIER,)),
-        admission=Admission(calibrations=(NOISE,), refused_because=None),
+        admission=Admission(
+            calibrations=(NOISE,),
+            refused_because=None,
+            ledger=Ledger(ablations=59, false_words=0, differing=1, upper_bound=0.0495),
+        ),
     )
     reader = Reader(report.render(_with(known)))
     links = [attrs["href"] for tag, attrs in reader.tags if tag == "a"]
     assert {"#calibrations", "#attempts", "#family"} <= set(links)
     text = reader.text.replace("\N{NO-BREAK SPACE}", " ")
-    for words in ("yes, 24 A/A blocks", "1 attempt did not count", "2 times"):
+    foot = "0 false words in 59 A/A ablations: at most 4.95 % false words, with 95 % confidence"
+    for words in ("yes, 24 A/A blocks", "1 attempt did not count", "2 times", foot):
         assert words in text
     for cell in ("1652923041577 (h200)", "0.21 %", "0.29 %", "sha256:calibration", "timeout", "psiv-on", "abl_EARLIER"):
         assert cell in text
@@ -245,4 +251,5 @@ def test_render_says_what_is_lacking_and_what_mends_it() -> None:
     text = Reader(report.render(_with(known))).text
     assert "The A/A blocks are 40 days old. To change that: ablate aa h200." in text
     assert "Every attempt at a block counted." in text
+    assert "the rate of false words of this service is not known" in text
     assert "Nobody keeps count of askings here" in text

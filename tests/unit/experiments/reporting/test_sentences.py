@@ -1,5 +1,7 @@
 """Sentences of a verdict: what a colleague would say, for every word and every cause of an open one."""
 
+from typing import Any
+
 import pytest
 
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
@@ -29,10 +31,14 @@ FOUND = Comparison(
     mde_pct=1.5,
     differences_pct=(2.4,) * 6,
 )
-OPEN = {"verdict": VerdictWord.INCONCLUSIVE, "measured": VerdictWord.BETTER, "decision": Decision.INCONCLUSIVE}
+OPEN: dict[str, Any] = {
+    "verdict": VerdictWord.INCONCLUSIVE,
+    "measured": VerdictWord.BETTER,
+    "decision": Decision.INCONCLUSIVE,
+}
 
 
-def verdict(known: Circumstances | None = None, **changes: object) -> Verdict:
+def verdict(known: Circumstances | None = None, **changes: Any) -> Verdict:
     """Return a verdict on one variant whose comparison is FOUND."""
     made = views.cpu_view(calibrated=True).verdict
     assert made is not None
@@ -116,7 +122,7 @@ def test_help_names_the_command_and_what_another_ablation_would_give() -> None:
 
 
 def test_the_word_names_its_cause_beside_what_the_samples_say() -> None:
-    def word(**changes: object) -> str:
+    def word(**changes: Any) -> str:
         return str(lay_out(verdict(**changes)).variants[0].word)
 
     assert word(**OPEN, cause=Cause.UNCALIBRATED) == "? inconclusive (uncalibrated; samples say better)"
