@@ -25,6 +25,7 @@ from experiments.outcomes import FailureClass
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile
 from experiments.records.receipts import Receipt
+from experiments.records.signing import Signature, block_statement
 from experiments.retries import may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
@@ -53,6 +54,8 @@ class Manifest(Frozen):
     """By path below the bundle, with forward slashes."""
     digest: str
     """Of everything above: it names the bundle."""
+    signature: Signature | None = None
+    """Of the node that wrote the bundle last; None where it could not sign."""
 
 
 class NodeRecord(Frozen):
@@ -73,6 +76,8 @@ class Attempt(Frozen):
     node_id: _NodeId
     started_at: AwareDatetime
     ended_at: AwareDatetime
+    signature: Signature | None = None
+    """Of the node, over `attempt_statement`; None where it could not sign."""
 
     @property
     def seconds(self) -> float:
@@ -85,6 +90,17 @@ class BrokenAttempt(Attempt):
 
     failure_class: FailureClass
     message: str
+
+
+def attempt_statement(file: PlanFile, attempt: Attempt, receipts: Sequence[str] = ()) -> bytes:
+    """Return what the node signs about an attempt: whose block it is, its receipts' digests, or why it broke."""
+    ids = {
+        "ablation": file.ablation_id,
+        "block": file.blocks[attempt.index].block_id,
+        "attempt": attempt.attempt_id,
+    }
+    broke = attempt.model_dump(mode="json", exclude=set(Attempt.model_fields))
+    return block_statement(ids, receipts, broke or None)
 
 
 def used_up_by(broken: Sequence[BrokenAttempt], index: int) -> BrokenAttempt | None:
@@ -123,6 +139,10 @@ class Bundle:
     blocks: tuple[BundledBlock, ...]
     """By index."""
     broken: tuple[BrokenAttempt, ...]
+    keys: frozenset[str]
+    """That signed anything in it."""
+    unsigned: tuple[str, ...]
+    """Files that are not signed, `manifest.json` among them."""
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -167,4 +187,6 @@ def join_bundles(bundles: Sequence[Bundle]) -> Bundle:
         nodes={key: node for bundle in bundles for key, node in bundle.nodes.items()},
         blocks=tuple(blocks[index] for index in sorted(blocks)),
         broken=tuple(record for bundle in bundles for record in bundle.broken),
+        keys=frozenset(key for bundle in bundles for key in bundle.keys),
+        unsigned=tuple(path for bundle in bundles for path in bundle.unsigned),
     )

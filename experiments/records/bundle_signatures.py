@@ -1,0 +1,61 @@
+"""Signatures of a bundle: every block, every broken attempt and the manifest against the keys of its nodes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from experiments.errors import SpecProblem
+from experiments.records.bundle import MANIFEST, Attempt, Manifest, NodeRecord, attempt_statement
+from experiments.records.plan_file import PlanFile
+from experiments.records.signing import Signature, manifest_statement, signature_problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedRecord:
+    """What a node signs of a bundle besides the manifest."""
+
+    path: str
+    attempt: Attempt
+    receipts: tuple[str, ...] = ()
+    """Digests, in running order."""
+
+
+def signature_problems(
+    manifest: Manifest, records: Sequence[SignedRecord], nodes: Mapping[str, NodeRecord], file: PlanFile
+) -> list[SpecProblem]:
+    """Return whose signature does not fit, or is not the one of the node that ran the block."""
+    found = [*_of_manifest(manifest, nodes)]
+    for record in records:
+        statement = attempt_statement(file, record.attempt, record.receipts)
+        node = nodes[record.attempt.node_id]
+        found += [SpecProblem(pointer=record.path, detail=detail) for detail in _of_record(record, node, statement)]
+    return found
+
+
+def _of_record(record: SignedRecord, node: NodeRecord, statement: bytes) -> Iterator[str]:
+    signature, key = record.attempt.signature, node.registration.public_key
+    signed_by = None if signature is None else signature.key
+    if signed_by != key:
+        yield f"is signed by {signed_by or 'nobody'}; the key of node {node.node_id} is {key or 'none'}"
+    elif signature is not None:
+        yield from _unfit(signature, statement)
+
+
+def _of_manifest(manifest: Manifest, nodes: Mapping[str, NodeRecord]) -> Iterator[SpecProblem]:
+    if manifest.signature is None:
+        return
+    found = list(_unfit(manifest.signature, manifest_statement(manifest.digest)))
+    if manifest.signature.key not in {node.registration.public_key for node in nodes.values()}:
+        found.append(f"is signed by {manifest.signature.key}, which is no key of the nodes in it")
+    yield from (SpecProblem(pointer=MANIFEST, detail=detail) for detail in found)
+
+
+def _unfit(signature: Signature, statement: bytes) -> Iterator[str]:
+    problem = signature_problem(signature, statement)
+    if problem is not None:
+        yield f"its signature {problem}"
+
+
+def unsigned_files(manifest: Manifest, records: Sequence[SignedRecord]) -> tuple[str, ...]:
+    """Return the files that should be signed and are not."""
+    whole = () if manifest.signature is not None else (MANIFEST,)
+    return (*whole, *(record.path for record in records if record.attempt.signature is None))
