@@ -22,6 +22,7 @@ from experiments.documents import Frozen, seal
 from experiments.errors import BundleError, SpecProblem
 from experiments.ids import id_pattern
 from experiments.outcomes import FailureClass
+from experiments.records.circumstances import BlockSigner
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile
 from experiments.records.receipts import Receipt
@@ -143,6 +144,16 @@ class Bundle:
     """That signed anything in it."""
     unsigned: tuple[str, ...]
     """Files that are not signed, `manifest.json` among them."""
+
+    @property
+    def signers(self) -> tuple[BlockSigner, ...]:
+        """Who answers for the finished blocks."""
+        signed: dict[tuple[str, str | None], list[int]] = {}
+        for block in self.blocks:
+            node, signature = self.nodes[block.attempt.node_id], block.attempt.signature
+            key = None if signature is None else signature.key
+            signed.setdefault((node.name, key), []).append(block.attempt.index)
+        return tuple(BlockSigner(node=node, key=key, blocks=tuple(own)) for (node, key), own in signed.items())
 
     @property
     def missing(self) -> tuple[int, ...]:

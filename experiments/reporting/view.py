@@ -103,7 +103,7 @@ def judge_bundle(bundle: Bundle) -> Verdict:
     """Return the verdict of the blocks that `bundle` holds, by the rule that was hashed before its first sample."""
     file = bundle.plan_file
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
-    return judge(file.plan, file.spec, receipts, UNCALIBRATED)
+    return judge(file.plan, file.spec, receipts, UNCALIBRATED.model_copy(update={"signers": bundle.signers}))
 
 
 def bundle_view(bundle: Bundle) -> AblationView:

@@ -81,13 +81,13 @@ def test_import_of_folder_and_tar_is_the_same_import(tmp_path: Path, api: Api) -
     files = make_bundle(FILE, [0, 1, 2])
     folder = write_folder(files, tmp_path / "bundle")
     write_tar(files, tmp_path / "bundle.tar")
-    code, out, err = ablate("import", folder)
+    code, out, err = ablate("import", folder, "--unsigned")
     assert code == 0, err
     assert f"imported as {FILE.ablation_id}: completed" in out
     assert "3 imported; 3 are missing data" in out
-    code, out, _err = ablate("import", tmp_path / "bundle.tar")
+    code, out, _err = ablate("import", tmp_path / "bundle.tar", "--unsigned")
     assert (code, "nothing was changed" in out) == (0, True)
-    code, out, _err = ablate("import", folder, "--json")
+    code, out, _err = ablate("import", folder, "--unsigned", "--json")
     assert json.loads(out)["changed"] is False
 
 
