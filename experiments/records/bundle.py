@@ -152,8 +152,11 @@ class Bundle:
         for block in self.blocks:
             node, signature = self.nodes[block.attempt.node_id], block.attempt.signature
             key = None if signature is None else signature.key
-            signed.setdefault((node.name, key), []).append(block.attempt.index)
-        return tuple(BlockSigner(node=node, key=key, blocks=tuple(own)) for (node, key), own in signed.items())
+            signed.setdefault((node.node_id, key), []).append(block.attempt.index)
+        return tuple(
+            BlockSigner(node=node, name=self.nodes[node].name, key=key, blocks=tuple(own))
+            for (node, key), own in signed.items()
+        )
 
     @property
     def missing(self) -> tuple[int, ...]:

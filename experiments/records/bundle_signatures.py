@@ -23,7 +23,8 @@ def signature_problems(
     manifest: Manifest, records: Sequence[SignedRecord], nodes: Mapping[str, NodeRecord], file: PlanFile
 ) -> list[SpecProblem]:
     """Return whose signature does not fit, or is not the one of the node that ran the block."""
-    found = [*_of_manifest(manifest, nodes)]
+    whole = manifest_statement(manifest.digest)
+    found = [SpecProblem(pointer=MANIFEST, detail=detail) for detail in _unfit(manifest.signature, whole)]
     for record in records:
         statement = attempt_statement(file, record.attempt, record.receipts)
         node = nodes[record.attempt.node_id]
@@ -36,21 +37,12 @@ def _of_record(record: SignedRecord, node: NodeRecord, statement: bytes) -> Iter
     signed_by = None if signature is None else signature.key
     if signed_by != key:
         yield f"is signed by {signed_by or 'nobody'}; the key of node {node.node_id} is {key or 'none'}"
-    elif signature is not None:
+    else:
         yield from _unfit(signature, statement)
 
 
-def _of_manifest(manifest: Manifest, nodes: Mapping[str, NodeRecord]) -> Iterator[SpecProblem]:
-    if manifest.signature is None:
-        return
-    found = list(_unfit(manifest.signature, manifest_statement(manifest.digest)))
-    if manifest.signature.key not in {node.registration.public_key for node in nodes.values()}:
-        found.append(f"is signed by {manifest.signature.key}, which is no key of the nodes in it")
-    yield from (SpecProblem(pointer=MANIFEST, detail=detail) for detail in found)
-
-
-def _unfit(signature: Signature, statement: bytes) -> Iterator[str]:
-    problem = signature_problem(signature, statement)
+def _unfit(signature: Signature | None, statement: bytes) -> Iterator[str]:
+    problem = None if signature is None else signature_problem(signature, statement)
     if problem is not None:
         yield f"its signature {problem}"
 

@@ -103,6 +103,8 @@ class BlockSigner(Frozen):
     """Who answers for some blocks: the node that ran them, and the key that it signed them with."""
 
     node: str
+    """Its id."""
+    name: str
     key: PublicKey | None
     """None where nobody signed: then whoever held the files could have written them."""
     blocks: tuple[int, ...]

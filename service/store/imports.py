@@ -94,7 +94,7 @@ def _trust(connection: Connection, imported: Import) -> None:
 def _node_row(node: NodeRecord) -> dict[str, str]:
     return {
         "id": node.node_id,
-        "name": f"{node.name[:80]} ({node.node_id})",
+        "name": node.name[:80] + keys.imported_suffix(node.node_id),
         "node_class": node.registration.node_class[:32],
         "registration": node.registration.model_dump_json(),
     }

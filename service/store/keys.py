@@ -91,17 +91,24 @@ def store_signature(connection: Connection, attempt_id: str, signature: Signatur
 def signers(connection: Connection, ablation_id: str) -> tuple[BlockSigner, ...]:
     """Return who signed the finished blocks of an ablation."""
     query = (
-        select(nodes.c.name, attempts.c.signature, blocks.c["index"])
+        select(nodes.c.id, nodes.c.name, attempts.c.signature, blocks.c["index"])
         .join(attempts, attempts.c.id == blocks.c.attempt_id)
         .join(nodes, nodes.c.id == attempts.c.node_id)
         .where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.DONE)
         .order_by(blocks.c["index"])
     )
-    signed: dict[tuple[str, str | None], list[int]] = {}
-    for name, text, index in connection.execute(query):
+    signed: dict[tuple[str, str, str | None], list[int]] = {}
+    for node, name, text, index in connection.execute(query):
         key = None if text is None else Signature.model_validate_json(text).key
-        signed.setdefault((name, key), []).append(index)
-    return tuple(BlockSigner(node=node, key=key, blocks=tuple(own)) for (node, key), own in signed.items())
+        signed.setdefault((node, name.removesuffix(imported_suffix(node)), key), []).append(index)
+    return tuple(
+        BlockSigner(node=node, name=name, key=key, blocks=tuple(own)) for (node, name, key), own in signed.items()
+    )
+
+
+def imported_suffix(node_id: str) -> str:
+    """Return what follows the name of an imported node here: names of machines that reach nothing are not unique."""
+    return f" ({node_id})"
 
 
 def _insert(connection: Connection, node: str, key: str, *, by: str) -> None:
