@@ -57,7 +57,7 @@ class BlockRunner:
         """Run every trial of `block` in order and return their receipts, which also lie on disk.
 
         Raises:
-            BlockBroken: a trial tells nothing about its arm; the block is discarded and rerun whole.
+            BlockBroken: a trial tells nothing about its arm yet; the block is discarded and rerun whole.
             BlockStopped: it was ended from outside.
 
         """
@@ -82,9 +82,10 @@ class BlockRunner:
     def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> str | None:
         config = {**trial.config, "steps": {**trial.config["steps"], "warmup": 0, "timed": 1, "val_rows": 0}}
         order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
-        self._run(order, lease, timeout_s=trial.timeout_s)
+        ending = self._run(order, lease, timeout_s=trial.timeout_s)
+        how = "ended without a result" if ending.stopped is None else f"took longer than {trial.timeout_s:.0f} s"
         result = read_result(order.paths.result) or TrialResult(
-            failure_class=FailureClass.NO_RECEIPT, message="the trial ended without a result"
+            failure_class=FailureClass.NO_RECEIPT, message=f"the trial {how}"
         )
         if result.failure_class is FailureClass.GATE_REFUSED:
             return f"arm '{trial.arm}': {result.message}"
@@ -144,7 +145,9 @@ class BlockRunner:
         known = self._prepared.get(key)
         if known is not None and known.is_dir():
             return known
-        self._run(replace(order, prepare_only=True), lease, timeout_s=timeout_s)
+        ending = self._run(replace(order, prepare_only=True), lease, timeout_s=timeout_s)
+        if ending.stopped is not None:
+            raise BlockBroken(FailureClass.TIMEOUT, f"the dataset's preparation took longer than {timeout_s:.0f} s")
         result = read_result(order.paths.prepared)
         if result is None:
             raise BlockBroken(FailureClass.INFRA_NODE, "the dataset's preparation ended without a result")
@@ -153,13 +156,12 @@ class BlockRunner:
         return result.data_folder
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
+        """Run a process to its end, which may be that its time was up."""
         ending = self._context.runner.run(order, lease, timeout_s=timeout_s)
         if ending.survivors:
             self.quarantine = f"processes {list(ending.survivors)} survived SIGKILL"
             raise BlockBroken(FailureClass.INFRA_NODE, self.quarantine)
-        if ending.stopped is StopReason.TIMEOUT:
-            raise BlockBroken(FailureClass.TIMEOUT, f"trial {order.trial_id} took longer than {timeout_s:.0f} s")
-        if ending.stopped is not None:
+        if ending.stopped not in (None, StopReason.TIMEOUT):
             raise BlockStopped(ending.stopped)
         return ending
 

@@ -19,6 +19,7 @@ _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", 
 
 _OUTCOMES = {
     FailureClass.OOM: Outcome.OOM,
+    FailureClass.TIMEOUT: Outcome.TIMEOUT,
     FailureClass.GATE_REFUSED: Outcome.REFUSED,
     FailureClass.INVALID_MEASUREMENT: Outcome.INVALID,
 }

@@ -20,9 +20,9 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
-from experiments.retries import FINAL_WITH_RECEIPT
 from workers import failures
 from workers.errors import BlockBroken
+from workers.lease import StopReason
 from workers.node import Node
 from workers.paths import TrialPaths
 from workers.result import TrialResult, read_result, read_steps
@@ -48,7 +48,7 @@ class TrialRecord:
         """Build and seal the receipt.
 
         Raises:
-            BlockBroken: there is no result, and the cause lies outside the arm.
+            BlockBroken: the trial ended in a way that is no result of the arm, or none yet.
 
         """
         result = self._result()
@@ -77,13 +77,21 @@ class TrialRecord:
 
     def _result(self) -> TrialResult:
         """Return the trial's result, or the one that its exit code stands for."""
-        result = read_result(self.paths.result)
-        if result is None:
-            failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=self.ending.oom_kills)
-            result = TrialResult(failure_class=failure, message=message)
-        if result.failure_class is not None and result.failure_class not in FINAL_WITH_RECEIPT:
-            raise BlockBroken(result.failure_class, f"arm '{self.trial.arm}': {result.message}")
+        result = self._told()
+        if result.failure_class is not None and result.failure_class not in self.trial.final_failures:
+            raise BlockBroken(result.failure_class, f"arm '{self.trial.arm}': {result.message}", arm=self.trial.arm)
         return result
+
+    def _told(self) -> TrialResult:
+        """Return what the trial says of itself, or what the way of its end says."""
+        if self.ending.stopped is StopReason.TIMEOUT:
+            message = f"the trial took longer than {self.trial.timeout_s:.0f} s"
+            return TrialResult(failure_class=FailureClass.TIMEOUT, message=message)
+        result = read_result(self.paths.result)
+        if result is not None:
+            return result
+        failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=self.ending.oom_kills)
+        return TrialResult(failure_class=failure, message=message)
 
     def _identity(self, result: TrialResult) -> dict[str, Any]:
         """Return where the trial belongs, as it was claimed, and what it ran with."""

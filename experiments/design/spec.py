@@ -46,6 +46,7 @@ from kernels.backends import NODE_CLASSES
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
+MAX_LOOKS = 16
 MIN_EXACT_BLOCKS = 2
 """Where an exact metric decides: what is exact shows at the first repeat."""
 MAX_VARIANTS = 64
@@ -103,7 +104,7 @@ def _without_null(schema: dict[str, Any], *names: str) -> None:
 
 def _blocks_schema(schema: dict[str, Any]) -> None:
     _without_null(schema, "count", "looks")
-    schema["properties"]["looks"]["maxItems"] = 1
+    schema["properties"]["looks"] |= {"maxItems": MAX_LOOKS, "uniqueItems": True}
     schema["oneOf"] = [{"required": ["count"]}, {"required": ["looks"]}]
 
 
@@ -147,20 +148,21 @@ def _requirement_schema(schema: dict[str, Any]) -> None:
 
 
 class Blocks(_SpecPart):
-    """How many blocks: a fixed count; a schedule of looks is reserved."""
+    """How many blocks: a fixed count, or a schedule of looks at which the ablation may answer and stop."""
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
 
     count: int | None = Field(default=None, ge=MIN_EXACT_BLOCKS, le=MAX_BLOCKS)
     looks: Annotated[
-        tuple[Annotated[int, Field(ge=MIN_BLOCKS, le=MAX_BLOCKS)], ...] | None, Field(strict=False, min_length=1)
+        tuple[Annotated[int, Field(ge=MIN_BLOCKS, le=MAX_BLOCKS)], ...] | None,
+        Field(strict=False, min_length=1, max_length=MAX_LOOKS),
     ] = None
 
     @field_validator("looks")
     @classmethod
-    def _one_look(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and len(value) > 1:
-            raise refuse("adaptive looks are not available yet; use {count: N}", f"use {{count: {value[-1]}}}")
+    def _growing(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and list(value) != sorted(set(value)):
+            raise refuse(f"looks must grow, got {list(value)}", f"use looks: {sorted(set(value))}")
         return value
 
     @model_validator(mode="after")
@@ -171,8 +173,13 @@ class Blocks(_SpecPart):
 
     @property
     def number(self) -> int:
-        """Blocks that will run."""
-        return self.looks[-1] if self.looks else int(self.count or 0)
+        """Blocks that are planned; with looks, the most that run."""
+        return self.schedule[-1]
+
+    @property
+    def schedule(self) -> tuple[int, ...]:
+        """Numbers of blocks at which an answer may be given: one for a fixed count."""
+        return self.looks or (int(self.count or 0),)
 
 
 class Design(_SpecPart):

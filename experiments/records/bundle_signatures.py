@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.errors import SpecProblem
-from experiments.records.bundle import MANIFEST, Attempt, Manifest, NodeRecord, attempt_statement
+from experiments.records.bundle import MANIFEST, Attempt, BrokenAttempt, Manifest, NodeRecord, attempt_statement
 from experiments.records.plan_file import PlanFile
 from experiments.records.signing import Signature, manifest_statement, signature_problem
 
@@ -33,9 +33,11 @@ def signature_problems(
 
 
 def _of_record(record: SignedRecord, node: NodeRecord, statement: bytes) -> Iterator[str]:
+    """Find what is wrong; an attempt that was killed may be told by the node that goes on with the bundle."""
     signature, key = record.attempt.signature, node.registration.public_key
     signed_by = None if signature is None else signature.key
-    if signed_by != key:
+    told_later = isinstance(record.attempt, BrokenAttempt) and signature is not None
+    if signed_by != key and not told_later:
         yield f"is signed by {signed_by or 'nobody'}; the key of node {node.node_id} is {key or 'none'}"
     else:
         yield from _unfit(signature, statement)

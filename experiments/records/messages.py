@@ -8,6 +8,7 @@ from pydantic import Field
 from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 from experiments.records.signing import PublicKey, Signature, block_statement
+from experiments.retries import FINAL_WITH_RECEIPT
 
 
 class DeviceInfo(Frozen):
@@ -58,6 +59,9 @@ class ClaimedTrial(Frozen):
     config: Mapping[str, Any]
     """TrainConfig as JSON, with the block's seed in it."""
     timeout_s: float
+    final_failures: tuple[FailureClass, ...] = tuple(sorted(FINAL_WITH_RECEIPT))
+    """Failure classes that are this arm's result by now: the trial gets a receipt that says so, and the block goes on.
+    A trial that ends by any other class breaks its block."""
 
 
 class ClaimedBlock(Frozen):
@@ -125,6 +129,8 @@ class BlockReport(Frozen):
     logs: tuple[LogChunk, ...] = ()
     failure_class: FailureClass | None = None
     """Set when the block broke: it is discarded and rerun whole, or failed when its attempts are used up."""
+    arm: str | None = None
+    """The arm whose trial broke the block; None where it cannot be told."""
     message: str | None = None
     signature: Signature | None = None
     """Of the node, over `statement`."""

@@ -77,7 +77,7 @@ def test_make_plan_rule_digest_covers_the_rule_and_not_the_question() -> None:
 
 
 def test_make_plan_states_the_detectable_effect() -> None:
-    assert make_plan(make_spec()).mde_pct_per_sd_pct == pytest.approx(1.43, abs=0.01)
+    assert make_plan(make_spec()).mde_pct_per_sd_pct == pytest.approx(1.99, abs=0.01)
     assert make_plan(make_spec()).expected_device_minutes is None
 
 

@@ -1,0 +1,14 @@
+"""What a verdict takes into account besides plan, spec and receipts, as far as the tables know it."""
+
+from sqlalchemy import Connection
+
+from experiments.records.circumstances import Circumstances
+from service.store import keys
+from service.store.breaks import broken_attempts
+
+
+def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
+    """Return the broken attempts of an ablation, and who signed its blocks."""
+    return Circumstances(
+        attempts=broken_attempts(connection, ablation_id), signers=keys.signers(connection, ablation_id)
+    )
