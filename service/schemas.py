@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.errors import SpecProblem
 from experiments.outcomes import AblationState, BlockState, TrialState
+from experiments.records.calibration import Calibration, Ledger
 from experiments.records.messages import DeviceInfo
 from experiments.records.signing import PublicKey
 from service.lifecycle import EventKind
@@ -276,9 +277,7 @@ class ImportRequest(_Public):
     """Bundles of one plan; together they are the ablation."""
 
     bundles: list[BundleFiles] = Field(min_length=1, max_length=100)
-    trust: list[PublicKey] = Field(
-        default=[], max_length=100, description="Keys to trust from now on, as `ablate exec` printed them on the nodes."
-    )
+    trust: list[PublicKey] = Field(default=[], max_length=100, description="Keys to trust from now on.")
     unsigned: bool = Field(default=False, description="Take files that nobody signed; the verdict will say so.")
 
 
@@ -343,16 +342,31 @@ class KeyList(_Public):
     items: list[KeyPublic]
 
 
-class KeyTrust(_Public):
-    """For whom a key is trusted."""
+class CalibrationPublic(_Public):
+    """What A/A blocks say about one device and workload, and whether that still holds."""
 
-    node: Annotated[str, Field(pattern="^[ -~]{1,120}$", examples=["gpu-7"])]
+    calibration: Calibration
+    problem: str | None
+    """Why it admits nothing now; None when it does."""
+    mended_by: str | None
+    """The command that mends it."""
 
 
-class KeyRevocation(_Public):
-    """Why a key is revoked."""
+class CalibrationList(_Public):
+    """Everything that is known about noise."""
 
-    reason: Annotated[str, Field(pattern="^[ -~]{1,500}$", examples=["the disk was stolen"])]
+    items: list[CalibrationPublic]
+    """The newest last."""
+    ledger: Ledger
+    statement: str
+    """What the ledger supports, in one sentence."""
+
+
+class SpecText(_Public):
+    """A spec as its author wrote it."""
+
+    text: str
+    content_type: str
 
 
 class AttemptClosed(_Public):

@@ -22,7 +22,7 @@ from experiments.records.identity import (
     mismatches,
 )
 from experiments.records.messages import BlockReport, ClaimedBlock
-from experiments.records.receipts import verify
+from experiments.records.receipt_check import verify
 from service.errors import Invalid
 from service.store.attempts import find_attempt
 from service.store.breaks import breaks_of

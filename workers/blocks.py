@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from experiments.design.fields import read_config
 from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
@@ -13,11 +14,12 @@ from experiments.records.signing import Signer
 from workers.device_state import DeviceState, changes
 from workers.devices import memory_is_free
 from workers.errors import BlockBroken, BlockStopped
+from workers.foreign_processes import busiest, process_times
 from workers.lease import Lease, StopReason
 from workers.node import Node, load_average
 from workers.paths import WorkPaths, write_whole
 from workers.receipt import TrialRecord, dead_gate
-from workers.result import TrialOrder, TrialResult, read_config, read_result
+from workers.result import TrialOrder, TrialResult, read_result
 from workers.runner import Ending, TrialRunner
 from workers.trial_output import BlockOutput
 
@@ -80,7 +82,10 @@ class BlockRunner:
                 yield sentence
 
     def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> str | None:
-        config = {**trial.config, "steps": {**trial.config["steps"], "warmup": 0, "timed": 1, "val_rows": 0}}
+        config = {
+            **trial.config,
+            "steps": {**trial.config["steps"], "warmup": 0, "warmup_s": 0.0, "timed": 1, "val_rows": 0},
+        }
         order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
         how = "ended without a result" if ending.stopped is None else f"took longer than {trial.timeout_s:.0f} s"
@@ -99,7 +104,7 @@ class BlockRunner:
         """Run one trial; return its receipt and leave it on disk."""
         order = self._order(block, trial, lease, output=output)
         load, started_at = load_average(), datetime.now(UTC)
-        before = self._look()
+        before, others = self._look(), process_times()
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
         record = TrialRecord(
             block=block,
@@ -111,6 +116,7 @@ class BlockRunner:
             started_at=started_at,
             load_average=load,
             device_events=changes(before, self._look()),
+            foreign_busiest=busiest(others, process_times()),
         )
         receipt = record.receipt()
         write_whole(order.paths.receipt, receipt.model_dump_json(indent=1))

@@ -12,6 +12,7 @@ from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import (
     DeviceEvents,
     Environment,
+    ForeignProcess,
     GateReading,
     Memory,
     Receipt,
@@ -43,6 +44,8 @@ class TrialRecord:
     load_average: float
     device_events: DeviceEvents | None
     """What happened to the device meanwhile; None where nothing could be asked."""
+    foreign_busiest: tuple[ForeignProcess, ...]
+    """What else ran on the machine meanwhile."""
 
     def receipt(self) -> Receipt:
         """Build and seal the receipt.
@@ -65,7 +68,7 @@ class TrialRecord:
                 "failure_class": failure,
                 "message": message,
                 "config": dict(self.trial.config),
-                "environment": self._environment(),
+                "environment": self._environment(result),
                 "gates": gates,
                 "steps": steps,
                 "summary": self._summary(steps, result) if _has_window(result, failure) else None,
@@ -100,7 +103,7 @@ class TrialRecord:
         fields["digests"] |= {"code": self.node.code.digest, "data": result.data_digest or ""}
         return fields
 
-    def _environment(self) -> Environment:
+    def _environment(self, result: TrialResult) -> Environment:
         device = self.node.devices.first
         return Environment(
             node_name=self.node.name,
@@ -111,7 +114,10 @@ class TrialRecord:
             git_dirty_digest=self.node.code.git_dirty_digest,
             versions=self.node.versions,
             cpu_threads=int(self.trial.config.get("threads") or self.node.cores),
+            peak_flops=self._peak_flops(),
             load_average_before=self.load_average,
+            foreign_load=result.foreign_load,
+            foreign_busiest=self.foreign_busiest,
             throttle=self.device_events,
         )
 
@@ -129,8 +135,12 @@ class TrialRecord:
         return Memory(peak_allocated_bytes=seen, peak_reserved_bytes=seen, limit_bytes=limit)
 
     def _summary(self, steps: tuple[Step, ...], result: TrialResult) -> Any:
-        peak = self.node.node_class.peak_flops.get(str(self.trial.config.get("dtype")))
-        return summarise(steps, flops_per_step=result.flops_per_step, loss_val=result.loss_val, peak_flops=peak)
+        return summarise(
+            steps, flops_per_step=result.flops_per_step, loss_val=result.loss_val, peak_flops=self._peak_flops()
+        )
+
+    def _peak_flops(self) -> float | None:
+        return self.node.node_class.peak_flops.get(str(self.trial.config.get("dtype")))
 
 
 def _judge(

@@ -34,8 +34,8 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
     """Return the verdict of every variant of `plan`.
 
     `receipts` are those of finished blocks; a block that lacks a variant's does not count for it, and missing blocks
-    never lead to adoption; blocks beyond a look are not missing. `circumstances` are what is known besides: broken attempts, earlier
-    askings, A/A blocks. Raises ReceiptError for a receipt that is not in the plan or is there twice.
+    never lead to adoption; blocks beyond a look are not missing. `circumstances` are what is known besides: broken
+    attempts, earlier askings, A/A blocks. Raises ReceiptError for a receipt that is not in the plan or is there twice.
     """
     whole = WholeBlocks(plan, receipts)
     changed = _changed_rule(plan, spec)

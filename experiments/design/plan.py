@@ -35,6 +35,8 @@ class Plan(Frozen):
     """Digest of the verdict rule with the estimator: hashed before the first sample."""
     node_class: str
     devices: int
+    max_foreign_load: float
+    """Share of the cores' time that others may take during a trial on the host, where times decide."""
     arms: tuple[Arm, ...]
     """Baseline first."""
     blocks: tuple[BlockPlan, ...]
@@ -72,6 +74,7 @@ def make_plan(spec: AblationSpec) -> Plan:
         rule_digest=rule_digest(spec),
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
+        max_foreign_load=spec.placement.max_foreign_load / 100,
         arms=resolution.arms,
         blocks=plan_blocks(spec, [arm.name for arm in resolution.arms]),
         mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),

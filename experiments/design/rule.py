@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from experiments.design.guard_limits import guard_limits
 from experiments.design.power import ALPHA, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
@@ -62,6 +63,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "seeds": list(spec.design.seeds),
         "estimator": ESTIMATOR,
         "comparison": EXACT_COMPARISON if primary.exact else COMPARISON,
+        "guards": guard_limits(spec.placement.max_foreign_load / 100),
     }
 
 

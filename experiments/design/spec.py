@@ -62,6 +62,12 @@ class Steps(_SpecPart):
     """Optimiser steps of one trial: step 0 (compilation), warm-up, then the timed window."""
 
     warmup: int = Field(default=3, ge=0, le=10_000, description="Steps after step 0 that are recorded, not timed.")
+    warmup_s: float = Field(
+        default=0.5,
+        ge=0,
+        le=3600,
+        description="Seconds of load before the warm-up steps: passes without an update, so that steps stay the same.",
+    )
     timed: int = Field(default=10, ge=1, le=10_000, description="Steps of the measured window.")
     val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
 
@@ -208,6 +214,12 @@ class Placement(_SpecPart):
         str, Field(json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]})
     ]
     devices: Annotated[int, Field(json_schema_extra={"const": 1})] = 1
+    max_foreign_load: Percent = Field(
+        default=25.0,
+        description="Share of the cores' time that other processes may take during a trial that runs on the host, "
+        "where times decide; beyond it the block runs again.",
+        json_schema_extra={"default": "25%"},
+    )
 
     @field_validator("node_class")
     @classmethod

@@ -30,7 +30,7 @@ from experiments.records.signing import Signature, block_statement
 from experiments.retries import Break, may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST, PLAN, BLOCK, RECEIPT, LOG = "manifest.json", "plan.json", "block.json", "receipt.json", "log.txt"
 
 _AttemptId = Annotated[str, Field(pattern=id_pattern("att"))]

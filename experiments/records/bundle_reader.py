@@ -30,7 +30,8 @@ from experiments.records.bundle import (
 from experiments.records.bundle_signatures import SignedRecord, signature_problems, unsigned_files
 from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.plan_file import PlanFile, read_plan_file
-from experiments.records.receipts import Receipt, verify
+from experiments.records.receipt_check import verify
+from experiments.records.receipts import Receipt
 
 _Model = TypeVar("_Model", bound=Frozen)
 

@@ -77,6 +77,7 @@ def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLe
         block_index=work.block_index,
         seed=block.seed,
         timed=plan.timed,
+        max_foreign_load=plan.max_foreign_load,
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
         trials=tuple(

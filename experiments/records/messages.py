@@ -81,6 +81,8 @@ class ClaimedBlock(Frozen):
     seed: int
     timed: bool
     """Whether times decide: what disturbs nothing but times (load, clocks, heat) spoils the block then only."""
+    max_foreign_load: float
+    """Share of the cores' time that others may take during a trial on the host, where times decide."""
     spec_digest: str
     rule_digest: str
     trials: tuple[ClaimedTrial, ...]

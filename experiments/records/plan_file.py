@@ -26,7 +26,7 @@ from experiments.records.messages import ClaimedBlock
 from experiments.retries import Break
 
 KIND: Literal["ablate plan"] = "ablate plan"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_PLAN_BYTES = 64 * 2**20
 
 

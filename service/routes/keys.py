@@ -2,18 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Body, Depends, Path
 
 from experiments.records.signing import KEY_PATTERN, PublicKey
 from service.deps import Operator, Reader, Services, ServicesDep, json_only
 from service.responses import secured
-from service.schemas import KeyList, KeyRevocation, KeyTrust
+from service.schemas import KeyList
 from service.serializers import key_public
 from service.store import keys
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 
 KeyPath = Annotated[PublicKey, Path(pattern=KEY_PATTERN)]
+NodeName = Annotated[str, Body(embed=True, pattern="^[ -~]{1,120}$", examples=["gpu-7"])]
+Reason = Annotated[str, Body(embed=True, pattern="^[ -~]{1,500}$", examples=["the disk was stolen"])]
 
 
 @router.get("/keys", operation_id="listKeys", summary="List the keys of nodes", responses=secured())
@@ -29,10 +31,10 @@ def list_keys(services: ServicesDep, principal: Reader) -> KeyList:
     dependencies=[Depends(json_only)],
     responses=secured(413, 415, 422),
 )
-def trust_key(key: KeyPath, wanted: KeyTrust, services: ServicesDep, principal: Operator) -> KeyList:
+def trust_key(key: KeyPath, node: NodeName, services: ServicesDep, principal: Operator) -> KeyList:
     """Take what this key signs for the node, in place of every other key of it."""
     with services.store.write() as connection:
-        keys.replace(connection, wanted.node, key, by=principal.name)
+        keys.replace(connection, node, key, by=principal.name)
     return _keys(services)
 
 
@@ -43,10 +45,10 @@ def trust_key(key: KeyPath, wanted: KeyTrust, services: ServicesDep, principal: 
     dependencies=[Depends(json_only)],
     responses=secured(404, 413, 415, 422),
 )
-def revoke_key(key: KeyPath, wanted: KeyRevocation, services: ServicesDep, principal: Operator) -> KeyList:
+def revoke_key(key: KeyPath, reason: Reason, services: ServicesDep, principal: Operator) -> KeyList:
     """Take nothing more that this key signs; what was taken stays."""
     with services.store.write() as connection:
-        keys.revoke(connection, key, reason=wanted.reason)
+        keys.revoke(connection, key, reason=reason)
     return _keys(services)
 
 

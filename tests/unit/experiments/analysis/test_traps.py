@@ -78,9 +78,10 @@ def test_steps_are_not_samples() -> None:
 def process_rate(seconds: Array) -> float:
     """Return tokens/s of one process by the declared estimator."""
     timed = [
-        Step(index=i + 1, phase="timed", seconds=s, tokens=100, loss=1, grad_norm=1) for i, s in enumerate(seconds)
+        Step(index=i + 1, phase="timed", seconds=s, ended_s=0, tokens=100, loss=1, grad_norm=1)
+        for i, s in enumerate(seconds)
     ]
-    first = Step(index=0, phase="compile", seconds=1, tokens=100, loss=1, grad_norm=1)
+    first = Step(index=0, phase="compile", seconds=1, ended_s=0, tokens=100, loss=1, grad_norm=1)
     return summarise([first, *timed], flops_per_step=1, loss_val=None, peak_flops=None).tokens_per_s
 
 

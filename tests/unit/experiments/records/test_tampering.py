@@ -47,7 +47,7 @@ def resummarised(values: Values) -> Values:
         [Step.model_validate(step) for step in values["steps"]],
         flops_per_step=values["flops_per_step"],
         loss_val=summary["loss_val"],
-        peak_flops=None,
+        peak_flops=values["environment"]["peak_flops"],
     )
     return {**values, "summary": fresh.model_dump(mode="json")}
 
@@ -105,6 +105,20 @@ def relabelled(old: str, new: str, count: int) -> Callable[[list[Values]], list[
     def change(found: list[Values]) -> list[Values]:
         chosen = [step["index"] for step in found if step["phase"] == old][:count]
         return [{**step, "phase": new} if step["index"] in chosen else step for step in found]
+
+    return change
+
+
+def faster(factor: float) -> Callable[[list[Values]], list[Values]]:
+    """Make the timed steps shorter and let every clock follow."""
+
+    def change(found: list[Values]) -> list[Values]:
+        gained, told = 0.0, []
+        for step in found:
+            gain = step["seconds"] * (1 - factor) if step["phase"] == "timed" else 0.0
+            gained += gain
+            told.append({**step, "seconds": step["seconds"] - gain, "ended_s": step["ended_s"] - gained})
+        return told
 
     return change
 
@@ -184,6 +198,7 @@ def text_of(path: str, data: bytes) -> Files:
 
 WITHOUT_THE_KEY: dict[str, tuple[Files, str]] = {
     "the variant 3 % faster": (edited(PSIV, steps(scaled(0.97))), FIRST),
+    "the variant 3 % faster, clocks and all": (edited(PSIV, steps(faster(0.97))), FIRST),
     "the baseline 3 % slower": (edited(BASE, steps(scaled(1.03))), FIRST),
     "warm-up steps as timed": (edited(PSIV, steps(relabelled("warmup", "timed", 3))), FIRST),
     "timed steps as warm-up": (edited(PSIV, steps(relabelled("timed", "warmup", 5))), FIRST),
@@ -279,7 +294,8 @@ def test_the_table_is_long_enough_and_every_edit_changes_something() -> None:
 @pytest.mark.parametrize("what", WITHOUT_THE_KEY)
 def test_edit_without_the_key_is_found_and_named(what: str) -> None:
     files, path = WITHOUT_THE_KEY[what]
-    assert path in named(with_old_signature(files))
+    found = named(with_old_signature(files))
+    assert any(name.startswith(path.removesuffix(BLOCK)) for name in found), found
 
 
 @pytest.mark.parametrize("what", WITHOUT_THE_KEY)
@@ -310,7 +326,7 @@ def resigned(files: Files, signer: Signer = NODE) -> Files:
 
 def test_bundle_that_a_stranger_wrote_again_carries_his_key_and_no_other() -> None:
     """Nothing in it is wrong but who signed it: that is what an importer compares with the keys that he trusts."""
-    bundle = open_bundle(resigned(edited(PSIV, steps(scaled(0.97))), STRANGER))
+    bundle = open_bundle(resigned(edited(PSIV, steps(faster(0.97))), STRANGER))
     assert (bundle.keys, bundle.unsigned) == ({STRANGER.key}, ())
     assert NODE.key not in {signer.key for signer in bundle.signers}
 
@@ -319,6 +335,6 @@ def test_the_owner_of_the_key_can_lie_as_long_as_he_is_consistent() -> None:
     """The limit of all of this, said in docs/trust.md: a signature proves who spoke, not that it is true."""
     files = ORIGINAL
     for number in ("0001", "0002", "0003"):
-        files = edited(receipt_of("psiv-on", number), steps(scaled(0.97)), files)
+        files = edited(receipt_of("psiv-on", number), steps(faster(0.97)), files)
     bundle = open_bundle(resigned(files))
     assert (bundle.keys, bundle.unsigned, len(bundle.blocks)) == ({NODE.key}, (), 3)
