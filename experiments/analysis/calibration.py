@@ -31,17 +31,25 @@ _TOLERANCE = 1e-9
 def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
     """Return what A/A blocks have to agree with to hold for the trial of `receipt`."""
     environment = receipt.environment
-    config = dict(receipt.config)
-    steps = {name: value for name, value in config.pop("steps").items() if name != "val_rows"}
-    del config["seed"]
     return CalibrationKey(
         device_serial=environment.device_serial or f"{environment.node_name}, {environment.device_name}",
         node_class=environment.node_class,
         recipe=spec.workload.recipe,
-        shape_digest=digest(_without_gates(config)),
-        estimator_digest=digest({"estimator": ESTIMATOR, "steps": steps}),
+        shape_digest=shape_digest(receipt.config),
+        estimator_digest=estimator_digest(receipt.config),
         software_digest=digest({"code": receipt.digests.code, "versions": dict(environment.versions)}),
     )
+
+
+def shape_digest(config: Mapping[str, Any]) -> str:
+    """Return the digest of a TrainConfig without its gates, seed and steps."""
+    return digest(_without_gates({name: value for name, value in config.items() if name not in {"seed", "steps"}}))
+
+
+def estimator_digest(config: Mapping[str, Any]) -> str:
+    """Return the digest of the estimator and of the window of a TrainConfig."""
+    steps = {name: value for name, value in config["steps"].items() if name != "val_rows"}
+    return digest({"estimator": ESTIMATOR, "steps": steps})
 
 
 def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from tests.api_stack import Api, running_api
 from tests.calibrations import aa_spec, aa_text
-from tests.factories import make_receipt, make_spec
+from tests.factories import make_receipt, make_spec, spec_values
 
 SPEEDS = {"psiv-on": 1.05, "chunk-32": 0.95}
 
@@ -125,3 +125,31 @@ def test_the_spec_of_an_ablation_is_given_as_it_was_written(api: Api) -> None:
     assert given == {"text": aa_text().decode(), "content_type": CONTENT_TYPE}
     missing = api.get("/v1/ablations/abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3/spec")
     assert missing.status_code == 404
+
+
+def test_a_design_that_the_measured_noise_blinds_is_refused_and_sized_instead(api: Api) -> None:
+    before = api.client.post("/v1/ablations:plan", json=spec_values(), headers=api.admin).json()
+    assert before["sizing"] is None
+    submit_aa(api)
+    run(api, aa_spec())
+    blind = spec_values(verdict__primary={"metric": "tokens_per_s", "margin": "0.1%", "adopt_if": "0.3%"})
+    refused = api.post_spec(blind)
+    assert refused.status_code == 422
+    (problem,) = refused.json()["errors"]
+    assert problem["pointer"] == "#/design/blocks"
+    assert "the rule adopts from 0.3 %" in problem["detail"]
+    plan = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin).json()
+    needed = plan["sizing"]["blocks_needed"]
+    assert f"use {needed} blocks" in problem["hint"]
+    blind["design"]["blocks"] = {"count": needed}
+    assert api.post_spec(blind).status_code == 202
+
+
+def test_repeating_an_accepted_submission_gives_its_answer_although_the_design_would_be_refused_now(api: Api) -> None:
+    blind = spec_values(verdict__primary={"metric": "tokens_per_s", "margin": "0.1%", "adopt_if": "0.3%"})
+    first = api.post_spec(blind, key="same")
+    run(api, AblationSpec.model_validate(blind))
+    submit_aa(api)
+    run(api, aa_spec())
+    assert api.post_spec(blind).status_code == 422
+    assert api.post_spec(blind, key="same").json() == first.json()
