@@ -14,6 +14,7 @@ from service.cli import aa, bundles, calibration_files, gates_page, receipts, sh
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec
+from service.cli.sized_spec import with_blocks
 from service.cli.submitting import announce, follow_to_end, run_spec
 from service.client import Client
 from service.stack.layout import home_files
@@ -40,6 +41,9 @@ def plan(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
     ] = None,
+    sized: Annotated[
+        Path | None, typer.Option("--sized", help="Write the spec with as many blocks as the measured noise asks for.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
@@ -48,6 +52,8 @@ def plan(
         return
     with Client() as client:
         answer = client.ablations.plan(read_spec(spec))
+    if sized is not None:
+        sized.write_bytes(with_blocks(read_spec(spec), answer))
     print_json(answer) if as_json else out().print(show.plan(answer))
 
 
