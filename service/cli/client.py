@@ -13,8 +13,8 @@ from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Dec
 from service.cli import aa, bundles, calibration_files, gates_page, receipts, show
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.sized_spec import with_blocks
+from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import announce, follow_to_end, run_spec
 from service.client import Client
 from service.stack.layout import home_files
