@@ -37,7 +37,7 @@ def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Siz
         return None
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
     last_look = level_shares(spec.design.blocks.schedule)[-1]
-    level, sd = alpha_of(1) * last_look / (len(plan.arms) - 1), noisiest.sd_upper_pct / 100
+    level, sd = alpha_of(1) * last_look / len(plan.variants), noisiest.sd_upper_pct / 100
     threshold = spec.verdict.primary.threshold_pct
     return Sizing(
         calibration=noisiest.digest,

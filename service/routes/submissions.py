@@ -9,7 +9,8 @@ from sqlalchemy import Connection
 from experiments.analysis.sizing import sizing_problems
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
-from experiments.digest import digest_bytes
+from experiments.design.spec import AblationSpec
+from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
 from experiments.ids import new_id
 from kernels.backends import NODE_CLASSES, NodeClass
@@ -139,10 +140,11 @@ def _body_digest(body: SpecBody) -> str:
 
 def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_by: str) -> GivenAnswer:
     spec = parse_spec(body.content, body.content_type)
+    ablation_id = new_id("abl")
     submission = Submission(
-        ablation_id=new_id("abl"),
+        ablation_id=ablation_id,
         spec=spec,
-        plan=make_plan(spec),
+        plan=make_plan(spec, control=_has_control(ablation_id, spec, services.settings.control_every)),
         spec_text=body.content.decode(),
         content_type=body.content_type,
         submitted_by=submitted_by,
@@ -157,6 +159,13 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_b
         with services.store.read() as connection:
             return known_answer(connection, key)
     return answer
+
+
+def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:
+    """Draw by its id whether an ablation gets a control: one in `every` whose metric has noise, none for 0."""
+    if every == 0 or spec.purpose == "calibration" or spec.verdict.primary.exact:
+        return False
+    return int(digest(ablation_id).removeprefix("sha256:")[:16], 16) % every == 0
 
 
 def _check_size(connection: Connection, submission: Submission) -> None:

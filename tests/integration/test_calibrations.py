@@ -11,8 +11,10 @@ import pytest
 from experiments.design.calibration import CONTENT_TYPE
 from experiments.design.plan import make_plan
 from experiments.design.spec import AblationSpec
+from experiments.ids import new_id
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
+from service.routes.submissions import _has_control
 from tests.api_stack import Api, running_api
 from tests.calibrations import aa_spec, aa_text
 from tests.factories import make_receipt, make_spec, spec_values
@@ -37,9 +39,9 @@ def submit_aa(api: Api, **options: Any) -> str:
     return str(answer.json()["id"])
 
 
-def run(api: Api, spec: AblationSpec, *, seed: int = 0, **environment: Any) -> None:
+def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, **environment: Any) -> None:
     """Report every waiting block of an ablation of `spec`, with noise of 0.3 % and the speeds above, and judge it."""
-    plan, rng, node = make_plan(spec), np.random.default_rng(seed), api.register()
+    plan, rng, node = make_plan(spec, control=control), np.random.default_rng(seed), api.register()
     while block := api.claim(node):
         receipts = []
         for trial in block["trials"]:
@@ -153,3 +155,29 @@ def test_repeating_an_accepted_submission_gives_its_answer_although_the_design_w
     run(api, aa_spec())
     assert api.post_spec(blind).status_code == 422
     assert api.post_spec(blind, key="same").json() == first.json()
+
+
+def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path, control_every=1) as api:
+        made = api.submit()
+        assert made["plan"]["arms"] == ["baseline", "psiv-on", "chunk-32", "control"]
+        run(api, make_spec(), control=True)
+        judged = answer(api, f"/v1/ablations/{made['id']}/verdict")
+        assert [one["arm"] for one in judged["variants"]] == ["psiv-on", "chunk-32"]
+        assert "control" in judged["arms"]
+        assert judged["blocks_counted"] == 6
+        (known,) = answer(api, "/v1/calibrations")["items"]
+        assert {block["source"] for block in known["calibration"]["samples"]} == {"hidden"}
+        assert known["calibration"]["blocks"] == 6
+        submit_aa(api)
+        run(api, aa_spec())
+        (known,) = answer(api, "/v1/calibrations")["items"]
+        assert (known["calibration"]["blocks"], known["problem"]) == (26, None)
+
+
+def test_one_ablation_in_ten_gets_a_control_but_no_calibration_and_no_exact_one() -> None:
+    ids = [new_id("abl") for _ in range(2000)]
+    exact = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%"})
+    assert 140 < sum(_has_control(one, make_spec(), 10) for one in ids) < 260
+    assert not any(_has_control(one, spec, 1) for one in ids[:50] for spec in (exact, aa_spec()))
+    assert not any(_has_control(one, make_spec(), 0) for one in ids[:50])

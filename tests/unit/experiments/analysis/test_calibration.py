@@ -163,3 +163,19 @@ def test_left_out_samples_are_found():
     none = seal(made.model_copy(update={"samples": ()}))
     assert "say nothing about noise" in calibration_problems(none)[0]
     assert made.measured_at == made.samples[-1].started_at > BEGAN.isoformat()
+
+
+def test_the_control_of_an_ablation_is_its_baseline_once_more_and_no_variant():
+    spec = make_spec(variants={"control": {"gates": {"psiv_cache": True}}})
+    plan = make_plan(spec, control=True)
+    assert [(arm.name, arm.role) for arm in plan.arms] == [
+        ("baseline", "baseline"),
+        ("control", "variant"),
+        ("control-2", "control"),
+    ]
+    assert plan.control.digest == plan.baseline.digest
+    assert [arm.name for arm in plan.variants] == ["control"]
+    assert make_plan(spec).control is None
+    assert all(set(block.order) == {"baseline", "control", "control-2"} for block in plan.blocks)
+    found = list(aa_blocks_of(plan, spec, make_receipts(plan, sd=0.002)))
+    assert [block.source for _, block in found] == ["hidden"] * 6
