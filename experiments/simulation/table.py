@@ -23,6 +23,7 @@ from experiments.simulation.cases import (
     with_looks,
 )
 from experiments.simulation.noise import SD
+from experiments.simulation.rates import Rate
 
 _HIDDEN = 0.2
 """Stalled steps of a window, on average, of stalls so rare that few blocks may hold none."""
@@ -35,6 +36,7 @@ def tables(repetitions: int) -> Iterator[str]:
     yield _looks_table(repetitions)
     yield _words_table(repetitions)
     yield _traps_table(repetitions)
+    yield _bootstrap_table(repetitions)
     yield _losses_table(repetitions)
 
 
@@ -79,7 +81,7 @@ def _looks_table(repetitions: int) -> str:
 
 def _words_table(repetitions: int) -> str:
     hidden = Stalls(stalls=_HIDDEN, faster=-draws.true_effect_of_stalls(stalls=_HIDDEN, faster=0))
-    cases = {
+    cases: dict[str, Stalls | Crashes] = {
         "2 of 25 steps stall": Stalls(stalls=2, faster=0),
         "2 of 25 steps stall, the others 1.5 % faster": Stalls(stalls=2, faster=0.015),
         "1 step in 5 windows stalls, the others faster by as much": hidden,
@@ -120,6 +122,20 @@ def _traps_table(repetitions: int) -> str:
          "see stalls above"),
     ]  # fmt: skip
     return _table("Traps: wrong better or worse", ("trap", "naive", "ours"), rows)
+
+
+def _bootstrap_table(repetitions: int) -> str:
+    rows = []
+    for name, blocks, studentised in (
+        ("normal", 6, False),
+        ("normal", 20, True),
+        ("5 % of trials ten sd slower", 20, True),
+    ):
+        naive = traps.bootstrap_misses(noisy(name), blocks=blocks, repetitions=repetitions, studentised=studentised)
+        ours = outcomes(noisy(name), blocks=blocks, variants=1, repetitions=repetitions).holds
+        kind = "studentised" if studentised else "percentile"
+        rows.append((kind, name, blocks, naive, Rate(hits=ours.tries - ours.hits, tries=ours.tries)))
+    return _table("Intervals that miss", ("bootstrap", "noise", "blocks", "bootstrap, 95 %", "ours, 96 %"), rows)
 
 
 def _losses_table(repetitions: int) -> str:

@@ -34,17 +34,33 @@ def steps_as_samples(rng: np.random.Generator, repetitions: int, *, steps: int =
     return rate(_welch(seconds[0], seconds[1]) < 0.05)
 
 
-def one_arm_after_the_other(
-    rng: np.random.Generator, repetitions: int, *, trials: int = 8, drift: float = 0.01
-) -> Rate:
-    """Count significant differences of AAAA BBBB under a drift."""
-    runs = np.linspace(0, drift, 2 * trials) + rng.normal(0, 0.004, (repetitions, 2 * trials))
+def one_arm_after_the_other(rng: np.random.Generator, repetitions: int, *, trials: int = 8) -> Rate:
+    """Count significant differences of AAAA BBBB under a drift of 1 %."""
+    runs = np.linspace(0, 0.01, 2 * trials) + rng.normal(0, 0.004, (repetitions, 2 * trials))
     return rate(_welch(runs[:, :trials], runs[:, trials:]) < 0.05)
 
 
 def fixed_alternation(rng: np.random.Generator, repetitions: int, *, blocks: int = 10, penalty: float = 0.005) -> Rate:
     """Count significant differences of AB AB AB where the first place of a block costs `penalty`."""
     return rate(plain_t(penalty + rng.normal(0, 0.004 * 2**0.5, (repetitions, blocks))) < 0.05)
+
+
+def bootstrap_misses(drawing: Drawing, *, blocks: int, repetitions: int, studentised: bool) -> Rate:
+    """Count bootstrap intervals at 95 % that miss the truth: percentile, or studentised, of 999 resamples."""
+    rng = np.random.default_rng(0)
+    parts = windows_in_parts(drawing, blocks, 1, repetitions, 0)
+    return rate([_misses(d, rng, studentised) for part in parts for d in part.d[:, 0]])
+
+
+def _misses(d: Array, rng: np.random.Generator, studentised: bool) -> bool:
+    sample = d[rng.integers(0, d.size, (999, d.size))]
+    means, spreads = sample.mean(axis=1), sample.std(axis=1, ddof=1)
+    if not studentised:
+        low, high = np.quantile(means, [0.025, 0.975])
+        return not low <= 0 <= high
+    pivots = (means - d.mean())[spreads > 0] / spreads[spreads > 0]
+    low, high = d.mean() - np.quantile(pivots, [0.975, 0.025]) * d.std(ddof=1)
+    return not low <= 0 <= high
 
 
 def outlier_steps_dropped(draw: Draw, *, cutoff: float = 1.05) -> Array:
