@@ -61,7 +61,9 @@ def _level(plan: Plan, circumstances: Circumstances, found: VariantVerdict) -> f
 
 
 def _undecided(found: VariantVerdict) -> bool:
-    return found.measured is VerdictWord.INCONCLUSIVE and found.cause not in _HOPELESS
+    """Return whether more blocks may bring an answer; that a metric is not exact is one, and stays."""
+    unanswered = found.measured is VerdictWord.INCONCLUSIVE or found.cause is Cause.SPREADS
+    return unanswered and found.cause not in _HOPELESS and found.exact is None
 
 
 def _words(variants: Sequence[VariantVerdict]) -> str:

@@ -23,7 +23,7 @@ from experiments.simulation.words import Words, windows_of, words_of
 from tests.factories import clocked, make_plan, make_receipt, make_spec
 
 GATES = [{"chunk_size": size} for size in (8, 32, 64, 128)]
-STEP_S = 0.25
+STEP_S = 0.04
 CASES: dict[str, Drawing] = {
     **{name: noisy(name) for name in NOISES},
     "stalls": Stalls(stalls=1.0, faster=0.02),
@@ -57,7 +57,7 @@ def receipts_of(draw: Draw, repetition: int, plan: Plan) -> list[Receipt]:
 def timed(plan: Plan, seconds: Any) -> tuple[Step, ...]:
     config = plan.baseline.config
     tokens = config["micro_batch"] * config["data"]["seq_len"]
-    first = [("compile", 1.0), ("warmup", STEP_S)]
+    first = [("compile", 0.1), ("warmup", STEP_S)]
     return clocked(
         [
             Step(index=i, phase=phase, seconds=float(s), ended_s=0.0, tokens=tokens, loss=8.0, grad_norm=1.0)  # type: ignore[arg-type]
