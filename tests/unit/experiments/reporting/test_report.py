@@ -148,7 +148,7 @@ def test_render_says_every_verdict_word_with_a_sign(word: VerdictWord) -> None:
 
 def test_render_explains_a_capped_verdict() -> None:
     text = Reader(report.render(views.cpu_view())).text
-    assert "Not decided: the noise of this device has not been measured. The samples alone say 'better'" in text
+    assert "Not decided: no A/A blocks are known for this device. The samples alone say 'better'" in text
     assert "load average just before the trial" in text
     assert "Kernels" not in text
 
