@@ -133,8 +133,8 @@ def _too_few(table: PublishedTable, change: float) -> str:
     number = table.processes
     processes = "one process" if number == 1 else f"{number} processes"
     return (
-        f"{table.primary.metric} {change:+.3f} % from {processes} of each arm (n = {number}): the {table.steps_per_process} "
-        "steps of a process are one sample; "
+        f"{table.primary.metric} {change:+.3f} % from {processes} of each arm (n = {number}): "
+        f"the {table.steps_per_process} steps of a process are one sample; "
         f"it takes at least {MIN_BLOCKS} interleaved blocks"
     )
 

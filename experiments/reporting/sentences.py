@@ -109,6 +109,11 @@ def _alone(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
     return f"The samples alone say '{variant.measured.value}': {proved}"
 
 
+def _spreads(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+    why = "one arm's blocks scatter far more than the other's, for which no test holds its level"
+    return f"{why}. {_alone(verdict, variant, found)}"
+
+
 def _reruns(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
     why = "blocks had to run again for a reason that an arm may have caused"
     return f"{why}. {_alone(verdict, variant, found)}"
@@ -123,6 +128,7 @@ _OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
     Cause.MISSING: lambda verdict, variant, found: "blocks are missing, and missing data fails",
     Cause.NOT_PROVED: _not_proved,
     Cause.STALLS: _stalls,
+    Cause.SPREADS: _spreads,
     Cause.RERUNS: _reruns,
     Cause.UNCALIBRATED: _uncalibrated,
 }
