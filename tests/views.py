@@ -170,7 +170,7 @@ def _slot(config: Mapping[str, Any], cpu: bool) -> timedelta:
 
 def _receipt(the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, noise: float) -> Receipt:
     cpu = the_plan.node_class == "cpu"
-    chance = random.Random(f"{block.index}/{arm.name}")  # noqa: S311  # not for secrets
+    chance = random.Random(f"{arm.name}/{block.index}")  # noqa: S311  # not for secrets
     speed = (1 + effect.speed_pct / 100) * math.exp(chance.gauss(0, noise)) * (1 - 0.0006 * block.index)
     steps = _steps(chance, arm.config, speed, effect, block.seed) if effect.outcome in RAN else ()
     took_s = sum(step.seconds for step in steps)
