@@ -123,12 +123,12 @@ def test_the_key_changes_with_everything_but_gates_and_seed():
     base = key()
     assert key(seed_block=1) == base
     assert key(arm="psiv-on") == base
-    assert key(workload__steps={"warmup": 1, "timed": 4, "val_rows": 4}) == base
+    assert key(workload__steps={"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 4}) == base
     assert key(verdict__primary={"metric": "step_s", "margin": "2%"}) == base
     changed = {
         "device_serial": key({"device_serial": "123"}),
         "shape_digest": key(workload__overrides={"seq_len": 128}),
-        "estimator_digest": key(workload__steps={"warmup": 2, "timed": 4, "val_rows": 2}),
+        "estimator_digest": key(workload__steps={"warmup": 2, "warmup_s": 0, "timed": 4, "val_rows": 2}),
         "software_digest": key({"versions": {"torch": "2.14"}}),
         "node_class": key({"node_class": "h200"}),
     }
