@@ -11,6 +11,7 @@ from experiments.design.fields import read_config
 from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
+from experiments.records.signing import Signer
 from workers.device_state import DeviceState, changes
 from workers.devices import memory_is_free
 from workers.errors import BlockBroken, BlockStopped
@@ -40,6 +41,8 @@ class NodeContext:
     paths: WorkPaths
     data_dir: Path
     """Prepared datasets."""
+    signer: Signer | None = None
+    """Key that this node signs reports with; None on an air-gapped node that cannot sign."""
 
 
 class BlockRunner:

@@ -57,14 +57,15 @@ class Node:
         """Memory that a trial can reach: the device's, or on the host what processes may use."""
         return self.memory_limit_bytes if self.node_class.on_host else self.devices.first.memory_bytes
 
-    def registration(self) -> NodeRegistration:
-        """Return what the service is told."""
+    def registration(self, public_key: str | None) -> NodeRegistration:
+        """Return what the service is told; `public_key` is the key that this node signs with, None if it cannot."""
         return NodeRegistration(
             node_class=self.node_class.name,
             devices=self.devices.devices,
             versions=self.versions,
             code_digest=self.code.digest,
             lacks=self.lacks,
+            public_key=public_key,
         )
 
     def table(self) -> Table:

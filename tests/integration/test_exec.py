@@ -221,7 +221,8 @@ def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path
     files = {path: data.decode() for path, data in read_bundle_files(killed.bundle).items()}
     (tmp_path / "mlflow").mkdir()
     with mlflow_server.running(tmp_path / "mlflow") as url, running_api("sqlite", tmp_path, mlflow_url=url) as api:
-        answer = api.client.post("/v1/ablations:import", headers=api.admin, json={"bundles": [{"files": files}]})
+        body = {"bundles": [{"files": files}], "trust": sorted(killed.read().keys)}
+        answer = api.client.post("/v1/ablations:import", headers=api.admin, json=body)
         assert answer.status_code == 200, answer.text
         own = f"/v1/ablations/{killed.file.ablation_id}"
         handlers = OutboxHandlers(api.store, Sink(tracking_uri=url, experiment="ablate"))

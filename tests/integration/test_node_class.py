@@ -11,7 +11,7 @@ from experiments.errors import SpecError
 from experiments.records.messages import DeviceInfo
 from experiments.records.receipt_check import verify
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
-from tests.api_stack import Api, running_api
+from tests.api_stack import SIGNER, Api, running_api
 from tests.bundles import make_file
 from tests.factories import GIB, make_spec
 from tests.trial_files import left_behind
@@ -63,7 +63,7 @@ def api(tmp_path: Path) -> Iterator[Api]:
 
 
 def register(api: Api, node: Node) -> str:
-    body = node.registration().model_dump(mode="json")
+    body = node.registration(SIGNER.key).model_dump(mode="json")
     answer = api.client.put(f"/v1/nodes/{node.name}", headers=api.worker, json=body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["node_id"])
