@@ -124,7 +124,6 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda values: values["environment"]["throttle"].pop("hw_thermal_slowdown"),
         "did not tell hw_thermal_slowdown",
     ),
-    "load of others erased": (put("environment.foreign_load", None), "did not tell foreign_load"),
     "an ECC error and a neighbour left in": (
         both(put("environment.throttle.ecc_uncorrected", 1), put("environment.throttle.foreign_processes", [7])),
         "uncorrected ECC error during the trial",
