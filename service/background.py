@@ -109,7 +109,7 @@ def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) ->
         return False
 
     def judge() -> bool:
-        return handlers.run_due(OutboxKind.JUDGE) or handlers.run_due(OutboxKind.REPORT)
+        return any(handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT))
 
     def project() -> bool:
         return handlers.run_due(OutboxKind.PROJECT)
