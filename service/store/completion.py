@@ -98,8 +98,8 @@ def cancel_blocks(
         ids = [row.id for row in waiting if row.state == state]
         transitions.move(ids, state, BlockState.CANCELLED, reason=reason, **ended)
     cancelled = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.CANCELLED)
-    waiting = select(trials.c.id).where(trials.c.block_id.in_(cancelled), trials.c.state == TrialState.QUEUED)
-    trial_ids = list(connection.execute(waiting).scalars())
+    unstarted = select(trials.c.id).where(trials.c.block_id.in_(cancelled), trials.c.state == TrialState.QUEUED)
+    trial_ids = list(connection.execute(unstarted).scalars())
     transitions.move(trial_ids, TrialState.QUEUED, TrialState.CANCELLED, reason=reason)
 
 

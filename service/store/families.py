@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, insert, or_, select
+from sqlalchemy import Connection, Row, Select, and_, insert, or_, select
 
 from experiments.design.plan import Plan
 from experiments.design.questions import question_digest, questions
@@ -30,25 +30,26 @@ def family_of(connection: Connection, ablation_id: str) -> Family:
 
     One that ended before any of its blocks was claimed has shown nobody anything, and is left out.
     """
-    own = connection.execute(select(asked.c.digest, asked.c.arm).where(asked.c.ablation_id == ablation_id)).all()
+    own = connection.execute(select(asked.c.digest, asked.c.arm).where(asked.c.ablation_id == ablation_id))
     arms: dict[str, list[str]] = {}
-    for row in own:
-        arms.setdefault(row.digest, []).append(row.arm)
-    earlier: dict[str, tuple[Row[Any], list[str]]] = {}
+    for digest, arm in own:
+        arms.setdefault(digest, []).append(arm)
+    rows: dict[str, Row[Any]] = {}
+    shared: dict[str, list[str]] = {}
     for row in connection.execute(_earlier(ablation_id, list(arms))):
-        _, shared = earlier.setdefault(row.id, (row, []))
-        shared.extend(arms[row.digest])
+        rows[row.id] = row
+        shared.setdefault(row.id, []).extend(arms[row.digest])
     return Family(
         question_digest=question_digest(arms),
-        earlier=tuple(_public(row, shared) for row, shared in earlier.values()),
+        earlier=tuple(_public(row, shared[ablation]) for ablation, row in rows.items()),
     )
 
 
-def _earlier(ablation_id: str, digests: list[str]) -> Any:
+def _earlier(ablation_id: str, digests: list[str]) -> Select[Any]:
     mine = select(ablations.c.created_at).where(ablations.c.id == ablation_id).scalar_subquery()
     before = or_(ablations.c.created_at < mine, and_(ablations.c.created_at == mine, ablations.c.id < ablation_id))
     ran = or_(ablations.c.started_at.is_not(None), ablations.c.state.not_in(OVER))
-    query = select(*_SHOWN, asked.c.digest).join(asked, asked.c.ablation_id == ablations.c.id)
+    query: Select[Any] = select(*_SHOWN, asked.c.digest).join(asked, asked.c.ablation_id == ablations.c.id)
     return query.where(asked.c.digest.in_(digests), before, ran).order_by(ablations.c.created_at, ablations.c.id)
 
 

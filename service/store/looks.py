@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from experiments.outcomes import AblationState, BlockState
 from service.lifecycle import OutboxKind
@@ -47,11 +47,11 @@ def stop(connection: Connection, ablation_id: str, *, after: int, reason: str) -
     complete_if_done(connection, ablation_id)
 
 
-def _lock_held(connection: Connection, ablation_id: str) -> Sequence[Row[Any]]:
-    query = select(blocks.c.id, blocks.c.state, blocks.c.node_class, _INDEX).where(
+def _lock_held(connection: Connection, ablation_id: str) -> list[Row[Any]]:
+    query: Select[Any] = select(blocks.c.id, blocks.c.state, blocks.c.node_class, _INDEX).where(
         blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.HELD
     )
-    return connection.execute(query.order_by(blocks.c.id).with_for_update()).all()
+    return list(connection.execute(query.order_by(blocks.c.id).with_for_update()))
 
 
 def _is_due(connection: Connection, ablation_id: str, held: Sequence[Row[Any]], after: int) -> bool:
