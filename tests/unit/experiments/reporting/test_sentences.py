@@ -43,7 +43,8 @@ def verdict(known: Circumstances | None = None, **changes: Any) -> Verdict:
     made = views.cpu_view(calibrated=True).verdict
     assert made is not None
     fields = {"primary": FOUND, "verdict": VerdictWord.BETTER, "measured": VerdictWord.BETTER, "cause": None,
-              "beyond_margin": False, "requirements": (), "notes": (), "blocks_needed": None}  # fmt: skip
+              "beyond_margin": False, "secondary": (), "requirements": (), "notes": (),
+              "blocks_needed": None}  # fmt: skip
     variant = made.variants[0].model_copy(update={**fields, **changes})
     return made.model_copy(
         update={"variants": (variant,), "circumstances": made.circumstances if known is None else known}
