@@ -3,10 +3,12 @@
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
-ArmRole: TypeAlias = Literal["baseline", "variant"]
+ArmRole: TypeAlias = Literal["baseline", "variant", "control"]
 BASELINE: Final = "baseline"
 """Role and name of the arm that the others are compared with; no other arm may have it as its name."""
 VARIANT: Final = "variant"
+CONTROL: Final = "control"
+"""Role of an arm that repeats the baseline, which the service adds to some plans to watch the noise."""
 
 
 class AblationState(StrEnum):
@@ -23,6 +25,8 @@ class AblationState(StrEnum):
 class BlockState(StrEnum):
     """Where a block is."""
 
+    HELD = "held"
+    """Beyond a look: it runs only if the look does not decide."""
     QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"

@@ -10,14 +10,15 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from experiments.analysis.sizing import Sizing
 from experiments.errors import SpecProblem
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.calibration import Calibration, Ledger
 from experiments.records.messages import DeviceInfo
+from experiments.records.signing import PublicKey
 from service.lifecycle import EventKind
 
 Item = TypeVar("Item")
-
 
 INDEX = "Place of the block in the plan, from 0. People are shown its number, which counts from 1."
 
@@ -260,6 +261,8 @@ class PlanPublic(_Public):
     blocks: list[BlockOrder]
     trials: int
     mde_pct_per_sd_pct: float | None
+    sizing: Sizing | None
+    """What it can see at the noise that was measured; None where no node of the class was calibrated for it."""
     expected_device_minutes: float | None
     node_classes: list[NodeClassAnswer]
 
@@ -276,6 +279,8 @@ class ImportRequest(_Public):
     """Bundles of one plan; together they are the ablation."""
 
     bundles: list[BundleFiles] = Field(min_length=1, max_length=100)
+    trust: list[PublicKey] = Field(default=[], max_length=100, description="Keys to trust from now on.")
+    unsigned: bool = Field(default=False, description="Take files that nobody signed; the verdict will say so.")
 
 
 class ImportPublic(_Public):
@@ -307,6 +312,8 @@ class NodePublic(_Public):
     versions: dict[str, str]
     code_digest: str
     lacks: list[str]
+    public_key: str | None
+    """Key that it signs its blocks with; None for an imported node that could not sign."""
     registered_at: str
     seen_at: str
     running_block: str | None
@@ -316,6 +323,25 @@ class NodeList(_Public):
     """Every node."""
 
     items: list[NodePublic]
+
+
+class KeyPublic(_Public):
+    """A key that a node signs with."""
+
+    key: PublicKey
+    node: str
+    trusted_by: str
+    """Name of the token that trusted it, or "first registration"."""
+    trusted_at: str
+    revoked_at: str | None
+    reason: str | None
+    """Why it was revoked."""
+
+
+class KeyList(_Public):
+    """Every key, by node."""
+
+    items: list[KeyPublic]
 
 
 class CalibrationPublic(_Public):
@@ -329,10 +355,9 @@ class CalibrationPublic(_Public):
 
 
 class CalibrationList(_Public):
-    """Everything that is known about noise."""
+    """Everything that is known about noise, the newest last."""
 
     items: list[CalibrationPublic]
-    """The newest last."""
     ledger: Ledger
     statement: str
     """What the ledger supports, in one sentence."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState
 from experiments.records.messages import NodeRegistration
@@ -15,6 +16,7 @@ from service.schemas import (
     BlockCounts,
     BlockPublic,
     Event,
+    KeyPublic,
     Links,
     NodeClassAnswer,
     NodePublic,
@@ -38,11 +40,11 @@ def links_of(ablation_id: str) -> Links:
 
 
 def plan_public(
-    plan: Plan, *, expected_device_minutes: float | None, node_classes: list[NodeClassAnswer]
+    plan: Plan, *, expected_device_minutes: float | None, node_classes: list[NodeClassAnswer], sizing: Sizing | None
 ) -> PlanPublic:
     """Build the wire type."""
     arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
-    answers = {"expected_device_minutes": expected_device_minutes, "node_classes": node_classes}
+    answers = {"expected_device_minutes": expected_device_minutes, "node_classes": node_classes, "sizing": sizing}
     return PlanPublic.model_validate(
         {**_plan_fields(plan), "arms": arms, "blocks": [block.model_dump() for block in plan.blocks], **answers}
     )
@@ -125,6 +127,11 @@ def event_public(row: Row[Any]) -> Event:
     """Build the wire type."""
     values = _fields(row, at=rfc3339(row.at), came_from=row.old, went_to=row.new, data=json.loads(row.data))
     return Event.model_validate(values)
+
+
+def key_public(row: Row[Any]) -> KeyPublic:
+    """Build the wire type."""
+    return KeyPublic.model_validate(_fields(row))
 
 
 def node_public(row: Row[Any], settings: ServiceSettings) -> NodePublic:

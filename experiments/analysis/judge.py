@@ -13,6 +13,7 @@ from experiments.analysis.prediction import ENOUGH, chances_of
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.reruns import caused_by
 from experiments.analysis.schedule import missing, share_at
+from experiments.analysis.spreads import spreads_differ
 from experiments.analysis.stalls import stalls_differ
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
@@ -40,7 +41,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
     whole = WholeBlocks(plan, receipts)
     changed = _changed_rule(plan, spec)
     judge_one = _Judge(plan, spec, whole, circumstances)
-    evidence = [evidence_of(arm, whole) for arm in plan.arms[1:]]
+    evidence = [evidence_of(arm, whole) for arm in plan.variants]
     comparisons = judge_one.comparisons([found for found in evidence if found.exclusion is None and changed is None])
     fields: dict[str, Any] = {
         "ablation": plan.ablation,
@@ -72,7 +73,7 @@ class _Judge:
         self._plan = plan
         self._spec = spec
         self._rule = spec.verdict
-        self._family = len(plan.arms) - 1
+        self._family = len(plan.variants)
         self._circumstances = circumstances
         self._block_minutes = _block_minutes(plan, whole)
 
@@ -88,10 +89,8 @@ class _Judge:
         return found
 
     def _alpha(self, evidence: Evidence) -> float:
-        return alpha_of(self._asking()) * share_at(self._spec.design.blocks, len(evidence.pairs))
-
-    def _asking(self) -> int:
-        return self._circumstances.family.number
+        number = self._circumstances.family.number_of(evidence.arm.name)
+        return alpha_of(number) * share_at(self._spec.design.blocks, len(evidence.pairs))
 
     def __call__(
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
@@ -102,7 +101,7 @@ class _Judge:
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
         found = rejected_first(self._answer(evidence, exclusion, exact or primary), requirements)
-        chances = self._chances(found, primary)
+        chances = self._chances(name, found, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
         notes = [f"requirement not met: {e.metric} {e.rule}: {e.detail}" for e in requirements if not e.passed]
         return VariantVerdict(
@@ -121,7 +120,7 @@ class _Judge:
             chances=chances,
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
-            notes=(*notes, *(exact.notes if exact else self._notes(found, primary, chances))),
+            notes=(*notes, *(exact.notes if exact else self._notes(name, found, primary, chances))),
         )
 
     def _answer(
@@ -138,31 +137,37 @@ class _Judge:
 
     def _of_samples(self, evidence: Evidence, primary: Comparison) -> Answer:
         sample = sample_of(evidence, self._rule.primary.metric)
-        stalls = sample and stalls_differ(sample, self._rule.primary.margin)
-        if stalls:
+        if sample is None:
+            raise AssertionError("there is a comparison, hence a sample")
+        stalls = stalls_differ(sample, self._rule.primary.margin)
+        if stalls is not None:
             return open_because(Cause.STALLS, stalls)
         word = word_of(primary, self._rule.primary)
         found = told(word, sentence(word, primary, self._rule.primary))
+        found = capped(found, Cause.SPREADS, spreads_differ(sample))
         reruns = caused_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         found = capped(found, Cause.RERUNS, reruns)
         return capped(found, Cause.UNCALIBRATED, self._circumstances.admission.refused_because)
 
-    def _chances(self, found: Answer, primary: Comparison | None) -> dict[int, float]:
+    def _chances(self, arm: str, found: Answer, primary: Comparison | None) -> dict[int, float]:
         if found.cause is not Cause.NOT_PROVED or primary is None:
             return {}
-        level = alpha_of(self._asking() + 1) / self._family
+        level = alpha_of(self._circumstances.family.number_of(arm) + 1) / self._family
         return chances_of(primary, level=level, margin_pct=self._rule.primary.margin)
 
-    def _notes(self, found: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
+    def _notes(
+        self, arm: str, found: Answer, primary: Comparison | None, chances: Mapping[int, float]
+    ) -> Iterator[str]:
         threshold = self._rule.primary.threshold_pct
         if primary is not None and found.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:g} % from which the rule adopts"
         if chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
-        yield from self._family_notes()
+        yield from self._family_notes(arm)
 
-    def _family_notes(self) -> Iterator[str]:
-        number, earlier = self._asking(), self._circumstances.family.earlier
+    def _family_notes(self, arm: str) -> Iterator[str]:
+        number = self._circumstances.family.number_of(arm)
+        earlier = [one for one in self._circumstances.family.earlier if arm in one.asked]
         if number > 1:
             named = ", ".join(f"'{one.ablation}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
             yield f"attempt {number} of this question, tested at {100 * alpha_of(number):.2g} %; before it: {named}"

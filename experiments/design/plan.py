@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, count
 from typing import TypeVar
 
 from experiments.design.arms import Arm, resolve
@@ -12,6 +13,7 @@ from experiments.design.rule import rule_digest
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
+from experiments.outcomes import CONTROL, VARIANT
 
 Item = TypeVar("Item")
 
@@ -56,18 +58,32 @@ class Plan(Frozen):
         """Whether times decide: guards that protect times alone (load, clocks, heat) apply then only."""
         return self.mde_pct_per_sd_pct is not None
 
+    @property
+    def variants(self) -> tuple[Arm, ...]:
+        """The arms that are asked about: neither the baseline nor a control."""
+        return tuple(arm for arm in self.arms if arm.role == VARIANT)
+
+    @property
+    def control(self) -> Arm | None:
+        """The arm that repeats the baseline to watch the noise; None in most plans."""
+        return next((arm for arm in self.arms if arm.role == CONTROL), None)
+
     @cached_property
     def arm_by_name(self) -> Mapping[str, Arm]:
         """Every arm by name."""
         return {arm.name: arm for arm in self.arms}
 
 
-def make_plan(spec: AblationSpec) -> Plan:
-    """Return what `spec` will run. Raises SpecError with every problem that only shows when arms are resolved."""
+def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
+    """Return what `spec` will run, with an arm more that repeats the baseline if a `control` is wanted.
+
+    Raises SpecError with every problem that only shows when arms are resolved.
+    """
     resolution = resolve(spec)
     problems = [*resolution.problems, *_block_problems(spec), *_requirement_problems(spec)]
     if problems:
         raise SpecError(problems)
+    arms = (*resolution.arms, _control(resolution.arms)) if control else resolution.arms
     return Plan(
         ablation=spec.ablation,
         spec_digest=spec.digest,
@@ -75,11 +91,18 @@ def make_plan(spec: AblationSpec) -> Plan:
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
         max_foreign_load=spec.placement.max_foreign_load / 100,
-        arms=resolution.arms,
-        blocks=plan_blocks(spec, [arm.name for arm in resolution.arms]),
+        arms=arms,
+        blocks=plan_blocks(spec, [arm.name for arm in arms]),
         mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),
         expected_device_minutes=None,
     )
+
+
+def _control(arms: Sequence[Arm]) -> Arm:
+    """Return the baseline of `arms` once more, under a name that no other arm has."""
+    taken = {arm.name for arm in arms}
+    name = next(name for name in chain([CONTROL], (f"{CONTROL}-{n}" for n in count(2))) if name not in taken)
+    return arms[0].model_copy(update={"name": name, "role": CONTROL})
 
 
 def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:

@@ -7,6 +7,7 @@ words by A/A blocks. The service and the reader of a bundle gather them; the jud
 from experiments.documents import Frozen
 from experiments.outcomes import AblationState, FailureClass
 from experiments.records.calibration import Calibration, Ledger
+from experiments.records.signing import PublicKey
 
 
 class AttemptRecord(Frozen):
@@ -24,29 +25,35 @@ class AttemptRecord(Frozen):
 
 
 class EarlierAblation(Frozen):
-    """An ablation that asked the same question before."""
+    """An ablation that asked a question of this one before."""
 
     ablation: str
     name: str
     state: AblationState
     created_at: str
     """RFC 3339 UTC."""
+    asked: tuple[str, ...] = ()
+    """Variants of this ablation, by their names here, that it had compared as well."""
     words: dict[str, str]
-    """Published word of each variant; empty without a verdict."""
+    """Published word of each of its own variants; empty without a verdict."""
 
 
 class Family(Frozen):
-    """How often the same question (arms, recipe, metric, node class) has been asked."""
+    """How often the same questions (a variant against its baseline, workload, metric, node class) have been asked."""
 
     question_digest: str | None = None
-    """What makes two questions the same; None where nobody keeps count, as offline."""
+    """Of what all variants ask; None where nobody keeps count, as offline."""
     earlier: tuple[EarlierAblation, ...] = ()
-    """Oldest first, cancelled ones included."""
+    """Oldest first, cancelled ones included; only those that ran something."""
 
     @property
     def number(self) -> int:
-        """Which attempt of this question it is, from 1."""
+        """Which attempt it is at any of these questions, from 1."""
         return len(self.earlier) + 1
+
+    def number_of(self, arm: str) -> int:
+        """Return which attempt at the question of the variant `arm` it is, from 1."""
+        return 1 + sum(arm in one.asked for one in self.earlier)
 
 
 class Admission(Frozen):
@@ -62,12 +69,26 @@ class Admission(Frozen):
     """The service's own rate of false words, as far as it is known."""
 
 
+class BlockSigner(Frozen):
+    """Who answers for some blocks: the node that ran them, and the key that it signed them with."""
+
+    node: str
+    """Its id."""
+    name: str
+    key: PublicKey | None
+    """None where nobody signed: then whoever held the files could have written them."""
+    blocks: tuple[int, ...]
+    """Indices in the plan, from 0."""
+
+
 class Circumstances(Frozen):
     """Everything that a verdict takes into account besides plan, spec and receipts."""
 
     attempts: tuple[AttemptRecord, ...] = ()
     family: Family = Family()
     admission: Admission = Admission()
+    signers: tuple[BlockSigner, ...] = ()
+    """Of every finished block."""
 
 
 UNCALIBRATED = Circumstances()

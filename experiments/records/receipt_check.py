@@ -19,7 +19,7 @@ from experiments.design.problems import shown
 from experiments.documents import first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
-from experiments.records.receipt_clock import clock_problems
+from experiments.records.receipt_clock import clock_problems, start_problems
 from experiments.records.receipts import SCHEMA_VERSION, Receipt, read_gates, summarise
 from experiments.records.trial_guards import trial_problems
 from kernels.backends import NODE_CLASSES
@@ -55,7 +55,8 @@ def contradictions(receipt: Receipt) -> list[str]:
         *_gate_problems(receipt, config),
         *_step_problems(receipt, config),
         *_summary_problems(receipt, config),
-        *clock_problems(receipt, config.steps),
+        *start_problems(receipt),
+        *(clock_problems(receipt, config.steps) if receipt.outcome is Outcome.MEASURED else ()),
         *trial_problems(receipt),
     ]
 

@@ -10,9 +10,10 @@ from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
-from service.cli import aa, bundles, calibration_files, gates_page, receipts, show
+from service.cli import aa, bundles, calibration_files, gates_page, keys, published, receipts, show
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.sized_spec import with_blocks
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import announce, follow_to_end, run_spec
 from service.client import Client
@@ -22,7 +23,9 @@ app = typer.Typer()
 app.add_typer(bundles.app)
 app.add_typer(aa.app)
 app.add_typer(calibration_files.app)
+app.add_typer(published.app)
 app.add_typer(receipts.app, name="receipts")
+app.add_typer(keys.app, name="keys")
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
 JudgedArgument = Annotated[
@@ -40,6 +43,9 @@ def plan(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
     ] = None,
+    sized: Annotated[
+        Path | None, typer.Option("--sized", help="Write the spec with as many blocks as the measured noise asks for.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
@@ -48,6 +54,8 @@ def plan(
         return
     with Client() as client:
         answer = client.ablations.plan(read_spec(spec))
+    if sized is not None:
+        sized.write_bytes(with_blocks(read_spec(spec), answer))
     print_json(answer) if as_json else out().print(show.plan(answer))
 
 

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from experiments.analysis.published import PublishedTable, PublishedVerdict
 from experiments.analysis.verdicts import Verdict
 from experiments.block_numbers import block_number, place_number
 from experiments.design.gates import GatePublic, show
@@ -113,7 +114,7 @@ def plan(answer: PlanPublic) -> RenderableType:
         ("arms", f"{arms} (the first is the baseline)"),
         ("size", f"{len(answer.blocks)} blocks, {answer.trials} trials"),
         ("device minutes", minutes),
-        ("detects", _detects(answer.mde_pct_per_sd_pct)),
+        ("detects", _detects(answer)),
         *(
             (f"node class {row.node_class}", _eligible(row))
             for row in answer.node_classes
@@ -128,10 +129,17 @@ def plan(answer: PlanPublic) -> RenderableType:
     return Group(facts, made)
 
 
-def _detects(mde_pct_per_sd_pct: float | None) -> str:
-    if mde_pct_per_sd_pct is None:
+def _detects(answer: PlanPublic) -> str:
+    if answer.mde_pct_per_sd_pct is None:
         return "any change: the metric that decides is exact"
-    return f"{mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"
+    if answer.sizing is not None:
+        found = answer.sizing
+        needed = (
+            "no allowed number of blocks does" if found.blocks_needed is None else f"{found.blocks_needed} blocks do"
+        )
+        seen = f"{found.mde_pct:.2f} % at the measured noise (sd at most {found.sd_upper_pct:.2f} %)"
+        return f"{seen}; the rule adopts from {found.adopt_if_pct:g} %, which {needed}"
+    return f"{answer.mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"
 
 
 def _eligible(row: NodeClassAnswer) -> str:
@@ -179,6 +187,21 @@ def verdict(found: Verdict) -> RenderableType:
     """Show the verdict table: one row per variant."""
     layout = lay_out(found)
     return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
+
+
+def published(printed: PublishedTable, found: PublishedVerdict) -> RenderableType:
+    """Show what a printed table claims, and what it shows."""
+    facts = _facts(
+        ("table", f"[bold]{escape(printed.title)}[/], {escape(printed.source)}"),
+        ("claim", escape(printed.claim)),
+        ("word", f"[bold]{found.word}[/], decision {found.decision}"),
+        ("reason", escape(found.reason)),
+    )
+    made = table("requirement", "rule", "result", "found")
+    for result in found.requirements:
+        passed = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
+        made.add_row(result.metric, result.rule, passed, escape(result.detail))
+    return Group(facts, made)
 
 
 def explanation(found: Verdict) -> list[str]:

@@ -13,10 +13,10 @@ from experiments.outcomes import AblationState, AttemptState, BlockState, TrialS
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
 from experiments.records.messages import LogChunk
 from service.lifecycle import EventKind
-from service.store import logs, reports
+from service.store import keys, logs, reports
 from service.store.attempts import lock_attempt
 from service.store.columns import db_now, storable
-from service.store.completion import cancel_blocks, complete_if_done
+from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.reports import VerifiedReceipt
 from service.store.submissions import Submission, insert_rows
 from service.store.tables import ablations, attempts, blocks, nodes, trials
@@ -33,6 +33,8 @@ class Import:
     submission: Submission
     receipts: dict[int, list[VerifiedReceipt]]
     """By block index."""
+    trusted: tuple[str, ...] = ()
+    """Keys that the importer trusts from now on."""
 
     @property
     def bundles(self) -> str:
@@ -60,6 +62,7 @@ def store_import(connection: Connection, imported: Import) -> None:
     transitions.add_event(EventKind.ABLATION_STATE, ablation_id, reason=reason, new=AblationState.QUEUED)
     transitions.flush_new()
     _add_nodes(connection, bundle)
+    _trust(connection, imported)
     for record in bundle.broken:
         _break(connection, transitions, record, file.blocks[record.index].block_id)
     running = AblationState.RUNNING
@@ -82,10 +85,16 @@ def _add_nodes(connection: Connection, bundle: Bundle) -> None:
             connection.execute(insert(nodes).values(**_node_row(node), registered_at=seen, seen_at=seen))
 
 
+def _trust(connection: Connection, imported: Import) -> None:
+    for node in imported.bundle.nodes.values():
+        if node.registration.public_key in imported.trusted:
+            keys.trust(connection, node.name, node.registration.public_key, by=imported.submission.submitted_by)
+
+
 def _node_row(node: NodeRecord) -> dict[str, str]:
     return {
         "id": node.node_id,
-        "name": f"{node.name[:80]} ({node.node_id})",
+        "name": node.name[:80] + keys.imported_suffix(node.node_id),
         "node_class": node.registration.node_class[:32],
         "registration": node.registration.model_dump_json(),
     }
@@ -101,6 +110,7 @@ def _insert_attempt(connection: Connection, attempt: Attempt, block_id: str) -> 
             node_id=attempt.node_id,
             state=AttemptState.RUNNING,
             started_at=attempt.started_at.timestamp(),
+            signature=None if attempt.signature is None else attempt.signature.model_dump_json(),
         )
     )
 
@@ -140,11 +150,12 @@ def _begin(connection: Connection, transitions: Transitions, attempt: Attempt, b
 
 def _end_missing(connection: Connection, transitions: Transitions, bundle: Bundle) -> None:
     file = bundle.plan_file
+    waiting = {row.id: row for row in lock_waiting(connection, file.ablation_id, wait=True)}
     absent = []
     for index in bundle.missing:
         last = used_up_by(bundle.broken, index)
         if last is None:
-            absent.append(file.blocks[index].block_id)
+            absent.append(waiting[file.blocks[index].block_id])
         else:
             _fail(transitions, file.blocks[index].block_id, file.blocks[index].trial_ids, last)
     cancel_blocks(connection, transitions, file.ablation_id, absent, reason=_MISSING)

@@ -55,6 +55,18 @@ nodes = Table(
     Column("seen_at", Double, nullable=False),
 )
 
+node_keys = Table(
+    "node_keys",
+    metadata,
+    Column("key", String(64), nullable=False),
+    Column("node", String(120), nullable=False, index=True),
+    Column("trusted_by", String(64), nullable=False),
+    Column("trusted_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Column("reason", Text),
+    PrimaryKeyConstraint("key", "node"),
+)
+
 ablations = Table(
     "ablations",
     metadata,
@@ -96,6 +108,15 @@ labels = Table(
     Column("value", String(256), nullable=False),
     PrimaryKeyConstraint("ablation_id", "key"),
     Index("ix_labels_key_value", "key", "value", "ablation_id"),
+)
+
+questions = Table(
+    "questions",
+    metadata,
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("arm", String(120), nullable=False),
+    Column("digest", String(71), nullable=False, index=True),
+    PrimaryKeyConstraint("ablation_id", "arm"),
 )
 
 blocks = Table(
@@ -169,6 +190,7 @@ attempts = Table(
     Column("message", Text),
     Column("report_digest", String(71)),
     Column("arm", String(120)),
+    Column("signature", Text),
 )
 
 receipts = Table(
@@ -189,6 +211,7 @@ aa_blocks = Table(
     Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
     Column("block_index", Integer, nullable=False),
     Column("node_class", String(32), nullable=False, index=True),
+    Column("workload", String(71), nullable=False, index=True),
     Column("key", Text, nullable=False),
     Column("payload", Text, nullable=False),
     PrimaryKeyConstraint("ablation_id", "block_index"),
