@@ -18,6 +18,10 @@ CLEAN_EVERY_S = 600.0
 KEY_AGE_S = 48 * 3600.0
 
 
+HOOK_AGE_S = 86_400.0
+"""A webhook that nobody took for so long is given up."""
+
+
 class Reconciler:
     """Compares what is with what should be, a little at every tick."""
 
@@ -40,6 +44,9 @@ class Reconciler:
             self._cleaned_at = now
             with self._store.write() as connection:
                 submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
+                given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
+            if given_up:
+                log.warning("%d webhooks were given up: nobody took them for a day", given_up)
 
     def expire_leases(self) -> int:
         """Requeue every block whose worker fell silent, each in its own transaction; return how many."""

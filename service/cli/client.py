@@ -10,6 +10,7 @@ from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
+from experiments.reporting.pull_request import pull_request_markdown
 from service.cli import aa, bundles, calibration_files, gates_page, keys, receipts, show
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
@@ -134,6 +135,7 @@ def verdict(
     require: Annotated[
         Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")
     ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the verdict. Exit code: 0 adopt, 1 reject, 2 same, 3 inconclusive, 4 invalid, 5 error.
@@ -143,6 +145,8 @@ def verdict(
     found = bundles.verdict_of(ablation, read_calibrations(calibration))
     if as_json:
         print_json(found)
+    elif markdown:
+        typer.echo(pull_request_markdown(found, require))
     else:
         console = out()
         console.print(show.verdict(found))
