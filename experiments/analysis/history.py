@@ -92,7 +92,9 @@ class BaselineRun(Frozen):
 
 def history_of(metric: str, runs: Iterable[BaselineRun]) -> list[HistorySeries]:
     """Return a series for every configuration and device among `runs`; runs without a value are left out."""
-    found = sorted((row for run in runs for row in _rows(metric, run)), key=lambda row: (row[0], row[1].at, row[1].ablation))
+    found = sorted(
+        (row for run in runs for row in _rows(metric, run)), key=lambda row: (row[0], row[1].at, row[1].ablation)
+    )
     return [_series(metric, key, [point for _, point in own]) for key, own in groupby(found, key=lambda row: row[0])]
 
 
