@@ -6,6 +6,7 @@ import time
 from kombu.exceptions import OperationalError
 
 from experiments.runtime.wake import celery_app, publish_wake
+from service import sentinels
 from service.lifecycle import OutboxKind
 from service.store import attempts, claims, completion, outbox, submissions
 from service.store.session import Store
@@ -25,11 +26,13 @@ HOOK_AGE_S = 86_400.0
 class Reconciler:
     """Compares what is with what should be, a little at every tick."""
 
-    def __init__(self, store: Store, broker_url: str) -> None:
+    def __init__(self, store: Store, broker_url: str, *, sentinel_days: float = 0.0, silent_s: float = 30.0) -> None:
         self._store = store
         self._celery = celery_app(broker_url, name="ablate-reconciler")
         self._woken_at = 0.0
         self._cleaned_at = float("-inf")
+        self._sentinel_s = sentinel_days * 86_400
+        self._silent_s = silent_s
 
     def tick(self) -> None:
         """Do what is due."""
@@ -47,6 +50,8 @@ class Reconciler:
                 given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
             if given_up:
                 log.warning("%d webhooks were given up: nobody took them for a day", given_up)
+            if self._sentinel_s:
+                sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
 
     def expire_leases(self) -> int:
         """Requeue every block whose worker fell silent, each in its own transaction; return how many."""

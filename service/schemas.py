@@ -20,7 +20,6 @@ from service.lifecycle import EventKind
 
 Item = TypeVar("Item")
 
-
 INDEX = "Place of the block in the plan, from 0. People are shown its number, which counts from 1."
 
 
@@ -314,7 +313,6 @@ class NodePublic(_Public):
     code_digest: str
     lacks: list[str]
     public_key: str | None
-    """Key that it signs its blocks with; None for an imported node that could not sign."""
     registered_at: str
     seen_at: str
     running_block: str | None
@@ -332,11 +330,9 @@ class KeyPublic(_Public):
     key: PublicKey
     node: str
     trusted_by: str
-    """Name of the token that trusted it, or "first registration"."""
     trusted_at: str
     revoked_at: str | None
     reason: str | None
-    """Why it was revoked."""
 
 
 class KeyList(_Public):
@@ -356,10 +352,9 @@ class CalibrationPublic(_Public):
 
 
 class CalibrationList(_Public):
-    """Everything that is known about noise."""
+    """Everything that is known about noise, the newest last."""
 
     items: list[CalibrationPublic]
-    """The newest last."""
     ledger: Ledger
     statement: str
     """What the ledger supports, in one sentence."""

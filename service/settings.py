@@ -66,6 +66,8 @@ class ServiceSettings(BaseSettings):
     """Address that is told when an ablation is over; empty means nobody."""
     webhook_secret: SecretStr | None = None
     """Secret that webhooks are signed with: whsec_ and base64 of at least 24 random bytes."""
+    sentinel_days: float = Field(default=7.0, ge=0)
+    """Calibrations get new A/A blocks when their last is older than this many days; 0 for none."""
     rate_limit_per_s: float = Field(default=2000.0, gt=0)
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)

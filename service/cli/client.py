@@ -11,7 +11,7 @@ from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
 from experiments.reporting.pull_request import pull_request_markdown
-from service.cli import aa, bundles, calibration_files, gates_page, history, keys, receipts, show
+from service.cli import aa, bundles, calibration_files, gates_page, history, keys, published, receipts, show
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.sized_spec import with_blocks
@@ -24,6 +24,7 @@ app = typer.Typer()
 app.add_typer(bundles.app)
 app.add_typer(aa.app)
 app.add_typer(calibration_files.app)
+app.add_typer(published.app)
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(keys.app, name="keys")
 app.add_typer(history.app)
