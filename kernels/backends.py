@@ -37,6 +37,10 @@ class NodeClass:
     """Which of the workers' probes finds the devices and reads their memory and state; None while there is none."""
     device_name: str = ""
     """Regular expression that is found in the name of such a device."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that a trial on such a device needs before it makes a tensor."""
+    topologies: Mapping[int, str] = field(default_factory=dict)
+    """Only on a class that compiles and executes nothing: what it compiles for, by number of chips."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
     ceilings: Mapping[str, float] = field(default_factory=dict)
@@ -49,6 +53,11 @@ class NodeClass:
     def on_host(self) -> bool:
         """Whether trials train on the processors and in the memory of the machine itself."""
         return self.device_type == "cpu"
+
+    @property
+    def compiles_only(self) -> bool:
+        """Whether a trial compiles the training step for chips that are not there, and executes nothing."""
+        return bool(self.topologies)
 
     def fits(self, device_name: str) -> bool:
         """Tell whether a device that calls itself `device_name` belongs to this class."""
@@ -70,7 +79,24 @@ _TABLE = (
         peak_flops={"bfloat16": 989.5e12},
         ceilings={"copy": 4.28e12, "bfloat16": 790e12},
     ),
-    NodeClass(name="tpu-v6e", lanes=(), device_type="xla", probe=None),
+    NodeClass(
+        name="tpu-v6e",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="tpu",
+        device_name=r"\bv6e\b",
+        environment={"PJRT_DEVICE": "TPU", "JAX_PLATFORMS": "cpu"},
+        peak_flops={"bfloat16": 918e12},
+    ),
+    NodeClass(
+        name="tpu-v6e-compile",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="libtpu",
+        device_name=r"\bv6\b",
+        environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
+        topologies={1: "v6e:1x1", 4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
+    ),
 )
 
 NODE_CLASSES: dict[str, NodeClass] = {entry.name: entry for entry in _TABLE}

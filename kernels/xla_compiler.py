@@ -1,10 +1,11 @@
-"""Compile a lowered XLA module for a TPU that this machine does not have: libtpu, asked through jax's private interfaces.
+"""Compile a lowered XLA module for a TPU that this machine does not have: libtpu, through jax's private interfaces.
 
 Run as a program, one process for each compilation, because libtpu ends the process when something inside it fails:
 
     python -m kernels.xla_compiler ORDER.json ANSWER.json
 
-The answer is written as soon as a part of it is known, so that a process that died has still told what it had found.
+The answer is one JSON object, written again whenever more of it is known: `versions`, `device_kind`, `graph`, then
+`memory`, `collectives` and `cost`, or `refusal` where the compiler raised an error, or `unusable` where it cannot work.
 jax is imported inside functions: the caller reads the answer without it.
 """
 
@@ -35,6 +36,9 @@ ENVIRONMENT = {
     "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false",
 }
 """What the program is started with: no device is looked for, and no metadata server is asked."""
+
+HBM_BYTES = {"TPU v6 lite": 32 * 2**30}
+"""Main memory of one chip by libtpu's name of it; a program gets a little less."""
 
 OLDEST_LIBTPU = (0, 0, 22)
 """Older ones cannot read the kernels that jax 0.7.1 writes (Mosaic version 8)."""
@@ -89,7 +93,7 @@ def main() -> None:
     answer.add(versions=_versions(), topology=order.topology, partitions=order.partitions)
     refusal = libtpu_refusal(libtpu_version())
     if refusal is not None:
-        answer.add(failure=refusal)
+        answer.add(unusable=refusal)
         return
     devices = _devices(order.topology)
     answer.add(device_kind=devices[0].device_kind, chips=len(devices))
@@ -103,7 +107,7 @@ def _compile(order: Order, module: bytes, devices: Any, answer: "_Answer") -> No
     try:
         executable = _executable(order, module, devices)
     except RuntimeError as error:
-        answer.add(failure=str(error), compile_s=time.perf_counter() - start)
+        answer.add(refusal=str(error), compile_s=time.perf_counter() - start)
         return
     answer.add(compile_s=time.perf_counter() - start, memory=_memory(executable))
     answer.add(collectives=_collectives(executable))
@@ -153,9 +157,7 @@ def _executable(order: Order, module: bytes, devices: Any) -> Any:
     used = tuple(devices[: order.partitions])
     options = _options(order.partitions)
     with _stablehlo(module, donate=order.donate) as parsed:
-        return compiler.backend_compile_and_load(
-            devices[0].client, parsed, xla_client.DeviceList(used), options, []
-        )
+        return compiler.backend_compile_and_load(devices[0].client, parsed, xla_client.DeviceList(used), options, [])
 
 
 def _options(partitions: int) -> Any:

@@ -1,8 +1,8 @@
 """What a lowered XLA module contains: its kernels by name, its matrix products, its collectives, its digest.
 
 Read from the module's own text, so it tells what the compiler was given and not what was asked for. Kernels written in
-Pallas are `tpu_custom_call`s whose payload is a Mosaic module; the payload carries the paths of the source files that it
-was traced from, so the digest takes it without its locations.
+Pallas are `tpu_custom_call`s whose payload is a Mosaic module. The payload carries the paths of the source files that
+it was traced from, so the digest takes it without its locations.
 
 jax is imported inside functions: what reads plain text here is tested without it.
 """

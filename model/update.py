@@ -27,9 +27,7 @@ class DeviceBatch(NamedTuple):
 def batch_loss(forward: Forward, head_weight: Tensor, batch: DeviceBatch, config: TrainConfig) -> Tensor:
     """Return the mean cross entropy over the valid tokens of `batch`, float32."""
     hidden = forward(batch.tokens, batch.segment_ids)
-    return loss.cross_entropy(
-        hidden, head_weight, batch.targets, batch.valid, config.loss, config.loss_chunk_tokens
-    )
+    return loss.cross_entropy(hidden, head_weight, batch.targets, batch.valid, config.loss, config.loss_chunk_tokens)
 
 
 def update(

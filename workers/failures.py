@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported
 from model.errors import ConfigError, DataError, MeasurementError, NonFiniteLoss
-from workers.errors import DeviceMissing
+from workers.errors import CompilerKilled, DeviceMissing
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml")
@@ -27,7 +27,7 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((NonFiniteLoss,), FailureClass.NUMERICS),
     ((KernelUnsupported,), FailureClass.GATE_REFUSED),
     ((ConfigError, DataError), FailureClass.USER_ERROR),
-    ((OSError, MeasurementError, DeviceMissing), FailureClass.INFRA_NODE),
+    ((OSError, MeasurementError, DeviceMissing, CompilerKilled), FailureClass.INFRA_NODE),
 )
 
 FORKSERVER_LOST = 255

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -13,16 +13,12 @@ from experiments import documents
 from experiments.design.gates import GATES, Gate, show
 from experiments.design.metrics import Metric
 from experiments.design.problems import shown
-from experiments.documents import Frozen, first_problem, seal_problem
+from experiments.documents import Frozen, Told, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
+from experiments.records.compilation_report import CompilationReport, report_problems
 
 SCHEMA_VERSION = 1
-
-_T = TypeVar("_T")
-
-Told: TypeAlias = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
-"""None where the driver did not tell, which is not 0; JSON leaves it out, so that the digest knows the difference."""
 
 
 class Step(Frozen):
@@ -127,7 +123,10 @@ class GateReading(Frozen):
 
 
 class Memory(Frozen):
-    """Peaks in bytes: in tensors (allocated), and held for them (reserved)."""
+    """Peaks in bytes: in tensors (allocated), and held for them (reserved).
+
+    Where a step was compiled and not run, both are what the compiler planned for one chip.
+    """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -174,7 +173,9 @@ class Receipt(Frozen):
     """Everything the code recorded about itself (kernels.facts)."""
     steps: tuple[Step, ...]
     summary: Summary | None
-    """None when the trial did not reach its window."""
+    """None when the trial did not reach its window, or compiled and ran nothing."""
+    compilation: Told[CompilationReport] = None
+    """Only on node classes that compile and execute nothing: what the compiler said."""
     memory: Memory | None
     compile_s: float
     """Seconds of the pass before step 0 that compiles graphs and kernels; 0 when nothing was compiled."""
@@ -308,7 +309,16 @@ def verify(receipt: Mapping[str, Any]) -> list[str]:
         return [f"not a receipt: {first_problem(error)}"]
     except (TypeError, ValueError) as error:
         return [f"not a receipt: {error}"]
-    return ([] if altered is None else [altered]) + _summary_problems(typed)
+    found = [] if altered is None else [altered]
+    if typed.compilation is not None:
+        return [*found, *report_problems(typed.compilation), *_execution_problems(typed)]
+    return found + _summary_problems(typed)
+
+
+def _execution_problems(receipt: Receipt) -> list[str]:
+    """Return what a compilation cannot have: it executes nothing."""
+    present = {"steps": receipt.steps, "summary": receipt.summary}
+    return [f"{name} is there, but nothing was executed" for name, value in present.items() if value]
 
 
 def _summary_problems(receipt: Receipt) -> list[str]:
