@@ -16,34 +16,31 @@ from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Primary
 from experiments.documents import seal
 from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 
 _CAPPED = frozenset({VerdictWord.BETTER, VerdictWord.SAME, VerdictWord.WORSE})
 """Words that need a calibrated node class."""
 
 
-NODE_CLASS_IS_CALIBRATED = False
-"""No node class has been calibrated by A/A blocks yet, so every published word is capped at `inconclusive`."""
-
-
-def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], calibrated: bool) -> Verdict:
+def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumstances: Circumstances) -> Verdict:
     """Return the verdict of every variant of `plan`.
 
     `receipts` are those of finished blocks; a block that lacks one does not count, and missing blocks never lead to
-    adoption. `calibrated` tells whether A/A blocks are known for the node class. Raises ReceiptError for a receipt
-    that is not in the plan or is there twice.
+    adoption. `circumstances` are what is known besides: broken attempts, earlier askings, A/A blocks. Raises
+    ReceiptError for a receipt that is not in the plan or is there twice.
     """
     whole = WholeBlocks(plan, receipts)
     evidence = [evidence_of(arm, whole) for arm in plan.arms[1:]]
     changed = _changed_rule(plan, spec)
     comparisons = _comparisons([found for found in evidence if found.exclusion is None and changed is None])
-    judge_one = _Judge(plan, spec, whole, calibrated)
+    judge_one = _Judge(plan, spec, whole, circumstances)
     fields: dict[str, Any] = {
         "ablation": plan.ablation,
         "spec_digest": plan.spec_digest,
         "rule_digest": plan.rule_digest,
         "rule": rule_of(spec),
-        "calibrated": calibrated,
+        "circumstances": circumstances,
         "blocks_planned": len(plan.blocks),
         "blocks_counted": len(whole.blocks),
         "node_class": plan.node_class,
@@ -126,10 +123,10 @@ def gain_pct(found: Comparison) -> float:
 class _Judge:
     """Judges one variant after another by one rule."""
 
-    def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, calibrated: bool) -> None:
+    def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances) -> None:
         self._plan = plan
         self._rule = spec.verdict
-        self._calibrated = calibrated
+        self._refused_because = circumstances.admission.refused_because
         self._counted = len(whole.blocks)
         self._block_minutes = _block_minutes(plan, whole)
 
@@ -168,7 +165,7 @@ class _Judge:
         return word, f"{describe(found)}{_WHY[word].format(margin=self._rule.primary.margin)}"
 
     def _published(self, measured: VerdictWord, reason: str) -> tuple[VerdictWord, str]:
-        if self._calibrated or measured not in _CAPPED:
+        if self._refused_because is None or measured not in _CAPPED:
             return measured, reason
         return VerdictWord.INCONCLUSIVE, f"uncalibrated; the samples alone say '{measured}': {reason}"
 

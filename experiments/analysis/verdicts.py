@@ -6,6 +6,7 @@ from typing import Any
 from experiments.analysis.arm_summary import ArmSummary
 from experiments.documents import Frozen
 from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import Circumstances
 
 
 class Comparison(Frozen):
@@ -73,7 +74,8 @@ class Verdict(Frozen):
     spec_digest: str
     rule_digest: str
     rule: Mapping[str, Any]
-    calibrated: bool
+    circumstances: Circumstances
+    """Broken attempts, earlier askings and A/A blocks, as the judge knew them."""
     blocks_planned: int
     blocks_counted: int
     node_class: str
@@ -82,3 +84,8 @@ class Verdict(Frozen):
     arms: Mapping[str, ArmSummary]
     """Every arm by itself, the baseline among them."""
     digest: str
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether words may be published: A/A blocks are known for what ran."""
+        return self.circumstances.admission.refused_because is None

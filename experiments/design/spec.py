@@ -255,6 +255,11 @@ class AblationSpec(_SpecPart):
     """A complete ablation: workload, baseline, variants, design, placement, limits and the verdict rule."""
 
     ablation: Name = Field(description="Name of the ablation.")
+    purpose: Literal["answer", "calibration"] = Field(
+        default="answer",
+        exclude_if=lambda value: value == "answer",
+        description="To answer a question, or to measure a node's noise: then every variant repeats the baseline.",
+    )
     question: Text = Field(
         min_length=1,
         max_length=500,

@@ -12,6 +12,7 @@ from rich.console import Console
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import CALIBRATED
 from experiments.reporting import mlflow_runs, report
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
@@ -179,7 +180,7 @@ def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() 
     assert found is not None
     losses = {variant.arm: str(variant.loss) for variant in lay_out(found).variants}
     assert losses == {"psiv-on": "ok", "chunk-32": "ok", "tma": "\N{EN DASH}", "psiv-chunk-64": "\N{EN DASH}"}
-    free = judge(make_plan(), make_spec(), make_receipts(make_plan()), calibrated=True)
+    free = judge(make_plan(), make_spec(), make_receipts(make_plan()), CALIBRATED)
     assert {str(variant.loss) for variant in lay_out(free).variants} == {"not asked"}
 
 
@@ -191,7 +192,7 @@ def test_a_failed_requirement_is_said_in_the_table_and_in_the_explanation() -> N
         for block in plan.blocks
         for arm in block.order
     ]
-    found = judge(plan, spec, receipts, calibrated=True)
+    found = judge(plan, spec, receipts, CALIBRATED)
     first = lay_out(found).variants[0]
     assert (str(first.loss), first.loss.tone) == ("FAILED: loss_val", Tone.BAD)
     assert [str(cell) for cell in first.requirements[0][:3]] == ["loss_val", "max_delta 0.1 nats", "FAILED"]
@@ -201,7 +202,7 @@ def test_markdown_is_a_table_that_a_message_cannot_break() -> None:
     plan = make_plan()
     receipts = [r for r in make_receipts(plan) if (r.ids.block_index, r.arm) != (2, "psiv-on")]
     broken = make_receipt(plan, 2, "psiv-on", outcome="failed", message="a | b\n<script>")
-    text = verdict_markdown(judge(plan, make_spec(), [*receipts, broken], calibrated=True))
+    text = verdict_markdown(judge(plan, make_spec(), [*receipts, broken], CALIBRATED))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows}) == 1
     assert "<script>" not in text
