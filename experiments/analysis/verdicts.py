@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.analysis.arm_summary import ArmSummary
+from experiments.analysis.exact import ExactComparison
 from experiments.documents import Frozen
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import Circumstances
@@ -56,6 +57,9 @@ class VariantVerdict(Frozen):
     """One sentence: why this word."""
     decision: Decision
     primary: Comparison | None
+    """By statistics; None where the primary metric is exact, and where there are no numbers."""
+    exact: ExactComparison | None = None
+    """By value, where the primary metric is exact."""
     secondary: tuple[Comparison, ...] = ()
     """Other metrics on the same footing, for information."""
     requirements: tuple[RequirementResult, ...] = ()

@@ -23,6 +23,7 @@ from tests import views
 from tests.factories import make_plan, make_receipt, make_receipts, make_spec
 
 SPACE = "\N{NO-BREAK SPACE}"
+MINUS = "\N{MINUS SIGN}"
 
 
 def noisy(seed: int) -> AblationView:
@@ -216,3 +217,31 @@ def test_cells_say_sign_text_and_note_in_one_line() -> None:
     table = Table(title="t", columns=(*texts("a"), *numbers("b")), rows=(row("x", Cell(text="1")),))
     assert [column.kind for column in table.columns] == ["text", "number"]
     assert lines_of(table) == [["a", "b"], ["x", "1"]]
+
+
+def _laid_out(view: AblationView) -> VerdictLayout:
+    assert view.answer is not None
+    return view.answer
+
+
+def exact_view(primary: str = "peak_allocated_gib", memory_gib: float = -1.4) -> AblationView:
+    arms = {"baseline": views.Effect(), "chunk-32": views.Effect(gates={"chunk_size": 32}, memory_gib=memory_gib)}
+    return views.view(arms=arms, calibrated=False, num_blocks=6, timed=4, primary=primary)
+
+
+def test_an_exact_metric_is_shown_as_values_without_an_interval_or_a_caveat() -> None:
+    layout = _laid_out(exact_view())
+    (variant,) = layout.variants
+    assert (variant.word.text, variant.word.note, layout.caveat) == ("better", "", "")
+    assert (str(variant.effect), str(variant.interval)) == (f"{MINUS}1.34{SPACE}%", "exact")
+    assert variant.sentence == (
+        f"Peak allocated memory changed by {MINUS}1.34{SPACE}%, from 104.10{SPACE}GiB to 102.70{SPACE}GiB, "
+        "the same at every repeat over 6 blocks."
+    )
+    assert variant.effect.numbers["delta_pct"] == pytest.approx(-1.3449, abs=1e-3)
+
+
+def test_an_exact_metric_that_does_not_move_is_said_to_be_the_same_bit_for_bit() -> None:
+    (variant,) = _laid_out(exact_view(memory_gib=0.0)).variants
+    assert (variant.word.text, str(variant.effect)) == ("same", f"0.00{SPACE}%")
+    assert variant.sentence == "Peak allocated memory is the same, bit for bit, over 6 blocks."
