@@ -70,6 +70,13 @@ def libtpu_version() -> str | None:
     return None if found is None else found.version
 
 
+def refusal() -> str | None:
+    """Return why nothing can be compiled here, or None when it can."""
+    if _version("jax") is None:
+        return "the package jax is not installed; `make tpu` makes an environment that has it"
+    return libtpu_refusal(libtpu_version())
+
+
 def libtpu_refusal(version: str | None) -> str | None:
     """Return why libtpu `version` cannot be used, or None when it can."""
     if version is None:
@@ -91,9 +98,9 @@ def main() -> None:
     order = Order(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     answer = _Answer(Path(sys.argv[2]))
     answer.add(versions=_versions(), topology=order.topology, partitions=order.partitions)
-    refusal = libtpu_refusal(libtpu_version())
-    if refusal is not None:
-        answer.add(unusable=refusal)
+    unusable = refusal()
+    if unusable is not None:
+        answer.add(unusable=unusable)
         return
     devices = _devices(order.topology)
     answer.add(device_kind=devices[0].device_kind, chips=len(devices))
