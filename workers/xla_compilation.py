@@ -27,6 +27,7 @@ _OVERFLOWS: tuple[tuple[Literal["hbm", "vmem"], re.Pattern[str]], ...] = (
 )
 """How releases of libtpu say that a step does not fit: needed, then available."""
 
+_PROGRAM = "kernels.xla_compiler"
 _LAST_LINES = 5
 _LINE_LIMIT = 300  # characters
 
@@ -41,7 +42,7 @@ def ask_compiler(order: xla_compiler.Order, *, folder: Path | None = None) -> An
         where = folder or Path(own)
         question, answered = where / "compiler-order.json", where / "compiler-answer.json"
         question.write_text(json.dumps(asdict(order)), encoding="utf-8")
-        command = [sys.executable, "-m", "kernels.xla_compiler", str(question), str(answered)]
+        command = [sys.executable, "-m", _PROGRAM, str(question), str(answered)]
         ended = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
         answer = json.loads(answered.read_text(encoding="utf-8")) if answered.is_file() else {}
     if ended.returncode in (-signal.SIGKILL, -signal.SIGTERM):

@@ -43,7 +43,7 @@ def compilation_table(view: AblationView) -> Table:
         title="Compilation",
         columns=(*texts("what the compiler said"), *numbers(*names)),
         rows=rows if names else (),
-        note="From the first trial of each arm; nothing was executed. Peak: arguments + outputs - aliased + temporaries,"
+        note="From the first trial of each arm; nothing was run. Peak: arguments + outputs - aliased + temporaries,"
         " without the program. The compiler's own count takes a loop's body once, and of a kernel what it declares; the"
         " matrix products are counted with every trip, recomputation included.",
     )
