@@ -62,6 +62,7 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
         ModelFact.ATTENTION: gates["attention"],
         ModelFact.LOSS: gates["loss"],
         ModelFact.HIDDEN_DTYPE: gates["dtype"],
+        ModelFact.ROWS: gates["micro_batch"],
     }
     if gates["lane"] == "cuda":
         switches = ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math")

@@ -44,7 +44,7 @@ def _loop(body: str, condition: str) -> str:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_products_are_counted_with_the_trips_of_every_loop_around_them(seed: int) -> None:
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311
     outer, inner = draw.randint(1, 50), draw.randint(1, 50)
     dots = [
         _dot(f"d{i}", [draw.randint(1, 9) for _ in range(draw.randint(0, 2))], *(draw.randint(1, 300) for _ in "mkn"))
@@ -84,9 +84,7 @@ def test_products_in_a_loop_of_unknown_length_are_not_guessed() -> None:
 
 
 def test_kernels_are_counted_by_their_names_and_others_by_their_targets() -> None:
-    call = (
-        '  %c = f32[2]{0} custom-call(f32[2]{0} %p), custom_call_target="tpu_custom_call", backend_config={"body": "K"}'
-    )
+    call = '  %c = f32[2]{0} custom-call(), custom_call_target="tpu_custom_call", backend_config={"body": "K"}'
     other = '  %o = f32[2]{0} custom-call(f32[2]{0} %p), custom_call_target="TopK"'
     names = {"one": "_flash_attention_kernel", "two": "_flash_attention_dq_kernel"}
     text = "\n".join((call.replace("K", "one"), call.replace("K", "two"), call.replace("K", "one"), other))

@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 import time
@@ -117,7 +116,7 @@ def test_open_files_of_processes_that_end_meanwhile_are_no_error(tmp_path: Path)
     proc = tmp_path / "proc"
     (proc / "17").mkdir(parents=True)
     (proc / "18" / "fd").mkdir(parents=True)
-    os.symlink("/gone", proc / "18" / "fd" / "3")
+    (proc / "18" / "fd" / "3").symlink_to("/gone")
     probe = put_chips(tmp_path, V6E)
     assert TpuProbe(sys=tmp_path / "sys", dev=tmp_path / "dev", proc=proc).memory_used() == {0: 0}
     assert probe.memory_used() == {0: 0}
