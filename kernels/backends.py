@@ -37,6 +37,8 @@ class NodeClass:
     """Which of the workers' probes finds the devices and reads their memory and state; None while there is none."""
     device_name: str = ""
     """Regular expression that is found in the name of such a device."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that a trial on such a device needs before it makes a tensor."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
     ceilings: Mapping[str, float] = field(default_factory=dict)
@@ -69,6 +71,13 @@ _TABLE = (
         device_name=r"\bH200\b",
         peak_flops={"bfloat16": 989.5e12},
         ceilings={"copy": 4.28e12, "bfloat16": 790e12},
+    ),
+    NodeClass(
+        name="xla-cpu",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="xla_host",
+        environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
     ),
     NodeClass(name="tpu-v6e", lanes=(), device_type="xla", probe=None),
 )
