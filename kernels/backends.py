@@ -80,6 +80,13 @@ _TABLE = (
         ceilings={"copy": 4.28e12, "bfloat16": 790e12},
     ),
     NodeClass(
+        name="xla-cpu",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="xla_host",
+        environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
+    ),
+    NodeClass(
         name="tpu-v6e",
         lanes=(Lane.XLA,),
         device_type="xla",

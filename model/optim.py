@@ -20,12 +20,13 @@ def adamw(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimCon
         {"params": [p for name, p in trained if decays(name, p)], "weight_decay": config.weight_decay},
         {"params": [p for name, p in trained if not decays(name, p)], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
+    groups = [group for group in groups if group["params"]]
+    betas = (config.beta1, config.beta2)
+    if any(parameter.device.type == "xla" for _, parameter in trained):
+        # Everything that changes from step to step is a tensor: a number would be compiled into the graph.
+        rate = torch.tensor(config.learning_rate).to(trained[0][1].device)
+        return torch.optim.AdamW(groups, lr=rate, betas=betas, capturable=True, foreach=False)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
@@ -38,4 +39,5 @@ def learning_rate(step: int, config: OptimConfig) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use `rate` in every group from the next step on."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        known = group["lr"]
+        group["lr"] = torch.tensor(rate).to(known.device) if isinstance(known, torch.Tensor) else rate

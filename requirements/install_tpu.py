@@ -21,7 +21,7 @@ CHECK = "from kernels import xla_device; xla_device.assert_versions(); print(xla
 def main(folder: Path) -> None:
     """Create `folder` and install into it."""
     venv.create(folder, with_pip=True)
-    pins = [line for line in LOCK.read_text().split() if not line.startswith("#")]
+    pins = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
     torch = next(pin for pin in pins if pin.startswith("torch=="))
     rest = [pin for pin in pins if pin != torch]
     if _cpu_build(folder, torch):

@@ -22,6 +22,7 @@ Facts: TypeAlias = Mapping[str, Any]
 
 ANY_LANE = tuple(Lane)
 ON_CUDA = (Lane.CUDA,)
+NOT_XLA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.XLA)
 NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
 _DEFAULTS = TrainConfig()
 
@@ -189,15 +190,12 @@ _ENTRIES = (
         values=SCHEDULES,
         path="model.scan.schedule",
         claim=Claim.RE_ASSOCIATES,
-        lanes={
-            "sequential": tuple(lane for lane in Lane if lane is not Lane.XLA),
-            "chunk_parallel": tuple(lane for lane in Lane if lane is not Lane.PEER),
-        },
+        lanes={"chunk_parallel": tuple(lane for lane in Lane if lane is not Lane.PEER)},
         in_kernels=True,
         block="M",
         proof="lane cuda: which kernels were launched, and that the walks' launch code has as many blocks along time "
-        "as states are handed between; lane reference: the function that computes says it; lane peer: its release "
-        "has one schedule",
+        "as states are handed between; lanes reference and xla: the function that computes or traces says it; lane peer: "
+        "its release has one schedule",
         blind_to="a row that fits into one super-chunk, where both schedules walk it with one block",
         **_told_by(ScanFact.SCHEDULE),
     ),
@@ -211,8 +209,8 @@ _ENTRIES = (
         in_kernels=True,
         block="M",
         proof="lane cuda: the tokens that one load of q, k, v or z takes in the program of every walk that was "
-        "launched; lane peer: what the official launchers were handed; lane reference: the function that computes "
-        "says it",
+        "launched; lane peer: what the official launchers were handed; lanes reference and xla: the function that "
+        "computes or traces says it",
         blind_to="whether the compiler's code follows the program it was made from",
         **_told_by(ScanFact.CHUNK_SIZE),
     ),
@@ -222,14 +220,28 @@ _ENTRIES = (
         values=(False, True),
         path="model.scan.psiv_cache",
         claim=Claim.SCHEDULE_ONLY,
-        lanes={True: (Lane.REFERENCE, Lane.CUDA)},
+        lanes={True: (Lane.REFERENCE, Lane.CUDA, Lane.XLA)},
         in_kernels=True,
         block="M",
         attest=_psiv_cached,
         attested_by=f"facts {ScanFact.PSIV_SAVED_BYTES} and {ScanFact.PSIV_RECOMPUTES}",
         proof="bytes that were kept between the passes (lane cuda: and handed to a launched kernel) against backward "
-        "passes that made PsiV again; lane cuda: both must agree with the parameters of the walks' binaries",
+        "passes that made PsiV again; lane cuda: both must agree with the parameters of the walks' binaries; lane xla: "
+        "what the traced backward graph is handed, and what it makes",
         blind_to="whether a kernel that is given PsiV reads it",
+    ),
+    Gate(
+        name="remat",
+        question="Does making values of the scan again in the backward pass save memory, and what does it cost in time?",
+        values=(False, True),
+        path="model.scan.remat",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={True: (Lane.XLA,)},
+        unused_with=NOT_XLA,
+        block="M",
+        proof="operations that the traced backward graph has in common with the forward graph, PsiV's apart",
+        blind_to="what XLA itself decides to make again",
+        **_told_by(ScanFact.REMAT),
     ),
     Gate(
         name="loss",
@@ -328,7 +340,7 @@ _ENTRIES = (
         lanes={str(lane): (lane,) for lane in Lane},
         block="M",
         proof="lane cuda: the code of its compiled walks, which were launched, was read; lane peer: its launchers ran; "
-        "lane reference: the function that computes says it",
+        "lanes reference and xla: the function that computes or traces says it",
         blind_to="nothing that matters to the gate: each lane has code of its own",
         **_told_by(ScanFact.LANE),
     ),
