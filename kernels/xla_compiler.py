@@ -24,6 +24,8 @@ from kernels import xla_graph
 
 LIBRARY_PATH = "TPU_LIBRARY_PATH"
 """Environment variable, read by jax, that names the libtpu.so to load in place of the installed package's."""
+BESIDE = Path("compiler", "libtpu", "libtpu.so")
+"""Where `make tpu` puts a newer libtpu for compiling alone, below the environment's folder."""
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -60,12 +62,21 @@ class Order:
     """Whether the step overwrites its float32 inputs: parameters and optimiser state."""
 
 
-def libtpu_version() -> str | None:
-    """Return the version of the libtpu that jax would load here, None where there is none."""
+def library() -> Path | None:
+    """Return the libtpu.so to compile with: the operator's, or the one beside; None for the installed package's."""
     named = os.environ.get(LIBRARY_PATH)
-    if not named:
+    if named:
+        return Path(named)
+    beside = Path(sys.prefix) / BESIDE
+    return beside if beside.is_file() else None
+
+
+def libtpu_version() -> str | None:
+    """Return the version of the libtpu to compile with, None where there is none."""
+    path = library()
+    if path is None:
         return _version("libtpu")
-    folder = [str(Path(named).resolve().parent.parent)]
+    folder = [str(path.resolve().parent.parent)]
     found = next(iter(metadata.distributions(name="libtpu", path=folder)), None)
     return None if found is None else found.version
 
@@ -80,8 +91,8 @@ def refusal() -> str | None:
 def libtpu_refusal(version: str | None) -> str | None:
     """Return why libtpu `version` cannot be used, or None when it can."""
     if version is None:
-        where = os.environ.get(LIBRARY_PATH)
-        return f"no libtpu: {LIBRARY_PATH} is {where}" if where else "the package libtpu is not installed"
+        where = library()
+        return f"no libtpu around {where}" if where else "the package libtpu is not installed"
     if release(version) < OLDEST_LIBTPU:
         oldest = ".".join(map(str, OLDEST_LIBTPU))
         return f"libtpu is {version}; allowed: {oldest} or newer, older ones cannot read kernels of Mosaic version 8"

@@ -72,6 +72,9 @@ def _environment() -> dict[str, str]:
     """Return the program's environment: the operator's flags for libtpu win, and our packages are found."""
     root = str(Path(xla_compiler.__file__).resolve().parent.parent)
     inherited = {**xla_compiler.ENVIRONMENT, **os.environ, "JAX_PLATFORMS": "cpu"}
+    library = xla_compiler.library()
+    if library is not None:
+        inherited[xla_compiler.LIBRARY_PATH] = str(library)
     path = os.pathsep.join(part for part in (root, inherited.get("PYTHONPATH", "")) if part)
     return {**inherited, "PYTHONPATH": path}
 

@@ -64,7 +64,7 @@ def test_a_libtpu_that_can_read_them_is_not(version: str) -> None:
 def test_no_libtpu_is_said_with_the_folder_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(xla_compiler.LIBRARY_PATH, "/nowhere/libtpu.so")
     assert xla_compiler.libtpu_version() is None
-    assert libtpu_refusal(None) == "no libtpu: TPU_LIBRARY_PATH is /nowhere/libtpu.so"
+    assert libtpu_refusal(None) == "no libtpu around /nowhere/libtpu.so"
 
 
 def test_a_named_libtpu_is_known_by_the_package_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
