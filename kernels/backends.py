@@ -37,6 +37,8 @@ class NodeClass:
     """Which of the workers' probes finds the devices and reads their memory and state; None while there is none."""
     device_name: str = ""
     """Regular expression that is found in the name of such a device."""
+    tpu_kernels: bool = False
+    """Whether kernels for TPUs (Pallas) can be run there, or compiled where nothing is run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a trial on such a device needs before it makes a tensor."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)

@@ -31,8 +31,8 @@ class ScanSwitches:
     lane: Lane = Lane.REFERENCE
     """Implementation family."""
     schedule: Schedule = "chunk_parallel"
-    """`sequential` walks time in order, step by step (reference) or chunk by chunk (cuda, xla); `chunk_parallel` computes
-    all chunks (reference, xla) or super-chunks (cuda) at once."""
+    """`sequential` walks time in order, step by step (reference) or chunk by chunk (cuda, xla); `chunk_parallel`
+    computes all chunks (reference, xla) or super-chunks (cuda) at once."""
     chunk_size: int = 16
     """Tokens per chunk C; not read by the reference lane's sequential schedule."""
     psiv_cache: bool = False
