@@ -6,8 +6,9 @@ Each is idempotent, is done outside any transaction, and is tried again with gro
 import logging
 from collections.abc import Callable
 
-from experiments.analysis.judge import NODE_CLASS_IS_CALIBRATED, judge
+from experiments.analysis.judge import judge
 from experiments.design.load import parse_spec
+from experiments.records.circumstances import UNCALIBRATED
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
 from service.lifecycle import OutboxKind
@@ -61,7 +62,7 @@ class OutboxHandlers:
             body = results.read_spec(connection, ablation_id)
         spec = parse_spec(body.content, body.content_type)
         receipts = [trial.receipt for trial in view.trials if trial.receipt is not None]
-        verdict = judge(view.plan, spec, receipts, NODE_CLASS_IS_CALIBRATED)
+        verdict = judge(view.plan, spec, receipts, UNCALIBRATED)
         words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
         with self._store.write() as connection:
             results.store_verdict(connection, ablation_id, verdict.model_dump_json(), words=words)

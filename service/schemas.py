@@ -118,7 +118,7 @@ class PlanSummary(_Public):
     trials: int
     node_class: str
     devices: int
-    mde_pct_per_sd_pct: float
+    mde_pct_per_sd_pct: float | None
     expected_device_minutes: float | None
 
 
@@ -258,7 +258,7 @@ class PlanPublic(_Public):
     arms: list[ArmPublic]
     blocks: list[BlockOrder]
     trials: int
-    mde_pct_per_sd_pct: float
+    mde_pct_per_sd_pct: float | None
     expected_device_minutes: float | None
     node_classes: list[NodeClassAnswer]
 

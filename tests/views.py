@@ -15,6 +15,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan, make_plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, Outcome, TrialState
+from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Memory, Receipt, Step
 from experiments.reporting.view import AblationView, TrialView
 from tests.factories import make_receipt, observed_facts
@@ -226,7 +227,7 @@ def view(
         spec_text=text,
         spec_digest=spec.digest,
         plan=the_plan,
-        verdict=judge(the_plan, spec, receipts, calibrated),
+        verdict=judge(the_plan, spec, receipts, CALIBRATED if calibrated else UNCALIBRATED),
         trials=tuple(
             TrialView(
                 trial_id=r.ids.trial,

@@ -6,44 +6,42 @@ from typing import Any
 
 from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
+from experiments.analysis.exact import ExactFinding, judge_exactly
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.statistics import Paired, holm, paired, percent
 from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
-from experiments.design.metrics import METRICS, PRIMARY_METRICS
+from experiments.design.metrics import METRICS, PAIRED_METRICS
 from experiments.design.plan import Plan
 from experiments.design.power import ALPHA, MAX_BLOCKS, blocks_to_detect, detectable_per_sd
 from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Primary
 from experiments.documents import seal
 from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 
 _CAPPED = frozenset({VerdictWord.BETTER, VerdictWord.SAME, VerdictWord.WORSE})
-"""Words that need a calibrated node class."""
+"""Words that need a calibrated node class, unless an exact metric decides."""
 
 
-NODE_CLASS_IS_CALIBRATED = False
-"""No node class has been calibrated by A/A blocks yet, so every published word is capped at `inconclusive`."""
-
-
-def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], calibrated: bool) -> Verdict:
+def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumstances: Circumstances) -> Verdict:
     """Return the verdict of every variant of `plan`.
 
     `receipts` are those of finished blocks; a block that lacks one does not count, and missing blocks never lead to
-    adoption. `calibrated` tells whether A/A blocks are known for the node class. Raises ReceiptError for a receipt
-    that is not in the plan or is there twice.
+    adoption. `circumstances` are what is known besides: broken attempts, earlier askings, A/A blocks. Raises
+    ReceiptError for a receipt that is not in the plan or is there twice.
     """
     whole = WholeBlocks(plan, receipts)
     evidence = [evidence_of(arm, whole) for arm in plan.arms[1:]]
     changed = _changed_rule(plan, spec)
     comparisons = _comparisons([found for found in evidence if found.exclusion is None and changed is None])
-    judge_one = _Judge(plan, spec, whole, calibrated)
+    judge_one = _Judge(plan, spec, whole, circumstances)
     fields: dict[str, Any] = {
         "ablation": plan.ablation,
         "spec_digest": plan.spec_digest,
         "rule_digest": plan.rule_digest,
         "rule": rule_of(spec),
-        "calibrated": calibrated,
+        "circumstances": circumstances,
         "blocks_planned": len(plan.blocks),
         "blocks_counted": len(whole.blocks),
         "node_class": plan.node_class,
@@ -64,7 +62,7 @@ def _changed_rule(plan: Plan, spec: AblationSpec) -> Exclusion | None:
 def _comparisons(evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
     """Compare every variant that has all its numbers on every ratio metric."""
     found: dict[tuple[str, str], Comparison] = {}
-    for metric in PRIMARY_METRICS:
+    for metric in PAIRED_METRICS:
         differences = {one.arm.name: _differences(one, metric) for one in evidence}
         compared = compare(metric, {arm: d for arm, d in differences.items() if d is not None})
         found.update({(arm, metric): comparison for arm, comparison in compared.items()})
@@ -126,10 +124,10 @@ def gain_pct(found: Comparison) -> float:
 class _Judge:
     """Judges one variant after another by one rule."""
 
-    def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, calibrated: bool) -> None:
+    def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances) -> None:
         self._plan = plan
         self._rule = spec.verdict
-        self._calibrated = calibrated
+        self._refused_because = circumstances.admission.refused_because
         self._counted = len(whole.blocks)
         self._block_minutes = _block_minutes(plan, whole)
 
@@ -137,10 +135,11 @@ class _Judge:
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
     ) -> VariantVerdict:
         name = evidence.arm.name
-        own = {metric: comparisons[name, metric] for metric in PRIMARY_METRICS if (name, metric) in comparisons}
+        own = {metric: comparisons[name, metric] for metric in PAIRED_METRICS if (name, metric) in comparisons}
         primary = own.pop(self._rule.primary.metric, None)
+        exact = judge_exactly(evidence, self._rule.primary) if self._rule.primary.exact and not exclusion else None
         requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
-        measured, reason = self._measured(exclusion, primary)
+        measured, reason = self._measured(exclusion, exact or primary)
         needed = self._blocks_needed(measured, primary)
         published, why = self._published(measured, reason)
         return VariantVerdict(
@@ -148,32 +147,37 @@ class _Judge:
             verdict=published,
             measured=measured,
             reason=why,
-            decision=self._decide(published, primary, requirements),
+            decision=self._decide(published, exact or primary, requirements),
             primary=primary,
+            exact=exact and exact.comparison,
             secondary=tuple(own.values()),
             requirements=requirements,
             gates_live=_gates_live(evidence.receipts),
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
-            notes=tuple(self._notes(measured, primary, requirements, needed)),
+            notes=tuple(self._notes(measured, exact or primary, requirements, needed)),
         )
 
-    def _measured(self, exclusion: Exclusion | None, found: Comparison | None) -> tuple[VerdictWord, str]:
+    def _measured(
+        self, exclusion: Exclusion | None, found: Comparison | ExactFinding | None
+    ) -> tuple[VerdictWord, str]:
         if exclusion is not None:
             return exclusion.word, exclusion.reason
         planned = len(self._plan.blocks)
         if self._counted < planned or found is None:
             return VerdictWord.INCONCLUSIVE, f"{self._counted} of {planned} planned blocks counted; missing data fails"
+        if isinstance(found, ExactFinding):
+            return found.word, found.reason
         word = word_of(found, self._rule.primary)
         return word, f"{describe(found)}{_WHY[word].format(margin=self._rule.primary.margin)}"
 
     def _published(self, measured: VerdictWord, reason: str) -> tuple[VerdictWord, str]:
-        if self._calibrated or measured not in _CAPPED:
+        if self._refused_because is None or measured not in _CAPPED or self._rule.primary.exact:
             return measured, reason
         return VerdictWord.INCONCLUSIVE, f"uncalibrated; the samples alone say '{measured}': {reason}"
 
     def _decide(
-        self, word: VerdictWord, found: Comparison | None, requirements: Sequence[RequirementResult]
+        self, word: VerdictWord, found: Comparison | ExactFinding | None, requirements: Sequence[RequirementResult]
     ) -> Decision:
         fixed = _DECISIONS.get(word)
         if fixed is not None:
@@ -182,6 +186,8 @@ class _Judge:
             return Decision.REJECT
         if word is VerdictWord.SAME:
             return Decision.SAME
+        if isinstance(found, ExactFinding):
+            return found.decision
         enough = found is not None and gain_pct(found) >= self._rule.primary.threshold_pct
         return Decision.ADOPT if enough else Decision.REJECT
 
@@ -195,12 +201,15 @@ class _Judge:
     def _notes(
         self,
         measured: VerdictWord,
-        found: Comparison | None,
+        found: Comparison | ExactFinding | None,
         requirements: Sequence[RequirementResult],
         needed: int | None,
     ) -> Iterable[str]:
         for failed in (requirement for requirement in requirements if not requirement.passed):
             yield f"requirement not met: {failed.metric} {failed.rule}: {failed.detail}"
+        if isinstance(found, ExactFinding):
+            yield from found.notes
+            return
         if found is None:
             return
         threshold = self._rule.primary.threshold_pct

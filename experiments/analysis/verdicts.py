@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.analysis.arm_summary import ArmSummary
+from experiments.analysis.exact import ExactComparison
 from experiments.documents import Frozen
 from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import Circumstances
 
 
 class Comparison(Frozen):
@@ -55,6 +57,9 @@ class VariantVerdict(Frozen):
     """One sentence: why this word."""
     decision: Decision
     primary: Comparison | None
+    """By statistics; None where the primary metric is exact, and where there are no numbers."""
+    exact: ExactComparison | None = None
+    """By value, where the primary metric is exact."""
     secondary: tuple[Comparison, ...] = ()
     """Other metrics on the same footing, for information."""
     requirements: tuple[RequirementResult, ...] = ()
@@ -73,7 +78,8 @@ class Verdict(Frozen):
     spec_digest: str
     rule_digest: str
     rule: Mapping[str, Any]
-    calibrated: bool
+    circumstances: Circumstances
+    """Broken attempts, earlier askings and A/A blocks, as the judge knew them."""
     blocks_planned: int
     blocks_counted: int
     node_class: str
@@ -82,3 +88,8 @@ class Verdict(Frozen):
     arms: Mapping[str, ArmSummary]
     """Every arm by itself, the baseline among them."""
     digest: str
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether words may be published: A/A blocks are known for what ran."""
+        return self.circumstances.admission.refused_because is None

@@ -57,7 +57,8 @@ def resolve(spec: AblationSpec) -> Resolution:
     arms = [_arm(base, BASELINE, inherited, (), node_class)]
     arms += [_arm(base, name, _items(own.gates), inherited, node_class) for name, own in spec.variants.items()]
     resolved = tuple(arm for part in arms for arm in part.arms)
-    problems = without_repeats([*(part.problems for part in arms), _equal_arms(resolved)])
+    equality = _unequal_arms(resolved) if spec.purpose == "calibration" else _equal_arms(resolved)
+    problems = without_repeats([*(part.problems for part in arms), equality])
     return Resolution(arms=() if problems else resolved, problems=tuple(problems))
 
 
@@ -198,3 +199,17 @@ def _equal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:
             hint = "change at least one gate, or remove the variant"
             found.append(SpecProblem(pointer=pointer("variants", arm.name), detail=detail, hint=hint))
     return found
+
+
+def _unequal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:
+    """Find variants that are no repeat of the baseline: the noise of a node is measured with equal arms."""
+    hint = "give it the baseline's gates, or leave out purpose: calibration"
+    return [
+        SpecProblem(
+            pointer=pointer("variants", arm.name),
+            detail=f"variant '{arm.name}' resolves to another configuration than the baseline, which it should repeat",
+            hint=hint,
+        )
+        for arm in arms[1:]
+        if arm.digest != arms[0].digest
+    ]

@@ -21,15 +21,32 @@ class Metric:
     """Where the receipt holds it, as a dotted path; `experiments.records.receipts.read_metric` follows it."""
     per: float = 1.0
     """What the receipt's number is divided by to give `unit`."""
+    summed: str | None = None
+    """Where `field` is a table: the key whose values are added up over its rows."""
+    decides: Literal["paired", "exact"] | None = None
+    """How it decides as primary metric. `paired`: by a t test over block differences. `exact`: by its value, which must
+    be the same, bit for bit, whenever one arm runs again with one seed. None: it cannot."""
 
 
 METRICS: dict[str, Metric] = {
     "tokens_per_s": Metric(
-        label="throughput", unit="tokens/s", better="higher", kind="ratio", field="summary.tokens_per_s"
+        label="throughput",
+        unit="tokens/s",
+        better="higher",
+        kind="ratio",
+        field="summary.tokens_per_s",
+        decides="paired",
     ),
-    "step_s": Metric(label="step time", unit="s", better="lower", kind="ratio", field="summary.step_s_mean"),
+    "step_s": Metric(
+        label="step time", unit="s", better="lower", kind="ratio", field="summary.step_s_mean", decides="paired"
+    ),
     "model_tflops_per_s": Metric(
-        label="model TFLOP/s", unit="TFLOP/s", better="higher", kind="ratio", field="summary.model_tflops_per_s"
+        label="model TFLOP/s",
+        unit="TFLOP/s",
+        better="higher",
+        kind="ratio",
+        field="summary.model_tflops_per_s",
+        decides="paired",
     ),
     "peak_reserved_gib": Metric(
         label="peak reserved memory",
@@ -38,6 +55,7 @@ METRICS: dict[str, Metric] = {
         kind="absolute",
         field="memory.peak_reserved_bytes",
         per=GIB,
+        decides="exact",
     ),
     "peak_allocated_gib": Metric(
         label="peak allocated memory",
@@ -46,18 +64,47 @@ METRICS: dict[str, Metric] = {
         kind="absolute",
         field="memory.peak_allocated_bytes",
         per=GIB,
+        decides="exact",
     ),
     "compile_s": Metric(label="compile time", unit="s", better="lower", kind="absolute", field="compile_s"),
-    "loss_step1": Metric(label="loss of step 1", unit="nats", better=None, kind="loss", field="summary.loss_step1"),
-    "loss_final": Metric(
-        label="final training loss", unit="nats", better=None, kind="loss", field="summary.loss_final"
+    "kernel_instructions": Metric(
+        label="machine instructions of the generated kernels",
+        unit="instructions",
+        better="lower",
+        kind="absolute",
+        field="kernels",
+        summed="instructions",
+        decides="exact",
     ),
-    "loss_val": Metric(label="validation loss", unit="nats", better=None, kind="loss", field="summary.loss_val"),
+    "kernel_stack_bytes": Metric(
+        label="stack of the generated kernels",
+        unit="bytes per thread",
+        better="lower",
+        kind="absolute",
+        field="kernels",
+        summed="stack_bytes",
+        decides="exact",
+    ),
+    "loss_step1": Metric(
+        label="loss of step 1", unit="nats", better=None, kind="loss", field="summary.loss_step1", decides="exact"
+    ),
+    "loss_final": Metric(
+        label="final training loss", unit="nats", better=None, kind="loss", field="summary.loss_final", decides="exact"
+    ),
+    "loss_val": Metric(
+        label="validation loss", unit="nats", better=None, kind="loss", field="summary.loss_val", decides="exact"
+    ),
 }
 """Every metric by name."""
 
-PRIMARY_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "ratio")
-"""Metrics that can decide: those compared as ratios."""
+PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "paired")
+"""Metrics that can decide by statistics over blocks."""
+
+EXACT_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "exact")
+"""Metrics that can decide by their value alone: no noise, hence no test and no calibration."""
+
+PRIMARY_METRICS: tuple[str, ...] = PAIRED_METRICS + EXACT_METRICS
+"""Metrics that can decide."""
 
 REQUIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind != "ratio")
 """Metrics that a rule can require to stay within a bound."""

@@ -9,7 +9,7 @@ from experiments.design.arms import Arm, resolve
 from experiments.design.power import detectable_per_sd
 from experiments.design.problems import pointer
 from experiments.design.rule import rule_digest
-from experiments.design.spec import AblationSpec
+from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
 
@@ -38,8 +38,9 @@ class Plan(Frozen):
     arms: tuple[Arm, ...]
     """Baseline first."""
     blocks: tuple[BlockPlan, ...]
-    mde_pct_per_sd_pct: float
-    """Detectable effect in percent for each percent of sd of the paired difference (5 % two-sided, 80 % power)."""
+    mde_pct_per_sd_pct: float | None
+    """Detectable effect in percent for each percent of sd of the paired difference (5 % two-sided, 80 % power); None
+    where an exact metric decides, which has no noise."""
     expected_device_minutes: float | None
     """From earlier receipts of the same arms; None when nothing is known."""
 
@@ -47,6 +48,11 @@ class Plan(Frozen):
     def baseline(self) -> Arm:
         """The arm that variants are compared with."""
         return self.arms[0]
+
+    @property
+    def timed(self) -> bool:
+        """Whether times decide: guards that protect times alone (load, clocks, heat) apply then only."""
+        return self.mde_pct_per_sd_pct is not None
 
     @cached_property
     def arm_by_name(self) -> Mapping[str, Arm]:
@@ -57,7 +63,7 @@ class Plan(Frozen):
 def make_plan(spec: AblationSpec) -> Plan:
     """Return what `spec` will run. Raises SpecError with every problem that only shows when arms are resolved."""
     resolution = resolve(spec)
-    problems = [*resolution.problems, *_requirement_problems(spec)]
+    problems = [*resolution.problems, *_block_problems(spec), *_requirement_problems(spec)]
     if problems:
         raise SpecError(problems)
     return Plan(
@@ -68,7 +74,7 @@ def make_plan(spec: AblationSpec) -> Plan:
         devices=spec.placement.devices,
         arms=resolution.arms,
         blocks=plan_blocks(spec, [arm.name for arm in resolution.arms]),
-        mde_pct_per_sd_pct=detectable_per_sd(spec.design.blocks.number),
+        mde_pct_per_sd_pct=None if spec.verdict.primary.exact else detectable_per_sd(spec.design.blocks.number),
         expected_device_minutes=None,
     )
 
@@ -116,6 +122,21 @@ def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
         chosen = int(rng.random() * (last + 1))
         result[last], result[chosen] = result[chosen], result[last]
     return result
+
+
+def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find numbers of blocks from which the primary metric can prove nothing."""
+    primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.number, len(spec.design.seeds)
+    if not primary.exact and blocks < MIN_BLOCKS:
+        detail = f"must be at least {MIN_BLOCKS}, got {blocks}: '{primary.metric}' is judged by statistics over blocks"
+        yield SpecProblem(
+            pointer=pointer("design", "blocks", "count"), detail=detail, hint=f"use {{count: {MIN_BLOCKS}}}"
+        )
+    if primary.exact and blocks < 2 * seeds:
+        detail = f"'{primary.metric}' proves by repeats that it is exact: every seed needs two blocks; "
+        given = f"{blocks} blocks over {seeds} seeds"
+        hint = f"use at least {2 * seeds} blocks, or fewer seeds"
+        yield SpecProblem(pointer=pointer("design", "blocks"), detail=detail + given, hint=hint)
 
 
 def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

@@ -29,6 +29,17 @@ COMPARISON: dict[str, Any] = {
 }
 """How trials become a word."""
 
+EXACT_COMPARISON: dict[str, Any] = {
+    "unit": "one value per arm and seed",
+    "exact": "every repeat of an arm with a seed gives the same value, bit for bit, in two blocks at least; or else "
+    "inconclusive",
+    "better_or_worse": "the change lies beyond the margin, the same way for every seed",
+    "same": "the change lies within the margin for every seed",
+    "without_direction": "same: bit-identical; worse: not",
+    "missing": "fails",
+}
+"""How trials become a word where an exact metric decides."""
+
 
 def rule_of(spec: AblationSpec) -> dict[str, Any]:
     """Return the whole rule of `spec` as plain JSON."""
@@ -43,7 +54,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "blocks": spec.design.blocks.number,
         "seeds": list(spec.design.seeds),
         "estimator": ESTIMATOR,
-        "comparison": COMPARISON,
+        "comparison": EXACT_COMPARISON if primary.exact else COMPARISON,
     }
 
 

@@ -9,15 +9,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from experiments.design.metrics import LOSS_METRICS, PRIMARY_METRICS, REQUIRED_METRICS
+from experiments.design.metrics import (
+    EXACT_METRICS,
+    LOSS_METRICS,
+    METRICS,
+    PAIRED_METRICS,
+    PRIMARY_METRICS,
+    REQUIRED_METRICS,
+)
 from experiments.design.power import MAX_BLOCKS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
 from experiments.design.spec_values import (
     NAME_PATTERN,
+    NO_MARGIN,
+    PERCENT_PATTERN,
     TEXT_PATTERN,
     BaselineGates,
     Labels,
+    Margin,
     Name,
     Overrides,
     Percent,
@@ -36,6 +46,8 @@ from kernels.backends import NODE_CLASSES
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
+MIN_EXACT_BLOCKS = 2
+"""Where an exact metric decides: what is exact shows at the first repeat."""
 MAX_VARIANTS = 64
 MAX_SEEDS = 64
 MAX_REQUIREMENTS = 32
@@ -95,6 +107,39 @@ def _blocks_schema(schema: dict[str, Any]) -> None:
     schema["oneOf"] = [{"required": ["count"]}, {"required": ["looks"]}]
 
 
+def _primary_schema(schema: dict[str, Any]) -> None:
+    """Publish which margin goes with which metric."""
+    paired = {
+        "properties": {"metric": {"enum": [*PAIRED_METRICS]}, "margin": {"type": "string", "pattern": PERCENT_PATTERN}}
+    }
+    directed = [name for name in EXACT_METRICS if METRICS[name].better]
+    exact = {"required": ["metric"], "properties": {"metric": {"enum": directed}}}
+    loss = {
+        "required": ["metric"],
+        "properties": {
+            "metric": {"enum": [*LOSS_METRICS]},
+            "margin": {"const": NO_MARGIN},
+            "adopt_if": {"type": "null"},
+        },
+    }
+    schema["oneOf"] = [paired, exact, loss]
+
+
+def _few_blocks_schema(schema: dict[str, Any]) -> None:
+    """Publish that only an exact metric may decide after fewer blocks than statistics take."""
+    enough = _nested({"minimum": MIN_BLOCKS}, "design", "blocks", "count")
+    exact = _nested(
+        {"required": ["metric"], "properties": {"metric": {"enum": [*EXACT_METRICS]}}}, "verdict", "primary"
+    )
+    schema["anyOf"] = [enough, exact]
+
+
+def _nested(schema: dict[str, Any], *path: str) -> dict[str, Any]:
+    for name in reversed(path):
+        schema = {"properties": {name: schema}}
+    return schema
+
+
 def _requirement_schema(schema: dict[str, Any]) -> None:
     _without_null(schema, "max_delta", "max_value", "rule")
     loss = {"required": ["rule"], "properties": {"metric": {"enum": [*LOSS_METRICS]}}}
@@ -106,7 +151,7 @@ class Blocks(_SpecPart):
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
 
-    count: int | None = Field(default=None, ge=MIN_BLOCKS, le=MAX_BLOCKS)
+    count: int | None = Field(default=None, ge=MIN_EXACT_BLOCKS, le=MAX_BLOCKS)
     looks: Annotated[
         tuple[Annotated[int, Field(ge=MIN_BLOCKS, le=MAX_BLOCKS)], ...] | None, Field(strict=False, min_length=1)
     ] = None
@@ -189,23 +234,47 @@ class Limits(_SpecPart):
 class Primary(_SpecPart):
     """The metric that decides, with its practical margin."""
 
+    model_config = ConfigDict(json_schema_extra=_primary_schema)
+
     metric: Annotated[str, Field(json_schema_extra={"enum": [*PRIMARY_METRICS]})] = "tokens_per_s"
-    margin: Percent = Field(description="Differences within this margin count as the same.")
-    adopt_if: Percent | None = Field(default=None, description="Improvement from which a variant is adopted.")
+    margin: Margin = Field(
+        description="Differences within this margin count as the same. Metrics without noise may have 0%: any change "
+        "counts; losses must have it: they are compared bit for bit."
+    )
+    adopt_if: Percent | None = Field(
+        default=None, description="Improvement from which a variant is adopted; a loss has none."
+    )
 
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
         return one_of(value, PRIMARY_METRICS, f"metric {shown(value)} cannot be primary; allowed")
 
+    @field_validator("margin")
+    @classmethod
+    def _fits_the_metric(cls, value: float, info: Any) -> float:
+        metric = info.data.get("metric")
+        if metric in PAIRED_METRICS and value == 0:
+            raise refuse(f"the margin of '{metric}' must be above 0%: no test proves a difference of exactly nothing")
+        if metric in LOSS_METRICS and value != 0:
+            raise refuse(f"'{metric}' is compared bit for bit; its margin is {NO_MARGIN}", f"use margin: {NO_MARGIN}")
+        return value
+
     @field_validator("adopt_if")
     @classmethod
     def _beyond_margin(cls, value: float | None, info: Any) -> float | None:
-        margin = info.data.get("margin")
+        margin, metric = info.data.get("margin"), info.data.get("metric")
+        if value is not None and metric in LOSS_METRICS:
+            raise refuse(f"'{metric}' has no direction in which it improves", "leave adopt_if out")
         if value is not None and margin is not None and value < margin:
             detail = f"adopt_if {show_percent(value)} is below the margin {show_percent(margin)}"
             raise refuse(detail, "adopt_if must be at least the margin")
         return value
+
+    @property
+    def exact(self) -> bool:
+        """Whether the metric decides by its value, without statistics."""
+        return self.metric in EXACT_METRICS
 
     @property
     def threshold_pct(self) -> float:
@@ -254,7 +323,14 @@ class VerdictRule(_SpecPart):
 class AblationSpec(_SpecPart):
     """A complete ablation: workload, baseline, variants, design, placement, limits and the verdict rule."""
 
+    model_config = ConfigDict(json_schema_extra=_few_blocks_schema)
+
     ablation: Name = Field(description="Name of the ablation.")
+    purpose: Literal["answer", "calibration"] = Field(
+        default="answer",
+        exclude_if=lambda value: value == "answer",
+        description="To answer a question, or to measure a node's noise: then every variant repeats the baseline.",
+    )
     question: Text = Field(
         min_length=1,
         max_length=500,

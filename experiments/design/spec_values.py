@@ -17,6 +17,8 @@ from experiments.design.recipes import OVERRIDES, Override
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 LABEL_PATTERN = "^[a-z0-9][a-z0-9_.-]{0,62}$"
+NO_MARGIN = "0%"
+"""What a spec says where every change counts: for metrics without noise."""
 PERCENT_PATTERN = r"^(0\.[0-9]{0,3}[1-9][0-9]{0,3}|[1-9][0-9]?(\.[0-9]{1,4})?)%$"
 DURATION_PATTERN = "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"
 MAX_LABELS = 32
@@ -78,6 +80,10 @@ def _percent(value: object) -> object:
     )
 
 
+def _margin(value: object) -> object:
+    return 0.0 if value == NO_MARGIN else _percent(value)
+
+
 def _duration(value: object) -> object:
     if isinstance(value, str) and _full(_DURATION, value):
         return int(value[:-1]) * _SECONDS[value[-1]]
@@ -102,6 +108,13 @@ Percent: TypeAlias = Annotated[
     WithJsonSchema({"type": "string", "pattern": PERCENT_PATTERN, "examples": ["0.5%"]}),
 ]
 """Percent as a number; written with its sign, "0.5%"."""
+Margin: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_margin),
+    PlainSerializer(show_percent),
+    WithJsonSchema({"type": "string", "pattern": f"{PERCENT_PATTERN}|^{NO_MARGIN}$", "examples": ["0.5%"]}),
+]
+"""A percent that may be nothing."""
 Seconds: TypeAlias = Annotated[
     int,
     BeforeValidator(_duration),

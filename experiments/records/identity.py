@@ -65,6 +65,7 @@ def claimed_block(
         block_id=ids.block_id,
         block_index=index,
         seed=block.seed,
+        timed=plan.timed,
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
         trials=tuple(

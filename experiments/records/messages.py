@@ -72,6 +72,8 @@ class ClaimedBlock(Frozen):
     block_index: int
     """In the plan, from 0."""
     seed: int
+    timed: bool
+    """Whether times decide: what disturbs nothing but times (load, clocks, heat) spoils the block then only."""
     spec_digest: str
     rule_digest: str
     trials: tuple[ClaimedTrial, ...]

@@ -252,9 +252,16 @@ def _without_outliers(timed: Sequence[Step]) -> list[Step]:
 
 
 def read_metric(metric: Metric, receipt: Receipt) -> float | None:
-    """Return `metric` in its unit; None where the receipt holds no value: no window, no memory, no validation."""
-    value: float | None = reduce(_attribute, metric.field.split("."), receipt)  # type: ignore[arg-type,assignment]
+    """Return `metric` in its unit; None where the receipt holds no value: no window, no memory, no generated kernel."""
+    found: Any = reduce(_attribute, metric.field.split("."), receipt)  # type: ignore[arg-type]
+    value: float | None = found if metric.summed is None else _sum(found, metric.summed)
     return value if value is None or metric.per == 1 else value / metric.per
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Return the sum of `key` over `rows`; None where there are none, or one of them lacks it."""
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return sum(values) if values and len(values) == len(rows) else None
 
 
 def _attribute(part: object, name: str) -> object:

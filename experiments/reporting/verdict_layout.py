@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from experiments.analysis.exact import ExactComparison
 from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.design.metrics import METRICS
 from experiments.outcomes import Decision, VerdictWord
@@ -115,9 +116,9 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     node_class = verdict.node_class
     return VerdictLayout(
         heading=f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {node_class}, against {verdict.baseline}",
-        caveat=""
-        if verdict.calibrated
-        else f"node class {node_class} is not calibrated, so no word beyond inconclusive is published",
+        caveat=f"node class {node_class} is not calibrated, so no word beyond inconclusive is published"
+        if _capped(verdict)
+        else "",
         lead=_lead(verdict),
         rule=_primary_rule(verdict.rule),
         variants=variants,
@@ -126,6 +127,11 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
         requirements=_requirements_table(variants),
         other_metrics=_other_metrics_table(verdict),
     )
+
+
+def _capped(verdict: Verdict) -> bool:
+    """Say whether a word could not be published: exact metrics need no calibration."""
+    return not verdict.calibrated and METRICS[verdict.rule["primary"]["metric"]].decides == "paired"
 
 
 def _primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:
@@ -188,13 +194,14 @@ def _other_metrics_table(verdict: Verdict) -> Table:
 
 def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout:
     found = variant.primary
+    effect, interval = _exact_effect(variant.exact) if found is None else (_effect(found), _interval(found))
     return VariantLayout(
         arm=variant.arm,
         word=_word(verdict, variant),
         sentence=_sentence(variant),
         reason=variant.reason,
-        effect=ABSENT if found is None else _effect(found),
-        interval=ABSENT if found is None else _interval(found),
+        effect=effect,
+        interval=interval,
         mde=ABSENT if found is None else _cell(wording.size_percent(found.mde_pct), mde_pct=found.mde_pct),
         memory=_memory(verdict, variant.arm),
         loss=_loss(verdict, variant.requirements),
@@ -214,7 +221,7 @@ def _word(verdict: Verdict, variant: VariantVerdict) -> Cell:
     sign, tone = WORDS[variant.verdict]
     note = ""
     if variant.measured is not variant.verdict:
-        why = "" if verdict.calibrated or variant.verdict is not VerdictWord.INCONCLUSIVE else "uncalibrated; "
+        why = "" if not _capped(verdict) or variant.verdict is not VerdictWord.INCONCLUSIVE else "uncalibrated; "
         note = f"{why}samples say {variant.measured.value}"
     return Cell(text=variant.verdict.value, sign=sign, tone=tone, note=note)
 
@@ -226,6 +233,19 @@ def _effect(found: Comparison) -> Cell:
 def _interval(found: Comparison) -> Cell:
     low, high = found.ci_low_pct, found.ci_high_pct
     return _cell(wording.interval(low, high), ci_low=low, ci_high=high)
+
+
+def _exact_effect(found: ExactComparison | None) -> tuple[Cell, Cell]:
+    """Return the change of every seed, and in place of the interval that it has no noise."""
+    if found is None or not found.seeds:
+        return ABSENT, ABSENT
+    changes = sorted({pair.change_pct for pair in found.seeds if pair.change_pct is not None})
+    exact = Cell(text="NOT exact" if found.problems else "exact")
+    if len(changes) == 1:
+        return _cell(wording.percent(changes[0]), delta_pct=changes[0]), exact
+    if not changes:
+        return Cell(text="from 0"), exact
+    return Cell(text=wording.interval(changes[0], changes[-1])), exact
 
 
 def _statistics(found: Comparison) -> tuple[Cell, ...]:
@@ -264,6 +284,8 @@ def _requirement(found: RequirementResult) -> tuple[Cell, ...]:
 
 def _sentence(variant: VariantVerdict) -> str:
     found = variant.primary
+    if variant.exact is not None:
+        return _exact_sentence(variant.exact)
     if found is None:
         return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no statistics')}."
     name = wording.metric(found.metric)
@@ -273,10 +295,26 @@ def _sentence(variant: VariantVerdict) -> str:
     )
 
 
+def _exact_sentence(found: ExactComparison) -> str:
+    name = wording.metric(found.metric)
+    name = f"{name[:1].upper()}{name[1:]}"
+    if found.problems:
+        return f"{name} is not the same at every repeat, so it cannot be compared exactly."
+    blocks = wording.counted(found.blocks, "block")
+    if not any(pair.change for pair in found.seeds):
+        return f"{name} is the same, bit for bit, over {blocks}."
+    pairs = dict.fromkeys(
+        f"from {wording.quantity(found.metric, pair.baseline)} to {wording.quantity(found.metric, pair.variant)}"
+        for pair in found.seeds
+    )
+    change = _exact_effect(found)[0]
+    return f"{name} changed by {change}, {', '.join(pairs)}, the same at every repeat over {blocks}."
+
+
 def _remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
     remarks = []
     if variant.measured is not variant.verdict:
-        why = "" if verdict.calibrated else f", because node class {verdict.node_class} is not calibrated"
+        why = "" if not _capped(verdict) else f", because node class {verdict.node_class} is not calibrated"
         remarks.append(
             f"The samples alone say {variant.measured.value}; it is published as {variant.verdict.value}{why}."
         )

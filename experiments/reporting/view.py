@@ -6,11 +6,12 @@ from typing import Final, Literal, TypeAlias
 
 from experiments.analysis.arm_summary import ArmSummary, summarise_arm
 from experiments.analysis.evidence import WholeBlocks
-from experiments.analysis.judge import NODE_CLASS_IS_CALIBRATED, judge
+from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.bundle import Bundle
+from experiments.records.circumstances import UNCALIBRATED
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
@@ -102,7 +103,7 @@ def judge_bundle(bundle: Bundle) -> Verdict:
     """Return the verdict of the blocks that `bundle` holds, by the rule that was hashed before its first sample."""
     file = bundle.plan_file
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
-    return judge(file.plan, file.spec, receipts, NODE_CLASS_IS_CALIBRATED)
+    return judge(file.plan, file.spec, receipts, UNCALIBRATED)
 
 
 def bundle_view(bundle: Bundle) -> AblationView:

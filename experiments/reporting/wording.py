@@ -55,6 +55,12 @@ def gib(num_bytes: float | None) -> str:
     return f"{num_bytes / 2**30:.2f}{SPACE}GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f}{SPACE}MiB"
 
 
+def quantity(metric: str, value: float) -> str:
+    """Format a value of a metric with its unit."""
+    unit = METRICS[metric].unit
+    return gib(value * 2**30) if unit == "GiB" else f"{number(value, 6)}{SPACE}{unit}"
+
+
 def bytes_change(num_bytes: int) -> str:
     """Format a change of bytes, with a sign, as GiB, or MiB below one GiB."""
     if abs(num_bytes) >= 2**30:

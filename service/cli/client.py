@@ -5,23 +5,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
-from service.cli import bundles, gates_page, receipts, show
-from service.cli.output import JsonOption, err, guarded, out, print_json
+from service.cli import aa, bundles, gates_page, receipts, show
+from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec
-from service.cli.watch import follow, follow_as_json
+from service.cli.submitting import announce, follow_to_end, run_spec
 from service.client import Client
-from service.schemas import AblationAccepted, AblationPublic
 from service.stack.layout import home_files
 
 app = typer.Typer()
 app.add_typer(bundles.app)
+app.add_typer(aa.app)
 app.add_typer(receipts.app, name="receipts")
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
@@ -71,11 +69,7 @@ def submit(
 @guarded
 def run(spec: SpecArgument, as_json: JsonOption = False) -> None:
     """Submit a spec, watch it and show the verdict. Ctrl-C detaches and cancels nothing."""
-    with Client() as client:
-        answer = client.ablations.submit(read_spec(spec))
-        if not as_json:
-            announce(out(), answer)
-        _watch(client, answer.id, as_json)
+    run_spec(read_spec(spec), as_json=as_json)
 
 
 @app.command()
@@ -83,7 +77,7 @@ def run(spec: SpecArgument, as_json: JsonOption = False) -> None:
 def watch(ablation: AblationArgument, as_json: JsonOption = False) -> None:
     """Follow an ablation to its end. Ctrl-C detaches and cancels nothing."""
     with Client() as client:
-        _watch(client, ablation, as_json)
+        follow_to_end(client, ablation, as_json=as_json)
 
 
 @app.command("list")
@@ -221,34 +215,3 @@ def nodes(as_json: JsonOption = False) -> None:
 def schema(as_json: JsonOption = True) -> None:
     """Print the JSON Schema of a spec, for editors. It is JSON with and without --json."""
     print_json(ablation_json_schema())
-
-
-def announce(console: Console, answer: AblationAccepted) -> None:
-    """Say what was accepted and print the three commands that a person wants next."""
-    console.print(f"[bold]{escape(answer.name)}[/] accepted as [bold]{answer.id}[/] ({answer.state})")
-    console.print(f"  follow   ablate watch {answer.id}")
-    console.print(f"  answer   ablate verdict {answer.id} --explain")
-    console.print(f"  stop     ablate cancel {answer.id}")
-
-
-def _watch(client: Client, ablation: str, as_json: bool) -> None:
-    """Follow to the end and show the verdict; exit 5 when the ablation ended without one."""
-    try:
-        row = follow_as_json(client, ablation) if as_json else follow(client, ablation, out())
-    except KeyboardInterrupt:
-        err().print(f"detached; {ablation} goes on. Come back: ablate watch {ablation}")
-        raise typer.Exit(0) from None
-    if not as_json:
-        show_end(client, row)
-    if row.state != AblationState.COMPLETED:
-        raise typer.Exit(ERROR_EXIT_CODE)
-
-
-def show_end(client: Client, row: AblationPublic) -> None:
-    """Show how an ablation ended: its verdict where there is one."""
-    if row.state == AblationState.CANCELLED:
-        out().print(f"{row.id} was cancelled; what it measured is kept: ablate show {row.id}")
-        return
-    if row.state == AblationState.FAILED:
-        out().print(f"{row.id} [red]failed[/]: {row.blocks.failed} blocks could not be run; ablate show {row.id}")
-    out().print(show.verdict(client.ablations.verdict(row.id)))

@@ -113,7 +113,7 @@ def plan(answer: PlanPublic) -> RenderableType:
         ("arms", f"{arms} (the first is the baseline)"),
         ("size", f"{len(answer.blocks)} blocks, {answer.trials} trials"),
         ("device minutes", minutes),
-        ("detects", f"{answer.mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"),
+        ("detects", _detects(answer.mde_pct_per_sd_pct)),
         *(
             (f"node class {row.node_class}", _eligible(row))
             for row in answer.node_classes
@@ -126,6 +126,12 @@ def plan(answer: PlanPublic) -> RenderableType:
     for block in answer.blocks:
         made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
     return Group(facts, made)
+
+
+def _detects(mde_pct_per_sd_pct: float | None) -> str:
+    if mde_pct_per_sd_pct is None:
+        return "any change: the metric that decides is exact"
+    return f"{mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"
 
 
 def _eligible(row: NodeClassAnswer) -> str:

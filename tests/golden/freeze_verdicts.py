@@ -8,6 +8,7 @@ from typing import Any
 from experiments.analysis.judge import judge
 from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_reader import open_bundle
+from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.reporting.view import judge_bundle
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
 
@@ -54,11 +55,11 @@ def _made() -> Iterator[tuple[str, Any]]:
         for seed, (effect, speed) in enumerate(_SPEEDS.items()):
             receipts = make_receipts(plan, {"psiv-on": speed}, sd=0.002, seed=seed)
             for calibrated in (True, False):
-                found = judge(plan, spec, receipts, calibrated)
+                found = judge(plan, spec, receipts, CALIBRATED if calibrated else UNCALIBRATED)
                 yield f"{design} {effect} calibrated={calibrated}", found.model_dump(mode="json")
         receipts = [receipt for receipt in receipts if (receipt.ids.block_index, receipt.arm) != (0, "chunk-32")]
         fat = make_receipt(plan, 0, "chunk-32", outcome="oom", message="out of memory", peak_bytes=15 * GIB)
-        yield f"{design} out of memory", judge(plan, spec, [*receipts, fat], True).model_dump(mode="json")
+        yield f"{design} out of memory", judge(plan, spec, [*receipts, fat], CALIBRATED).model_dump(mode="json")
 
 
 if __name__ == "__main__":

@@ -172,6 +172,7 @@ def block(
         block_id=f"blk_{attempt}",
         block_index=0,
         seed=5,
+        timed=True,
         spec_digest="sha256:spec",
         rule_digest="sha256:rule",
         trials=trials,

@@ -10,6 +10,7 @@ import pytest
 from experiments.analysis.arm_summary import ArmSummary, measured_trials, summarise_arm
 from experiments.analysis.judge import judge
 from experiments.outcomes import Outcome
+from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Receipt
 from experiments.reporting import evidence_tables, pictures_memory, wording
 from experiments.reporting.view import AblationView
@@ -83,7 +84,7 @@ def with_first_trial_changed(view: AblationView, arm: str, change: Callable[[Rec
     )
     changed = dataclasses.replace(view, trials=trials)
     spec = views.spec_of(view)
-    return dataclasses.replace(changed, verdict=judge(view.plan, spec, changed.receipts, calibrated=False))
+    return dataclasses.replace(changed, verdict=judge(view.plan, spec, changed.receipts, UNCALIBRATED))
 
 
 @pytest.mark.parametrize("field", ["loss_val", "tokens_per_s", "mfu"])
@@ -120,7 +121,7 @@ def test_a_block_that_is_not_whole_counts_for_no_arm() -> None:
     plan = make_plan(spec)
     receipts = make_receipts(plan, sd=0.05)
     missing = [r for r in receipts if (r.ids.block_index, r.arm) != (3, "psiv-on")]
-    found = judge(plan, spec, missing, calibrated=True).arms
+    found = judge(plan, spec, missing, CALIBRATED).arms
     assert isinstance(found["baseline"], ArmSummary)
     whole = [r for r in receipts if r.ids.block_index != 3]
     assert found == {arm.name: summarise_arm([r for r in whole if r.arm == arm.name]) for arm in plan.arms}

@@ -9,6 +9,7 @@ from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from experiments.errors import ReceiptError
 from experiments.outcomes import Decision, Outcome, VerdictWord
+from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Receipt
 from kernels.scan import ScanFact
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec, observed_facts
@@ -26,7 +27,7 @@ def verdict(spec: AblationSpec = SPEC, *, calibrated: bool = True, swap: dict[st
     found = make_receipts(plan, receipts.pop("speeds", GOOD), sd=receipts.pop("sd", 0.001), **receipts)
     if swap is not None:
         found = [r for r in found if (r.ids.block_index, r.arm) != where] + [make_receipt(plan, *where, **swap)]
-    return judge(plan, spec, found, calibrated)
+    return judge(plan, spec, found, CALIBRATED if calibrated else UNCALIBRATED)
 
 
 def psiv(found: Verdict) -> VariantVerdict:
@@ -128,14 +129,14 @@ def test_judge_compares_nothing_with_a_broken_baseline() -> None:
 
 def test_judge_fails_missing_blocks() -> None:
     receipts = [r for r in make_receipts(PLAN, GOOD, sd=0.001) if (r.ids.block_index, r.arm) != (3, "baseline")]
-    found = judge(PLAN, SPEC, receipts, True)
+    found = judge(PLAN, SPEC, receipts, CALIBRATED)
     assert (found.blocks_planned, found.blocks_counted) == (6, 5)
     assert {variant.decision for variant in found.variants} == {Decision.INCONCLUSIVE}
     assert "5 of 6 planned blocks counted; missing data fails" in found.variants[0].reason
 
 
 def test_judge_without_receipts_is_inconclusive() -> None:
-    found = judge(PLAN, SPEC, [], True)
+    found = judge(PLAN, SPEC, [], CALIBRATED)
     assert {variant.verdict for variant in found.variants} == {VerdictWord.INCONCLUSIVE}
     assert found.arms["baseline"].tokens_per_s is None
 
@@ -143,18 +144,18 @@ def test_judge_without_receipts_is_inconclusive() -> None:
 def test_judge_counts_no_trial_twice() -> None:
     receipts = make_receipts(PLAN)
     with pytest.raises(ReceiptError, match="each trial counts once"):
-        judge(PLAN, SPEC, [*receipts, receipts[0]], True)
+        judge(PLAN, SPEC, [*receipts, receipts[0]], CALIBRATED)
 
 
 def test_judge_refuses_receipts_of_another_plan() -> None:
     stranger = make_plan(make_spec(variants={"other": {"gates": {"loss": "chunked"}}}))
     with pytest.raises(ReceiptError, match="'other' in block 1 is not in the plan"):
-        judge(PLAN, SPEC, [make_receipt(stranger, 0, "other")], True)
+        judge(PLAN, SPEC, [make_receipt(stranger, 0, "other")], CALIBRATED)
 
 
 def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
     easier = make_spec(verdict__primary__adopt_if="0.6%")
-    found = judge(PLAN, easier, make_receipts(PLAN, GOOD), True)
+    found = judge(PLAN, easier, make_receipts(PLAN, GOOD), CALIBRATED)
     assert {variant.decision for variant in found.variants} == {Decision.INVALID}
     assert "a changed rule is a new ablation" in found.variants[0].reason
 
@@ -210,7 +211,7 @@ def test_judge_confirms_a_difference_in_cycles_when_clocks_differ(
         make_receipt(PLAN, r.ids.block_index, r.arm, steps=with_clock(r, clocks[r.arm]))
         for r in make_receipts(PLAN, {"psiv-on": speed}, sd=0.0005)
     ]
-    assert psiv(judge(PLAN, SPEC, receipts, True)).verdict is word
+    assert psiv(judge(PLAN, SPEC, receipts, CALIBRATED)).verdict is word
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_judge_says_when_a_gate_left_the_kernels_as_they_were(
         for known in PLAN.arms
         if known.name == arm
     ]
-    found = psiv(judge(PLAN, SPEC, receipts, True))
+    found = psiv(judge(PLAN, SPEC, receipts, CALIBRATED))
     reason = "block 1: kernel source is identical to the baseline's: gate 'psiv_cache' changed nothing"
     assert (found.verdict is VerdictWord.INVALID and found.reason == reason) is same
 
@@ -284,7 +285,7 @@ def test_judge_envelope_is_the_spread_of_baseline_repeats_of_the_same_seed() -> 
         for block in plan.blocks
         for arm in block.order
     ]
-    result = judge(plan, spec, receipts, True).variants[0].requirements[0]
+    result = judge(plan, spec, receipts, CALIBRATED).variants[0].requirements[0]
     assert not result.passed
     assert "seed 2; envelope 0.001" in result.detail
 
@@ -303,7 +304,7 @@ def test_judge_holds_a_loss_to_what_the_gates_claim(gates: dict[str, Any], gap: 
         for block in plan.blocks
         for arm in block.order
     ]
-    assert judge(plan, spec, receipts, True).variants[0].requirements[0].passed is passed
+    assert judge(plan, spec, receipts, CALIBRATED).variants[0].requirements[0].passed is passed
 
 
 def test_verdict_digest_covers_the_verdict() -> None:

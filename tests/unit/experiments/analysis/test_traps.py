@@ -17,6 +17,7 @@ from experiments.design.plan import orders
 from experiments.design.power import blocks_to_detect
 from experiments.design.spec import Primary
 from experiments.outcomes import VerdictWord
+from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipts import Step, summarise
 from tests.factories import make_plan, make_receipts, make_spec
 
@@ -109,7 +110,7 @@ def test_stopping_early_earns_no_word() -> None:
     spec = make_spec(design__blocks={"count": 8})
     plan = make_plan(spec)
     early = [r for r in make_receipts(plan, {"psiv-on": 1.2}, sd=0.001) if r.ids.block_index < 7]
-    assert {variant.measured for variant in judge(plan, spec, early, True).variants} == {VerdictWord.INCONCLUSIVE}
+    assert {variant.measured for variant in judge(plan, spec, early, CALIBRATED).variants} == {VerdictWord.INCONCLUSIVE}
 
 
 def test_twelve_null_variants() -> None:

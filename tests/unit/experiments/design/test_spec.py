@@ -7,7 +7,7 @@ import pytest
 
 from experiments.design.load import load_values, read_catalog_file
 from experiments.design.spec import ablation_json_schema
-from tests.factories import make_spec, spec_values
+from tests.factories import make_plan, make_spec, spec_values
 
 SCHEMA = ablation_json_schema()
 
@@ -39,6 +39,9 @@ def test_schema_accepts_the_demos_and_refuses_a_lane_that_no_node_runs() -> None
         {"placement__node_class": "tpu-v6e"},
         {"limits": {"trial": 20}},
         {"verdict__primary__margin": "0%"},
+        {"verdict__primary": {"metric": "loss_val", "margin": "1%"}},
+        {"verdict__primary": {"metric": "loss_val", "margin": "0%", "adopt_if": "1%"}},
+        {"verdict__primary": {"metric": "compile_s", "margin": "1%"}},
         {"verdict__require": [{"metric": "compile_s", "rule": "identical"}]},
         {"verdict__require": [{"metric": "loss_val"}]},
         {"workload__overrides": {"seq_len": 1}},
@@ -48,6 +51,20 @@ def test_schema_accepts_the_demos_and_refuses_a_lane_that_no_node_runs() -> None
 def test_schema_refuses_what_the_model_refuses(changes: dict[str, Any]) -> None:
     assert accepts(spec_values())
     assert not accepts(spec_values(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verdict__primary": {"margin": "1%"}},
+        {"verdict__primary": {"metric": "loss_val", "margin": "0%"}},
+        {"verdict__primary": {"metric": "peak_allocated_gib", "margin": "0%"}, "design__blocks": {"count": 4}},
+        {"verdict__primary": {"metric": "peak_allocated_gib", "margin": "1%", "adopt_if": "5%"}},
+    ],
+)
+def test_schema_accepts_what_the_model_accepts(changes: dict[str, Any]) -> None:
+    assert make_plan(make_spec(**changes)).blocks
+    assert accepts(spec_values(**changes))
 
 
 def test_schema_describes_every_key() -> None:

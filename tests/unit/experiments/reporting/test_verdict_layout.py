@@ -12,6 +12,7 @@ from rich.console import Console
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import CALIBRATED
 from experiments.reporting import mlflow_runs, report
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
@@ -22,6 +23,7 @@ from tests import views
 from tests.factories import make_plan, make_receipt, make_receipts, make_spec
 
 SPACE = "\N{NO-BREAK SPACE}"
+MINUS = "\N{MINUS SIGN}"
 
 
 def noisy(seed: int) -> AblationView:
@@ -179,7 +181,7 @@ def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() 
     assert found is not None
     losses = {variant.arm: str(variant.loss) for variant in lay_out(found).variants}
     assert losses == {"psiv-on": "ok", "chunk-32": "ok", "tma": "\N{EN DASH}", "psiv-chunk-64": "\N{EN DASH}"}
-    free = judge(make_plan(), make_spec(), make_receipts(make_plan()), calibrated=True)
+    free = judge(make_plan(), make_spec(), make_receipts(make_plan()), CALIBRATED)
     assert {str(variant.loss) for variant in lay_out(free).variants} == {"not asked"}
 
 
@@ -191,7 +193,7 @@ def test_a_failed_requirement_is_said_in_the_table_and_in_the_explanation() -> N
         for block in plan.blocks
         for arm in block.order
     ]
-    found = judge(plan, spec, receipts, calibrated=True)
+    found = judge(plan, spec, receipts, CALIBRATED)
     first = lay_out(found).variants[0]
     assert (str(first.loss), first.loss.tone) == ("FAILED: loss_val", Tone.BAD)
     assert [str(cell) for cell in first.requirements[0][:3]] == ["loss_val", "max_delta 0.1 nats", "FAILED"]
@@ -201,7 +203,7 @@ def test_markdown_is_a_table_that_a_message_cannot_break() -> None:
     plan = make_plan()
     receipts = [r for r in make_receipts(plan) if (r.ids.block_index, r.arm) != (2, "psiv-on")]
     broken = make_receipt(plan, 2, "psiv-on", outcome="failed", message="a | b\n<script>")
-    text = verdict_markdown(judge(plan, make_spec(), [*receipts, broken], calibrated=True))
+    text = verdict_markdown(judge(plan, make_spec(), [*receipts, broken], CALIBRATED))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows}) == 1
     assert "<script>" not in text
@@ -215,3 +217,31 @@ def test_cells_say_sign_text_and_note_in_one_line() -> None:
     table = Table(title="t", columns=(*texts("a"), *numbers("b")), rows=(row("x", Cell(text="1")),))
     assert [column.kind for column in table.columns] == ["text", "number"]
     assert lines_of(table) == [["a", "b"], ["x", "1"]]
+
+
+def _laid_out(view: AblationView) -> VerdictLayout:
+    assert view.answer is not None
+    return view.answer
+
+
+def exact_view(primary: str = "peak_allocated_gib", memory_gib: float = -1.4) -> AblationView:
+    arms = {"baseline": views.Effect(), "chunk-32": views.Effect(gates={"chunk_size": 32}, memory_gib=memory_gib)}
+    return views.view(arms=arms, calibrated=False, num_blocks=6, timed=4, primary=primary)
+
+
+def test_an_exact_metric_is_shown_as_values_without_an_interval_or_a_caveat() -> None:
+    layout = _laid_out(exact_view())
+    (variant,) = layout.variants
+    assert (variant.word.text, variant.word.note, layout.caveat) == ("better", "", "")
+    assert (str(variant.effect), str(variant.interval)) == (f"{MINUS}1.34{SPACE}%", "exact")
+    assert variant.sentence == (
+        f"Peak allocated memory changed by {MINUS}1.34{SPACE}%, from 104.10{SPACE}GiB to 102.70{SPACE}GiB, "
+        "the same at every repeat over 6 blocks."
+    )
+    assert variant.effect.numbers["delta_pct"] == pytest.approx(-1.3449, abs=1e-3)
+
+
+def test_an_exact_metric_that_does_not_move_is_said_to_be_the_same_bit_for_bit() -> None:
+    (variant,) = _laid_out(exact_view(memory_gib=0.0)).variants
+    assert (variant.word.text, str(variant.effect)) == ("same", f"0.00{SPACE}%")
+    assert variant.sentence == "Peak allocated memory is the same, bit for bit, over 6 blocks."

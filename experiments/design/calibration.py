@@ -1,0 +1,66 @@
+"""Spec of an A/A ablation: the baseline against itself, in the circumstances of an ablation or of a bare recipe."""
+
+from typing import Any
+
+import yaml
+
+from experiments.design.arms import resolve
+from experiments.design.gates import GATES, GateValue
+from experiments.design.load import parse_spec
+from experiments.design.recipes import RECIPES
+from experiments.design.spec import AblationSpec
+from experiments.errors import SpecError
+
+REPEAT = "repeat"
+"""Name of the arm that repeats the baseline."""
+ADMITTING_BLOCKS = 20
+"""A/A blocks from which a key is admitted to words: the upper 95 % bound of the sd is then 1.37 times its estimate."""
+CONTENT_TYPE = "application/yaml"
+
+
+def bare_spec(recipe: str, node_class: str) -> AblationSpec:
+    """Return a spec that asks for nothing but `recipe` as it is; raises SpecError for an unknown one."""
+    values = {
+        "ablation": recipe,
+        "question": f"What is the noise of {recipe} on {node_class}?",
+        "workload": {"recipe": recipe},
+        "variants": {REPEAT: {"gates": {"loss": "dense"}}},
+        "design": {"blocks": {"count": ADMITTING_BLOCKS}},
+        "placement": {"node_class": node_class},
+        "verdict": {"primary": {"metric": "tokens_per_s", "margin": "0.5%"}},
+    }
+    return parse_spec(_yaml(values), CONTENT_TYPE)
+
+
+def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int) -> bytes:
+    """Return the YAML of a spec that measures the noise of ablations such as `like` on `node_class`.
+
+    Workload, baseline, seeds, limits and primary metric are those of `like`: A/A blocks hold for their recipe, shape
+    and window only. Raises SpecError when the baseline does not run on `node_class`.
+    """
+    values = like.model_dump(mode="json", exclude_none=True)
+    trials = like.design.blocks.number * (1 + len(like.variants))
+    values = {"ablation": "", "purpose": "calibration", **values}
+    values |= {
+        "ablation": f"aa-{like.ablation}"[:63],
+        "question": f"What is the noise of ablations such as '{like.ablation}' on {node_class}?",
+        "placement": {**values["placement"], "node_class": node_class},
+        "variants": {REPEAT: {"gates": _baseline_gates(like)}},
+    }
+    values["design"]["blocks"] = {"count": blocks}
+    values["limits"]["device_minutes"] *= max(1.0, 2 * blocks / trials)
+    values["verdict"]["require"] = []
+    text = _yaml(values)
+    found = resolve(parse_spec(text, CONTENT_TYPE)).problems
+    if found:
+        raise SpecError(list(found))
+    return text
+
+
+def _baseline_gates(like: AblationSpec) -> dict[str, GateValue]:
+    """Return the gates that the baseline names, or one that every recipe has: a variant names at least one."""
+    return dict(like.baseline.gates) or {"loss": GATES["loss"].read(RECIPES[like.workload.recipe].config)}
+
+
+def _yaml(values: dict[str, Any]) -> bytes:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120).encode()

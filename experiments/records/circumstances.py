@@ -1,0 +1,112 @@
+"""Circumstances of an ablation: what a verdict takes into account besides its receipts.
+
+Attempts that did not count, earlier ablations that asked the same question, and whether the device was admitted to
+words by A/A blocks. The service and the reader of a bundle gather them; the judge reads them; the verdict repeats them.
+"""
+
+from experiments.documents import Frozen
+from experiments.outcomes import AblationState, FailureClass
+
+
+class AttemptRecord(Frozen):
+    """One attempt at a block that left no receipts that count."""
+
+    block_index: int
+    """Index of the block in the plan, from 0."""
+    number: int
+    """Which attempt at this block it was, from 1."""
+    failure_class: FailureClass
+    arm: str | None
+    """The arm whose trial ended the attempt; None where it cannot be told."""
+    message: str
+    node: str
+
+
+class EarlierAblation(Frozen):
+    """An ablation that asked the same question before."""
+
+    ablation: str
+    name: str
+    state: AblationState
+    created_at: str
+    """RFC 3339 UTC."""
+    words: dict[str, str]
+    """Published word of each variant; empty without a verdict."""
+
+
+class Family(Frozen):
+    """How often the same question (arms, recipe, metric, node class) has been asked."""
+
+    question_digest: str | None = None
+    """What makes two questions the same; None where nobody keeps count, as offline."""
+    earlier: tuple[EarlierAblation, ...] = ()
+    """Oldest first, cancelled ones included."""
+
+    @property
+    def number(self) -> int:
+        """Which attempt of this question it is, from 1."""
+        return len(self.earlier) + 1
+
+
+class CalibrationKey(Frozen):
+    """What A/A blocks hold for. Another value in any field is another key."""
+
+    device_serial: str
+    node_class: str
+    recipe: str
+    shape_digest: str
+    """Of the baseline's configuration without its gates and its seed."""
+    estimator_digest: str
+    """Of estimator and window."""
+    software_digest: str
+    """Of code and versions that ran."""
+
+
+class Calibration(Frozen):
+    """What A/A blocks say about the noise of one key: a sealed receipt that verdicts cite."""
+
+    key: CalibrationKey
+    metric: str
+    blocks: int
+    sd_pct: float
+    """Standard deviation of d over the A/A blocks, in percent."""
+    sd_upper_pct: float
+    """Upper 95 % bound of the standard deviation."""
+    autocorrelation: float
+    """Lag-one autocorrelation of d in time order."""
+    position_effect_pct: float
+    """Mean of the second place minus the first, in percent."""
+    drift_pct_per_hour: float
+    largest_z: float
+    """Largest |d - mean| in standard deviations: the tails."""
+    ablations: tuple[str, ...]
+    """The A/A ablations behind it."""
+    measured_at: str
+    """RFC 3339 UTC: end of the last A/A block."""
+    digest: str
+    """Of everything above."""
+
+
+class Admission(Frozen):
+    """Whether words may be published for the devices that ran, and why not."""
+
+    calibrations: tuple[Calibration, ...] = ()
+    """Of every device that ran blocks."""
+    refused_because: str | None = "no A/A blocks are known for this device"
+    """None when words may be published."""
+    mended_by: str | None = None
+    """The command that mends it."""
+
+
+class Circumstances(Frozen):
+    """Everything that a verdict takes into account besides plan, spec and receipts."""
+
+    attempts: tuple[AttemptRecord, ...] = ()
+    family: Family = Family()
+    admission: Admission = Admission()
+
+
+UNCALIBRATED = Circumstances()
+"""Nothing is known: first time, nothing broke, no A/A blocks."""
+CALIBRATED = Circumstances(admission=Admission(refused_because=None))
+"""Nothing broke and words may be published: for simulations and tests, where the noise is known by construction."""

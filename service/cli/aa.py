@@ -1,0 +1,60 @@
+"""`ablate aa`: measure the noise of a node, which admits it to words."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.design.calibration import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec
+from experiments.design.load import parse_spec
+from experiments.design.spec import MIN_BLOCKS, AblationSpec
+from experiments.errors import SpecError, SpecProblem
+from service.cli.bundles import write_plan
+from service.cli.output import JsonOption, guarded, out
+from service.cli.spec_argument import read_spec
+from service.cli.submitting import run_spec
+from service.schemas import SpecBody
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def aa(
+    node_class: Annotated[str, typer.Argument(metavar="NODE_CLASS", help="The kind of machine to calibrate.")],
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="Calibrate for ablations such as this file or catalog spec: its workload."),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Instead of --like: this recipe as it is.")] = None,
+    blocks: Annotated[
+        int, typer.Option(min=MIN_BLOCKS, help=f"A/A blocks; {ADMITTING_BLOCKS} of one key admit it.")
+    ] = ADMITTING_BLOCKS,
+    print_spec: Annotated[bool, typer.Option("--print", help="Only print the spec of the A/A ablation.")] = False,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare a baseline with itself, in blocks, to know the noise: words are published only where it is known.
+
+    The A/A ablation is submitted and watched as any other; Ctrl-C detaches and cancels nothing. What it says holds for
+    the device, recipe, shape, window and software that it ran with.
+    """
+    text = calibration_spec(_like(like, recipe, node_class), node_class=node_class, blocks=blocks)
+    body = SpecBody(content=text, content_type=CONTENT_TYPE)
+    if print_spec:
+        out().print(text.decode(), markup=False, end="")
+    elif out_file is not None:
+        write_plan(body, out_file, as_json=as_json)
+    else:
+        run_spec(body, as_json=as_json)
+
+
+def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec:
+    if (like is None) == (recipe is None):
+        raise SpecError([SpecProblem(pointer="--like", detail="give exactly one of --like SPEC and --recipe NAME")])
+    if recipe is not None:
+        return bare_spec(recipe, node_class)
+    body = read_spec(str(like))
+    return parse_spec(body.content, body.content_type)

@@ -1,0 +1,216 @@
+"""The exact comparison, through the judge: words without statistics, and the proof that a metric is exact."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experiments.analysis.exact import ExactComparison
+from experiments.analysis.judge import judge
+from experiments.analysis.verdicts import VariantVerdict
+from experiments.design.arms import Arm
+from experiments.design.metrics import EXACT_METRICS, METRICS
+from experiments.design.plan import BlockPlan, Plan
+from experiments.design.spec import AblationSpec
+from experiments.errors import SpecError
+from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import UNCALIBRATED
+from experiments.records.receipts import Receipt
+from tests.factories import GIB, make_plan, make_receipt, make_spec
+
+Values = Callable[[str, int, int], int]
+"""Peak bytes by arm, seed and block."""
+VARIANT = "psiv-on"
+BASE = 1_000_000
+
+
+def exact_spec(
+    metric: str = "peak_reserved_gib", margin: str = "1%", adopt_if: str | None = "5%", **changes: Any
+) -> AblationSpec:
+    primary = {"metric": metric, "margin": margin} | ({"adopt_if": adopt_if} if adopt_if else {})
+    values = {"design__blocks": {"count": 4}, "variants": {VARIANT: {"gates": {"psiv_cache": True}}}, **changes}
+    return make_spec(verdict__primary=primary, **values)
+
+
+def judged(spec: AblationSpec, receipt: Callable[[Plan, BlockPlan, Arm], Receipt]) -> VariantVerdict:
+    plan = make_plan(spec)
+    receipts = [receipt(plan, block, plan.arm_by_name[name]) for block in plan.blocks for name in block.order]
+    return judge(plan, spec, receipts, UNCALIBRATED).variants[0]
+
+
+def of_memory(values: Values, **changes: Any) -> VariantVerdict:
+    def receipt(plan: Plan, block: BlockPlan, arm: Arm) -> Receipt:
+        return make_receipt(plan, block, arm, peak_bytes=values(arm.name, block.seed, block.index))
+
+    return judged(exact_spec(**changes), receipt)
+
+
+def scaled(factor: float) -> Values:
+    return lambda arm, seed, _block: round((GIB + 4096 * seed) * (factor if arm == VARIANT else 1))
+
+
+@pytest.mark.parametrize(
+    ("factor", "word", "decision"),
+    [
+        (0.90, VerdictWord.BETTER, Decision.ADOPT),
+        (0.97, VerdictWord.BETTER, Decision.REJECT),
+        (0.995, VerdictWord.SAME, Decision.SAME),
+        (1.0, VerdictWord.SAME, Decision.SAME),
+        (1.02, VerdictWord.WORSE, Decision.REJECT),
+    ],
+)
+def test_an_exact_metric_gets_its_word_without_calibration(
+    factor: float, word: VerdictWord, decision: Decision
+) -> None:
+    found = of_memory(scaled(factor))
+    assert (found.verdict, found.measured, found.decision) == (word, word, decision)
+    assert (found.primary, found.blocks_needed) == (None, None)
+    assert found.exact is not None
+    assert found.exact.problems == ()
+    assert {pair.seed: pair.repeats for pair in found.exact.seeds} == {1: 2, 2: 2}
+    assert [pair.change_pct for pair in found.exact.seeds] == pytest.approx([100 * (factor - 1)] * 2, abs=1e-4)
+
+
+def test_what_is_better_and_not_adopted_says_why() -> None:
+    assert of_memory(scaled(0.97)).notes == ("better by 3.00 %, below the 5 % from which the rule adopts",)
+    assert of_memory(scaled(0.90)).notes == ()
+
+
+def test_a_margin_of_nothing_counts_every_byte() -> None:
+    def one_byte(arm: str, _seed: int, _block: int) -> int:
+        return GIB + 2 - 2 * (arm == VARIANT)
+
+    assert of_memory(one_byte, margin="0%", adopt_if=None).decision is Decision.ADOPT
+    assert of_memory(scaled(1.0), margin="0%", adopt_if=None).verdict is VerdictWord.SAME
+
+
+@pytest.mark.parametrize("arm", ["baseline", VARIANT])
+def test_one_repeat_that_differs_by_a_byte_takes_the_word_away_and_is_named(arm: str) -> None:
+    def value(name: str, _seed: int, block: int) -> int:
+        return (GIB if name == "baseline" else GIB // 2) + 2 * (block == 3 and name == arm)
+
+    found = of_memory(value)
+    assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
+    assert f"arm '{arm}' with seed 2 gave 2 values" in found.reason
+    assert "(block 2)" in found.reason
+    assert "(block 4)" in found.reason
+    assert found.exact is not None
+    assert [pair.seed for pair in found.exact.seeds] == [1]
+
+
+def test_seeds_that_say_different_things_give_no_word() -> None:
+    found = of_memory(lambda arm, seed, _: GIB + (GIB // 4) * (-1) ** seed * (arm == VARIANT))
+    assert found.verdict is VerdictWord.INCONCLUSIVE
+    assert found.reason.endswith("the seeds do not agree")
+    assert "-25.00 %" in found.reason
+    assert "+25.00 %" in found.reason
+
+
+def test_a_missing_value_or_block_gives_no_word() -> None:
+    def without_memory(plan: Plan, block: BlockPlan, arm: Arm) -> Receipt:
+        lost = {"memory": None} if (block.index, arm.name) == (1, VARIANT) else {}
+        return make_receipt(plan, block, arm, **lost)
+
+    found = judged(exact_spec(), without_memory)
+    assert (found.verdict, found.exact) == (VerdictWord.INCONCLUSIVE, None)
+    assert "missing data fails" in found.reason
+    spec = exact_spec()
+    plan = make_plan(spec)
+    receipts = [make_receipt(plan, block, arm) for block in plan.blocks[:-1] for arm in plan.arms]
+    (variant,) = judge(plan, spec, receipts, UNCALIBRATED).variants
+    assert variant.verdict is VerdictWord.INCONCLUSIVE
+
+
+def test_a_requirement_that_fails_rejects_what_is_better() -> None:
+    require = [{"metric": "peak_allocated_gib", "max_value": 0.1}]
+    found = of_memory(scaled(0.5), verdict__require=require)
+    assert (found.verdict, found.decision) == (VerdictWord.BETTER, Decision.REJECT)
+
+
+@pytest.mark.parametrize(
+    ("shift", "word"), [(0.0, VerdictWord.SAME), (1e-12, VerdictWord.WORSE), (-1e-12, VerdictWord.WORSE)]
+)
+def test_a_loss_answers_whether_it_is_identical(shift: float, word: VerdictWord) -> None:
+    spec = exact_spec("loss_final", "0%", None, variants={VARIANT: {"gates": {"chunk_size": 32}}})
+
+    def receipt(plan: Plan, block: BlockPlan, arm: Arm) -> Receipt:
+        return make_receipt(plan, block, arm, loss_step1=8.0 + shift * (arm.name == VARIANT))
+
+    found = judged(spec, receipt)
+    assert found.verdict is word
+    assert ("bit-identical over 4 blocks" in found.reason) == (word is VerdictWord.SAME)
+
+
+def test_counts_of_kernels_are_summed_and_a_count_from_nothing_is_worse() -> None:
+    def receipt(plan: Plan, block: BlockPlan, arm: Arm) -> Receipt:
+        spilled = 16 * (arm.name == VARIANT)
+        rows = ({"name": "fwd", "stack_bytes": 0, "instructions": 5}, {"name": "bwd", "stack_bytes": spilled})
+        return make_receipt(plan, block, arm, kernels=rows)
+
+    found = judged(exact_spec("kernel_stack_bytes", "0%", None), receipt)
+    assert found.verdict is VerdictWord.WORSE
+    assert "from 0 (0 -> 16 bytes per thread)" in found.reason
+    assert found.exact is not None
+    assert found.exact.model_validate_json(found.exact.model_dump_json()) == found.exact
+    assert judged(exact_spec("kernel_instructions", "0%", None), receipt).exact is None, "one row does not say"
+
+
+def test_random_values_are_called_by_the_definition() -> None:
+    """An oracle in whole numbers over many random designs: margin 3 %, two seeds, sometimes a repeat that differs."""
+    rng = random.Random(20261122)  # noqa: S311
+    seen: Counter[VerdictWord] = Counter()
+    for _ in range(300):
+        values, differs = _random_values(rng)
+        found = of_memory(lambda arm, seed, block, values=values: values[arm, seed, block], margin="3%")  # type: ignore[misc]
+        words = {_expected(values[VARIANT, seed, seed - 1]) for seed in (1, 2)}
+        expected = VerdictWord.INCONCLUSIVE if differs or len(words) > 1 else words.pop()
+        assert found.verdict is expected, values
+        seen[expected] += 1
+    assert len(seen) == 4
+    assert min(seen.values()) > 20
+
+
+def _random_values(rng: random.Random) -> tuple[dict[tuple[str, int, int], int], bool]:
+    """Return values by arm, seed and block, and whether one repeat differs by a byte."""
+    factors = [rng.choice([0.9, 0.97, 1.0, 1.03, 1.5]) if rng.random() < 0.3 else rng.uniform(0.94, 1.06) for _ in "12"]
+    if rng.random() < 0.6:
+        factors[1] = factors[0]
+    differs, broken = rng.random() < 0.2, (rng.randrange(4), rng.choice(["baseline", VARIANT]))
+    return {
+        (arm, seed, block): 2 * round(BASE / 2 * (factors[seed - 1] if arm == VARIANT else 1))
+        + 2 * (differs and (block, arm) == broken)
+        for arm in ("baseline", VARIANT)
+        for seed in (1, 2)
+        for block in range(4)
+    }, differs
+
+
+def _expected(own: int) -> VerdictWord:
+    change = 100 * (own - BASE)
+    if abs(change) <= 3 * BASE:
+        return VerdictWord.SAME
+    return VerdictWord.BETTER if change < 0 else VerdictWord.WORSE
+
+
+@pytest.mark.parametrize("metric", EXACT_METRICS)
+def test_every_exact_metric_is_planned_from_two_blocks_on(metric: str) -> None:
+    directed = METRICS[metric].better is not None
+    spec = exact_spec(metric, "1%" if directed else "0%", None, design__blocks={"count": 2}, design__seeds=[1])
+    plan = make_plan(spec)
+    assert (len(plan.blocks), plan.mde_pct_per_sd_pct) == (2, None)
+
+
+def test_a_seed_without_a_repeat_is_refused_before_anything_runs() -> None:
+    with pytest.raises(SpecError) as caught:
+        make_plan(exact_spec(design__seeds=[1, 2, 3]))
+    (problem,) = caught.value.problems
+    assert (problem.pointer, problem.hint) == ("#/design/blocks", "use at least 6 blocks, or fewer seeds")
+
+
+def test_a_comparison_without_problems_needs_no_baseline_above_zero() -> None:
+    nothing = ExactComparison.model_validate(
+        {"metric": "kernel_stack_bytes", "blocks": 2, "seeds": [{"seed": 1, "repeats": 2, "baseline": 0, "variant": 0}]}
+    )
+    assert nothing.gains_pct == (0.0,)

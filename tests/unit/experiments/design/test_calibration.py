@@ -1,0 +1,67 @@
+"""A/A specs: the baseline against itself, in the circumstances of another spec."""
+
+import pytest
+
+from experiments.design.arms import resolve
+from experiments.design.calibration import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec
+from experiments.design.load import catalog_names, parse_spec, read_catalog_file
+from experiments.design.plan import make_plan
+from experiments.design.recipes import RECIPES
+from experiments.errors import SpecError
+
+CATALOG = [name for name in catalog_names() if name != "demo-refused"]
+
+
+def catalog_spec(name):
+    return parse_spec(read_catalog_file(name), CONTENT_TYPE)
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_it_repeats_the_baseline_of_the_spec_in_its_workload(name):
+    like = catalog_spec(name)
+    spec = parse_spec(calibration_spec(like, node_class=like.placement.node_class, blocks=23), CONTENT_TYPE)
+    plan = make_plan(spec)
+    assert [arm.name for arm in plan.arms] == ["baseline", REPEAT]
+    assert plan.arms[0].digest == plan.arms[1].digest == resolve(like).arms[0].digest
+    assert (spec.workload, spec.baseline, spec.design.seeds) == (like.workload, like.baseline, like.design.seeds)
+    assert spec.verdict.primary == like.verdict.primary
+    assert (len(plan.blocks), spec.purpose) == (23, "calibration")
+    assert all(set(block.order) == {"baseline", REPEAT} for block in plan.blocks)
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_a_recipe_alone_is_enough(recipe):
+    node_class = (RECIPES[recipe].node_classes or ("cpu",))[0]
+    like = bare_spec(recipe, node_class)
+    plan = make_plan(parse_spec(calibration_spec(like, node_class=node_class, blocks=20), CONTENT_TYPE))
+    assert plan.arms[0].digest == plan.arms[1].digest
+
+
+def test_the_budget_grows_with_the_trials():
+    like = catalog_spec("demo")  # 6 blocks of 3 arms in 30 minutes
+    spec = parse_spec(calibration_spec(like, node_class="cpu", blocks=36), CONTENT_TYPE)
+    assert spec.limits.device_minutes == pytest.approx(120)
+
+
+def test_a_node_class_that_cannot_run_the_baseline_is_refused():
+    with pytest.raises(SpecError, match="not meant for node class 'cpu'"):
+        calibration_spec(catalog_spec("h200-kernels"), node_class="cpu", blocks=20)
+
+
+def test_equal_arms_are_an_error_of_an_answer_and_unequal_ones_of_a_calibration():
+    text = calibration_spec(catalog_spec("demo"), node_class="cpu", blocks=20).decode()
+    answer = parse_spec(text.replace("purpose: calibration\n", "").encode(), CONTENT_TYPE)
+    assert "same configuration as the baseline" in resolve(answer).problems[0].detail
+    other = parse_spec(
+        text.replace("    gates:\n      schedule", "    gates:\n      psiv_cache: true\n      schedule").encode(),
+        CONTENT_TYPE,
+    )
+    (problem,) = resolve(other).problems
+    assert problem.pointer == "#/variants/repeat"
+    assert "which it should repeat" in problem.detail
+
+
+def test_the_purpose_of_an_answer_is_not_part_of_its_digest():
+    spec = catalog_spec("demo")
+    assert "purpose" not in spec.model_dump(mode="json")
+    assert spec.model_copy(update={"purpose": "calibration"}).model_dump(mode="json")["purpose"] == "calibration"
