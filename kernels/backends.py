@@ -43,6 +43,9 @@ class NodeClass:
     """Environment variables that a trial on such a device needs before it makes a tensor."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
+    tells: frozenset[str] = frozenset()
+    """What its driver and system can tell of a trial: events by the field names of receipts, `clock_mhz`,
+    `foreign_load`. A receipt that lacks one of these is not believed."""
     ceilings: Mapping[str, float] = field(default_factory=dict)
     """What one device was measured to reach: `copy` in bytes/s (read and write), a dtype in FLOP/s of a product."""
 
@@ -63,8 +66,17 @@ class NodeClass:
         return _lane_refusal(lane, [self])
 
 
+_NVIDIA_EVENTS = (
+    "sw_power_cap",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake",
+    "ecc_uncorrected",
+    "foreign_processes",
+)
+
 _TABLE = (
-    NodeClass(name="cpu", lanes=(Lane.REFERENCE,), device_type="cpu", probe="host"),
+    NodeClass(name="cpu", lanes=(Lane.REFERENCE,), device_type="cpu", probe="host", tells=frozenset({"foreign_load"})),
     NodeClass(
         name="h200",
         lanes=(Lane.CUDA, Lane.PEER, Lane.REFERENCE),
@@ -72,6 +84,7 @@ _TABLE = (
         probe="nvidia",
         device_name=r"\bH200\b",
         peak_flops={"bfloat16": 989.5e12},
+        tells=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
         ceilings={"copy": 4.28e12, "bfloat16": 790e12},
     ),
     NodeClass(

@@ -204,10 +204,15 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsConfig:
-    """Which optimiser steps a trial runs: step 0 (compilation), then warm-up, then timed steps."""
+    """Which optimiser steps a trial runs: step 0 (compilation), then warm-up, then timed steps.
+
+    Their number is fixed, so that losses at a step can be compared; seconds of warm-up are filled with passes.
+    """
 
     warmup: int = 3
     """Steps after step 0 that are recorded and marked, not timed."""
+    warmup_s: float = 0.0
+    """Seconds of load before the warm-up steps: forward and backward passes without an update."""
     timed: int = 10
     """Steps of the measured window."""
     val_rows: int = 8
@@ -215,6 +220,7 @@ class StepsConfig:
 
     def __post_init__(self) -> None:
         _between("steps.warmup", self.warmup, 0, 100_000)
+        _between("steps.warmup_s", self.warmup_s, 0.0, 3600.0)
         _between("steps.timed", self.timed, 1, 1_000_000)
         _between("steps.val_rows", self.val_rows, 0, 65_536)
 

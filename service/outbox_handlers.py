@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from experiments.analysis.judge import judge
 from experiments.design.load import parse_spec
-from experiments.records.circumstances import UNCALIBRATED
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
 from service.lifecycle import OutboxKind
 from service.store import outbox, results
+from service.store.circumstances import circumstances_of
 from service.store.session import Store
 
 log = logging.getLogger(__name__)
@@ -60,9 +60,10 @@ class OutboxHandlers:
         with self._store.read() as connection:
             view = results.ablation_view(connection, ablation_id)
             body = results.read_spec(connection, ablation_id)
+            circumstances = circumstances_of(connection, ablation_id)
         spec = parse_spec(body.content, body.content_type)
         receipts = [trial.receipt for trial in view.trials if trial.receipt is not None]
-        verdict = judge(view.plan, spec, receipts, UNCALIBRATED)
+        verdict = judge(view.plan, spec, receipts, circumstances)
         words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
         with self._store.write() as connection:
             results.store_verdict(connection, ablation_id, verdict.model_dump_json(), words=words)

@@ -10,8 +10,8 @@ from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
-from experiments.records.bundle import Bundle
-from experiments.records.circumstances import UNCALIBRATED
+from experiments.records.bundle import Bundle, attempt_records
+from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
@@ -103,7 +103,7 @@ def judge_bundle(bundle: Bundle) -> Verdict:
     """Return the verdict of the blocks that `bundle` holds, by the rule that was hashed before its first sample."""
     file = bundle.plan_file
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
-    return judge(file.plan, file.spec, receipts, UNCALIBRATED)
+    return judge(file.plan, file.spec, receipts, Circumstances(attempts=attempt_records(bundle)))
 
 
 def bundle_view(bundle: Bundle) -> AblationView:

@@ -168,6 +168,7 @@ attempts = Table(
     Column("failure_class", String(32)),
     Column("message", Text),
     Column("report_digest", String(71)),
+    Column("arm", String(120)),
 )
 
 receipts = Table(
