@@ -70,7 +70,7 @@ def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     load = second.ended_s - second.seconds - first.ended_s
     if load < steps.warmup_s - ROUNDING_S:
         yield f"{load:.3g} s lie between step 0 and step 1; the configuration asks for {steps.warmup_s:g} s of load"
-    if steps.warmup_s and not receipt.warmup_passes:
+    if steps.warmup_s and not receipt.warmup_passes and receipt.outcome is Outcome.MEASURED:
         yield f"no warm-up pass; the configuration asks for {steps.warmup_s:g} s of load"
 
 

@@ -183,6 +183,17 @@ receipts = Table(
     Column("payload", Text, nullable=False),
 )
 
+aa_blocks = Table(
+    "aa_blocks",
+    metadata,
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("block_index", Integer, nullable=False),
+    Column("node_class", String(32), nullable=False, index=True),
+    Column("key", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    PrimaryKeyConstraint("ablation_id", "block_index"),
+)
+
 log_chunks = Table(
     "log_chunks",
     metadata,
