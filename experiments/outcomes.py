@@ -55,6 +55,7 @@ class Outcome(StrEnum):
 
     MEASURED = "measured"
     OOM = "oom"
+    TIMEOUT = "timeout"
     REFUSED = "refused"
     INVALID = "invalid"
     FAILED = "failed"
@@ -86,6 +87,7 @@ class VerdictWord(StrEnum):
     INVALID = "invalid"
     REFUSED = "refused"
     OOM = "oom"
+    TIMEOUT = "timeout"
     FAILED = "failed"
 
 

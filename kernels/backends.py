@@ -37,12 +37,17 @@ class NodeClass:
     """Which of the workers' probes finds the devices and reads their memory and state; None while there is none."""
     device_name: str = ""
     """Regular expression that is found in the name of such a device."""
+    tpu_kernels: bool = False
+    """Whether kernels for TPUs (Pallas) can be run there, or compiled where nothing is run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a trial on such a device needs before it makes a tensor."""
     topologies: Mapping[int, str] = field(default_factory=dict)
     """Only on a class that compiles and executes nothing: what it compiles for, by number of chips."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
+    tells: frozenset[str] = frozenset()
+    """What its driver and system can tell of a trial: events by the field names of receipts, `clock_mhz`,
+    `foreign_load`. A receipt that lacks one of these is not believed."""
     ceilings: Mapping[str, float] = field(default_factory=dict)
     """What one device was measured to reach: `copy` in bytes/s (read and write), a dtype in FLOP/s of a product."""
 
@@ -68,8 +73,17 @@ class NodeClass:
         return _lane_refusal(lane, [self])
 
 
+_NVIDIA_EVENTS = (
+    "sw_power_cap",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake",
+    "ecc_uncorrected",
+    "foreign_processes",
+)
+
 _TABLE = (
-    NodeClass(name="cpu", lanes=(Lane.REFERENCE,), device_type="cpu", probe="host"),
+    NodeClass(name="cpu", lanes=(Lane.REFERENCE,), device_type="cpu", probe="host", tells=frozenset({"foreign_load"})),
     NodeClass(
         name="h200",
         lanes=(Lane.CUDA, Lane.PEER, Lane.REFERENCE),
@@ -77,6 +91,7 @@ _TABLE = (
         probe="nvidia",
         device_name=r"\bH200\b",
         peak_flops={"bfloat16": 989.5e12},
+        tells=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
         ceilings={"copy": 4.28e12, "bfloat16": 790e12},
     ),
     NodeClass(
@@ -92,8 +107,10 @@ _TABLE = (
         device_type="xla",
         probe="tpu",
         device_name=r"\bv6e\b",
+        tpu_kernels=True,
         environment={"PJRT_DEVICE": "TPU", "JAX_PLATFORMS": "cpu"},
         peak_flops={"bfloat16": 918e12},
+        tells=frozenset({"foreign_load", "foreign_processes"}),
     ),
     NodeClass(
         name="tpu-v6e-compile",
@@ -101,6 +118,7 @@ _TABLE = (
         device_type="xla",
         probe="libtpu",
         device_name=r"\bv6\b",
+        tpu_kernels=True,
         environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
         topologies={1: "v6e:1x1", 4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
     ),

@@ -18,6 +18,8 @@ CHUNK_SIZES = (8, 16, 32, 64, 128, 256)
 MAX_SUPERCHUNK = 4096
 """Most tokens per super-chunk that a configuration can have, a multiple of its chunk size."""
 PIPELINE_STAGES = (0, 1, 2)
+COMPILER = "kernels.mamba3_mimo.cuda.compiled"
+"""Module of lane cuda that, once imported, tells how many kernels this process has made ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,8 @@ class ScanSwitches:
     lane: Lane = Lane.REFERENCE
     """Implementation family."""
     schedule: Schedule = "chunk_parallel"
-    """`sequential` walks time in order, step by step (reference) or chunk by chunk (cuda, xla); `chunk_parallel` computes
-    all chunks (reference, xla) or super-chunks (cuda) at once."""
+    """`sequential` walks time in order, step by step (reference) or chunk by chunk (cuda, xla); `chunk_parallel`
+    computes all chunks (reference, xla) or super-chunks (cuda) at once."""
     chunk_size: int = 16
     """Tokens per chunk C; not read by the reference lane's sequential schedule."""
     psiv_cache: bool = False

@@ -25,6 +25,8 @@ PINNED = {"torch": "2.9.", "torch_xla": "2.9.", "jax": "0.7.1", "jaxlib": "0.7.1
 """Begin of the version that the lane was written for."""
 OLDEST_LIBTPU = (0, 0, 22)
 TPU_CALL = "tpu_custom_call"
+COMPILER = "torch_xla"
+"""Module whose import means that XLA may compile in this process."""
 
 
 class Compiles(NamedTuple):
@@ -36,6 +38,8 @@ class Compiles(NamedTuple):
     """Graphs that were run and had not been compiled before."""
     cached: int
     """Graphs that were run and had been compiled before."""
+    seconds: float
+    """Wall seconds of the compilations."""
 
 
 def versions() -> dict[str, str]:
@@ -110,7 +114,19 @@ def compile_counts() -> Compiles:
 
     timed = metrics.metric_data("CompileTime")
     uncached, cached = (metrics.counter_value(name) or 0 for name in ("UncachedCompile", "CachedCompile"))
-    return Compiles(compile=timed[0] if timed else 0, uncached=uncached, cached=cached)
+    count, nanoseconds = timed[:2] if timed else (0, 0)
+    return Compiles(compile=count, uncached=uncached, cached=cached, seconds=nanoseconds / 1e9)
+
+
+def peak_bytes() -> int | None:
+    """Return the most bytes in use on the device so far; None where its runtime does not tell, as a CPU's."""
+    from torch_xla.core import xla_model
+
+    try:
+        told: dict[str, int] = xla_model.get_memory_info(device())
+    except RuntimeError:  # "GetAllocatorStats is not supported"
+        return None
+    return told.get("peak_bytes_used")
 
 
 def fallback_operations() -> list[str]:

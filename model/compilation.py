@@ -1,16 +1,20 @@
-"""What is compiled before step 0, and what can be known about it: seconds, graphs, cache hits.
+"""What is compiled before step 0, and what can be known about it: seconds, graphs, cache hits; and what came later.
 
 Three things generate code: torch.compile, the scan's lanes cuda and peer, and flex attention. The compiler of torch is
-imported only when it is used: a trial that runs eagerly should not pay for it.
+imported only when it is used: a trial that runs eagerly should not pay for it. So counters of compilers are read from
+modules that something else has imported; what is not imported has compiled nothing. XLA compiles whatever graph a step
+turns out to be when it ends, so there is no pass before step 0 for it: the first steps compile, and none after them.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from kernels import facts
+from kernels import facts, scan, xla_device
 from kernels.backends import GENERATED_LANES, Lane
 from kernels.scan import ScanFact
 from model.config import TrainConfig
@@ -18,6 +22,45 @@ from model.facts import ModelFact
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens [B,S], segment ids [B,S]) -> hidden states [B,S,D]."""
+
+
+def _torch_compilations(dynamo: ModuleType) -> int:
+    """Count attempts to capture a frame, and graphs that inductor made ready: a backward pass is one of its own."""
+    made = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
+    frames: int = dynamo.counters["frames"]["total"]
+    graphs: int = sum(dynamo.counters["inductor"][name] for name in made)
+    return frames + graphs
+
+
+def _scan_compilations(compiled: ModuleType) -> int:
+    made: int = compiled.kernels_made()
+    return made
+
+
+def _xla_compilations(_: ModuleType) -> int:
+    return xla_device.compile_counts().compile
+
+
+_COUNTERS: Mapping[str, Callable[[ModuleType], int]] = {
+    "torch._dynamo.utils": _torch_compilations,
+    scan.COMPILER: _scan_compilations,
+    xla_device.COMPILER: _xla_compilations,
+}
+"""How each compiler tells how often this process has compiled, by the module that knows. What third-party kernels
+(lane peer) compile by themselves is not counted."""
+
+
+def compilations() -> int:
+    """Return how many graphs and kernels this process has made ready so far, compiled or loaded from a cache on disk.
+
+    Only its growth means something; it costs some microseconds.
+    """
+    return sum(count(sys.modules[name]) for name, count in _COUNTERS.items() if name in sys.modules)
+
+
+def lazy_compile_seconds() -> float:
+    """Return the seconds that XLA compiled in this process so far, 0 without XLA."""
+    return xla_device.compile_counts().seconds if xla_device.COMPILER in sys.modules else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from kernels.scan import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
 from model.errors import ConfigError
 
-AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex"]
+AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex", "splash", "pallas_softcap"]
 LossKind: TypeAlias = Literal["dense", "chunked"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -85,10 +85,13 @@ class AttentionConfig:
 
     num_heads: int = 4
     backend: AttentionBackend = "sdpa"
-    """`sdpa` lets torch choose with an explicit document mask."""
+    """`sdpa` writes the document mask out and lets torch choose; see model/attention.py."""
+    softcap: float = 0.0
+    """Scores s are capped to softcap * tanh(s / softcap) before they are masked; 0 caps nothing."""
     rope_theta: float = 10_000.0
 
     def __post_init__(self) -> None:
+        _between("model.attention.softcap", self.softcap, 0.0, 1e4)
         _between("model.attention.num_heads", self.num_heads, 1, 256)
         _between("model.attention.rope_theta", self.rope_theta, 100.0, 1e8)
 
@@ -201,10 +204,15 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsConfig:
-    """Which optimiser steps a trial runs: step 0 (compilation), then warm-up, then timed steps."""
+    """Which optimiser steps a trial runs: step 0 (compilation), then warm-up, then timed steps.
+
+    Their number is fixed, so that losses at a step can be compared; seconds of warm-up are filled with passes.
+    """
 
     warmup: int = 3
     """Steps after step 0 that are recorded and marked, not timed."""
+    warmup_s: float = 0.0
+    """Seconds of load before the warm-up steps: forward and backward passes without an update."""
     timed: int = 10
     """Steps of the measured window."""
     val_rows: int = 8
@@ -212,6 +220,7 @@ class StepsConfig:
 
     def __post_init__(self) -> None:
         _between("steps.warmup", self.warmup, 0, 100_000)
+        _between("steps.warmup_s", self.warmup_s, 0.0, 3600.0)
         _between("steps.timed", self.timed, 1, 1_000_000)
         _between("steps.val_rows", self.val_rows, 0, 65_536)
 

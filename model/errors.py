@@ -28,3 +28,7 @@ class NonFiniteLoss(ModelError):
 
 class MeasurementError(ModelError):
     """A number that a receipt must carry cannot be measured on this machine."""
+
+
+class StillCompiling(ModelError):
+    """The warm-up did not come to an end, because every pass compiled something again."""

@@ -1,6 +1,7 @@
 """AdamW over two groups of parameters, and the learning rate of a step."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,10 +24,25 @@ def adamw(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimCon
     groups = [group for group in groups if group["params"]]
     betas = (config.beta1, config.beta2)
     if any(parameter.device.type == "xla" for _, parameter in trained):
-        # Everything that changes from step to step is a tensor: a number would be compiled into the graph.
-        rate = torch.tensor(config.learning_rate).to(trained[0][1].device)
-        return torch.optim.AdamW(groups, lr=rate, betas=betas, capturable=True, foreach=False)
+        return _compilable(groups, betas, config.learning_rate)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+
+
+def _compilable(groups: list[dict[str, Any]], betas: tuple[float, float], rate: float) -> torch.optim.AdamW:
+    """Return AdamW whose steps are equal graphs from the first one on.
+
+    What changes from step to step is a tensor, because a number would be compiled into the graph, and the state that
+    AdamW makes in its first step is there before it.
+    """
+    device = groups[0]["params"][0].device
+    optimizer = torch.optim.AdamW(groups, lr=torch.tensor(rate).to(device), betas=betas, capturable=True, foreach=False)
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

@@ -2,10 +2,12 @@
 
 What would surprise: where code is generated (torch.compile, scan kernels, flex attention), one forward and backward
 pass runs before step 0, so that compilation is a number of its own; the facts for gate attestation are what the code
-recorded during step 0, and what the compilers told of that pass. During timed steps Python's automatic garbage
-collection is off (collected just before), because its pauses land in single steps. Validation runs the uncompiled
-module on the same weights, so it compiles nothing. On a CPU one more pass, not timed and without an update, shows the
-memory in tensors (model.measurement).
+recorded during step 0, and what the compilers told of that pass. The warm-up lasts `steps.warmup_s` of passes without
+an update, then `steps.warmup` steps, and ends with something that compiled nothing: the number of updates before the
+window is fixed, whatever the machine's speed. Garbage is collected before the warm-up, and Python's automatic
+collection is off until the window's end: its pauses land in single steps, and one slows the next step down.
+Validation runs the uncompiled module on the same weights, so it compiles nothing. On a CPU one more pass, not timed and
+without an update, shows the memory in tensors (model.measurement).
 """
 
 import gc
@@ -21,17 +23,30 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from kernels import facts
-from model import flops, hybrid, loss, optim
-from model.compilation import Compilation, Forward, generates_code, record_compilation, start_compilation
+from kernels import facts, xla_device
+from model import flops, hybrid, optim
+from model.compilation import (
+    Compilation,
+    Forward,
+    compilations,
+    generates_code,
+    lazy_compile_seconds,
+    record_compilation,
+    start_compilation,
+)
 from model.config import TrainConfig
 from model.data import Dataset
-from model.errors import DataError, NonFiniteLoss
+from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
+from model.host_load import HostLoad
 from model.measurement import PeakMeter, read_clock_mhz
 from model.packing import Batch
+from model.update import DeviceBatch, batch_loss, update
 
 Phase: TypeAlias = Literal["compile", "warmup", "timed"]
+
+MAX_COMPILING_PASSES = 20
+"""Passes in a row that may compile something at the end of the warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +64,10 @@ class StepRecord:
     """Mean cross entropy in nats over valid tokens, before the update."""
     grad_norm: float
     """Global L2 norm before clipping."""
+    ended_s: float
+    """When the step ended, in seconds since training began."""
+    compilations: int = 0
+    """Graphs and kernels that were compiled or loaded during the step; in a timed step they spoil the window."""
     clock_mhz: float | None = None
     """Device clock just after the step, where it can be read."""
 
@@ -58,10 +77,15 @@ class TrainResult:
     """What one trial measured."""
 
     steps: tuple[StepRecord, ...]
+    warmup_passes: tuple[float, ...]
+    """Seconds of each forward and backward pass without an update that the warm-up ran besides its steps."""
+    foreign_load: float | None
+    """Share of the cores' time, from the warm-up to the window's end, that went to anything but this process; None
+    where the system does not tell."""
     loss_val: float | None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
     compile_s: float
-    """Seconds of the pass that compiles, its one execution included; 0 when no code is generated."""
+    """Seconds of the pass that compiles, its one execution included, and of XLA's compiler; 0 without either."""
     compile_cache_hit: bool | None
     """Whether all generated code came from the compilers' caches; None when there is none, or it is not known."""
     kernels: tuple[Mapping[str, facts.Fact], ...]
@@ -102,14 +126,16 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with _reproducible(config, device):
         meter = PeakMeter(device)
-        trainer = _Trainer(config, dataset, device)
-        steps, observed = _run_steps(trainer, on_step)
+        trainer = _Trainer(config, dataset, device, started=started)
+        steps, observed, foreign_load = _run_steps(trainer, on_step)
         loss_val = trainer.validate()
         peak = meter.read(trainer.one_pass, held_bytes=trainer.held_bytes())
     return TrainResult(
         steps=steps,
+        warmup_passes=tuple(trainer.warmup_passes),
+        foreign_load=foreign_load,
         loss_val=loss_val,
-        compile_s=trainer.compilation.seconds,
+        compile_s=trainer.compilation.seconds + lazy_compile_seconds(),
         compile_cache_hit=trainer.compilation.cache_hit,
         facts=dict(observed),
         kernels=tuple(observed.kernels.values()),
@@ -121,8 +147,8 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
     )
 
 
-def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], facts.Facts]:
-    """Run every step in its phase; return the records and the facts of step 0."""
+def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], facts.Facts, float | None]:
+    """Run every step in its phase; return the records, the facts of step 0, and the load by others after it."""
     records: list[StepRecord] = []
 
     def run(phase: Phase, indices: range) -> None:
@@ -135,23 +161,31 @@ def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, 
         facts.record(ModelFact.DEVICE, trainer.device.type)
         trainer.compile()
         run("compile", range(1))
-    run("warmup", range(1, first_timed))
+    load = HostLoad()
     with _no_automatic_gc():
+        trainer.load()
+        run("warmup", range(1, first_timed))
+        trainer.settle()
         run("timed", range(first_timed, trainer.config.steps.total))
-    return tuple(records), observed
+    return tuple(records), observed, load.foreign_share()
 
 
 class _Trainer:
     """Model, optimiser and data of one trial."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device, *, started: float) -> None:
         self.config = config
         self.device = device
         self.compilation = Compilation()
+        self.warmup_passes: list[float] = []
+        self._started = started
+        self._compiled_last = 0
+        """Compilations during the last step or pass."""
         self._dataset = dataset
         self._model = hybrid.build(config).to(device)
         self._forward: Forward = self._model
         self._optimizer = optim.adamw(self._model.named_parameters(), config.optim)
+        self._wait()  # on XLA parameters and state are made here, apart from the first step
         self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     def compile(self) -> None:
@@ -166,21 +200,44 @@ class _Trainer:
         self._wait()
         self.compilation = record_compilation(self.config, time.perf_counter() - start, seen)
 
+    def load(self) -> None:
+        """Run passes until the seconds of the warm-up are over."""
+        end = time.perf_counter() + self.config.steps.warmup_s
+        while time.perf_counter() < end:
+            self._warmup_pass()
+
+    def settle(self) -> None:
+        """Run passes until one compiled nothing, if the last step did. Raises StillCompiling."""
+        for _ in range(MAX_COMPILING_PASSES):
+            if self._compiled_last == 0:
+                return
+            self._warmup_pass()
+        raise StillCompiling(f"{MAX_COMPILING_PASSES} passes in a row after the warm-up compiled something")
+
+    def _warmup_pass(self) -> None:
+        start, before = time.perf_counter(), compilations()
+        self.one_pass()
+        self._wait()
+        self.warmup_passes.append(time.perf_counter() - start)
+        self._compiled_last = compilations() - before
+
     def step(self, index: int, phase: Phase) -> StepRecord:
         """Run one optimiser step and wait for the device once, at its end."""
+        before = compilations()
         start = time.perf_counter()
         optim.set_learning_rate(self._optimizer, optim.learning_rate(index, self.config.optim))
         loss_now = self._loss(self._forward, self._batch(index))
-        loss_now.backward()  # type: ignore[no-untyped-call]
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.grad_clip)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss_value, norm_value = torch.stack((loss_now.detach(), grad_norm)).tolist()
-        seconds = time.perf_counter() - start
+        told = update(loss_now, self.parameters, self._optimizer, self.config)
+        self._wait()  # on XLA the step is one graph, which runs here
+        loss_value, norm_value = told.tolist()
+        end = time.perf_counter()
+        self._compiled_last = compilations() - before
         record = StepRecord(
             index=index,
             phase=phase,
-            seconds=seconds,
+            seconds=end - start,
+            ended_s=end - self._started,
+            compilations=self._compiled_last,
             tokens=self.config.tokens_per_step,
             loss=loss_value,
             grad_norm=norm_value,
@@ -198,11 +255,13 @@ class _Trainer:
                 count = int(batch.valid.sum())
                 total += self._loss(self._model, batch).double() * count
                 num_valid += count
+                self._wait()
         return float(total) / num_valid if num_valid else None
 
     def one_pass(self) -> None:
         """Run one forward and backward pass without an update."""
         self._loss(self._forward, self._batch(0)).backward()  # type: ignore[no-untyped-call]
+        self._wait()  # before the gradients are dropped: XLA does not compute what nobody holds
         self._optimizer.zero_grad(set_to_none=True)
 
     def held_bytes(self) -> int:
@@ -215,19 +274,14 @@ class _Trainer:
         return self._dataset.batch(step, self.config.micro_batch, self.config.seed)
 
     def _loss(self, forward: Forward, batch: Batch) -> Tensor:
-        tokens_BS, targets_BS, segment_ids_BS, valid_BS = (torch.from_numpy(part).to(self.device) for part in batch)
-        return loss.cross_entropy(
-            forward(tokens_BS, segment_ids_BS),
-            self._model.lm_head.weight,
-            targets_BS,
-            valid_BS,
-            self.config.loss,
-            self.config.loss_chunk_tokens,
-        )
+        on_device = DeviceBatch(*(torch.from_numpy(part).to(self.device) for part in batch))
+        return batch_loss(forward, self._model.lm_head.weight, on_device, self.config)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        elif self.device.type == "xla":
+            xla_device.step_boundary()
 
 
 def _check_fit(config: TrainConfig, dataset: Dataset) -> None:

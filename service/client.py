@@ -22,6 +22,7 @@ from service.schemas import (
     AblationAccepted,
     AblationPublic,
     BlockPublic,
+    CalibrationList,
     Event,
     ImportPublic,
     NodeList,
@@ -29,6 +30,7 @@ from service.schemas import (
     PlanPublic,
     Problem,
     SpecBody,
+    SpecText,
     TrialPublic,
 )
 from service.settings import get_client_settings
@@ -161,6 +163,11 @@ class Ablations:
         """Return the verdict; raises Refused (409) before there is one."""
         return self._connection.get(f"/v1/ablations/{ablation_id}/verdict", Verdict)
 
+    def spec(self, ablation_id: str) -> SpecBody:
+        """Return the spec as it was submitted."""
+        found = self._connection.get(f"/v1/ablations/{ablation_id}/spec", SpecText)
+        return SpecBody(content=found.text.encode(), content_type=found.content_type)
+
     def report(self, ablation_id: str) -> str:
         """Return the report as one HTML page; raises Refused (409) before there is one."""
         return self._connection.call("GET", f"/v1/ablations/{ablation_id}/report").text
@@ -249,6 +256,10 @@ class Client:
     def gates(self) -> list[GatePublic]:
         """Return what can be asked for."""
         return [GatePublic.model_validate(gate) for gate in self._connection.call("GET", "/v1/gates").json()]
+
+    def calibrations(self) -> CalibrationList:
+        """Return what is known about the noise of the nodes, and the service's own rate of false words."""
+        return self._connection.get("/v1/calibrations", CalibrationList)
 
     def nodes(self) -> list[NodePublic]:
         """Return the nodes that have registered."""

@@ -8,8 +8,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from experiments.records.calibration import Ledger
 from service.store import outbox
 from service.store.ablations import count_by_state
+from service.store.calibrations import read_ledger
 from service.store.session import Store
 from service.store.tables import ablations, attempts, blocks
 
@@ -51,6 +53,15 @@ class StoreCollector(Collector):
                 age.add_metric([kind], oldest_s)
             yield rows
             yield age
+            yield from _ledger(read_ledger(connection))
+
+
+def _ledger(ledger: Ledger) -> Iterator[Metric]:
+    """Yield the service's own rate of false words, as far as A/A ablations support it."""
+    yield GaugeMetricFamily("ablate_aa_ablations", "Disjoint A/A ablations judged.", value=ledger.ablations)
+    yield GaugeMetricFamily("ablate_aa_false_words", "Those called better or worse.", value=ledger.false_words)
+    what = "Upper 95 % bound of the rate of false words (Clopper and Pearson)."
+    yield GaugeMetricFamily("ablate_false_word_rate_bound", what, value=ledger.upper_bound)
 
 
 def registry_for(store: Store) -> CollectorRegistry:

@@ -6,13 +6,14 @@ Each is idempotent, is done outside any transaction, and is tried again with gro
 import logging
 from collections.abc import Callable
 
+from experiments.analysis.calibration import aa_blocks_of
 from experiments.analysis.judge import judge
 from experiments.design.load import parse_spec
-from experiments.records.circumstances import UNCALIBRATED
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
 from service.lifecycle import OutboxKind
-from service.store import outbox, results
+from service.store import calibrations, outbox, results
+from service.store.circumstances import circumstances_of
 from service.store.session import Store
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,12 @@ class OutboxHandlers:
             body = results.read_spec(connection, ablation_id)
         spec = parse_spec(body.content, body.content_type)
         receipts = [trial.receipt for trial in view.trials if trial.receipt is not None]
-        verdict = judge(view.plan, spec, receipts, UNCALIBRATED)
+        with self._store.write() as connection:
+            calibrations.store_aa_blocks(connection, ablation_id, aa_blocks_of(view.plan, spec, receipts))
+        with self._store.read() as connection:
+            admission = calibrations.read_admission(connection, ablation_id, spec, receipts)
+            known = circumstances_of(connection, ablation_id)
+        verdict = judge(view.plan, spec, receipts, known.model_copy(update={"admission": admission}))
         words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
         with self._store.write() as connection:
             results.store_verdict(connection, ablation_id, verdict.model_dump_json(), words=words)

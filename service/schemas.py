@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.errors import SpecProblem
 from experiments.outcomes import AblationState, BlockState, TrialState
+from experiments.records.calibration import Calibration, Ledger
 from experiments.records.messages import DeviceInfo
 from service.lifecycle import EventKind
 
@@ -315,6 +316,33 @@ class NodeList(_Public):
     """Every node."""
 
     items: list[NodePublic]
+
+
+class CalibrationPublic(_Public):
+    """What A/A blocks say about one device and workload, and whether that still holds."""
+
+    calibration: Calibration
+    problem: str | None
+    """Why it admits nothing now; None when it does."""
+    mended_by: str | None
+    """The command that mends it."""
+
+
+class CalibrationList(_Public):
+    """Everything that is known about noise."""
+
+    items: list[CalibrationPublic]
+    """The newest last."""
+    ledger: Ledger
+    statement: str
+    """What the ledger supports, in one sentence."""
+
+
+class SpecText(_Public):
+    """A spec as its author wrote it."""
+
+    text: str
+    content_type: str
 
 
 class AttemptClosed(_Public):

@@ -13,11 +13,19 @@ from experiments.design.plan import Plan
 from experiments.digest import canonical_json, digest
 from experiments.errors import SpecProblem
 from experiments.records import identity
-from experiments.records.identity import UNLIMITED_S, AttemptLease, BlockIds, claimed_fields, mismatches
+from experiments.records.identity import (
+    UNLIMITED_S,
+    AttemptLease,
+    BlockIds,
+    PlannedWork,
+    claimed_fields,
+    mismatches,
+)
 from experiments.records.messages import BlockReport, ClaimedBlock
-from experiments.records.receipts import verify
+from experiments.records.receipt_check import verify
 from service.errors import Invalid
 from service.store.attempts import find_attempt
+from service.store.breaks import breaks_of
 from service.store.reports import VerifiedReceipt
 from service.store.session import Store
 from service.store.tables import ablations, attempts, blocks, trials
@@ -50,15 +58,16 @@ def claimed_block(
     query = _ATTEMPT.where(attempts.c.id == attempt_id)
     with store.read() as connection:
         row = connection.execute(query).one()
+        broken = breaks_of(connection, row.ablation_id)
         own = select(trials.c.id).where(trials.c.block_id == row.block_id).order_by(trials.c.position)
         ids = BlockIds(block_id=row.block_id, trial_ids=tuple(connection.execute(own).scalars()))
     lease = AttemptLease(
         attempt_id=row.id, attempt_no=row.number, token=row.token, lease_s=lease_s, heartbeat_s=heartbeat_s
     )
-    plan = _read_plan(row.plan)
-    return identity.claimed_block(
-        plan, row.block_index, ids, ablation_id=row.ablation_id, timeout_s=row.trial_timeout_s, lease=lease
+    work = PlannedWork(
+        ablation_id=row.ablation_id, block_index=row.block_index, timeout_s=row.trial_timeout_s, broken=broken
     )
+    return identity.claimed_block(_read_plan(row.plan), ids, work, lease)
 
 
 def report_digest(report: BlockReport) -> str:

@@ -131,8 +131,10 @@ class Api:
         return count
 
 
-def receipts_of(block: dict[str, Any], node_id: str, **changes: Any) -> list[dict[str, Any]]:
-    """Sealed receipts of a claimed block of the factories' spec."""
+def receipts_of(
+    block: dict[str, Any], node_id: str, *, changed: dict[str, dict[str, Any]] | None = None, **changes: Any
+) -> list[dict[str, Any]]:
+    """Sealed receipts of a claimed block of the factories' spec; `changed` by arm, as in make_receipt."""
     plan: Plan = make_plan(AblationSpec.model_validate(spec_values(**changes)))
     found = []
     for trial in block["trials"]:
@@ -143,7 +145,9 @@ def receipts_of(block: dict[str, Any], node_id: str, **changes: Any) -> list[dic
             "attempt": block["attempt_id"],
             "node": node_id,
         }
-        receipt = make_receipt(plan, block["block_index"], trial["arm"], ids=ids)
+        receipt = make_receipt(
+            plan, block["block_index"], trial["arm"], ids=ids, **(changed or {}).get(trial["arm"], {})
+        )
         found.append(receipt.model_dump(mode="json"))
     return found
 

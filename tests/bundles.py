@@ -84,9 +84,10 @@ def make_node() -> NodeRecord:
     return NodeRecord(node_id=new_id("nod"), name="far-node", registration=registration)
 
 
-def broken_attempt(index: int, attempt_no: int, failure: FailureClass) -> BrokenAttempt:
+def broken_attempt(index: int, attempt_no: int, failure: FailureClass, *, arm: str | None = None) -> BrokenAttempt:
     """Return an attempt that broke."""
-    return BrokenAttempt(**names(index, new_id("nod"), attempt_no), failure_class=failure, message=f"{failure} there")
+    own = names(index, new_id("nod"), attempt_no)
+    return BrokenAttempt(**own, failure_class=failure, arm=arm, message=f"{failure} there")
 
 
 def names(index: int, node_id: str, attempt_no: int = 1) -> dict[str, Any]:

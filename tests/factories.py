@@ -1,33 +1,39 @@
 """Factories that many tests share: specs, plans and sealed receipts with believable numbers."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from experiments.design.arms import Arm
+from experiments.design.fields import read_config
 from experiments.design.plan import BlockPlan, Plan
 from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
 from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, Step, read_gates, seal, summarise
+from kernels.backends import NODE_CLASSES
 from kernels.scan import ScanFact
 from model.facts import ModelFact
+from model.flops import step_flops
 
 GIB = 2**30
-TOKENS_PER_STEP = 1024
-FLOPS_PER_STEP = 2_000_000_000
+PAUSE_S = 1e-4
+"""Between two steps."""
+FIRST_TRIAL = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 SPEC: dict[str, Any] = {
     "ablation": "factory",
     "question": "Does caching PsiV or a larger chunk raise throughput?",
-    "workload": {"recipe": "hybrid-tiny", "steps": {"warmup": 1, "timed": 4, "val_rows": 2}},
+    "workload": {"recipe": "hybrid-tiny", "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2}},
     "baseline": {"gates": {"chunk_size": 16}},
     "variants": {"psiv-on": {"gates": {"psiv_cache": True}}, "chunk-32": {"gates": {"chunk_size": 32}}},
     "design": {"seeds": [1, 2], "blocks": {"count": 6}, "order_seed": 7},
-    "placement": {"node_class": "cpu"},
+    "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
     "verdict": {"primary": {"metric": "tokens_per_s", "margin": "0.5%", "adopt_if": "1.5%"}},
 }
 """A small legal spec as plain values."""
@@ -80,21 +86,32 @@ def make_steps(config: Mapping[str, Any], *, tokens_per_s: float, loss_step1: fl
     """Return step 0, warm-up and timed steps whose timed mean gives `tokens_per_s` exactly enough."""
     steps = config["steps"]
     phases = ["compile"] + ["warmup"] * steps["warmup"] + ["timed"] * steps["timed"]
-    seconds = TOKENS_PER_STEP / tokens_per_s
+    tokens = config["micro_batch"] * config["data"]["seq_len"]
+    seconds = tokens / tokens_per_s
     wobble = np.random.default_rng(seed).uniform(-0.005, 0.005, len(phases))
     timed = [index for index, phase in enumerate(phases) if phase == "timed"]
     wobble[timed] -= wobble[timed].mean()
-    return tuple(
-        Step(
-            index=index,
-            phase=phase,
-            seconds=float(seconds * (1 + wobble[index]) * (5 if index == 0 else 1)),
-            tokens=TOKENS_PER_STEP,
-            loss=loss_step1 - 0.05 * index,
-            grad_norm=1.0,
-        )
-        for index, phase in enumerate(phases)
+    return clocked(
+        [
+            Step(
+                index=index,
+                phase=phase,
+                seconds=float(seconds * (1 + wobble[index]) * (5 if index == 0 else 1)),
+                ended_s=0.0,
+                tokens=tokens,
+                loss=loss_step1 - 0.05 * index,
+                grad_norm=1.0,
+            )
+            for index, phase in enumerate(phases)
+        ],
+        load_s=steps["warmup_s"],
     )
+
+
+def clocked(steps: Sequence[Step], *, load_s: float = 0.0) -> tuple[Step, ...]:
+    """Return `steps` with clocks that fit their seconds, and `load_s` seconds of load after step 0."""
+    spent = (step.seconds + PAUSE_S + (load_s if step.index == 1 else 0.0) for step in steps)
+    return tuple(step.model_copy(update={"ended_s": end}) for step, end in zip(steps, accumulate(spent), strict=True))
 
 
 def make_receipt(
@@ -107,7 +124,7 @@ def make_receipt(
 ) -> Receipt:
     """Return a sealed receipt of `arm` in `block` (objects, or index and name).
 
-    `changes`: loss_step1, loss_val, peak_bytes, peak_flops, wall_s, facts, outcome, failure_class, message, ids (a
+    `changes`: loss_step1, loss_val, peak_bytes, wall_s, facts, outcome, failure_class, message, ids (a
     mapping that overrides single ids), environment (likewise), steps; anything else replaces a field of the receipt. An
     outcome other than measured has no summary.
     """
@@ -121,8 +138,14 @@ def make_receipt(
     steps = changes.pop("steps", None)
     if steps is None:
         steps = make_steps(arm.config, tokens_per_s=tokens_per_s, loss_step1=loss_step1, seed=block.index)
-    flops = changes.pop("flops_per_step", FLOPS_PER_STEP)
-    peak_flops = changes.pop("peak_flops", None)
+    flops = changes.pop("flops_per_step", step_flops(read_config({**arm.config, "seed": block.seed})))
+    environment = {**_environment(plan.node_class, arm.config), **changes.pop("environment", {})}
+    peak_flops = environment["peak_flops"]
+    if environment["node_class"] == "h200":
+        steps = tuple(step if step.clock_mhz else step.model_copy(update={"clock_mhz": 1980.0}) for step in steps)
+    training_s = max((step.ended_s for step in steps), default=0.0) + 0.5
+    wall_s = changes.pop("wall_s", max(3.0, training_s + 0.5))
+    position = block.order.index(arm.name)
     summary = None
     if outcome is Outcome.MEASURED and steps:
         summary = summarise(steps, flops_per_step=flops, loss_val=loss_val, peak_flops=peak_flops)
@@ -137,19 +160,20 @@ def make_receipt(
             spec=plan.spec_digest, rule=plan.rule_digest, arm=arm.digest, code="sha256:code", data="sha256:data"
         ),
         "config": {**arm.config, "seed": block.seed},
-        "environment": {**_ENVIRONMENT.model_dump(), **changes.pop("environment", {})},
+        "environment": environment,
         "gates": read_gates(arm.gates, facts),
         "facts": facts,
         "steps": steps,
+        "warmup_passes": (arm.config["steps"]["warmup_s"],) if arm.config["steps"]["warmup_s"] else (),
         "summary": summary,
         "memory": Memory(peak_allocated_bytes=peak // 2, peak_reserved_bytes=peak, limit_bytes=16 * GIB),
         "compile_s": 0.0,
         "compile_cache_hit": None,
         "parameters": 1_000_000,
         "flops_per_step": flops,
-        "started_at": "2026-11-20T12:00:00+00:00",
-        "training_s": 2.0,
-        "wall_s": 3.0,
+        "started_at": (FIRST_TRIAL + timedelta(hours=block.index, seconds=position * (wall_s + 1))).isoformat(),
+        "training_s": training_s,
+        "wall_s": wall_s,
     }
     return seal({**fields, **changes})
 
@@ -161,17 +185,32 @@ _FAILURES = {
     Outcome.FAILED: FailureClass.NUMERICS,
 }
 
-_ENVIRONMENT = Environment(
-    node_name="node-a",
-    node_class="cpu",
-    device_name="CPU",
-    device_serial=None,
-    git_commit=None,
-    git_dirty_digest=None,
-    versions={"python": "3.11", "torch": "2.13.0"},
-    cpu_threads=2,
-    load_average_before=0.1,
-)
+NOTHING_HAPPENED: dict[str, Any] = {
+    "sw_power_cap": 0.0,
+    "sw_thermal_slowdown": 0.0,
+    "hw_thermal_slowdown": 0.0,
+    "hw_power_brake": 0.0,
+    "ecc_uncorrected": 0,
+    "foreign_processes": (),
+}
+"""What a driver tells of a trial during which nothing happened."""
+
+
+def _environment(node_class: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    on_host = NODE_CLASSES[node_class].on_host
+    return Environment(
+        node_name="node-a",
+        node_class=node_class,
+        device_name="CPU" if on_host else "NVIDIA H200",
+        device_serial=None if on_host else "1652923041577",
+        git_commit=None,
+        git_dirty_digest=None,
+        versions={"python": "3.11", "torch": "2.13.0"},
+        cpu_threads=2,
+        peak_flops=NODE_CLASSES[node_class].peak_flops.get(config["dtype"]),
+        load_average_before=0.1,
+        foreign_load=0.02,
+    ).model_dump() | ({} if on_host else {"throttle": NOTHING_HAPPENED})
 
 
 def _ids(plan: Plan, block: BlockPlan, arm: Arm) -> Ids:

@@ -18,11 +18,10 @@ from experiments.outcomes import AblationState, Outcome, TrialState
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Memory, Receipt, Step
 from experiments.reporting.view import AblationView, TrialView
-from tests.factories import make_receipt, observed_facts
+from tests.factories import NOTHING_HAPPENED, clocked, make_receipt, observed_facts
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 GIB = 2**30
-PEAK_FLOPS = 989e12
 QUESTION = "Does caching PsiV raise step throughput without costing headroom or loss?"
 RAN = frozenset({Outcome.MEASURED, Outcome.INVALID})
 
@@ -85,7 +84,7 @@ def spec_text(
         "question": QUESTION,
         "workload": {
             "recipe": "hybrid-tiny" if cpu else "hybrid-ref-h200",
-            "steps": {"warmup": 3, "timed": timed, "val_rows": 8},
+            "steps": {"warmup": 3, "warmup_s": 0, "timed": timed, "val_rows": 8},
         },
         "baseline": {"gates": {"chunk_size": 16} if cpu else {"chunk_size": 16, "tma": False}},
         "variants": {name: {"gates": dict(effect.gates)} for name, effect in arms.items() if name != "baseline"},
@@ -110,22 +109,25 @@ def _steps(
     phases = ["compile"] + ["warmup"] * config["steps"]["warmup"] + ["timed"] * config["steps"]["timed"]
     slow = {0: 6.5, 1: 1.35, 2: 1.08, 3: 1.02}
     clock = chance.gauss(1740, 9)
-    return tuple(
-        Step(
-            index=i,
-            phase=phase,  # type: ignore[arg-type]  # one of the literals
-            seconds=base_s / speed * slow.get(i, 1.0) * math.exp(chance.gauss(0, 0.004)),
-            tokens=tokens,
-            loss=4.2
-            + 4.1 * math.exp(-i / 9)
-            + 0.02 * seed
-            + 0.01 * math.sin(i * seed)
-            + effect.loss * i
-            + (0 if cpu or i == 0 else chance.gauss(0, 4e-4)),
-            grad_norm=1.0 + 3.0 * math.exp(-i / 6),
-            clock_mhz=None if cpu else clock + chance.gauss(0, 4),
-        )
-        for i, phase in enumerate(phases)
+    return clocked(
+        [
+            Step(
+                index=i,
+                ended_s=0.0,
+                phase=phase,  # type: ignore[arg-type]  # one of the literals
+                seconds=base_s / speed * slow.get(i, 1.0) * math.exp(chance.gauss(0, 0.004)),
+                tokens=tokens,
+                loss=4.2
+                + 4.1 * math.exp(-i / 9)
+                + 0.02 * seed
+                + 0.01 * math.sin(i * seed)
+                + effect.loss * i
+                + (0 if cpu or i == 0 else chance.gauss(0, 4e-4)),
+                grad_norm=1.0 + 3.0 * math.exp(-i / 6),
+                clock_mhz=None if cpu else clock + chance.gauss(0, 4),
+            )
+            for i, phase in enumerate(phases)
+        ]
     )
 
 
@@ -144,7 +146,7 @@ def _environment(cpu: bool, chance: random.Random) -> dict[str, Any]:
         "git_commit": "43b7f4e91c0de5a3b1f9d7c2e8a6405f3b2d1c09",
         "versions": versions | {"cuda": "13.0", "driver": "580.82.07", "tilelang": "0.1.15"},
         "load_average_before": None,
-        "throttle": {"sw_power_cap": 2.5, "ecc_uncorrected": 0},
+        "throttle": {**NOTHING_HAPPENED, "sw_power_cap": 2.5},
     }
 
 
@@ -166,7 +168,7 @@ def _receipt(the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, noise: 
     speed = (1 + effect.speed_pct / 100) * math.exp(chance.gauss(0, noise)) * (1 - 0.0006 * block.index)
     steps = _steps(chance, arm.config, speed, effect, block.seed) if effect.outcome in RAN else ()
     took_s = sum(step.seconds for step in steps)
-    started = START + timedelta(minutes=6 * block.index, seconds=70 * block.order.index(arm.name))
+    started = START + timedelta(minutes=6 * block.index, seconds=(took_s + 10.0) * block.order.index(arm.name))
     allocated = int((0.31 if cpu else 104.1 + effect.memory_gib) * GIB)
     live = {**arm.gates, effect.dead_gate: False} if effect.dead_gate else arm.gates
     return make_receipt(
@@ -180,7 +182,6 @@ def _receipt(the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, noise: 
         facts=observed_facts(live),
         steps=steps,
         loss_val=steps[-1].loss + 0.06 if steps else None,
-        peak_flops=None if cpu else PEAK_FLOPS,
         memory=Memory(
             peak_allocated_bytes=allocated,
             peak_reserved_bytes=int(allocated * 1.08),

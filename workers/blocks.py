@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from experiments.design.fields import read_config
 from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
@@ -13,11 +14,12 @@ from kernels.backends import NodeClass
 from workers.device_state import DeviceState, changes
 from workers.devices import memory_is_free
 from workers.errors import BlockBroken, BlockStopped
+from workers.foreign_processes import busiest, process_times
 from workers.lease import Lease, StopReason
 from workers.node import Node, load_average
 from workers.paths import WorkPaths, write_whole
 from workers.receipt import TrialRecord, dead_gate
-from workers.result import TrialOrder, TrialResult, read_config, read_result
+from workers.result import TrialOrder, TrialResult, read_result
 from workers.runner import Ending, TrialRunner
 from workers.trial_output import BlockOutput
 
@@ -55,7 +57,7 @@ class BlockRunner:
         """Run every trial of `block` in order and return their receipts, which also lie on disk.
 
         Raises:
-            BlockBroken: a trial tells nothing about its arm; the block is discarded and rerun whole.
+            BlockBroken: a trial tells nothing about its arm yet; the block is discarded and rerun whole.
             BlockStopped: it was ended from outside.
 
         """
@@ -78,12 +80,16 @@ class BlockRunner:
                 yield sentence
 
     def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> str | None:
-        config = {**trial.config, "steps": {**trial.config["steps"], "warmup": 0, "timed": 1, "val_rows": 0}}
+        config = {
+            **trial.config,
+            "steps": {**trial.config["steps"], "warmup": 0, "warmup_s": 0.0, "timed": 1, "val_rows": 0},
+        }
         order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
         order = replace(order, trace_only=self._node_class.compiles_only)
-        self._run(order, lease, timeout_s=trial.timeout_s)
+        ending = self._run(order, lease, timeout_s=trial.timeout_s)
+        how = "ended without a result" if ending.stopped is None else f"took longer than {trial.timeout_s:.0f} s"
         result = read_result(order.paths.result) or TrialResult(
-            failure_class=FailureClass.NO_RECEIPT, message="the trial ended without a result"
+            failure_class=FailureClass.NO_RECEIPT, message=f"the trial {how}"
         )
         if result.failure_class is FailureClass.GATE_REFUSED:
             return f"arm '{trial.arm}': {result.message}"
@@ -97,7 +103,7 @@ class BlockRunner:
         """Run one trial; return its receipt and leave it on disk."""
         order = self._order(block, trial, lease, output=output)
         load, started_at = load_average(), datetime.now(UTC)
-        before = self._look()
+        before, others = self._look(), process_times()
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
         record = TrialRecord(
             block=block,
@@ -109,6 +115,7 @@ class BlockRunner:
             started_at=started_at,
             load_average=load,
             device_events=changes(before, self._look()),
+            foreign_busiest=busiest(others, process_times()),
         )
         receipt = record.receipt()
         write_whole(order.paths.receipt, receipt.model_dump_json(indent=1))
@@ -151,7 +158,9 @@ class BlockRunner:
         known = self._prepared.get(key)
         if known is not None and known.is_dir():
             return known
-        self._run(replace(order, prepare_only=True), lease, timeout_s=timeout_s)
+        ending = self._run(replace(order, prepare_only=True), lease, timeout_s=timeout_s)
+        if ending.stopped is not None:
+            raise BlockBroken(FailureClass.TIMEOUT, f"the dataset's preparation took longer than {timeout_s:.0f} s")
         result = read_result(order.paths.prepared)
         if result is None:
             raise BlockBroken(FailureClass.INFRA_NODE, "the dataset's preparation ended without a result")
@@ -160,13 +169,12 @@ class BlockRunner:
         return result.data_folder
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
+        """Run a process to its end, which may be that its time was up."""
         ending = self._context.runner.run(order, lease, timeout_s=timeout_s)
         if ending.survivors:
             self.quarantine = f"processes {list(ending.survivors)} survived SIGKILL"
             raise BlockBroken(FailureClass.INFRA_NODE, self.quarantine)
-        if ending.stopped is StopReason.TIMEOUT:
-            raise BlockBroken(FailureClass.TIMEOUT, f"trial {order.trial_id} took longer than {timeout_s:.0f} s")
-        if ending.stopped is not None:
+        if ending.stopped not in (None, StopReason.TIMEOUT):
             raise BlockStopped(ending.stopped)
         return ending
 

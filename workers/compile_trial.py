@@ -6,13 +6,14 @@ Imports torch only inside functions, as `workers.trial` does.
 import sys
 from typing import TYPE_CHECKING, Any
 
+from experiments.design.fields import read_config
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport, HbmPlan
 from kernels.errors import KernelUnsupported
 from kernels.xla_compiler import Order
 from model.facts import ModelFact
 from workers.errors import CompilerFailed
-from workers.result import TrialOrder, TrialResult, read_config
+from workers.result import TrialOrder, TrialResult
 from workers.xla_compilation import Answer, ask_compiler, find_overflow
 
 if TYPE_CHECKING:

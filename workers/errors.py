@@ -50,12 +50,16 @@ class CompilerKilled(CompilerFailed):
 
 
 class BlockBroken(WorkerError):
-    """A trial tells nothing about its arm: the block is discarded and rerun whole."""
+    """A trial tells nothing about its arm yet: the block is discarded and rerun whole.
 
-    def __init__(self, failure_class: FailureClass, message: str) -> None:
+    `arm` is the one whose trial ended it, None where it cannot be told.
+    """
+
+    def __init__(self, failure_class: FailureClass, message: str, *, arm: str | None = None) -> None:
         super().__init__(message)
         self.failure_class = failure_class
         self.message = message
+        self.arm = arm
 
 
 class BlockStopped(WorkerError):

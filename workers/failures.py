@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported
-from model.errors import ConfigError, DataError, MeasurementError, NonFiniteLoss
+from model.errors import ConfigError, DataError, MeasurementError, NonFiniteLoss, StillCompiling
 from workers.errors import CompilerKilled, DeviceMissing
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
@@ -19,6 +19,7 @@ _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", 
 
 _OUTCOMES = {
     FailureClass.OOM: Outcome.OOM,
+    FailureClass.TIMEOUT: Outcome.TIMEOUT,
     FailureClass.GATE_REFUSED: Outcome.REFUSED,
     FailureClass.INVALID_MEASUREMENT: Outcome.INVALID,
 }
@@ -27,6 +28,7 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((NonFiniteLoss,), FailureClass.NUMERICS),
     ((KernelUnsupported,), FailureClass.GATE_REFUSED),
     ((ConfigError, DataError), FailureClass.USER_ERROR),
+    ((StillCompiling,), FailureClass.INVALID_MEASUREMENT),
     ((OSError, MeasurementError, DeviceMissing, CompilerKilled), FailureClass.INFRA_NODE),
 )
 

@@ -12,6 +12,7 @@ from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import (
     DeviceEvents,
     Environment,
+    ForeignProcess,
     GateReading,
     Memory,
     Receipt,
@@ -20,9 +21,9 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
-from experiments.retries import FINAL_WITH_RECEIPT
 from workers import failures
 from workers.errors import BlockBroken
+from workers.lease import StopReason
 from workers.node import Node
 from workers.paths import TrialPaths
 from workers.result import TrialResult, read_result, read_steps
@@ -43,12 +44,14 @@ class TrialRecord:
     load_average: float
     device_events: DeviceEvents | None
     """What happened to the device meanwhile; None where nothing could be asked."""
+    foreign_busiest: tuple[ForeignProcess, ...]
+    """What else ran on the machine meanwhile."""
 
     def receipt(self) -> Receipt:
         """Build and seal the receipt.
 
         Raises:
-            BlockBroken: there is no result, and the cause lies outside the arm.
+            BlockBroken: the trial ended in a way that is no result of the arm, or none yet.
 
         """
         result = self._result()
@@ -65,7 +68,7 @@ class TrialRecord:
                 "failure_class": failure,
                 "message": message,
                 "config": dict(self.trial.config),
-                "environment": self._environment(),
+                "environment": self._environment(result),
                 "gates": gates,
                 "steps": steps,
                 "summary": self._summary(steps, result) if _has_window(result, failure) else None,
@@ -77,13 +80,21 @@ class TrialRecord:
 
     def _result(self) -> TrialResult:
         """Return the trial's result, or the one that its exit code stands for."""
-        result = read_result(self.paths.result)
-        if result is None:
-            failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=self.ending.oom_kills)
-            result = TrialResult(failure_class=failure, message=message)
-        if result.failure_class is not None and result.failure_class not in FINAL_WITH_RECEIPT:
-            raise BlockBroken(result.failure_class, f"arm '{self.trial.arm}': {result.message}")
+        result = self._told()
+        if result.failure_class is not None and result.failure_class not in self.trial.final_failures:
+            raise BlockBroken(result.failure_class, f"arm '{self.trial.arm}': {result.message}", arm=self.trial.arm)
         return result
+
+    def _told(self) -> TrialResult:
+        """Return what the trial says of itself, or what the way of its end says."""
+        if self.ending.stopped is StopReason.TIMEOUT:
+            message = f"the trial took longer than {self.trial.timeout_s:.0f} s"
+            return TrialResult(failure_class=FailureClass.TIMEOUT, message=message)
+        result = read_result(self.paths.result)
+        if result is not None:
+            return result
+        failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=self.ending.oom_kills)
+        return TrialResult(failure_class=failure, message=message)
 
     def _identity(self, result: TrialResult) -> dict[str, Any]:
         """Return where the trial belongs, as it was claimed, and what it ran with."""
@@ -92,7 +103,7 @@ class TrialRecord:
         fields["digests"] |= {"code": self.node.code.digest, "data": result.data_digest or ""}
         return fields
 
-    def _environment(self) -> Environment:
+    def _environment(self, result: TrialResult) -> Environment:
         device = self.node.devices.first
         return Environment(
             node_name=self.node.name,
@@ -103,7 +114,10 @@ class TrialRecord:
             git_dirty_digest=self.node.code.git_dirty_digest,
             versions=self.node.versions,
             cpu_threads=int(self.trial.config.get("threads") or self.node.cores),
+            peak_flops=self._peak_flops(),
             load_average_before=self.load_average,
+            foreign_load=result.foreign_load,
+            foreign_busiest=self.foreign_busiest,
             throttle=self.device_events,
         )
 
@@ -121,8 +135,12 @@ class TrialRecord:
         return Memory(peak_allocated_bytes=seen, peak_reserved_bytes=seen, limit_bytes=limit)
 
     def _summary(self, steps: tuple[Step, ...], result: TrialResult) -> Any:
-        peak = self.node.node_class.peak_flops.get(str(self.trial.config.get("dtype")))
-        return summarise(steps, flops_per_step=result.flops_per_step, loss_val=result.loss_val, peak_flops=peak)
+        return summarise(
+            steps, flops_per_step=result.flops_per_step, loss_val=result.loss_val, peak_flops=self._peak_flops()
+        )
+
+    def _peak_flops(self) -> float | None:
+        return self.node.node_class.peak_flops.get(str(self.trial.config.get("dtype")))
 
 
 def _judge(

@@ -5,17 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 
 from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from experiments.records.receipts import Step
-from model.config import TrainConfig
-from model.errors import ConfigError
 from workers.paths import TrialPaths
-
-_CONFIG = TypeAdapter(TrainConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,29 +58,14 @@ class TrialResult(Frozen):
     """One row per generated kernel that ran."""
     parameters: int = 0
     flops_per_step: int = 0
+    warmup_passes: tuple[float, ...] = ()
+    foreign_load: float | None = None
+    """Share of the cores' time, from the warm-up to the window's end, that went to other processes."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     training_s: float = 0.0
     compilation: CompilationReport | None = None
     """Of a trial that compiled and trained nothing."""
-
-
-def read_config(config: Mapping[str, Any]) -> TrainConfig:
-    """Build the typed configuration from its JSON.
-
-    Raises:
-        ConfigError: a value is illegal, or the JSON has other fields than TrainConfig.
-
-    """
-    try:
-        typed = _CONFIG.validate_python(dict(config))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(".".join(str(part) for part in first["loc"]) or "config", first["msg"]) from error
-    strange = sorted(_difference(_CONFIG.dump_python(typed, mode="json"), config))
-    if strange:
-        raise ConfigError(strange[0], "is missing, unknown to this worker's code, or changed its value when read")
-    return typed
 
 
 def read_steps(path: Path) -> tuple[Step, ...]:
@@ -100,17 +81,3 @@ def read_result(path: Path) -> TrialResult | None:
     if not path.is_file():
         return None
     return TrialResult.model_validate_json(path.read_bytes())
-
-
-def _difference(one: Any, other: Any, where: str = "") -> set[str]:
-    """Return the dotted paths at which two JSON values differ."""
-    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
-        return set() if one == other else {where or "config"}
-    found: set[str] = set()
-    for key in {*one, *other}:
-        path = f"{where}.{key}" if where else str(key)
-        if key not in one or key not in other:
-            found.add(path)
-        else:
-            found |= _difference(one[key], other[key], path)
-    return found

@@ -76,8 +76,7 @@ class Supervisor:
             receipts = self._runner.run(block, lease, output)
         except BlockBroken as broken:
             _log.warning("block %s is broken: %s", block.block_id, broken.message)
-            report = BlockReport(token=block.token, failure_class=broken.failure_class, message=broken.message)
-            return report, None
+            return _broken_report(block, broken), None
         except BlockStopped as stopped:
             _log.warning("block %s was stopped: %s", block.block_id, stopped.reason)
             return None, _release(block, stopped.reason)
@@ -125,6 +124,12 @@ class Supervisor:
         if self._stopping():
             raise ApiUnreachable("this worker was asked to stop while the service was away")
         self._link.wake_event.wait(seconds)
+
+
+def _broken_report(block: ClaimedBlock, broken: BlockBroken) -> BlockReport:
+    return BlockReport(
+        token=block.token, failure_class=broken.failure_class, arm=broken.arm, message=broken.message[:_MESSAGE_LIMIT]
+    )
 
 
 def _release(block: ClaimedBlock, reason: StopReason) -> Release | None:

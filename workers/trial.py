@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.design.fields import read_config
 from experiments.runtime.processes import die_with_parent
 from model.config import TrainConfig
 from workers.compile_trial import compile_step
@@ -19,7 +20,7 @@ from workers.environment_variables import keep_kernels, mark_process, peer_site
 from workers.errors import DeviceMissing
 from workers.failures import classify
 from workers.paths import write_whole
-from workers.result import TrialOrder, TrialResult, read_config
+from workers.result import TrialOrder, TrialResult
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES, Claim
 from experiments.design.metrics import METRICS
-from experiments.design.plan import Plan
+from experiments.design.plan import BlockPlan, Plan
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt, read_metric
@@ -17,6 +17,7 @@ from experiments.records.receipts import Receipt, read_metric
 _WORDS = {
     Outcome.REFUSED: VerdictWord.REFUSED,
     Outcome.OOM: VerdictWord.OOM,
+    Outcome.TIMEOUT: VerdictWord.TIMEOUT,
     Outcome.FAILED: VerdictWord.FAILED,
     Outcome.INVALID: VerdictWord.INVALID,
 }
@@ -62,31 +63,43 @@ class Evidence:
 
 
 class WholeBlocks:
-    """The receipts of one ablation by block and arm. Only blocks with a receipt of every arm count.
+    """The receipts of one ablation by block and arm.
 
-    Raises ReceiptError for a receipt that is not in the plan or is there twice.
+    A block counts for every variant whose own receipt and whose baseline's are there: a variant that left none does not
+    cost the others their blocks. Raises ReceiptError for a receipt that is not in the plan or is there twice.
     """
 
     def __init__(self, plan: Plan, receipts: Sequence[Receipt]) -> None:
         self.plan = plan
         self._by_place = _by_place(plan, receipts)
-        names = [arm.name for arm in plan.arms]
-        self.blocks = tuple(
-            block for block in plan.blocks if all((block.index, name) in self._by_place for name in names)
-        )
-        """The blocks that count, in the plan's order."""
+        counted = {arm.name: self._blocks_with(arm.name) for arm in plan.arms[1:]}
+        self.blocks = tuple(block for block in plan.blocks if any(block in own for own in counted.values()))
+        """The blocks that count for a variant at least, in the plan's order."""
+        self._blocks_of = {plan.baseline.name: self.blocks, **counted}
+
+    def blocks_of(self, arm: str) -> tuple[BlockPlan, ...]:
+        """Return the blocks that count for `arm`, in the plan's order; for the baseline those of any variant."""
+        return self._blocks_of[arm]
 
     def of(self, arm: str) -> tuple[Receipt, ...]:
-        """Return the receipts of `arm` over these blocks, in their order."""
-        return tuple(self._by_place[block.index, arm] for block in self.blocks)
+        """Return the receipts of `arm` over the blocks that count for it, in their order."""
+        return tuple(self._by_place[block.index, arm] for block in self.blocks_of(arm))
 
     def pairs(self, variant: str) -> tuple[Pair, ...]:
         """Return the trials of `variant` and of the baseline, block by block."""
-        both = zip(self.blocks, self.of(self.plan.baseline.name), self.of(variant), strict=True)
         return tuple(
-            Pair(block_index=block.index, seed=block.seed, baseline=baseline, variant=own)
-            for block, baseline, own in both
+            Pair(
+                block_index=block.index,
+                seed=block.seed,
+                baseline=self._by_place[block.index, self.plan.baseline.name],
+                variant=self._by_place[block.index, variant],
+            )
+            for block in self.blocks_of(variant)
         )
+
+    def _blocks_with(self, variant: str) -> tuple[BlockPlan, ...]:
+        both = (variant, self.plan.baseline.name)
+        return tuple(block for block in self.plan.blocks if all((block.index, name) in self._by_place for name in both))
 
 
 def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
@@ -153,6 +166,7 @@ def _excluded_by_outcome(pairs: Sequence[Pair]) -> Exclusion | None:
 _ENDED = {
     Outcome.REFUSED: "were refused",
     Outcome.OOM: "ran out of memory",
+    Outcome.TIMEOUT: "took too long",
     Outcome.FAILED: "failed",
     Outcome.INVALID: "were invalid",
 }

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from experiments.design.gates import GATES
+from experiments.design.guard_limits import MAX_CLOCK_GAP
 from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
-from experiments.records.receipts import FATAL_EVENTS, DeviceEvents, Receipt
+from experiments.records.receipts import Receipt
+from experiments.records.trial_guards import timing_problems, trial_problems
 from kernels.scan import ScanFact
-
-MAX_CLOCK_GAP = 0.01
-"""Relative difference of the median device clock between arms of a block."""
 
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
@@ -31,8 +30,8 @@ def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:
     """Return the guards that one measured trial breaks, and where it does not belong to `plan`."""
     return [
         *_identity_problems(receipt, plan),
-        *_sample_problems(receipt),
-        *_device_problems(receipt.environment.throttle),
+        *trial_problems(receipt),
+        *(timing_problems(receipt, max_foreign_load=plan.max_foreign_load) if plan.timed else ()),
     ]
 
 
@@ -40,20 +39,6 @@ def _identity_problems(receipt: Receipt, plan: Plan) -> Iterator[str]:
     expected = planned_fields(plan, receipt.ids.block_index, receipt.arm)
     for field, detail in mismatches(receipt.model_dump(mode="json", include=set(expected)), expected):
         yield f"{field} {detail}"
-
-
-def _sample_problems(receipt: Receipt) -> Iterator[str]:
-    if receipt.summary is None and receipt.compilation is None:
-        yield "samples are missing"
-    dead = sorted(name for name, reading in receipt.gates.items() if not reading.live)
-    if dead:
-        yield f"gate '{dead[0]}' was requested and not live"
-
-
-def _device_problems(events: DeviceEvents | None) -> Iterator[str]:
-    for what, read in FATAL_EVENTS.items():
-        if events is not None and read(events):
-            yield f"{what} during the trial"
 
 
 def block_problems(receipts: Sequence[Receipt]) -> list[str]:

@@ -1,41 +1,47 @@
 """From receipts to a verdict per variant, by the rule that was hashed before the first sample."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments.analysis.answer import Answer, capped, decide, granted, open_because, rejected_first, told
 from experiments.analysis.arm_summary import summarise_arm
+from experiments.analysis.comparing import Levels, compare, sample_of
 from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactFinding, judge_exactly
+from experiments.analysis.prediction import ENOUGH, chances_of
 from experiments.analysis.requirements import judge_requirement
-from experiments.analysis.statistics import Paired, holm, paired, percent
-from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
-from experiments.design.metrics import METRICS, PAIRED_METRICS
+from experiments.analysis.reruns import caused_by
+from experiments.analysis.schedule import missing, share_at
+from experiments.analysis.stalls import stalls_differ
+from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
+from experiments.design.metrics import PAIRED_METRICS
 from experiments.design.plan import Plan
-from experiments.design.power import ALPHA, MAX_BLOCKS, blocks_to_detect, detectable_per_sd
+from experiments.design.power import MAX_BLOCKS, alpha_of
 from experiments.design.rule import rule_digest, rule_of
-from experiments.design.spec import AblationSpec, Primary
+from experiments.design.spec import AblationSpec
 from experiments.documents import seal
-from experiments.outcomes import Decision, VerdictWord
+from experiments.outcomes import VerdictWord
 from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 
-_CAPPED = frozenset({VerdictWord.BETTER, VerdictWord.SAME, VerdictWord.WORSE})
-"""Words that need a calibrated node class, unless an exact metric decides."""
+_NAMED_EARLIER = 3
+"""Earlier askings that a note names."""
 
 
 def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumstances: Circumstances) -> Verdict:
     """Return the verdict of every variant of `plan`.
 
-    `receipts` are those of finished blocks; a block that lacks one does not count, and missing blocks never lead to
-    adoption. `circumstances` are what is known besides: broken attempts, earlier askings, A/A blocks. Raises
-    ReceiptError for a receipt that is not in the plan or is there twice.
+    `receipts` are those of finished blocks; a block that lacks a variant's does not count for it, and missing blocks
+    never lead to adoption; blocks beyond a look are not missing. `circumstances` are what is known besides: broken
+    attempts, earlier askings, A/A blocks. Raises ReceiptError for a receipt that is not in the plan or is there twice.
     """
     whole = WholeBlocks(plan, receipts)
-    evidence = [evidence_of(arm, whole) for arm in plan.arms[1:]]
     changed = _changed_rule(plan, spec)
-    comparisons = _comparisons([found for found in evidence if found.exclusion is None and changed is None])
     judge_one = _Judge(plan, spec, whole, circumstances)
+    evidence = [evidence_of(arm, whole) for arm in plan.arms[1:]]
+    comparisons = judge_one.comparisons([found for found in evidence if found.exclusion is None and changed is None])
     fields: dict[str, Any] = {
         "ablation": plan.ablation,
         "spec_digest": plan.spec_digest,
@@ -59,189 +65,107 @@ def _changed_rule(plan: Plan, spec: AblationSpec) -> Exclusion | None:
     return Exclusion(word=VerdictWord.INVALID, reason=reason)
 
 
-def _comparisons(evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
-    """Compare every variant that has all its numbers on every ratio metric."""
-    found: dict[tuple[str, str], Comparison] = {}
-    for metric in PAIRED_METRICS:
-        differences = {one.arm.name: _differences(one, metric) for one in evidence}
-        compared = compare(metric, {arm: d for arm, d in differences.items() if d is not None})
-        found.update({(arm, metric): comparison for arm, comparison in compared.items()})
-    return found
-
-
-def _differences(evidence: Evidence, metric: str) -> list[float] | None:
-    """Return d of every block, or None where a block has none: missing data fails."""
-    found = [pair.log_ratio(metric) for pair in evidence.pairs]
-    known = [d for d in found if d is not None]
-    return known if len(known) == len(found) >= 2 else None
-
-
-def compare(metric: str, differences: Mapping[str, Sequence[float]]) -> dict[str, Comparison]:
-    """Compare variants on one metric by their block differences d; Holm's correction runs over the variants."""
-    results = {arm: paired(d) for arm, d in differences.items()}
-    corrected = holm([found.p_t for found in results.values()])
-    return {
-        arm: _comparison(metric, found, differences[arm], p_holm)
-        for (arm, found), p_holm in zip(results.items(), corrected, strict=True)
-    }
-
-
-def _comparison(metric: str, found: Paired, differences: Sequence[float], p_holm: float) -> Comparison:
-    return Comparison(
-        metric=metric,
-        blocks=found.blocks,
-        delta_pct=percent(found.mean),
-        median_pct=percent(found.median),
-        ci_low_pct=percent(found.ci95[0]),
-        ci_high_pct=percent(found.ci95[1]),
-        ci90_low_pct=percent(found.ci90[0]),
-        ci90_high_pct=percent(found.ci90[1]),
-        p_sign_flip=found.p_sign_flip,
-        p_holm=p_holm,
-        sd_pct=100 * found.sd,
-        mde_pct=percent(detectable_per_sd(found.blocks) * found.sd),
-        differences_pct=tuple(percent(difference) for difference in differences),
-    )
-
-
-def word_of(found: Comparison, primary: Primary) -> VerdictWord:
-    """Return what the samples say: better or worse beyond the margin, the same within it, or inconclusive."""
-    outside_zero = found.ci_low_pct > 0 or found.ci_high_pct < 0
-    proved = outside_zero and found.p_holm <= ALPHA
-    gain = gain_pct(found)
-    if proved and abs(gain) > primary.margin:
-        return VerdictWord.BETTER if gain > 0 else VerdictWord.WORSE
-    if -primary.margin < found.ci90_low_pct and found.ci90_high_pct < primary.margin:
-        return VerdictWord.SAME
-    return VerdictWord.INCONCLUSIVE
-
-
-def gain_pct(found: Comparison) -> float:
-    """Return the change as improvement: positive is better, whatever the metric's direction."""
-    return found.delta_pct if METRICS[found.metric].better == "higher" else -found.delta_pct
-
-
 class _Judge:
     """Judges one variant after another by one rule."""
 
     def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances) -> None:
         self._plan = plan
+        self._spec = spec
         self._rule = spec.verdict
-        self._refused_because = circumstances.admission.refused_because
-        self._counted = len(whole.blocks)
+        self._family = len(plan.arms) - 1
+        self._circumstances = circumstances
         self._block_minutes = _block_minutes(plan, whole)
+
+    def comparisons(self, evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
+        """Compare every variant that has all its numbers on every ratio metric."""
+        alphas = {one.arm.name: self._alpha(one) for one in evidence}
+        levels = Levels(family=self._family, alphas=alphas, margin_pct=self._rule.primary.margin)
+        found: dict[tuple[str, str], Comparison] = {}
+        for metric in PAIRED_METRICS:
+            samples = {one.arm.name: sample_of(one, metric) for one in evidence}
+            known = {arm: sample for arm, sample in samples.items() if sample is not None}
+            found |= {(arm, metric): compared for arm, compared in compare(metric, known, levels).items()}
+        return found
+
+    def _alpha(self, evidence: Evidence) -> float:
+        return alpha_of(self._asking()) * share_at(self._spec.design.blocks, len(evidence.pairs))
+
+    def _asking(self) -> int:
+        return self._circumstances.family.number
 
     def __call__(
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
     ) -> VariantVerdict:
-        name = evidence.arm.name
+        name, rule = evidence.arm.name, self._rule.primary
         own = {metric: comparisons[name, metric] for metric in PAIRED_METRICS if (name, metric) in comparisons}
-        primary = own.pop(self._rule.primary.metric, None)
-        exact = judge_exactly(evidence, self._rule.primary) if self._rule.primary.exact and not exclusion else None
+        primary = own.pop(rule.metric, None)
+        exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
-        measured, reason = self._measured(exclusion, exact or primary)
-        needed = self._blocks_needed(measured, primary)
-        published, why = self._published(measured, reason)
+        found = rejected_first(self._answer(evidence, exclusion, exact or primary), requirements)
+        chances = self._chances(found, primary)
+        needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
+        notes = [f"requirement not met: {e.metric} {e.rule}: {e.detail}" for e in requirements if not e.passed]
         return VariantVerdict(
             arm=name,
-            verdict=published,
-            measured=measured,
-            reason=why,
-            decision=self._decide(published, exact or primary, requirements),
+            verdict=found.published,
+            measured=found.measured,
+            cause=found.cause,
+            beyond_margin=primary is not None and beyond_margin(primary, rule),
+            reason=found.reason,
+            decision=decide(found.published, exact.decision if exact else granted(primary, rule), requirements),
             primary=primary,
             exact=exact and exact.comparison,
             secondary=tuple(own.values()),
             requirements=requirements,
             gates_live=_gates_live(evidence.receipts),
+            chances=chances,
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
-            notes=tuple(self._notes(measured, exact or primary, requirements, needed)),
+            notes=(*notes, *(exact.notes if exact else self._notes(found, primary, chances))),
         )
 
-    def _measured(
-        self, exclusion: Exclusion | None, found: Comparison | ExactFinding | None
-    ) -> tuple[VerdictWord, str]:
+    def _answer(
+        self, evidence: Evidence, exclusion: Exclusion | None, primary: Comparison | ExactFinding | None
+    ) -> Answer:
         if exclusion is not None:
-            return exclusion.word, exclusion.reason
-        planned = len(self._plan.blocks)
-        if self._counted < planned or found is None:
-            return VerdictWord.INCONCLUSIVE, f"{self._counted} of {planned} planned blocks counted; missing data fails"
-        if isinstance(found, ExactFinding):
-            return found.word, found.reason
-        word = word_of(found, self._rule.primary)
-        return word, f"{describe(found)}{_WHY[word].format(margin=self._rule.primary.margin)}"
+            return told(exclusion.word, exclusion.reason)
+        absent = missing(self._spec, evidence.pairs)
+        if absent or primary is None:
+            return open_because(Cause.MISSING, absent or "a trial has no value; missing data fails")
+        if isinstance(primary, ExactFinding):
+            return told(primary.word, primary.reason)
+        return self._of_samples(evidence, primary)
 
-    def _published(self, measured: VerdictWord, reason: str) -> tuple[VerdictWord, str]:
-        if self._refused_because is None or measured not in _CAPPED or self._rule.primary.exact:
-            return measured, reason
-        return VerdictWord.INCONCLUSIVE, f"uncalibrated; the samples alone say '{measured}': {reason}"
+    def _of_samples(self, evidence: Evidence, primary: Comparison) -> Answer:
+        sample = sample_of(evidence, self._rule.primary.metric)
+        stalls = sample and stalls_differ(sample, self._rule.primary.margin)
+        if stalls:
+            return open_because(Cause.STALLS, stalls)
+        word = word_of(primary, self._rule.primary)
+        found = told(word, sentence(word, primary, self._rule.primary))
+        reruns = caused_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
+        found = capped(found, Cause.RERUNS, reruns)
+        return capped(found, Cause.UNCALIBRATED, self._circumstances.admission.refused_because)
 
-    def _decide(
-        self, word: VerdictWord, found: Comparison | ExactFinding | None, requirements: Sequence[RequirementResult]
-    ) -> Decision:
-        fixed = _DECISIONS.get(word)
-        if fixed is not None:
-            return fixed
-        if not all(requirement.passed for requirement in requirements):
-            return Decision.REJECT
-        if word is VerdictWord.SAME:
-            return Decision.SAME
-        if isinstance(found, ExactFinding):
-            return found.decision
-        enough = found is not None and gain_pct(found) >= self._rule.primary.threshold_pct
-        return Decision.ADOPT if enough else Decision.REJECT
+    def _chances(self, found: Answer, primary: Comparison | None) -> dict[int, float]:
+        if found.cause is not Cause.NOT_PROVED or primary is None:
+            return {}
+        level = alpha_of(self._asking() + 1) / self._family
+        return chances_of(primary, level=level, margin_pct=self._rule.primary.margin)
 
-    def _blocks_needed(self, measured: VerdictWord, found: Comparison | None) -> int | None:
-        if measured is not VerdictWord.INCONCLUSIVE or found is None or found.sd_pct == 0:
-            return None
-        effect, margin = abs(found.delta_pct), self._rule.primary.margin
-        resolution = effect if effect > margin else margin - effect
-        return blocks_to_detect(resolution, found.sd_pct, minimum=max(self._counted + 1, len(self._plan.blocks)))
-
-    def _notes(
-        self,
-        measured: VerdictWord,
-        found: Comparison | ExactFinding | None,
-        requirements: Sequence[RequirementResult],
-        needed: int | None,
-    ) -> Iterable[str]:
-        for failed in (requirement for requirement in requirements if not requirement.passed):
-            yield f"requirement not met: {failed.metric} {failed.rule}: {failed.detail}"
-        if isinstance(found, ExactFinding):
-            yield from found.notes
-            return
-        if found is None:
-            return
+    def _notes(self, found: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self._rule.primary.threshold_pct
-        if measured is VerdictWord.BETTER and gain_pct(found) < threshold:
-            yield f"better by {gain_pct(found):.2f} %, below the {threshold:g} % from which the rule adopts"
-        if measured is VerdictWord.INCONCLUSIVE and needed is None and found.sd_pct > 0:
-            why = "the estimate lies at the margin or is too noisy"
-            yield f"no number of blocks up to {MAX_BLOCKS} would resolve this: {why}"
+        if primary is not None and found.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
+            yield f"better by {gain_pct(primary):.2f} %, below the {threshold:g} % from which the rule adopts"
+        if chances and max(chances.values()) < ENOUGH:
+            yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
+        yield from self._family_notes()
 
-
-_WHY = {
-    VerdictWord.BETTER: ": beyond the margin of {margin:g} % for the better",
-    VerdictWord.WORSE: ": beyond the margin of {margin:g} % for the worse",
-    VerdictWord.SAME: ": the 90 % interval lies inside the margin of {margin:g} %",
-    VerdictWord.INCONCLUSIVE: ": neither a difference nor sameness within the margin of {margin:g} % is proved",
-}
-
-_DECISIONS = {
-    VerdictWord.INCONCLUSIVE: Decision.INCONCLUSIVE,
-    VerdictWord.INVALID: Decision.INVALID,
-    VerdictWord.REFUSED: Decision.INVALID,
-    VerdictWord.WORSE: Decision.REJECT,
-    VerdictWord.OOM: Decision.REJECT,
-    VerdictWord.FAILED: Decision.REJECT,
-}
-"""Decisions that follow from the word alone."""
-
-
-def describe(found: Comparison) -> str:
-    """Write a comparison in one phrase, for example "tokens_per_s +2.41 % [+1.90, +2.92] over 6 blocks"."""
-    interval = f"[{found.ci_low_pct:+.2f}, {found.ci_high_pct:+.2f}]"
-    return f"{found.metric} {found.delta_pct:+.2f} % {interval} over {found.blocks} blocks"
+    def _family_notes(self) -> Iterator[str]:
+        number, earlier = self._asking(), self._circumstances.family.earlier
+        if number > 1:
+            named = ", ".join(f"'{one.ablation}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
+            yield f"attempt {number} of this question, tested at {100 * alpha_of(number):.2g} %; before it: {named}"
 
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:

@@ -1,24 +1,24 @@
-"""Paired statistics of d = ln(variant / baseline), one number per block.
+"""Paired statistics of d = ln(variant / baseline), one number per block, with the place in the block as a covariate.
 
-The interval is Student's t below 20 blocks, where resampling undercovers, a studentised bootstrap from 20 to 200, and
-t again where the two agree. The sign-flip test asks nothing of the distribution; Holm's correction runs over paired
-t p values, because with six blocks a corrected sign-flip p could never fall below 5 %.
+d = mean + slope * (place of the variant - place of the baseline) + noise, by least squares; Student's t at every
+number of blocks. Two one-sided tests for sameness; Holm's correction runs over both kinds of p values. The sign-flip
+test beside them assumes d that are independent and symmetric about zero. `fit` and `holm` take whole arrays of
+ablations, blocks or variants along the last axis, so that simulations and verdicts run the same code.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
+
+from experiments.design.power import FEWEST_BLOCKS
 
 Array: TypeAlias = NDArray[np.float64]
 
-BOOTSTRAP_FROM, BOOTSTRAP_UP_TO = 20, 200
-"""Numbers of blocks between which the interval is a bootstrap; beyond, it and Student's t agree."""
-RESAMPLES = 4999
 EXACT_UP_TO = 16
 """Blocks up to which all sign flips are counted."""
 FLIPS = 9_999
@@ -26,71 +26,70 @@ _ROWS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
-    """What the blocks say about one variant and one metric, in natural log units."""
+class Fit:
+    """Mean of d without the effect of places, in natural log units. Arrays of the shape of d without its last axis."""
 
     blocks: int
-    mean: float
-    median: float
-    sd: float
-    ci95: tuple[float, float]
-    ci90: tuple[float, float]
-    p_sign_flip: float
-    p_t: float
+    mean: Array
+    se: Array
+    """Standard error of the mean."""
+    sd: Array
+    """Standard deviation of d around the fit."""
+    slope: Array
+    """Effect of standing one place later."""
+    freedom: Array
+
+    def p_different(self) -> Array:
+        """Return two-sided p values of a mean of zero."""
+        return np.asarray(2 * special.stdtr(self.freedom, -np.abs(self._t(self.mean))), dtype=np.float64)
+
+    def p_same(self, low: float, high: float) -> Array:
+        """Return p values of two one-sided tests: small when the mean is proved to lie between `low` and `high`."""
+        above, below = self._t(self.mean - low), self._t(high - self.mean)
+        return np.asarray(special.stdtr(self.freedom, -np.minimum(above, below)), dtype=np.float64)
+
+    def interval(self, level: ArrayLike) -> tuple[Array, Array]:
+        """Return the two-sided interval of the mean that misses it with probability `level`."""
+        reach = special.stdtrit(self.freedom, 1 - np.asarray(level) / 2) * self.se
+        return self.mean - reach, self.mean + reach
+
+    def _t(self, distance: Array) -> Array:
+        """Return distances in standard errors; without any spread a distance is endless, or none."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.se > 0, distance / self.se, np.where(distance == 0, 0.0, np.sign(distance) * np.inf))
 
 
-def paired(differences: Sequence[float]) -> Paired:
-    """Return the statistics of at least two finite block differences."""
+def fit(differences: ArrayLike, places: ArrayLike) -> Fit:
+    """Fit block differences (..., blocks) on the variant's place minus the baseline's, (blocks,) or (..., blocks)."""
     d = np.asarray(differences, dtype=np.float64)
-    if d.size < 2 or not np.isfinite(d).all():
-        raise ValueError(f"needs at least two finite differences, got {list(differences)}")
-    interval = _interval_function(d)
-    return Paired(
-        blocks=d.size,
-        mean=float(d.mean()),
-        median=float(np.median(d)),
-        sd=float(d.std(ddof=1)),
-        ci95=interval(0.95),
-        ci90=interval(0.90),
-        p_sign_flip=sign_flip_p(d),
-        p_t=t_p(d),
-    )
+    if d.ndim == 0 or d.shape[-1] < FEWEST_BLOCKS or not np.isfinite(d).all():
+        raise ValueError(f"needs at least {FEWEST_BLOCKS} finite differences, got {d.tolist()}")
+    x = np.broadcast_to(np.asarray(places, dtype=np.float64), d.shape)
+    blocks = d.shape[-1]
+    centred = x - x.mean(axis=-1, keepdims=True)
+    spread: Any = np.sum(centred**2, axis=-1)
+    known: Any = spread > 0
+    weight = np.where(known, spread, 1.0)
+    slope = np.sum(centred * d, axis=-1) / weight
+    shift = np.where(known, x.mean(axis=-1), 0.0)
+    residual = d - d.mean(axis=-1, keepdims=True) - slope[..., None] * centred
+    freedom = np.where(known, blocks - 2.0, blocks - 1.0)
+    sd = np.sqrt(np.sum(residual**2, axis=-1) / freedom)
+    se = sd * np.sqrt(1 / blocks + shift**2 / weight)
+    return Fit(blocks=blocks, mean=d.mean(axis=-1) - slope * shift, se=se, sd=sd, slope=slope, freedom=freedom)
 
 
-def _interval_function(d: Array) -> "_Interval":
-    resampled = BOOTSTRAP_FROM <= d.size <= BOOTSTRAP_UP_TO and d.std() > 0
-    return _Interval(d, _bootstrap_t(d) if resampled else None)
+def holm(p_values: ArrayLike, family: int) -> Array:
+    """Return Holm's step-down adjusted p values (..., tests), in their order.
 
-
-class _Interval:
-    """Two-sided interval of the mean at any confidence level, from one set of resamples."""
-
-    def __init__(self, d: Array, pivots: Array | None) -> None:
-        self._mean = float(d.mean())
-        self._se = float(d.std(ddof=1)) / math.sqrt(d.size)
-        self._freedom = d.size - 1
-        self._pivots = pivots
-
-    def __call__(self, level: float) -> tuple[float, float]:
-        tail = (1 - level) / 2
-        if self._pivots is None:
-            reach = float(special.stdtrit(self._freedom, 1 - tail)) * self._se
-            return self._mean - reach, self._mean + reach
-        low, high = np.quantile(self._pivots, [tail, 1 - tail])
-        return self._mean - float(high) * self._se, self._mean - float(low) * self._se
-
-
-def _bootstrap_t(d: Array) -> Array:
-    """Return the studentised means of seeded resamples; those without any spread say nothing and are left out."""
-    rng = np.random.default_rng(0)
-    pivots = []
-    for start in range(0, RESAMPLES, _ROWS_AT_ONCE):
-        rows = min(_ROWS_AT_ONCE, RESAMPLES - start)
-        sample = d[rng.integers(0, d.size, (rows, d.size))]
-        se = sample.std(axis=1, ddof=1) / math.sqrt(d.size)
-        spread = se > 0
-        pivots.append((sample.mean(axis=1)[spread] - d.mean()) / se[spread])
-    return np.concatenate(pivots)
+    `family` is the number of tests that were planned; those without a p value count as if theirs were one.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, axis=-1, kind="stable")
+    ranked = np.take_along_axis(p, order, axis=-1) * (family - np.arange(p.shape[-1]))
+    adjusted = np.empty_like(p)
+    np.put_along_axis(adjusted, order, np.minimum(1.0, np.maximum.accumulate(ranked, axis=-1)), axis=-1)
+    return adjusted
 
 
 def sign_flip_p(differences: Sequence[float] | Array) -> float:
@@ -116,26 +115,11 @@ def _all_sums(d: Array) -> Array:
     return sums
 
 
-def t_p(differences: Sequence[float] | Array) -> float:
-    """Return the two-sided p value of the paired t test."""
-    d = np.asarray(differences, dtype=np.float64)
-    se = float(d.std(ddof=1)) / math.sqrt(d.size)
-    if se == 0:
-        return 1.0 if d.mean() == 0 else 0.0
-    return float(2 * special.stdtr(d.size - 1, -abs(float(d.mean()) / se)))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's step-down adjusted p values, in the order given."""
-    ranked = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted = [1.0] * len(p_values)
-    running = 0.0
-    for rank, index in enumerate(ranked):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = running
-    return adjusted
-
-
 def percent(log_ratio: float) -> float:
     """Return a log ratio as percent change."""
     return 100 * math.expm1(log_ratio)
+
+
+def log_ratio(change_pct: float) -> float:
+    """Return a percent change as log ratio."""
+    return math.log1p(change_pct / 100)

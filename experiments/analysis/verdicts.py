@@ -1,6 +1,7 @@
 """The verdict: the answer of an ablation, variant by variant, with its numbers and the rule behind it."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from experiments.analysis.arm_summary import ArmSummary
@@ -10,27 +11,52 @@ from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import Circumstances
 
 
+class Cause(StrEnum):
+    """Why a word is `inconclusive`; people read "inconclusive: stalls differ"."""
+
+    MISSING = "blocks are missing"
+    NOT_PROVED = "not proved"
+    STALLS = "stalls differ"
+    RERUNS = "reruns"
+    UNCALIBRATED = "uncalibrated"
+
+
 class Comparison(Frozen):
-    """One metric of one variant against the baseline, paired by block: d = ln(variant / baseline)."""
+    """One metric of one variant against the baseline, paired by block: d = ln(variant / baseline).
+
+    Levels hold for all variants together and for every asking of the question; both intervals are simultaneous.
+    """
 
     metric: str
     blocks: int
+    alpha: float
+    """Two-sided level of this asking and look. The intervals' confidence is 1 - alpha and 1 - 2 alpha."""
     delta_pct: float
-    """Mean of d, as percent: 100 * (exp(mean d) - 1)."""
+    """Mean of d without the effect of places, as percent: 100 * (exp(mean) - 1)."""
     median_pct: float
+    """Median of d."""
+    by_median_pct: float | None
+    """The same effect from the medians of the windows, which stalls do not move; None for other metrics."""
+    outlier_steps: tuple[int, int] | None
+    """Steps far above their window's median, of the baseline and of the variant; none is left out."""
     ci_low_pct: float
     ci_high_pct: float
-    """95 % interval: t below 20 and above 200 blocks, studentised bootstrap between."""
-    ci90_low_pct: float
-    ci90_high_pct: float
-    """90 % interval for the two one-sided tests of sameness."""
+    """Interval of the effect; it ends at zero where Holm's correction proves a difference and it would reach beyond."""
+    tost_low_pct: float
+    tost_high_pct: float
+    """Interval of the two one-sided tests; it ends at the margin where Holm's correction proves sameness."""
     p_sign_flip: float
-    """Exact two-sided sign-flip p value; from 17 blocks by seeded flips."""
+    """Exact two-sided sign-flip p value of this variant alone; from 17 blocks by seeded flips."""
     p_holm: float
-    """Paired t p value after Holm's correction over the variants; this one decides."""
+    """Paired t p value of a difference after Holm's correction over the variants; this one decides."""
+    p_same: float
+    """p value of the two one-sided tests of sameness, corrected likewise."""
     sd_pct: float
+    """Standard deviation of d around mean and place."""
+    place_pct: float
+    """Effect of standing one place later in the block."""
     mde_pct: float
-    """Minimum detectable effect at this n and this sd."""
+    """Minimum detectable effect (80 % power) at these blocks, this sd and this level, corrected for the variants."""
     differences_pct: tuple[float, ...]
     """d of every block as percent, in block order."""
 
@@ -43,6 +69,8 @@ class RequirementResult(Frozen):
     """The rule in words, for example "max_delta 6.0 GiB" or "identical"."""
     passed: bool
     detail: str
+    exact: bool
+    """Whether values without noise decided: bytes, losses that must be identical. Such a failure rejects by itself."""
 
 
 class VariantVerdict(Frozen):
@@ -50,9 +78,13 @@ class VariantVerdict(Frozen):
 
     arm: str
     verdict: VerdictWord
-    """The published word; capped at `inconclusive` where the node class is not calibrated."""
+    """The published word; capped at `inconclusive` without calibration, and where an arm may have caused reruns."""
     measured: VerdictWord
     """What the samples alone say."""
+    cause: Cause | None = None
+    """Why the published word is `inconclusive`; None for other words."""
+    beyond_margin: bool = False
+    """Whether the whole interval lies beyond the margin: only then is it a change by more than the margin."""
     reason: str
     """One sentence: why this word."""
     decision: Decision
@@ -65,9 +97,12 @@ class VariantVerdict(Frozen):
     requirements: tuple[RequirementResult, ...] = ()
     gates_live: str
     """For example "18/18"."""
+    chances: Mapping[int, float] = {}
+    """Chance that another ablation of so many blocks answers, given these samples; when inconclusive."""
     blocks_needed: int | None = None
-    """Blocks that would resolve the margin, when inconclusive."""
+    """The fewest of them with a chance of at least 80 %; None when none has."""
     device_minutes_needed: float | None = None
+    """What those blocks cost."""
     notes: tuple[str, ...] = ()
 
 

@@ -68,7 +68,7 @@ def _items(gates: Mapping[str, GateValue]) -> tuple[tuple[str, GateValue], ...]:
 
 def _steps(spec: AblationSpec) -> StepsConfig:
     steps = spec.workload.steps
-    return StepsConfig(warmup=steps.warmup, timed=steps.timed, val_rows=steps.val_rows)
+    return StepsConfig(warmup=steps.warmup, warmup_s=steps.warmup_s, timed=steps.timed, val_rows=steps.val_rows)
 
 
 def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProblem]:

@@ -15,6 +15,8 @@ REPEAT = "repeat"
 """Name of the arm that repeats the baseline."""
 ADMITTING_BLOCKS = 20
 """A/A blocks from which a key is admitted to words: the upper 95 % bound of the sd is then 1.37 times its estimate."""
+_THROUGHPUT = {"metric": "tokens_per_s", "margin": "0.5%"}
+"""What is compared where a spec names nothing that has noise."""
 CONTENT_TYPE = "application/yaml"
 
 
@@ -27,16 +29,17 @@ def bare_spec(recipe: str, node_class: str) -> AblationSpec:
         "variants": {REPEAT: {"gates": {"loss": "dense"}}},
         "design": {"blocks": {"count": ADMITTING_BLOCKS}},
         "placement": {"node_class": node_class},
-        "verdict": {"primary": {"metric": "tokens_per_s", "margin": "0.5%"}},
+        "verdict": {"primary": _THROUGHPUT},
     }
     return parse_spec(_yaml(values), CONTENT_TYPE)
 
 
-def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int) -> bytes:
+def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_seed: int) -> bytes:
     """Return the YAML of a spec that measures the noise of ablations such as `like` on `node_class`.
 
-    Workload, baseline, seeds, limits and primary metric are those of `like`: A/A blocks hold for their recipe, shape
-    and window only. Raises SpecError when the baseline does not run on `node_class`.
+    Workload, baseline, seeds, limits and primary metric (throughput in place of an exact one) are those of `like`:
+    A/A blocks hold for their recipe, shape and window only. Raises SpecError when the baseline does not run on
+    `node_class`.
     """
     values = like.model_dump(mode="json", exclude_none=True)
     trials = like.design.blocks.number * (1 + len(like.variants))
@@ -47,9 +50,11 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int) -> byt
         "placement": {**values["placement"], "node_class": node_class},
         "variants": {REPEAT: {"gates": _baseline_gates(like)}},
     }
-    values["design"]["blocks"] = {"count": blocks}
+    values["design"] |= {"blocks": {"count": blocks}, "order_seed": order_seed}
     values["limits"]["device_minutes"] *= max(1.0, 2 * blocks / trials)
     values["verdict"]["require"] = []
+    if like.verdict.primary.exact:
+        values["verdict"]["primary"] = _THROUGHPUT
     text = _yaml(values)
     found = resolve(parse_spec(text, CONTENT_TYPE)).problems
     if found:

@@ -1,12 +1,16 @@
-"""Read and replace fields of a TrainConfig by dotted path, and write it as plain JSON."""
+"""Read and replace fields of a TrainConfig by dotted path, write it as plain JSON and read it back."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from model.config import TrainConfig
+from model.errors import ConfigError
 
 Config = TypeVar("Config")
+_CONFIG = TypeAdapter(TrainConfig)
 
 
 def read_field(config: Any, path: str) -> Any:
@@ -35,3 +39,35 @@ def replace_fields(config: Config, changes: Mapping[str, Any]) -> Config:
 def config_to_json(config: TrainConfig) -> dict[str, Any]:
     """Return `config` as plain JSON, seed included."""
     return asdict(config)
+
+
+def read_config(config: Mapping[str, Any]) -> TrainConfig:
+    """Build the typed configuration from its JSON.
+
+    Raises:
+        ConfigError: a value is illegal, or the JSON has other fields than TrainConfig.
+
+    """
+    try:
+        typed = _CONFIG.validate_python(dict(config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(".".join(str(part) for part in first["loc"]) or "config", first["msg"]) from error
+    strange = sorted(_difference(_CONFIG.dump_python(typed, mode="json"), config))
+    if strange:
+        raise ConfigError(strange[0], "is missing, unknown to this code, or changed its value when read")
+    return typed
+
+
+def _difference(one: Any, other: Any, where: str = "") -> set[str]:
+    """Return the dotted paths at which two JSON values differ."""
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return set() if one == other else {where or "config"}
+    found: set[str] = set()
+    for key in {*one, *other}:
+        path = f"{where}.{key}" if where else str(key)
+        if key not in one or key not in other:
+            found.add(path)
+        else:
+            found |= _difference(one[key], other[key], path)
+    return found

@@ -53,6 +53,8 @@ class Gate:
     """Lanes that implement a value; a value that is not listed needs no particular lane."""
     device_types: Mapping[GateValue, tuple[str, ...]] = field(default_factory=dict)
     """Torch's device types that can run a value; a value that is not listed runs on any."""
+    tpu_kernels: tuple[GateValue, ...] = ()
+    """Values that on an XLA device are kernels for TPUs, which XLA on other processors cannot run."""
     requires: Mapping[str, GateValue] = field(default_factory=dict)
     """Values that other gates must have when this one is not at its default."""
     unused_with: tuple[Mapping[str, GateValue], ...] = ()
@@ -110,8 +112,13 @@ class Gate:
         return tuple(name for name in able if lanes & set(NODE_CLASSES[name].lanes))
 
     def _with_device_for(self, value: GateValue) -> tuple[str, ...]:
-        types = self.device_types.get(value)
-        return tuple(name for name, entry in NODE_CLASSES.items() if types is None or entry.device_type in types)
+        return tuple(name for name, entry in NODE_CLASSES.items() if self._has_device_for(entry, value))
+
+    def _has_device_for(self, node_class: NodeClass, value: GateValue) -> bool:
+        types = self.device_types.get(value, (node_class.device_type,))
+        if node_class.device_type == "xla" and value in self.tpu_kernels and not node_class.tpu_kernels:
+            return False
+        return node_class.device_type in types
 
     def unused_because(self, gates: Mapping[str, Any]) -> str | None:
         """Return the setting among `gates` under which this gate has no effect, for example "schedule = sequential"."""
@@ -194,8 +201,8 @@ _ENTRIES = (
         in_kernels=True,
         block="M",
         proof="lane cuda: which kernels were launched, and that the walks' launch code has as many blocks along time "
-        "as states are handed between; lanes reference and xla: the function that computes or traces says it; lane peer: "
-        "its release has one schedule",
+        "as states are handed between; lanes reference and xla: the function that computes or traces says it; lane "
+        "peer: its release has one schedule",
         blind_to="a row that fits into one super-chunk, where both schedules walk it with one block",
         **_told_by(ScanFact.SCHEDULE),
     ),
@@ -232,7 +239,7 @@ _ENTRIES = (
     ),
     Gate(
         name="remat",
-        question="Does making values of the scan again in the backward pass save memory, and what does it cost in time?",
+        question="Does making values of the scan again in the backward pass save memory, and at what cost in time?",
         values=(False, True),
         path="model.scan.remat",
         claim=Claim.RE_ASSOCIATES,
@@ -313,9 +320,14 @@ _ENTRIES = (
         values=get_args(AttentionBackend),
         path="model.attention.backend",
         claim=Claim.RE_ASSOCIATES,
-        device_types=dict.fromkeys(("flash", "cudnn", "flex"), ("cuda",)),
+        device_types={
+            **dict.fromkeys(("cudnn", "flex"), ("cuda",)),
+            **dict.fromkeys(("splash", "pallas_softcap"), ("xla",)),
+            "flash": ("cuda", "xla"),
+        },
+        tpu_kernels=("flash", "splash", "pallas_softcap"),
         block="A",
-        proof="the implementation that runs says it",
+        proof="the implementation that runs, or is traced, says it",
         blind_to="which GPU kernel torch chooses inside sdpa, and whether flex was compiled",
         **_told_by(ModelFact.ATTENTION),
     ),

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from experiments.design.arms import Arm, resolve
 from experiments.design.metrics import METRICS, PRIMARY_METRICS
-from experiments.design.power import detectable_per_sd
+from experiments.design.power import alpha_of, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.rule import rule_digest
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
@@ -37,12 +37,14 @@ class Plan(Frozen):
     """Digest of the verdict rule with the estimator: hashed before the first sample."""
     node_class: str
     devices: int
+    max_foreign_load: float
+    """Share of the cores' time that others may take during a trial on the host, where times decide."""
     arms: tuple[Arm, ...]
     """Baseline first."""
     blocks: tuple[BlockPlan, ...]
     mde_pct_per_sd_pct: float | None
-    """Detectable effect in percent for each percent of sd of the paired difference (5 % two-sided, 80 % power); None
-    where an exact metric decides, which has no noise."""
+    """Detectable effect in percent for each percent of sd of the paired difference: 80 % power at the first asking's
+    level, corrected for the variants and for the looks before the last. None where an exact metric decides."""
     expected_device_minutes: float | None
     """From earlier receipts of the same arms; None when nothing is known."""
 
@@ -79,11 +81,19 @@ def make_plan(spec: AblationSpec) -> Plan:
         rule_digest=rule_digest(spec),
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
+        max_foreign_load=spec.placement.max_foreign_load / 100,
         arms=resolution.arms,
         blocks=plan_blocks(spec, [arm.name for arm in resolution.arms]),
-        mde_pct_per_sd_pct=None if spec.verdict.primary.exact else detectable_per_sd(spec.design.blocks.number),
+        mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),
         expected_device_minutes=None,
     )
+
+
+def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:
+    if spec.verdict.primary.exact:
+        return None
+    blocks = spec.design.blocks
+    return detectable_per_sd(blocks.number, level=alpha_of(1) * level_shares(blocks.schedule)[-1] / variants)
 
 
 def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...]:
@@ -150,7 +160,7 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
 
 def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find numbers of blocks from which the primary metric can prove nothing."""
-    primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.number, len(spec.design.seeds)
+    primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.schedule[0], len(spec.design.seeds)
     if not primary.exact and blocks < MIN_BLOCKS:
         detail = f"must be at least {MIN_BLOCKS}, got {blocks}: '{primary.metric}' is judged by statistics over blocks"
         yield SpecProblem(
@@ -165,7 +175,7 @@ def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
 
 def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find requirements that no receipt of this design could meet: missing data fails."""
-    blocks, seeds = spec.design.blocks.number, len(spec.design.seeds)
+    blocks, seeds = spec.design.blocks.schedule[0], len(spec.design.seeds)
     for index, requirement in enumerate(spec.verdict.require):
         where = pointer("verdict", "require", index)
         if requirement.metric == "loss_val" and spec.workload.steps.val_rows == 0:

@@ -1,41 +1,80 @@
-"""Power of the paired t test: what a number of blocks can detect, and how many blocks an effect needs.
+"""Levels and power: what each asking of a question and each look may spend, what a number of blocks can detect.
 
 scipy is imported when a number is asked for: a node that runs a plan needs none, and may not have it.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 ALPHA = 0.05
-"""Two-sided level of every test."""
+"""Error of a question over all its askings: of a wrong better or worse, and likewise of a wrong same."""
+FIRST_SHARE = 0.8
+"""Share of it that the first asking spends."""
 POWER = 0.8
 MAX_BLOCKS = 2000
 """Blocks of a design, at most."""
+_POINTS = 4096
+"""Points of a distribution over which power is averaged."""
+FEWEST_BLOCKS = 4
+"""Blocks below which nothing is compared: mean and place would leave fewer than two degrees of freedom."""
+
+
+def alpha_of(number: int) -> float:
+    """Return the two-sided level of the `number`-th asking of a question, from 1.
+
+    4 % for the first and 1 % / (m (m - 1)) for the m-th: over any number of askings they sum to at most 5 %.
+    """
+    if number < 1:
+        raise ValueError(f"askings count from 1, got {number}")
+    first = FIRST_SHARE * ALPHA
+    return first if number == 1 else (ALPHA - first) / (number * (number - 1))
+
+
+def level_shares(looks: Sequence[int]) -> tuple[float, ...]:
+    """Return the share of an ablation's level that each look spends: from t**2, t being the share of the blocks.
+
+    The shares sum to one, and a look's test is an ordinary one at its share: whatever the looks have in common, the
+    chance of any false word is at most the sum.
+    """
+    spent = [(look / looks[-1]) ** 2 for look in looks]
+    return tuple(now - before for before, now in zip([0.0, *spent], spent, strict=False))
 
 
 @lru_cache(maxsize=4096)
-def detectable_per_sd(blocks: int) -> float:
-    """Return the smallest effect, in standard deviations of d, found with 80 % power by `blocks` paired blocks."""
+def detectable_per_sd(blocks: int, *, level: float = FIRST_SHARE * ALPHA, power: float = POWER) -> float:
+    """Return the smallest effect, in residual standard deviations of d, that `blocks` blocks find with `power`.
+
+    `level` is two-sided; divide it by the number of variants for what holds after correction. One degree of freedom
+    goes to the mean and one to the place in the block, whose orders are balanced; at least 4 blocks. The power is that
+    of Student's t, as the mean over the distribution of the estimated variance: the library's non-central t is not
+    defined for small levels.
+    """
+    import numpy as np
     from scipy import optimize, special
 
-    critical = float(special.stdtrit(blocks - 1, 1 - ALPHA / 2))
+    freedom = blocks - 2
+    middles = (np.arange(_POINTS) + 0.5) / _POINTS
+    threshold = special.stdtrit(freedom, 1 - level / 2) * np.sqrt(special.chdtri(freedom, middles) / freedom)
 
     def shortfall(shift: float) -> float:
-        # The opposite tail adds less than 1e-5 here, and its distribution function is not defined everywhere.
-        return float(1.0 - special.nctdtr(blocks - 1, shift, critical) - POWER)
+        return float(np.mean(special.ndtr(shift - threshold))) - power  # the opposite tail adds less than 1e-5
 
-    return float(optimize.brentq(shortfall, 0.3 * critical, 2.2 * critical)) / math.sqrt(blocks)
+    return float(optimize.brentq(shortfall, 0.0, 3 * float(threshold.max()) + 10)) / math.sqrt(blocks)
 
 
-def blocks_to_detect(effect: float, sd: float, *, minimum: int) -> int | None:
+def blocks_to_detect(
+    effect: float, sd: float, *, minimum: int, level: float = FIRST_SHARE * ALPHA, power: float = POWER
+) -> int | None:
     """Return the fewest blocks that detect `effect` at this `sd` (same unit), or None when `MAX_BLOCKS` are too few."""
     low, high = minimum, MAX_BLOCKS
-    if detectable_per_sd(high) * sd > effect:
+
+    def found(blocks: int) -> bool:
+        return detectable_per_sd(blocks, level=level, power=power) * sd <= effect
+
+    if not found(high):
         return None
     while low < high:
         middle = (low + high) // 2
-        if detectable_per_sd(middle) * sd <= effect:
-            high = middle
-        else:
-            low = middle + 1
+        low, high = (low, middle) if found(middle) else (middle + 1, high)
     return low

@@ -132,6 +132,7 @@ OVERRIDES: dict[str, Override] = {
     "mimo_rank": _int("model.mamba.mimo_rank", "R, MIMO rank", 1, 8),
     "rope_fraction": _float("model.mamba.rope_fraction", "share of N that is rotated: 0.5 or 1.0", 0.5, 1.0),
     "num_heads": _int("model.attention.num_heads", "attention heads", 1, 256),
+    "softcap": _float("model.attention.softcap", "attention scores s become c * tanh(s / c); 0 caps nothing", 0.0, 1e4),
     "mlp_ratio": _float("model.mlp_ratio", "hidden width of the MLP as a multiple of d_model", 0.5, 8.0),
     "vocab_size": _int("model.vocab_size", "tokens in the vocabulary: 256 bytes, end of text, merges", 257, 262_144),
     "learning_rate": _float("optim.learning_rate", "AdamW step size after its warm-up", 1e-8, 1.0),

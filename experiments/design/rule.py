@@ -2,29 +2,36 @@
 
 from typing import Any
 
-from experiments.design.power import ALPHA
+from experiments.design.guard_limits import guard_limits
+from experiments.design.power import ALPHA, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 
 ESTIMATOR: dict[str, Any] = {
     "window": "timed steps; step 0 and warm-up are kept and marked",
-    "estimate": "mean",
-    "beside": "median",
-    "outliers": {
-        "beyond": "median + 5 * max(1.4826 * MAD, 0.2 % of the median)",
-        "at_most": "a tenth of the window, at least one step; when more lie beyond, none is excluded",
-    },
+    "estimate": "total: tokens of the window over its seconds, nothing left out",
+    "beside": "median step",
+    "stalls": "no word where total and median are further apart than the margin beyond noise (t test over blocks at "
+    "5 %), or where outlier steps are more in one arm (sign-flip test over blocks at 5 %)",
 }
 """How one trial's timed steps become one number."""
 
 COMPARISON: dict[str, Any] = {
     "unit": "one trial per arm and block, d = ln(variant / baseline) within the block",
     "alpha": ALPHA,
-    "interval": "t below 20 and above 200 blocks, studentised bootstrap of 4999 seeded resamples between",
+    "askings": "4 % for the first asking of a question, 1 % / (m (m - 1)) for the m-th: 5 % over all",
+    "covariate": "place of the variant in the block minus place of the baseline, least squares",
+    "test": "Student's t at every number of blocks",
+    "interval": "t, simultaneous over the variants (Bonferroni), ending at zero or margin where Holm proves the side",
     "beside": "sign flip p, exact up to 16 blocks, 9999 seeded flips beyond; reported, not decisive",
-    "several_variants": "Holm on the paired t p values",
-    "better_or_worse": "95 % interval excludes zero, Holm p at most alpha, estimate beyond the margin",
-    "same": "90 % interval inside the margin",
+    "several_variants": "Holm over all planned variants, for difference and for sameness",
+    "better_or_worse": "corrected p at most the level, and the estimate beyond the margin",
+    "by_more_than_the_margin": "said when the whole interval lies beyond it",
+    "same": "two one-sided t tests against the margin, corrected p at most the level",
+    "looks": "each look has its own share of the level, from (blocks / all blocks) ** 2; futile below a chance of 10 %",
+    "reruns": "no word where an arm's own run ended an attempt, or guards hit one arm twice more often than the other",
+    "exact_requirement": "a failed one rejects whatever the speed does",
+    "envelope": "prediction intervals of the baseline's repeats within seeds, 5 % over all blocks",
     "missing": "fails",
 }
 """How trials become a word."""
@@ -43,7 +50,7 @@ EXACT_COMPARISON: dict[str, Any] = {
 
 def rule_of(spec: AblationSpec) -> dict[str, Any]:
     """Return the whole rule of `spec` as plain JSON."""
-    primary = spec.verdict.primary
+    primary, looks = spec.verdict.primary, spec.design.blocks.schedule
     return {
         "primary": {
             "metric": primary.metric,
@@ -52,9 +59,11 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         },
         "require": [requirement.model_dump(mode="json", exclude_none=True) for requirement in spec.verdict.require],
         "blocks": spec.design.blocks.number,
+        "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
         "estimator": ESTIMATOR,
         "comparison": EXACT_COMPARISON if primary.exact else COMPARISON,
+        "guards": guard_limits(spec.placement.max_foreign_load / 100),
     }
 
 

@@ -46,6 +46,7 @@ from kernels.backends import NODE_CLASSES
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
+MAX_LOOKS = 16
 MIN_EXACT_BLOCKS = 2
 """Where an exact metric decides: what is exact shows at the first repeat."""
 MAX_VARIANTS = 64
@@ -61,6 +62,12 @@ class Steps(_SpecPart):
     """Optimiser steps of one trial: step 0 (compilation), warm-up, then the timed window."""
 
     warmup: int = Field(default=3, ge=0, le=10_000, description="Steps after step 0 that are recorded, not timed.")
+    warmup_s: float = Field(
+        default=0.5,
+        ge=0,
+        le=3600,
+        description="Seconds of load before the warm-up steps: passes without an update, so that steps stay the same.",
+    )
     timed: int = Field(default=10, ge=1, le=10_000, description="Steps of the measured window.")
     val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
 
@@ -103,7 +110,7 @@ def _without_null(schema: dict[str, Any], *names: str) -> None:
 
 def _blocks_schema(schema: dict[str, Any]) -> None:
     _without_null(schema, "count", "looks")
-    schema["properties"]["looks"]["maxItems"] = 1
+    schema["properties"]["looks"] |= {"maxItems": MAX_LOOKS, "uniqueItems": True}
     schema["oneOf"] = [{"required": ["count"]}, {"required": ["looks"]}]
 
 
@@ -147,20 +154,21 @@ def _requirement_schema(schema: dict[str, Any]) -> None:
 
 
 class Blocks(_SpecPart):
-    """How many blocks: a fixed count; a schedule of looks is reserved."""
+    """How many blocks: a fixed count, or a schedule of looks at which the ablation may answer and stop."""
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
 
     count: int | None = Field(default=None, ge=MIN_EXACT_BLOCKS, le=MAX_BLOCKS)
     looks: Annotated[
-        tuple[Annotated[int, Field(ge=MIN_BLOCKS, le=MAX_BLOCKS)], ...] | None, Field(strict=False, min_length=1)
+        tuple[Annotated[int, Field(ge=MIN_BLOCKS, le=MAX_BLOCKS)], ...] | None,
+        Field(strict=False, min_length=1, max_length=MAX_LOOKS),
     ] = None
 
     @field_validator("looks")
     @classmethod
-    def _one_look(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and len(value) > 1:
-            raise refuse("adaptive looks are not available yet; use {count: N}", f"use {{count: {value[-1]}}}")
+    def _growing(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and list(value) != sorted(set(value)):
+            raise refuse(f"looks must grow, got {list(value)}", f"use looks: {sorted(set(value))}")
         return value
 
     @model_validator(mode="after")
@@ -171,8 +179,13 @@ class Blocks(_SpecPart):
 
     @property
     def number(self) -> int:
-        """Blocks that will run."""
-        return self.looks[-1] if self.looks else int(self.count or 0)
+        """Blocks that are planned; with looks, the most that run."""
+        return self.schedule[-1]
+
+    @property
+    def schedule(self) -> tuple[int, ...]:
+        """Numbers of blocks at which an answer may be given: one for a fixed count."""
+        return self.looks or (int(self.count or 0),)
 
 
 class Design(_SpecPart):
@@ -201,6 +214,12 @@ class Placement(_SpecPart):
         str, Field(json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]})
     ]
     devices: Annotated[int, Field(json_schema_extra={"const": 1})] = 1
+    max_foreign_load: Percent = Field(
+        default=25.0,
+        description="Share of the cores' time that other processes may take during a trial that runs on the host, "
+        "where times decide; beyond it the block runs again.",
+        json_schema_extra={"default": "25%"},
+    )
 
     @field_validator("node_class")
     @classmethod

@@ -22,13 +22,14 @@ from experiments.documents import Frozen, seal
 from experiments.errors import BundleError, SpecProblem
 from experiments.ids import id_pattern
 from experiments.outcomes import FailureClass
+from experiments.records.circumstances import AttemptRecord
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile
 from experiments.records.receipts import Receipt
-from experiments.retries import may_retry
+from experiments.retries import Break, may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST, PLAN, BLOCK, RECEIPT, LOG = "manifest.json", "plan.json", "block.json", "receipt.json", "log.txt"
 
 _AttemptId = Annotated[str, Field(pattern=id_pattern("att"))]
@@ -84,13 +85,25 @@ class BrokenAttempt(Attempt):
     """An attempt that told nothing about the arms: its block is run again whole, or is missing."""
 
     failure_class: FailureClass
+    arm: str | None = None
+    """The arm whose trial broke the block; None where it cannot be told."""
     message: str
+
+    @property
+    def as_break(self) -> Break:
+        """What the rule of retries needs of it."""
+        return Break(block_index=self.index, failure_class=self.failure_class, arm=self.arm)
+
+
+def breaks(broken: Sequence[BrokenAttempt]) -> tuple[Break, ...]:
+    """Return what the rule of retries needs of these attempts."""
+    return tuple(record.as_break for record in broken)
 
 
 def used_up_by(broken: Sequence[BrokenAttempt], index: int) -> BrokenAttempt | None:
     """Return the attempt after which block `index` may not run again, None while it may; `broken` in their order."""
     attempts = [record for record in broken if record.index == index]
-    if not attempts or may_retry(len(attempts), attempts[-1].failure_class):
+    if not attempts or may_retry(breaks(attempts), attempts[-1].as_break):
         return None
     return attempts[-1]
 
@@ -129,6 +142,21 @@ class Bundle:
         """Indices of planned blocks that are not here."""
         here = {block.attempt.index for block in self.blocks}
         return tuple(block.index for block in self.plan_file.plan.blocks if block.index not in here)
+
+
+def attempt_records(bundle: Bundle) -> tuple[AttemptRecord, ...]:
+    """Return the attempts of `bundle` that left no receipts which count, by block and number, for its verdict."""
+    return tuple(
+        AttemptRecord(
+            block_index=record.index,
+            number=record.attempt_no,
+            failure_class=record.failure_class,
+            arm=record.arm,
+            message=record.message,
+            node=bundle.nodes[record.node_id].name,
+        )
+        for record in sorted(bundle.broken, key=lambda one: (one.index, one.attempt_no, one.attempt_id))
+    )
 
 
 def block_folder(index: int) -> str:

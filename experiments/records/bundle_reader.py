@@ -29,7 +29,8 @@ from experiments.records.bundle import (
 )
 from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.plan_file import PlanFile, read_plan_file
-from experiments.records.receipts import Receipt, verify
+from experiments.records.receipt_check import verify
+from experiments.records.receipts import Receipt
 
 _Model = TypeVar("_Model", bound=Frozen)
 
@@ -127,6 +128,8 @@ def _attempt_problems(
             found.append(SpecProblem(pointer=path, detail=detail))
         if record.node_id not in nodes:
             found.append(SpecProblem(pointer=path, detail=f"node {record.node_id} is not described in nodes/"))
+        if isinstance(record, BrokenAttempt) and record.arm is not None and record.arm not in file.plan.arm_by_name:
+            found.append(SpecProblem(pointer=path, detail=f"arm {record.arm!r} is not in the plan"))
         if record.attempt_id in seen:
             found.append(SpecProblem(pointer=path, detail=f"attempt {record.attempt_id} is there twice"))
         if record.ended_at < record.started_at:

@@ -6,6 +6,7 @@ words by A/A blocks. The service and the reader of a bundle gather them; the jud
 
 from experiments.documents import Frozen
 from experiments.outcomes import AblationState, FailureClass
+from experiments.records.calibration import Calibration, Ledger
 
 
 class AttemptRecord(Frozen):
@@ -48,45 +49,6 @@ class Family(Frozen):
         return len(self.earlier) + 1
 
 
-class CalibrationKey(Frozen):
-    """What A/A blocks hold for. Another value in any field is another key."""
-
-    device_serial: str
-    node_class: str
-    recipe: str
-    shape_digest: str
-    """Of the baseline's configuration without its gates and its seed."""
-    estimator_digest: str
-    """Of estimator and window."""
-    software_digest: str
-    """Of code and versions that ran."""
-
-
-class Calibration(Frozen):
-    """What A/A blocks say about the noise of one key: a sealed receipt that verdicts cite."""
-
-    key: CalibrationKey
-    metric: str
-    blocks: int
-    sd_pct: float
-    """Standard deviation of d over the A/A blocks, in percent."""
-    sd_upper_pct: float
-    """Upper 95 % bound of the standard deviation."""
-    autocorrelation: float
-    """Lag-one autocorrelation of d in time order."""
-    position_effect_pct: float
-    """Mean of the second place minus the first, in percent."""
-    drift_pct_per_hour: float
-    largest_z: float
-    """Largest |d - mean| in standard deviations: the tails."""
-    ablations: tuple[str, ...]
-    """The A/A ablations behind it."""
-    measured_at: str
-    """RFC 3339 UTC: end of the last A/A block."""
-    digest: str
-    """Of everything above."""
-
-
 class Admission(Frozen):
     """Whether words may be published for the devices that ran, and why not."""
 
@@ -96,6 +58,8 @@ class Admission(Frozen):
     """None when words may be published."""
     mended_by: str | None = None
     """The command that mends it."""
+    ledger: Ledger = Ledger()
+    """The service's own rate of false words, as far as it is known."""
 
 
 class Circumstances(Frozen):

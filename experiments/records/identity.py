@@ -4,7 +4,7 @@ The worker writes these fields of a receipt from its claim. The service and the 
 and compare; the judge, who has the plan alone, compares what the plan fixes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from experiments.design.plan import Plan
 from experiments.documents import Frozen
 from experiments.ids import id_pattern, new_ids
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
+from experiments.retries import Break, final_failures
 
 UNLIMITED_S = 10.0**9
 """Lease of a block that nobody else can claim."""
@@ -39,6 +40,18 @@ class AttemptLease:
     heartbeat_s: float = UNLIMITED_S
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedWork:
+    """Which block of which ablation is claimed, and what broke before."""
+
+    ablation_id: str
+    block_index: int
+    timeout_s: float
+    """Wall time that one trial may take."""
+    broken: Sequence[Break] = ()
+    """Attempts at blocks of this ablation that broke."""
+
+
 def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
     """Return fresh ids for every block of `plan` and its trials."""
     trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
@@ -48,11 +61,9 @@ def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
     )
 
 
-def claimed_block(
-    plan: Plan, index: int, ids: BlockIds, *, ablation_id: str, timeout_s: float, lease: AttemptLease
-) -> ClaimedBlock:
-    """Return block `index` of `plan` as a node receives it; `timeout_s` is the wall time that one trial may take."""
-    block = plan.blocks[index]
+def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLease) -> ClaimedBlock:
+    """Return a block of `plan` as a node receives it."""
+    block = plan.blocks[work.block_index]
     places = enumerate(zip(block.order, ids.trial_ids, strict=True))
     return ClaimedBlock(
         attempt_id=lease.attempt_id,
@@ -60,32 +71,34 @@ def claimed_block(
         attempt_no=lease.attempt_no,
         lease_s=lease.lease_s,
         heartbeat_s=lease.heartbeat_s,
-        ablation_id=ablation_id,
+        ablation_id=work.ablation_id,
         ablation_name=plan.ablation,
         block_id=ids.block_id,
-        block_index=index,
+        block_index=work.block_index,
         seed=block.seed,
         timed=plan.timed,
+        max_foreign_load=plan.max_foreign_load,
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
         trials=tuple(
-            _claimed_trial(plan.arm_by_name[arm], trial_id, position, seed=block.seed, timeout_s=timeout_s)
+            ClaimedTrial(
+                trial_id=trial_id, position=position, **_of_arm(plan.arm_by_name[arm], seed=block.seed, work=work)
+            )
             for position, (arm, trial_id) in places
         ),
     )
 
 
-def _claimed_trial(arm: Arm, trial_id: str, position: int, *, seed: int, timeout_s: float) -> ClaimedTrial:
-    return ClaimedTrial(
-        trial_id=trial_id,
-        arm=arm.name,
-        role=arm.role,
-        position=position,
-        arm_digest=arm.digest,
-        gates=arm.gates,
-        config={**arm.config, "seed": seed},
-        timeout_s=timeout_s,
-    )
+def _of_arm(arm: Arm, *, seed: int, work: PlannedWork) -> dict[str, Any]:
+    return {
+        "arm": arm.name,
+        "role": arm.role,
+        "arm_digest": arm.digest,
+        "gates": arm.gates,
+        "config": {**arm.config, "seed": seed},
+        "timeout_s": work.timeout_s,
+        "final_failures": final_failures(work.broken, work.block_index, arm.name),
+    }
 
 
 def claimed_fields(block: ClaimedBlock, trial: ClaimedTrial, *, node_id: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
+from experiments.retries import FINAL_WITH_RECEIPT
 
 
 class DeviceInfo(Frozen):
@@ -55,6 +56,9 @@ class ClaimedTrial(Frozen):
     config: Mapping[str, Any]
     """TrainConfig as JSON, with the block's seed in it."""
     timeout_s: float
+    final_failures: tuple[FailureClass, ...] = tuple(sorted(FINAL_WITH_RECEIPT))
+    """Failure classes that are this arm's result by now: the trial gets a receipt that says so, and the block goes on.
+    A trial that ends by any other class breaks its block."""
 
 
 class ClaimedBlock(Frozen):
@@ -74,6 +78,8 @@ class ClaimedBlock(Frozen):
     seed: int
     timed: bool
     """Whether times decide: what disturbs nothing but times (load, clocks, heat) spoils the block then only."""
+    max_foreign_load: float
+    """Share of the cores' time that others may take during a trial on the host, where times decide."""
     spec_digest: str
     rule_digest: str
     trials: tuple[ClaimedTrial, ...]
@@ -122,6 +128,8 @@ class BlockReport(Frozen):
     logs: tuple[LogChunk, ...] = ()
     failure_class: FailureClass | None = None
     """Set when the block broke: it is discarded and rerun whole, or failed when its attempts are used up."""
+    arm: str | None = None
+    """The arm whose trial broke the block; None where it cannot be told."""
     message: str | None = None
 
 

@@ -5,7 +5,7 @@ given out when the file is written, so receipts made anywhere name the ablation,
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -21,11 +21,12 @@ from experiments.digest import code_digest
 from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import PlanFileError, SpecError
 from experiments.ids import id_pattern, new_id
-from experiments.records.identity import AttemptLease, BlockIds, claimed_block, new_block_ids
+from experiments.records.identity import AttemptLease, BlockIds, PlannedWork, claimed_block, new_block_ids
 from experiments.records.messages import ClaimedBlock
+from experiments.retries import Break
 
 KIND: Literal["ablate plan"] = "ablate plan"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_PLAN_BYTES = 64 * 2**20
 
 
@@ -52,16 +53,12 @@ class PlanFile(Frozen):
         """The spec, parsed. Raises SpecError when this code does not accept it."""
         return parse_spec(self.spec_text.encode(), self.content_type)
 
-    def claimed(self, index: int, *, attempt_id: str, attempt_no: int) -> ClaimedBlock:
-        """Return the block `index` the way a service hands it to a worker."""
-        return claimed_block(
-            self.plan,
-            index,
-            self.blocks[index],
-            ablation_id=self.ablation_id,
-            timeout_s=self.spec.limits.trial,
-            lease=AttemptLease(attempt_id=attempt_id, attempt_no=attempt_no, token=attempt_no),
-        )
+    def claimed(self, index: int, *, attempt_id: str, attempt_no: int, broken: Sequence[Break] = ()) -> ClaimedBlock:
+        """Return the block `index` the way a service hands it to a worker after these `broken` attempts."""
+        timeout_s = self.spec.limits.trial
+        work = PlannedWork(ablation_id=self.ablation_id, block_index=index, timeout_s=timeout_s, broken=broken)
+        lease = AttemptLease(attempt_id=attempt_id, attempt_no=attempt_no, token=attempt_no)
+        return claimed_block(self.plan, self.blocks[index], work, lease)
 
 
 def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile:

@@ -1,9 +1,8 @@
 """The receipt: the immutable, digested JSON record of one trial. Raw samples are kept and marked, never dropped."""
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Annotated, Any, Literal
 
@@ -12,13 +11,13 @@ from pydantic import Field, ValidationError
 from experiments import documents
 from experiments.design.gates import GATES, Gate, show
 from experiments.design.metrics import Metric
-from experiments.design.problems import shown
-from experiments.documents import Frozen, Told, first_problem, seal_problem
+from experiments.documents import Frozen, Told, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
-from experiments.records.compilation_report import CompilationReport, report_problems
+from experiments.records.compilation_report import CompilationReport
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes."""
 
 
 class Step(Frozen):
@@ -34,6 +33,10 @@ class Step(Frozen):
     """Mean cross entropy in nats over valid tokens, before the update."""
     grad_norm: float
     """Global L2 norm before clipping."""
+    ended_s: float
+    """When the step ended, in seconds since the trial's training began, by a clock that is never set."""
+    compilations: int = 0
+    """Graphs and kernels that were compiled or loaded during the step."""
     clock_mhz: float | None = None
     """Device clock where it can be read."""
 
@@ -55,14 +58,13 @@ class DeviceEvents(Frozen):
     """Processes on any device of the machine that were there before or after the trial: its own are not."""
 
 
-FATAL_EVENTS: dict[str, Callable[[DeviceEvents], object]] = {
-    "hardware thermal slow-down": lambda events: events.hw_thermal_slowdown,
-    "software thermal slow-down": lambda events: events.sw_thermal_slowdown,
-    "hardware power brake": lambda events: events.hw_power_brake,
-    "uncorrected ECC error": lambda events: events.ecc_uncorrected,
-    "foreign process on the device": lambda events: events.foreign_processes,
-}
-"""What makes a trial invalid when it happened at all; a software power cap is recorded, not fatal."""
+class ForeignProcess(Frozen):
+    """A process that is no part of the trial and used a processor meanwhile."""
+
+    pid: int
+    name: str
+    cpu_s: float
+    """Processor time during the whole trial, in seconds."""
 
 
 class Digests(Frozen):
@@ -105,8 +107,15 @@ class Environment(Frozen):
     versions: Mapping[str, str]
     """python, torch, driver, cuda, tilelang, torch_xla ... as far as present."""
     cpu_threads: int
+    peak_flops: float | None
+    """The device's peak in FLOP/s for the config's dtype, of which mfu is a share; None where none is stated."""
     load_average_before: float | None
-    """One-minute load average just before the trial, CPU nodes."""
+    """One-minute load average just before the trial."""
+    foreign_load: float | None = None
+    """Share of the cores' time, from the warm-up to the end of the window, that went to anything but the trial; None
+    where the system does not tell."""
+    foreign_busiest: tuple[ForeignProcess, ...] = ()
+    """The processes of others that used most, at most three."""
     throttle: DeviceEvents | None = None
     """What happened to the device meanwhile; None where its driver could not be asked, as on CPU nodes."""
 
@@ -135,17 +144,21 @@ class Memory(Frozen):
 
 
 class Summary(Frozen):
-    """Numbers derived from the raw steps by the declared estimator; recomputed by `verify`."""
+    """Numbers derived from the raw steps by the declared estimator; recomputed when a receipt is verified."""
 
     timed_steps: int
     step_s_mean: float
+    """Seconds of the whole window over its steps: nothing is left out."""
     step_s_median: float
     tokens_per_s: float
-    """Tokens of the timed window over its seconds, after the outlier rule (mean estimator)."""
+    """Tokens of the whole window over its seconds."""
+    tokens_per_s_median: float
+    """Tokens of a step over the median of the steps' seconds: the throughput if nothing had stalled."""
     model_tflops_per_s: float
+    """From `step_s_mean`."""
     mfu: float | None
-    outlier_steps: int = 0
-    """Timed steps that the outlier rule left out of the mean; they stay in `steps`."""
+    outlier_steps: int
+    """Timed steps beyond median + 5 * max(1.4826 * MAD, 0.2 % of the median); they are counted, not dropped."""
     loss_step1: float
     """Loss of the first step (index 0), the one before any update."""
     loss_final: float
@@ -172,6 +185,8 @@ class Receipt(Frozen):
     facts: Mapping[str, Any]
     """Everything the code recorded about itself (kernels.facts)."""
     steps: tuple[Step, ...]
+    warmup_passes: tuple[float, ...]
+    """Seconds of each pass without an update that the warm-up ran besides its steps."""
     summary: Summary | None
     """None when the trial did not reach its window, or compiled and ran nothing."""
     compilation: Told[CompilationReport] = None
@@ -206,7 +221,7 @@ MIN_SPREAD = 0.002
 def summarise(
     steps: Sequence[Step], *, flops_per_step: int, loss_val: float | None, peak_flops: float | None
 ) -> Summary:
-    """Derive the summary from raw steps: the mean of the timed steps after the outlier rule, the median beside it.
+    """Derive the summary from raw steps: the untrimmed total of the timed window, the median beside it.
 
     `peak_flops` is the device's peak per second for MFU. Raises ReceiptError without a first or a timed step, or
     when a sample is not finite or not positive.
@@ -216,19 +231,19 @@ def summarise(
     if not timed or first is None:
         raise ReceiptError(f"no summary without step 0 and a timed step; given: {len(steps)} steps, {len(timed)} timed")
     _check_samples(steps)
-    kept = _without_outliers(timed)
-    seconds = math.fsum(step.seconds for step in kept)
-    mean = seconds / len(kept)
+    seconds, tokens = math.fsum(step.seconds for step in timed), sum(step.tokens for step in timed)
+    mean, median = seconds / len(timed), statistics.median(step.seconds for step in timed)
     rate = flops_per_step / mean
     last = timed[-max(1, len(timed) // 4) :]
     return Summary(
         timed_steps=len(timed),
         step_s_mean=mean,
-        step_s_median=statistics.median(step.seconds for step in timed),
-        tokens_per_s=sum(step.tokens for step in kept) / seconds,
+        step_s_median=median,
+        tokens_per_s=tokens / seconds,
+        tokens_per_s_median=tokens / len(timed) / median,
         model_tflops_per_s=rate / 1e12,
         mfu=None if peak_flops is None else rate / peak_flops,
-        outlier_steps=len(timed) - len(kept),
+        outlier_steps=_count_outliers([step.seconds for step in timed]),
         loss_step1=first.loss,
         loss_final=math.fsum(step.loss for step in last) / len(last),
         loss_val=loss_val,
@@ -243,13 +258,12 @@ def _check_samples(steps: Sequence[Step]) -> None:
             raise ReceiptError(f"step {step.index} has {step.seconds} s for {step.tokens} tokens; both must be above 0")
 
 
-def _without_outliers(timed: Sequence[Step]) -> list[Step]:
-    """Leave out steps far above the median, unless they are more than a tenth of the window: then they are the rule."""
-    middle = statistics.median(step.seconds for step in timed)
-    spread = statistics.median(abs(step.seconds - middle) for step in timed)
+def _count_outliers(seconds: Sequence[float]) -> int:
+    """Count steps beyond median + 5 * max(1.4826 * MAD, 0.2 % of the median)."""
+    middle = statistics.median(seconds)
+    spread = statistics.median(abs(value - middle) for value in seconds)
     cutoff = middle + OUTLIER_MADS * max(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
-    kept = [step for step in timed if step.seconds <= cutoff]
-    return kept if len(timed) - len(kept) <= max(1, len(timed) // 10) else list(timed)
+    return sum(value > cutoff for value in seconds)
 
 
 def read_metric(metric: Metric, receipt: Receipt) -> float | None:
@@ -299,44 +313,3 @@ def seal(fields: Mapping[str, Any]) -> Receipt:
         raise ReceiptError(f"not a receipt: {first_problem(error)}") from error
     except ValueError as error:
         raise ReceiptError(f"a receipt holds finite numbers only: {error}") from error
-
-
-def verify(receipt: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a receipt read from JSON; empty when it is whole and unaltered.
-
-    Checks schema and version, the digest, and the summary recomputed from the raw steps.
-    """
-    version = receipt.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        return [f"schema_version is {shown(version)}; this program reads {SCHEMA_VERSION}"]
-    try:
-        typed = Receipt.model_validate_json(json.dumps(receipt, allow_nan=False), strict=True)
-        altered = seal_problem(typed)
-    except ValidationError as error:
-        return [f"not a receipt: {first_problem(error)}"]
-    except (TypeError, ValueError) as error:
-        return [f"not a receipt: {error}"]
-    found = [] if altered is None else [altered]
-    if typed.compilation is not None:
-        return [*found, *report_problems(typed.compilation), *_execution_problems(typed)]
-    return found + _summary_problems(typed)
-
-
-def _execution_problems(receipt: Receipt) -> list[str]:
-    """Return what a compilation cannot have: it executes nothing."""
-    present = {"steps": receipt.steps, "summary": receipt.summary}
-    return [f"{name} is there, but nothing was executed" for name, value in present.items() if value]
-
-
-def _summary_problems(receipt: Receipt) -> list[str]:
-    summary = receipt.summary
-    if summary is None:
-        return ["outcome is measured, but there is no summary"] if receipt.outcome is Outcome.MEASURED else []
-    try:
-        fresh = summarise(
-            receipt.steps, flops_per_step=receipt.flops_per_step, loss_val=summary.loss_val, peak_flops=None
-        )
-    except ReceiptError as error:
-        return [f"summary cannot be recomputed: {error}"]
-    given, again = summary.model_dump(exclude={"mfu"}), fresh.model_dump(exclude={"mfu"})
-    return [f"summary.{key} is {given[key]}; the steps give {again[key]}" for key in given if given[key] != again[key]]

@@ -51,8 +51,8 @@ def arms_table(view: AblationView) -> Table:
         title="Arms",
         columns=(*texts("mean over measured trials"), *numbers(*names)),
         rows=tuple(rows) if view.whole_blocks.blocks else (),
-        note="Over the blocks with a receipt of every arm. No mean where a measured trial lacks the value. Memory: the "
-        "largest peak over all trials." + _arms_left_out(view),
+        note="Over the blocks that count for the arm: its own receipt and the baseline's are there. No mean where a "
+        "measured trial lacks the value. Memory: the largest peak over all trials." + _arms_left_out(view),
     )
 
 

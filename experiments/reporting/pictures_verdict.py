@@ -84,7 +84,7 @@ def _rule_lines(axes: Axes, rule: PrimaryRule, *, vertical: bool) -> None:
 def _forest_row(axes: Axes, place: int, found: Comparison, style: ArmStyle) -> None:
     colour, rows = style.colour, [place, place]
     axes.plot([found.ci_low_pct, found.ci_high_pct], rows, color=colour, linewidth=1.3, zorder=2)
-    axes.plot([found.ci90_low_pct, found.ci90_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
+    axes.plot([found.tost_low_pct, found.tost_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
     axes.plot(
         found.delta_pct, place, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1
     )

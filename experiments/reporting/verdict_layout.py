@@ -22,6 +22,7 @@ WORDS: dict[VerdictWord, tuple[str, Tone]] = {
     VerdictWord.INVALID: ("!", Tone.BROKEN),
     VerdictWord.REFUSED: ("\N{CIRCLED DIVISION SLASH}", Tone.BROKEN),
     VerdictWord.OOM: ("\N{BLACK SQUARE}", Tone.BAD),
+    VerdictWord.TIMEOUT: ("\N{WATCH}", Tone.BAD),
     VerdictWord.FAILED: ("\N{MULTIPLICATION SIGN}", Tone.BROKEN),
 }
 """Sign and tone of every word."""
@@ -30,6 +31,7 @@ WITHOUT_STATISTICS: dict[VerdictWord, str] = {
     VerdictWord.INVALID: "has no valid measurement",
     VerdictWord.REFUSED: "was refused: a gate that was asked for was not live",
     VerdictWord.OOM: "ran out of memory",
+    VerdictWord.TIMEOUT: "took longer than a trial may",
     VerdictWord.FAILED: "failed before it could be measured",
 }
 

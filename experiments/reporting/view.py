@@ -1,17 +1,22 @@
 """One ablation as its readers see it, from a service's store or from a bundle: what report and MLflow are made from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
+from experiments.analysis.admission import admission_of, mending_command
 from experiments.analysis.arm_summary import ArmSummary, summarise_arm
+from experiments.analysis.calibration import calibrations_of, join_calibrations
 from experiments.analysis.evidence import WholeBlocks
 from experiments.analysis.judge import judge
+from experiments.analysis.ledger import keep_ledger
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
-from experiments.records.bundle import Bundle
-from experiments.records.circumstances import UNCALIBRATED
+from experiments.records.bundle import Bundle, attempt_records
+from experiments.records.calibration import Calibration
+from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
@@ -99,14 +104,21 @@ class AblationView:
         )
 
 
-def judge_bundle(bundle: Bundle) -> Verdict:
-    """Return the verdict of the blocks that `bundle` holds, by the rule that was hashed before its first sample."""
+def judge_bundle(bundle: Bundle, known: Sequence[Calibration] = ()) -> Verdict:
+    """Return the verdict of the blocks that `bundle` holds, by the rule that was hashed before its first sample.
+
+    `known` are calibrations made elsewhere; a bundle of A/A blocks brings its own.
+    """
     file = bundle.plan_file
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
-    return judge(file.plan, file.spec, receipts, UNCALIBRATED)
+    noise = join_calibrations([*known, *calibrations_of(file.plan, file.spec, receipts)])
+    command = mending_command(file.plan.node_class, "SPEC")
+    admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
+    circumstances = Circumstances(attempts=attempt_records(bundle), admission=admission)
+    return judge(file.plan, file.spec, receipts, circumstances)
 
 
-def bundle_view(bundle: Bundle) -> AblationView:
+def bundle_view(bundle: Bundle, known: Sequence[Calibration] = ()) -> AblationView:
     """Return the ablation of `bundle` with its verdict; planned trials that it does not hold are missing data."""
     file = bundle.plan_file
     receipts = {trial.trial_id: trial.receipt for block in bundle.blocks for trial in block.trials}
@@ -133,6 +145,6 @@ def bundle_view(bundle: Bundle) -> AblationView:
         spec_text=file.spec_text,
         spec_digest=file.plan.spec_digest,
         plan=file.plan,
-        verdict=judge_bundle(bundle),
+        verdict=judge_bundle(bundle, known),
         trials=trials,
     )

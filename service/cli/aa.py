@@ -1,5 +1,7 @@
 """`ablate aa`: measure the noise of a node, which admits it to words."""
 
+import re
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +11,17 @@ from experiments.design.calibration import ADMITTING_BLOCKS, CONTENT_TYPE, bare_
 from experiments.design.load import parse_spec
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.errors import SpecError, SpecProblem
+from experiments.ids import id_pattern
 from service.cli.bundles import write_plan
 from service.cli.output import JsonOption, guarded, out
 from service.cli.spec_argument import read_spec
 from service.cli.submitting import run_spec
+from service.client import Client
 from service.schemas import SpecBody
 
 app = typer.Typer()
+
+_ORDER_SEEDS = 2**32
 
 
 @app.command()
@@ -24,7 +30,7 @@ def aa(
     node_class: Annotated[str, typer.Argument(metavar="NODE_CLASS", help="The kind of machine to calibrate.")],
     like: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="Calibrate for ablations such as this file or catalog spec: its workload."),
+        typer.Option(metavar="SPEC", help="Calibrate for ablations such as this one: a spec, or an id (abl_...)."),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Instead of --like: this recipe as it is.")] = None,
     blocks: Annotated[
@@ -41,7 +47,8 @@ def aa(
     The A/A ablation is submitted and watched as any other; Ctrl-C detaches and cancels nothing. What it says holds for
     the device, recipe, shape, window and software that it ran with.
     """
-    text = calibration_spec(_like(like, recipe, node_class), node_class=node_class, blocks=blocks)
+    base = _like(like, recipe, node_class)
+    text = calibration_spec(base, node_class=node_class, blocks=blocks, order_seed=secrets.randbelow(_ORDER_SEEDS))
     body = SpecBody(content=text, content_type=CONTENT_TYPE)
     if print_spec:
         out().print(text.decode(), markup=False, end="")
@@ -56,5 +63,12 @@ def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec
         raise SpecError([SpecProblem(pointer="--like", detail="give exactly one of --like SPEC and --recipe NAME")])
     if recipe is not None:
         return bare_spec(recipe, node_class)
-    body = read_spec(str(like))
+    body = _spec_of(str(like))
     return parse_spec(body.content, body.content_type)
+
+
+def _spec_of(like: str) -> SpecBody:
+    if not re.fullmatch(id_pattern("abl"), like):
+        return read_spec(like)
+    with Client() as client:
+        return client.ablations.spec(like)

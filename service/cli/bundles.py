@@ -1,5 +1,6 @@
 """Commands for nodes that reach nothing: write a plan file, look into a bundle, import bundles."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,11 @@ from rich.markup import escape
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
-from experiments.errors import BundleError, SpecProblem
+from experiments.errors import BundleError, SpecError, SpecProblem
 from experiments.records.bundle import Bundle, join_bundles
 from experiments.records.bundle_files import is_bundle, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
+from experiments.records.calibration import Calibration
 from experiments.records.plan_file import make_plan_file, plan_file_text
 from experiments.reporting.view import bundle_view, judge_bundle
 from service.cli.output import JsonOption, guarded, out, print_json
@@ -29,7 +31,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Take in an ablation that `ablate exec` ran: verified file by file, stored whole or not at all."""
-    contents = [_read(path) for path in bundles]
+    contents = [read_bundle(path) for path in bundles]
     join_bundles([bundle for _, bundle in contents])
     with Client() as client:
         answer = client.ablations.import_bundles(
@@ -67,26 +69,34 @@ def write_plan(spec: SpecBody, path: Path, *, as_json: bool) -> None:
     console.print("  or       python -m workers.offline ...    (in a checkout, with nothing installed)")
 
 
-def verdict_of(subject: str) -> Verdict:
-    """Return the verdict of an ablation of the service, or of a bundle, judged here."""
+def verdict_of(subject: str, calibrations: Sequence[Calibration] = ()) -> Verdict:
+    """Return the verdict of an ablation of the service, or of a bundle, judged here with what is known about noise."""
     if is_bundle(Path(subject)):
-        return judge_bundle(_read(Path(subject))[1])
+        return judge_bundle(read_bundle(Path(subject))[1], calibrations)
+    _only_offline(calibrations)
     with Client() as client:
         return client.ablations.verdict(subject)
 
 
-def report_of(subject: str) -> tuple[str, str]:
+def _only_offline(calibrations: Sequence[Calibration]) -> None:
+    if calibrations:
+        detail = "--calibration is for bundles; the service judges by the A/A blocks that it knows"
+        raise SpecError([SpecProblem(pointer="--calibration", detail=detail, hint="import the A/A bundle")])
+
+
+def report_of(subject: str, calibrations: Sequence[Calibration] = ()) -> tuple[str, str]:
     """Return (ablation id, report page) of an ablation of the service, or of a bundle, made here."""
     if is_bundle(Path(subject)):
         from experiments.reporting.report import render  # matplotlib and jinja2, which clients of a service do without
 
-        view = bundle_view(_read(Path(subject))[1])
+        view = bundle_view(read_bundle(Path(subject))[1], calibrations)
         return view.ablation_id, render(view)
+    _only_offline(calibrations)
     with Client() as client:
         return subject, client.ablations.report(subject)
 
 
-def _read(path: Path) -> tuple[dict[str, bytes], Bundle]:
+def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:
     """Return a bundle's files and what they say. Raises BundleError with the bundle's name in front of each file's."""
     try:
         files = read_bundle_files(path)

@@ -10,7 +10,8 @@ from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
-from service.cli import aa, bundles, gates_page, receipts, show
+from service.cli import aa, bundles, calibration_files, gates_page, receipts, show
+from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import announce, follow_to_end, run_spec
@@ -20,6 +21,7 @@ from service.stack.layout import home_files
 app = typer.Typer()
 app.add_typer(bundles.app)
 app.add_typer(aa.app)
+app.add_typer(calibration_files.app)
 app.add_typer(receipts.app, name="receipts")
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
@@ -120,6 +122,7 @@ def cancel(ablation: AblationArgument, as_json: JsonOption = False) -> None:
 @guarded
 def verdict(
     ablation: JudgedArgument,
+    calibration: CalibrationOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why, with every requirement of the rule.")] = False,
     require: Annotated[
         Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")
@@ -130,7 +133,7 @@ def verdict(
 
     With several variants it is 0 when one can be adopted, otherwise the highest of their codes.
     """
-    found = bundles.verdict_of(ablation)
+    found = bundles.verdict_of(ablation, read_calibrations(calibration))
     if as_json:
         print_json(found)
     else:
@@ -159,11 +162,12 @@ def report(
     output: Annotated[
         str | None, typer.Option("--output", "--out", "-o", help="File, or - for standard output.")
     ] = None,
+    calibration: CalibrationOption = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Save the report: one HTML page that needs nothing else. Default: $ABLATE_HOME/reports/<id>.html."""
-    name, page = bundles.report_of(ablation)
+    name, page = bundles.report_of(ablation, read_calibrations(calibration))
     if output == "-":
         typer.echo(page)
         return
@@ -204,10 +208,14 @@ def gates(
 @app.command()
 @guarded
 def nodes(as_json: JsonOption = False) -> None:
-    """Show the machines that run trials."""
+    """Show the machines that run trials, what is known of their noise, and the rate of false words."""
     with Client() as client:
-        rows = client.nodes()
-    print_json(rows) if as_json else out().print(show.nodes(rows))
+        rows, noise = client.nodes(), client.calibrations()
+    if as_json:
+        print_json(rows)
+    else:
+        out().print(show.nodes(rows))
+        out().print(show.calibrations(noise))
 
 
 @app.command()

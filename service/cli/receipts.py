@@ -12,7 +12,8 @@ from experiments.errors import BundleError, ReceiptError
 from experiments.records.bundle import RECEIPT
 from experiments.records.bundle_files import is_bundle, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
-from experiments.records.receipts import Receipt, verify
+from experiments.records.receipt_check import verify
+from experiments.records.receipts import Receipt
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 

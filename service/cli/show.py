@@ -16,7 +16,7 @@ from experiments.reporting import wording
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.verdict_layout import lay_out
-from service.schemas import AblationPublic, NodeClassAnswer, NodePublic, PlanPublic, TrialPublic
+from service.schemas import AblationPublic, CalibrationList, NodeClassAnswer, NodePublic, PlanPublic, TrialPublic
 
 COLOURS: dict[Tone, str] = {
     Tone.GOOD: "green",
@@ -150,6 +150,19 @@ def nodes(rows: Iterable[NodePublic]) -> RenderableType:
             escape(row.name), row.node_class, row.health, seen, escape(devices), row.running_block or "", lacks
         )
     return made if made.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
+
+
+def calibrations(found: CalibrationList) -> RenderableType:
+    """Show what is known about noise, and the service's own rate of false words."""
+    made = table("calibrated", "recipe", "A/A blocks", "sd of d", "at most", "last block", "admits words")
+    for row in found.items:
+        one = row.calibration
+        sd, most = f"{one.sd_pct:.2f} %", f"{one.sd_upper_pct:.2f} %"
+        state = "yes" if row.problem is None else f"no: {row.problem}; {row.mended_by}"
+        device, last = f"{one.key.node_class} {one.key.device_serial}", wording.moment(one.measured_at)
+        made.add_row(escape(device), one.key.recipe, str(one.blocks), sd, most, last, escape(state))
+    statement = Text(found.statement)
+    return Group(made, statement) if found.items else statement
 
 
 def gates(rows: Iterable[GatePublic]) -> RenderableType:

@@ -86,14 +86,8 @@ def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep
     """End the attempt; the block waits for another worker, or is over when its attempts are used up."""
     with services.store.write() as connection:
         locked = attempts.lock_attempt(connection, attempt_id, release.token)
-        attempts.end_without_result(
-            connection,
-            locked,
-            AttemptState.RELEASED,
-            failure=release.failure_class,
-            message=release.message,
-            actor=locked.attempt.node_id,
-        )
+        why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
+        attempts.end_without_result(connection, locked, AttemptState.RELEASED, why, actor=locked.attempt.node_id)
     services.wakes.notify()
     return _closed(services, attempt_id)
 

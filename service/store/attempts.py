@@ -13,10 +13,11 @@ from sqlalchemy import Connection, Row, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
 from experiments.records.messages import TrialProgress
-from experiments.retries import attempt_words, may_retry, retry_wait_s
+from experiments.retries import Break, attempt_words, may_retry, retry_wait_s
 from service.errors import Invalid, NotFound, StaleToken
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
+from service.store.breaks import breaks_of
 from service.store.columns import db_now, storable
 from service.store.completion import complete_if_done
 from service.store.tables import attempts, blocks, trials
@@ -32,6 +33,16 @@ class LockedAttempt:
     attempt: Row[Any]
     block: Row[Any]
     trials: Sequence[Row[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptFailure:
+    """Why an attempt ended without a result."""
+
+    failure_class: FailureClass
+    message: str
+    arm: str | None = None
+    """The arm whose trial ended it; None where it cannot be told."""
 
 
 def lock_attempt(connection: Connection, attempt_id: str, token: int) -> LockedAttempt:
@@ -110,30 +121,39 @@ def end_without_result(
     connection: Connection,
     locked: LockedAttempt,
     state: AttemptState,
+    failure: AttemptFailure,
     *,
-    failure: FailureClass,
-    message: str,
     actor: str,
 ) -> None:
     """End an attempt without a result: requeue its block whole, or fail or cancel it.
 
-    A block fails when it had as many attempts as its failure class allows, and is cancelled with its ablation.
+    A block fails when it had as many attempts as its failure class allows, and is cancelled with its ablation. Raises
+    Invalid for an arm that the block does not hold.
     """
     block = locked.block
-    message = storable(message)
+    _check_arm(locked, failure.arm)
+    message = storable(failure.message)
     transitions = Transitions(connection, block.ablation_id, actor=actor)
-    ending = {"ended_at": db_now(), "failure_class": failure, "message": message}
-    reason = f"{failure}: {message}"
-    transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, **ending)
+    known = {"failure_class": failure.failure_class, "message": message, "arm": failure.arm}
+    reason = f"{failure.failure_class}: {message}"
+    transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, ended_at=db_now(), **known)
+    broken = breaks_of(connection, block.ablation_id)
+    last = Break(locked.trials[0].block_index, failure.failure_class, failure.arm)
     if lock_ablation(connection, block.ablation_id) == AblationState.CANCELLING:
         _end(transitions, locked, BlockState.CANCELLED, TrialState.CANCELLED, "the ablation is being cancelled")
-    elif not may_retry(block.attempt_no, failure):
-        reason = f"{reason} ({attempt_words(block.attempt_no, failure)})"
+    elif not may_retry(broken, last):
+        reason = f"{reason} ({attempt_words(broken, last)})"
         _end(transitions, locked, BlockState.FAILED, TrialState.FAILED, reason)
     else:
         _requeue(connection, transitions, locked, reason)
     transitions.flush()
     complete_if_done(connection, block.ablation_id)
+
+
+def _check_arm(locked: LockedAttempt, arm: str | None) -> None:
+    known = sorted(row.arm for row in locked.trials)
+    if arm is not None and arm not in known:
+        raise Invalid(f"arm {arm!r} is not part of block {locked.block.id}; its arms: {', '.join(known)}")
 
 
 def _requeue(connection: Connection, transitions: Transitions, locked: LockedAttempt, reason: str) -> None:
@@ -174,8 +194,13 @@ def expire_lease(connection: Connection) -> str | None:
     if row is None:
         return None
     locked = lock_attempt(connection, row.attempt_id, row.token)
-    message = f"node {locked.attempt.node_id} was silent for longer than its lease"
-    end_without_result(
-        connection, locked, AttemptState.EXPIRED, failure=FailureClass.INFRA_NODE, message=message, actor="reconciler"
-    )
+    message = f"node {locked.attempt.node_id} was silent for longer than its lease{_while(locked)}"
+    failure = AttemptFailure(failure_class=FailureClass.INFRA_NODE, message=message)
+    end_without_result(connection, locked, AttemptState.EXPIRED, failure, actor="reconciler")
     return str(row.id)
+
+
+def _while(locked: LockedAttempt) -> str:
+    """Say which arm ran last: it need not be the reason."""
+    ran = [row.arm for row in locked.trials if row.state == TrialState.RUNNING]
+    return f" while arm '{ran[-1]}' ran" if ran else ""

@@ -116,6 +116,7 @@ def _break(connection: Connection, transitions: Transitions, record: BrokenAttem
         reason=f"{record.failure_class}: {message}",
         ended_at=record.ended_at.timestamp(),
         failure_class=record.failure_class,
+        arm=record.arm,
         message=message,
     )
 

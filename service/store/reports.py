@@ -9,7 +9,7 @@ from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
 from service.errors import StaleToken
 from service.lifecycle import EventKind
-from service.store.attempts import LockedAttempt, end_without_result, find_attempt
+from service.store.attempts import AttemptFailure, LockedAttempt, end_without_result, find_attempt
 from service.store.columns import db_now
 from service.store.completion import complete_if_done
 from service.store.tables import attempts, events, receipts, trials
@@ -80,9 +80,8 @@ def store_break(connection: Connection, locked: LockedAttempt, report: BlockRepo
     message = report.message or "no reason given"
     if report.receipts:
         message += f" ({len(report.receipts)} receipts of the broken block were discarded)"
-    end_without_result(
-        connection, locked, AttemptState.BROKEN, failure=failure, message=message, actor=locked.attempt.node_id
-    )
+    broke = AttemptFailure(failure_class=failure, message=message, arm=report.arm)
+    end_without_result(connection, locked, AttemptState.BROKEN, broke, actor=locked.attempt.node_id)
     connection.execute(update(attempts).where(attempts.c.id == locked.attempt.id).values(report_digest=report_digest))
 
 

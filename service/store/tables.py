@@ -168,6 +168,7 @@ attempts = Table(
     Column("failure_class", String(32)),
     Column("message", Text),
     Column("report_digest", String(71)),
+    Column("arm", String(120)),
 )
 
 receipts = Table(
@@ -180,6 +181,17 @@ receipts = Table(
     Column("wall_s", Double, nullable=False),
     Column("digest", String(71), nullable=False),
     Column("payload", Text, nullable=False),
+)
+
+aa_blocks = Table(
+    "aa_blocks",
+    metadata,
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("block_index", Integer, nullable=False),
+    Column("node_class", String(32), nullable=False, index=True),
+    Column("key", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    PrimaryKeyConstraint("ablation_id", "block_index"),
 )
 
 log_chunks = Table(

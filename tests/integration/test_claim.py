@@ -10,9 +10,10 @@ from sqlalchemy import func, select, update
 
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import FailureClass
-from experiments.records.bundle import used_up_by
-from experiments.retries import MAX_ATTEMPTS
+from experiments.records.bundle import breaks, used_up_by
+from experiments.retries import MAX_ATTEMPTS, final_failures
 from service.reconciler import Reconciler
+from service.store.breaks import broken_attempts
 from service.store.columns import db_now
 from service.store.results import ablation_view
 from service.store.tables import blocks, events, outbox, receipts
@@ -253,22 +254,76 @@ def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     assert (shown["state"], shown["blocks"]["failed"]) == ("failed", 6)
     found = api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]
     assert {(block["state"], block["attempt_no"]) for block in found} == {("failed", limit)}
-    assert "attempt 2 of 2" in found[0]["message"]
+    assert "timeout 2 of 2" in found[0]["message"]
 
 
 def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api) -> None:
     rng = random.Random(8)  # noqa: S311 - draws that repeat
     node = api.register()
-    for _ in range(6):
-        made, broken, state = api.submit(), [], "queued"
-        while state == "queued":
-            failure = rng.choice(list(FailureClass))
+    for _ in range(8):
+        made, broken, index = api.submit(), [], 0
+        while index == 0:
             block = claimed(api, node)
-            broken.append(broken_attempt(block["block_index"], block["attempt_no"], failure))
-            state = api.attempt(block, "report", failure_class=failure, message="x").json()["block_state"]
-            assert state == ("queued" if used_up_by(broken, 0) is None else "failed")
+            for trial in block["trials"]:
+                assert trial["final_failures"] == [*final_failures(breaks(broken), index, trial["arm"])]
+            failure = rng.choice(list(FailureClass))
+            arm: str | None = rng.choice([None, *(trial["arm"] for trial in block["trials"])])
+            broken.append(broken_attempt(index, block["attempt_no"], failure, arm=arm))
+            state = api.attempt(block, "report", failure_class=failure, arm=arm, message="x").json()["block_state"]
+            assert state == ("queued" if used_up_by(broken, index) is None else "failed")
+            index += state == "failed"
             ready(api)
+        with api.store.read() as connection:
+            told = broken_attempts(connection, made["id"])
+        assert [(one.number, one.failure_class, one.arm) for one in told] == [
+            (one.attempt_no, one.failure_class, one.arm) for one in broken
+        ]
+        assert {(one.block_index, one.message, one.node) for one in told} == {(0, "x", "node-a")}
         api.cancel(made["id"])
+
+
+def test_first_timeout_after_many_preemptions_is_the_first(api: Api) -> None:
+    api.submit()
+    node = api.register()
+    for _ in range(3):
+        assert api.attempt(claimed(api, node), "release", **RELEASE).json()["block_state"] == "queued"
+        ready(api)
+    late = {"failure_class": "timeout", "arm": "psiv-on", "message": "slow"}
+    assert api.attempt(claimed(api, node), "report", **late).json()["block_state"] == "queued"
+
+
+def test_arm_that_was_late_before_has_it_as_its_result_in_every_later_block(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    api.attempt(claimed(api, node), "report", failure_class="timeout", arm="psiv-on", message="slow")
+    for _ in range(6):
+        block = claimed(api, node)
+        late = {trial["arm"] for trial in block["trials"] if "timeout" in trial["final_failures"]}
+        assert late == {"psiv-on"}
+        broke = {"outcome": "timeout", "failure_class": "timeout", "message": "slow"}
+        body = receipts_of(block, node, changed={"psiv-on": broke})
+        assert api.attempt(block, "report", receipts=body).json()["block_state"] == "done"
+    assert state_of(api, made["id"])["state"] == "completed"
+
+
+def test_break_by_an_arm_that_the_block_does_not_hold_is_refused(api: Api) -> None:
+    api.submit()
+    block = claimed(api, api.register())
+    answer = api.attempt(block, "report", failure_class="timeout", arm="stranger", message="slow")
+    assert answer.status_code == 422
+    assert "its arms: baseline, chunk-32, psiv-on" in answer.text
+    assert api.attempt(block, "heartbeat").status_code == 200
+
+
+def test_silent_node_is_told_with_the_arm_that_ran_last(api: Api) -> None:
+    made = api.submit()
+    block = claimed(api, api.register())
+    api.attempt(block, "heartbeat", progress=[_step(block, 1)])
+    expire(api)
+    with api.store.read() as connection:
+        (told,) = broken_attempts(connection, made["id"])
+    assert (told.failure_class, told.arm) == (FailureClass.INFRA_NODE, None)
+    assert told.message.endswith(f"silent for longer than its lease while arm '{block['trials'][0]['arm']}' ran")
 
 
 def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:

@@ -15,6 +15,7 @@ from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import PlanFile, plan_file_text
 from experiments.reporting.mlflow_sink import Sink
+from experiments.reporting.view import judge_bundle
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from tests import mlflow_server
@@ -176,15 +177,21 @@ def test_stop_ends_the_trial_and_keeps_what_is_done(tmp_path: Path) -> None:
     assert not processes_of(run.folder)
 
 
-def test_timeouts_use_up_the_attempts_of_a_block(tmp_path: Path) -> None:
+def test_arms_that_are_late_again_have_it_as_their_result(tmp_path: Path) -> None:
     run = tiny(tmp_path, timed=10_000)
     text = json.loads(run.file.spec_text)
-    slow = Run(tmp_path, make_file(**{**text, "limits": {"trial": "1s"}}))
+    slow = Run(tmp_path, make_file(**{**text, "limits": {"trial": "3s"}}))
     code, _out, err = slow.execute("--blocks", "1", "--no-rehearse")
-    assert code == 1
-    assert "block 1 broke, attempt 2 of 2: timeout" in err
-    assert "blocks that used up their attempts: 1" in err
-    assert [record.attempt_no for record in slow.read().broken] == [1, 2]
+    assert code == 0, err
+    order = slow.file.plan.blocks[0].order
+    assert "block 1 broke, timeout 1 of 2: arm 'baseline': the trial took longer than 3 s" in err
+    bundle = slow.read()
+    assert [(record.attempt_no, record.arm) for record in bundle.broken] == [*enumerate(order, start=1)]
+    assert [trial.receipt.outcome for trial in bundle.blocks[0].trials] == ["timeout"] * len(order)
+    told = judge_bundle(bundle).circumstances.attempts
+    assert [(one.number, one.failure_class, one.arm) for one in told] == [
+        (number, "timeout", arm) for number, arm in enumerate(order, start=1)
+    ]
 
 
 def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from experiments.analysis.guards import receipt_problems
 from experiments.errors import SpecError
 from experiments.records.messages import ClaimedBlock, DeviceInfo
-from experiments.records.receipts import verify
+from experiments.records.receipt_check import verify
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from tests.api_stack import Api, running_api
 from tests.bundles import make_file

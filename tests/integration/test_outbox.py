@@ -25,7 +25,7 @@ from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
 from service.store import leaders, outbox
 from service.store.columns import db_now
-from service.store.tables import ablations, idempotency
+from service.store.tables import ablations, blocks, idempotency
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
 
@@ -116,6 +116,26 @@ def test_failed_ablation_is_judged_too(api: Api) -> None:
     verdict = api.get(made["links"]["verdict"]).json()
     assert verdict["blocks_counted"] == 0
     assert {variant["verdict"] for variant in verdict["variants"]} <= {"failed", "invalid", "inconclusive"}
+
+
+def test_verdict_names_every_attempt_that_broke(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    for arm in ("psiv-on", None):
+        block = api.claim(node)
+        assert block is not None
+        api.attempt(block, "report", failure_class="invalid_measurement", arm=arm, message=f"guard of {arm}")
+        with api.store.write() as connection:
+            connection.execute(update(blocks).values(not_before=0.0))
+    api.finish(node)
+    handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
+    handlers.run_due(OutboxKind.JUDGE)
+    told = api.get(made["links"]["verdict"]).json()["circumstances"]["attempts"]
+    common = {"block_index": 0, "failure_class": "invalid_measurement", "node": "node-a"}
+    assert told == [
+        {**common, "number": 1, "arm": "psiv-on", "message": "guard of psiv-on"},
+        {**common, "number": 2, "arm": None, "message": "guard of None"},
+    ]
 
 
 def test_cancelled_ablation_gets_a_report_without_a_verdict(api: Api) -> None:

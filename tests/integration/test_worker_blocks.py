@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments.outcomes import FailureClass
 from experiments.records import receipts
 from model.config import OptimConfig, StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
@@ -100,8 +101,40 @@ def test_gate_that_is_not_live_is_refused(rig: Rig) -> None:
 def test_timeout_breaks_the_block(rig: Rig) -> None:
     rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="late", timeout_s=2.0))
     (report,) = until(lambda: rig.service.bodies(":report"))
-    assert (report["failure_class"], report["receipts"]) == ("timeout", [])
+    assert (report["failure_class"], report["arm"], report["receipts"]) == ("timeout", "arm-0", [])
+    assert "arm 'arm-0': the trial took longer than 2 s" in report["message"]
     assert rig.trainers() == set()
+
+
+def test_repeated_timeout_is_the_arms_result_and_the_others_are_measured(rig: Rig) -> None:
+    claimed = block([rig.config(), rig.config(steps=_ENDLESS), rig.config()], attempt="again", timeout_s=60.0)
+    late = {"timeout_s": 4.0, "final_failures": (*claimed.trials[1].final_failures, FailureClass.TIMEOUT)}
+    trials = (claimed.trials[0], claimed.trials[1].model_copy(update=late), claimed.trials[2])
+    rig.service.blocks.append(claimed.model_copy(update={"trials": trials}))
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    assert report["failure_class"] is None
+    assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured", "timeout", "measured"]
+    found = report["receipts"][1]
+    assert (found["failure_class"], found["summary"]) == ("timeout", None)
+    assert found["message"] == "the trial took longer than 4 s"
+    assert 4.0 <= found["wall_s"] < 30.0
+    assert receipts.verify(found) == []
+    assert rig.trainers() == set()
+
+
+def test_repeated_death_without_a_result_is_the_arms_result(rig: Rig) -> None:
+    claimed = block([rig.config(steps=_ENDLESS), rig.config()], attempt="dies")
+    dies = {"final_failures": (*claimed.trials[0].final_failures, FailureClass.NO_RECEIPT)}
+    trials = (claimed.trials[0].model_copy(update=dies), claimed.trials[1])
+    rig.service.blocks.append(claimed.model_copy(update={"trials": trials}))
+    until(lambda: any(p["steps_done"] for b in rig.service.bodies(":heartbeat") for p in b["progress"]))
+    (trainer,) = rig.trainers()
+    os.kill(trainer, signal.SIGSEGV)
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    assert [receipt["outcome"] for receipt in report["receipts"]] == ["failed", "measured"]
+    assert report["receipts"][0]["failure_class"] == "no_receipt"
+    assert "SIGSEGV" in report["receipts"][0]["message"]
+    assert [receipts.verify(receipt) for receipt in report["receipts"]] == [[], []]
 
 
 def test_cancel_kills_and_releases(rig: Rig) -> None:
@@ -148,7 +181,7 @@ def test_killed_trainer_is_no_measurement(rig: Rig) -> None:
     (trainer,) = rig.trainers()
     os.kill(trainer, signal.SIGKILL)
     (report,) = until(lambda: rig.service.bodies(":report"))
-    assert (report["failure_class"], report["receipts"]) == ("infra_node", [])
+    assert (report["failure_class"], report["arm"], report["receipts"]) == ("infra_node", "arm-0", [])
     assert "killed from outside (SIGKILL)" in report["message"]
 
 

@@ -5,16 +5,13 @@ test_mamba3_mimo.py: float64 1e-9 (sums in another order than the oracle's), flo
 3e-2 over a tensor and 5e-2 for a row.
 """
 
-import os
 import random
 from dataclasses import replace
 
 import pytest
 import torch
 
-pytest.importorskip("torch_xla", reason="lane xla needs its own environment: make tpu, then make test-tpu")
-os.environ.setdefault("PJRT_DEVICE", "CPU")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
 from kernels import facts, xla_device
 from kernels.backends import Lane
@@ -35,10 +32,10 @@ FORMS = {
 
 def on_xla(inputs: ScanInputs) -> ScanInputs:
     """Return leaves on the XLA device."""
-    moved = replace(inputs, **{name: getattr(inputs, name).to(xla_device.device()) for name in inputs.names})
+    moved = replace(inputs, **{name: getattr(inputs, name).to(DEVICE) for name in inputs.names})
     for tensor in moved.tensors():
         tensor.requires_grad_()
-    ids = None if inputs.segment_ids is None else inputs.segment_ids.to(xla_device.device())
+    ids = None if inputs.segment_ids is None else inputs.segment_ids.to(DEVICE)
     return replace(moved, segment_ids=ids)
 
 
@@ -46,8 +43,12 @@ def run_lane(inputs: ScanInputs, grad_out, **form):
     """Return output, final state and gradients on the host, by name."""
     moved = on_xla(inputs)
     result = mamba3_mimo(moved, ScanSwitches(lane=Lane.XLA, **form))
-    grads = torch.autograd.grad(result.out, moved.tensors(), grad_out.to(xla_device.device()))
-    named = {**dict(zip(moved.names, grads, strict=True)), "out": result.out.detach(), "final_state": result.final_state}
+    grads = torch.autograd.grad(result.out, moved.tensors(), grad_out.to(DEVICE))
+    named = {
+        **dict(zip(moved.names, grads, strict=True)),
+        "out": result.out.detach(),
+        "final_state": result.final_state,
+    }
     xla_device.step_boundary()
     return {name: tensor.cpu() for name, tensor in named.items()}
 
@@ -56,7 +57,11 @@ def run_reference(inputs: ScanInputs, grad_out):
     leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs.tensors())
     result = mamba3_mimo(inputs.with_tensors(leaves), ScanSwitches(schedule="sequential"))
     grads = torch.autograd.grad(result.out, leaves, grad_out)
-    return {**dict(zip(inputs.names, grads, strict=True)), "out": result.out.detach(), "final_state": result.final_state}
+    return {
+        **dict(zip(inputs.names, grads, strict=True)),
+        "out": result.out.detach(),
+        "final_state": result.final_state,
+    }
 
 
 def run_oracle(inputs: ScanInputs, grad_out):
@@ -77,12 +82,14 @@ def problem(shape: ScanSizes, *, dtype=torch.float32, ids=None, seed=1, **fields
 def grad_for(inputs: ScanInputs) -> torch.Tensor:
     batch, length, heads, width = inputs.v.shape
     ranks = [inputs.psi.shape[1]] if inputs.phi is None else []
-    return torch.randn(batch, length, *ranks, heads, width, generator=torch.Generator().manual_seed(2)).to(inputs.v.dtype)
+    return torch.randn(batch, length, *ranks, heads, width, generator=torch.Generator().manual_seed(2)).to(
+        inputs.v.dtype
+    )
 
 
 def drawn(seed: int) -> tuple[ScanInputs, dict]:
     """Return a random problem in float64 over the whole range of the lane, and how to run it."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 - problems, not secrets
     groups, ranks, chunk = draw.choice([1, 2, 3]), draw.choice([1, 2, 4, 8]), draw.choice([8, 16, 32, 64])
     shape = ScanSizes(
         batch=draw.choice([1, 2, 3]),
@@ -150,8 +157,8 @@ def test_long_decay_does_not_overflow():
 
 
 def test_no_gradient_is_returned_for_frozen_inputs():
-    moved = replace(problem(BASE), **{})
-    moved = moved.with_tensors(tuple(tensor.to(xla_device.device()) for tensor in moved.tensors()))
+    moved = problem(BASE)
+    moved = moved.with_tensors(tuple(tensor.to(DEVICE) for tensor in moved.tensors()))
     moved.v.requires_grad_()
     for form in ({"chunk_size": 16}, {"chunk_size": 16, "schedule": "sequential"}):
         moved.v.grad = None
@@ -188,7 +195,7 @@ def graph_of(inputs: ScanInputs, **form) -> str:
 
 
 def of_documents(moved: ScanInputs, kind: str) -> ScanInputs:
-    return replace(moved, segment_ids=document_ids(BASE, kind).to(xla_device.device()))
+    return replace(moved, segment_ids=document_ids(BASE, kind).to(DEVICE))
 
 
 @pytest.mark.parametrize("form", [{}, {"schedule": "sequential"}], ids=["parallel", "sequential"])
@@ -204,7 +211,7 @@ def test_boundaries_as_numbers_are_another_graph_each():
     xla_device.step_boundary()
     hashes = set()
     for cut in (5, 16, 30):
-        ids = torch.zeros(BASE.batch, BASE.length, dtype=torch.long, device=xla_device.device())
+        ids = torch.zeros(BASE.batch, BASE.length, dtype=torch.long, device=DEVICE)
         ids[:, cut:] = 1
         hashes.add(graph_of(replace(moved, segment_ids=ids)))
     assert len(hashes) == 3

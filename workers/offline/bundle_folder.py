@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from experiments.errors import BundleError, PlanFileError
 from experiments.ids import new_id
+from experiments.outcomes import FailureClass
 from experiments.records.bundle import (
     BLOCK,
     LOG,
@@ -36,6 +37,8 @@ from workers.paths import TrialPaths, WorkPaths, write_whole
 from workers.trial_output import LogTail
 
 _HALF_WRITTEN = "*.part"
+_RUNNING = "running.json"
+"""In the work folder: the attempt that runs now."""
 
 
 class BundleFolder:
@@ -78,7 +81,7 @@ class BundleFolder:
             path.unlink()
         self._check_plan()
         write_whole(self.root / PLAN, plan_file_text(self._plan_file))
-        return self._verified()
+        return self._with_killed(self._verified())
 
     def add_node(self, name: str, registration: NodeRegistration, known: Bundle) -> str:
         """Describe this machine in the bundle; return its id, the same as before when nothing about it changed."""
@@ -89,6 +92,10 @@ class BundleFolder:
         self._write(f"nodes/{record.node_id}.json", record)
         self.seal()
         return record.node_id
+
+    def begin(self, attempt: Attempt) -> None:
+        """Remember that an attempt runs, so that a kill leaves a trace of it."""
+        write_whole(self.work / _RUNNING, attempt.model_dump_json())
 
     def keep_block(self, attempt: Attempt, receipts: Sequence[Receipt]) -> None:
         """Take a finished block in: all of it at once, then the manifest."""
@@ -113,6 +120,7 @@ class BundleFolder:
 
     def drop_work_of(self, attempt_id: str) -> None:
         """Remove what an attempt left."""
+        (self.work / _RUNNING).unlink(missing_ok=True)
         shutil.rmtree(self.paths.root / attempt_id, ignore_errors=True)
 
     def seal(self) -> Manifest:
@@ -160,10 +168,30 @@ class BundleFolder:
         self.seal()
         return open_bundle(read_bundle_files(self.root))
 
+    def _with_killed(self, known: Bundle) -> Bundle:
+        """Keep the attempt that was running when an earlier run was killed: it counts as evidence as any other."""
+        path = self.work / _RUNNING
+        if not path.is_file():
+            return known
+        begun = Attempt.model_validate_json(path.read_bytes())
+        told = {*(block.attempt.attempt_id for block in known.blocks), *(one.attempt_id for one in known.broken)}
+        if begun.attempt_id not in told:
+            self.keep_broken(_killed(begun, self.paths.root / begun.attempt_id))
+        self.drop_work_of(begun.attempt_id)
+        return open_bundle(read_bundle_files(self.root))
+
     def _write(self, path: str, record: BaseModel) -> None:
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, record.model_dump_json(indent=1) + "\n")
+
+
+def _killed(begun: Attempt, folder: Path) -> BrokenAttempt:
+    """Return the attempt `begun` as one that broke when the last of its files was written."""
+    written = [path.stat().st_mtime for path in folder.rglob("*") if path.is_file()]
+    seen = max([begun.started_at, *(datetime.fromtimestamp(moment, UTC) for moment in written)])
+    why = {"failure_class": FailureClass.PREEMPTED, "message": "the run was killed while this block ran"}
+    return BrokenAttempt.model_validate({**begun.model_dump(), "ended_at": seen, **why})
 
 
 def now() -> datetime:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from experiments.block_numbers import block_index
+from experiments.design.fields import read_config
 from experiments.digest import code_digest
 from experiments.records.plan_file import PlanFile, differences
 from model.errors import ConfigError
 from workers.errors import ExecRefused
 from workers.node import Node
-from workers.result import read_config
 
 
 def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:

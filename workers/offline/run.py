@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from experiments.block_numbers import block_name
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
-from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, used_up_by
+from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, breaks, used_up_by
 from experiments.records.messages import ClaimedBlock
 from experiments.records.plan_file import PlanFile
 from experiments.retries import attempt_words, budget_spent
@@ -101,12 +101,14 @@ class ExecRun:
 
     def _claim(self, index: int) -> ClaimedBlock:
         before = sum(record.index == index for record in self._broken)
-        return self._plan_file.claimed(index, attempt_id=new_id("att"), attempt_no=before + 1)
+        known = breaks(self._broken)
+        return self._plan_file.claimed(index, attempt_id=new_id("att"), attempt_no=before + 1, broken=known)
 
     def _try(self, index: int) -> str | None:
         """Run a block once; return why the whole run has to stop, if it has to."""
         claimed, started_at = self._claim(index), now()
         output = BlockOutput()
+        self._folder.begin(Attempt(started_at=started_at, ended_at=started_at, **self._names(claimed)))
         self._display.begins(block_name(index, len(self._plan_file.plan.blocks)), claimed, output)
         try:
             receipts = self._runner.run(claimed, _endless(), output)
@@ -114,28 +116,30 @@ class ExecRun:
             self._folder.keep_block(attempt, receipts)
             self._done[index] = attempt.seconds
         except BlockBroken as broken:
-            self._keep_broken(claimed, started_at, broken.failure_class, broken.message)
+            self._keep_broken(claimed, started_at, broken)
         except BlockStopped as stopped:
+            self._keep_broken(claimed, started_at, BlockBroken(FailureClass.PREEMPTED, f"stopped: {stopped.reason}"))
             return f"it was stopped ({stopped.reason}); {block_name(index)} will run again whole"
         finally:
             self._display.ends(counted=index in self._done)
             self._folder.drop_work_of(claimed.attempt_id)
         return None
 
-    def _keep_broken(self, claimed: ClaimedBlock, started_at: object, failure: FailureClass, message: str) -> None:
+    def _keep_broken(self, claimed: ClaimedBlock, started_at: object, broken: BlockBroken) -> None:
         record = BrokenAttempt.model_validate(
             {
                 **self._names(claimed),
                 "started_at": started_at,
                 "ended_at": now(),
-                "failure_class": failure,
-                "message": message[:_MESSAGE_LIMIT],
+                "failure_class": broken.failure_class,
+                "arm": broken.arm,
+                "message": broken.message[:_MESSAGE_LIMIT],
             }
         )
         self._broken.append(record)
         self._folder.keep_broken(record)
-        which = attempt_words(record.attempt_no, failure)
-        self._display.say(f"{block_name(record.index)} broke, {which}: {failure}: {message}")
+        which = attempt_words(breaks(self._broken), record.as_break)
+        self._display.say(f"{block_name(record.index)} broke, {which}: {broken.message}")
 
     def _names(self, claimed: ClaimedBlock) -> dict[str, object]:
         return {

@@ -143,3 +143,8 @@ def _compiled(name: str, shape: ScanShape, variant: Variant, num_tokens: int) ->
         program = KERNELS[name](shape, variant, num_tokens)
     options = pass_configs(name, variant)
     return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=options)
+
+
+def kernels_made() -> int:
+    """Return how many kernels this process has made ready so far, compiled or loaded from TileLang's cache."""
+    return _compiled.cache_info().misses

@@ -1,4 +1,4 @@
-"""What a pass keeps for its backward pass and what is made there again: decided in the traced joint graph, and read back.
+"""What a pass keeps for its backward pass and what is made there again: decided in the traced graph, and read back.
 
 torch traces forward and backward of a function as one graph and asks a partitioner where to cut it. Ours marks values
 before torch's min-cut partitioner does so: PsiV (everything made from v and psi alone) is kept with `psiv_cache` and

@@ -147,9 +147,7 @@ def _sequential(contract: Contract) -> tuple[Run, Partition, int]:
 
 def _partition(contract: Contract, places: Any) -> Partition:
     switches, order = contract.switches, list(places)
-    return Partition(
-        v=order.index("v"), psi=order.index("psi"), psiv_cache=switches.psiv_cache, remat=switches.remat
-    )
+    return Partition(v=order.index("v"), psi=order.index("psi"), psiv_cache=switches.psiv_cache, remat=switches.remat)
 
 
 _TIMELINE = len(Timeline.AXES)

@@ -98,7 +98,7 @@ def _angles(inputs: ScanInputs, run_BT: Tensor, chunk_size: int) -> Tensor:
 
 
 def _masked_sum(mask_X: Tensor, t_XA: Tensor) -> Tensor:
-    """Return [...,X,A]: row t is the sum over the rows u of `t_XA` [...,X,A] for which `mask_X` [...,X,X] (t, u) holds."""
+    """Return [...,X,A]: row t is the sum of the rows u of `t_XA` [...,X,A] where `mask_X` [...,X,X] (t, u) holds."""
     return (mask_X.unsqueeze(-1) * t_XA.unsqueeze(-3)).sum(-2)
 
 

@@ -1,24 +1,48 @@
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.outcomes import FailureClass
-from experiments.retries import FINAL_WITH_RECEIPT, MAX_ATTEMPTS, attempt_words, budget_spent, may_retry, retry_wait_s
+from experiments.retries import (
+    FINAL_WHEN_REPEATED,
+    FINAL_WITH_RECEIPT,
+    MAX_ATTEMPTS,
+    Break,
+    attempt_words,
+    budget_spent,
+    final_failures,
+    may_retry,
+    retry_wait_s,
+)
+
+ARMS = ("baseline", "a", "b")
+BREAKS = st.lists(
+    st.builds(Break, st.integers(0, 2), st.sampled_from(FailureClass), st.sampled_from([None, *ARMS])), max_size=40
+)
+
+
+def again(failure: FailureClass, times: int) -> bool:
+    """Tell whether a block may run again after `failure` ended it so often."""
+    broken = [Break(0, failure, "a")] * times
+    return may_retry(broken, broken[-1])
 
 
 @pytest.mark.parametrize("failure", FailureClass)
 def test_every_failure_class_allows_a_number_of_attempts(failure: FailureClass) -> None:
-    answers = [may_retry(attempts, failure) for attempts in range(1, 13)]
+    answers = [again(failure, times) for times in range(1, 13)]
     assert answers == sorted(answers, reverse=True)
     assert answers.count(True) == MAX_ATTEMPTS[failure] - 1
     assert not answers[-1]
 
 
 def test_what_is_a_result_of_the_arm_is_not_run_again() -> None:
-    assert [failure for failure in FINAL_WITH_RECEIPT if may_retry(1, failure)] == []
+    assert [failure for failure in FINAL_WITH_RECEIPT if again(failure, 1)] == []
 
 
 def test_trouble_of_the_machine_is_run_again_and_a_wish_of_a_person_is_not() -> None:
-    again = {failure for failure in FailureClass if may_retry(1, failure)}
-    assert again == {
+    assert {failure for failure in FailureClass if again(failure, 1)} == {
         FailureClass.INFRA_NODE,
         FailureClass.INFRA_CONTROL,
         FailureClass.PREEMPTED,
@@ -28,6 +52,56 @@ def test_trouble_of_the_machine_is_run_again_and_a_wish_of_a_person_is_not() -> 
     }
 
 
+def test_classes_count_alone() -> None:
+    broken = [Break(0, FailureClass.PREEMPTED, None)] * 3 + [Break(0, FailureClass.TIMEOUT, "a")]
+    assert may_retry(broken, broken[-1])
+    assert attempt_words(broken, broken[-1]) == "timeout 1 of 2"
+
+
+@given(BREAKS, st.integers(0, 2), st.sampled_from(ARMS))
+def test_final_failures_are_those_that_were_said_often_enough(broken: list[Break], block: int, arm: str) -> None:
+    found = final_failures(broken, block, arm)
+    by_arm = Counter((one.failure_class, one.arm) for one in broken)
+    by_block = Counter((one.failure_class, one.block_index) for one in broken)
+    by_both = Counter(broken)
+    assert set(found) >= FINAL_WITH_RECEIPT
+    assert (FailureClass.TIMEOUT in found) is (by_arm[FailureClass.TIMEOUT, arm] >= 1)
+    assert (FailureClass.NO_RECEIPT in found) is (by_arm[FailureClass.NO_RECEIPT, arm] >= 2)
+    assert (FailureClass.INVALID_MEASUREMENT in found) is (by_block[FailureClass.INVALID_MEASUREMENT, block] >= 2)
+    assert (FailureClass.INFRA_NODE in found) is (by_both[Break(block, FailureClass.INFRA_NODE, arm)] >= 4)
+    assert set(found) <= FINAL_WITH_RECEIPT | set(FINAL_WHEN_REPEATED)
+
+
+@given(st.data())
+def test_no_arm_starves_a_block(data: st.DataObject) -> None:
+    """Whatever arms do, of classes that can become their result: no block fails, and each is run a bounded number of
+    times.
+    """
+    broken: list[Break] = []
+    classes = sorted(set(FINAL_WHEN_REPEATED) - {FailureClass.INFRA_NODE})
+    for block in range(3):
+        attempts = 0
+        while True:
+            attempts += 1
+            ended = data.draw(st.sampled_from([None, *((failure, arm) for failure in classes for arm in ARMS)]))
+            if ended is None or ended[0] in final_failures(broken, block, ended[1]):
+                break
+            broken.append(Break(block, *ended))
+            assert may_retry(broken, broken[-1])
+        assert attempts <= 1 + len(ARMS) * (1 + 2) + 2
+
+
+def test_one_arm_that_loses_its_device_every_time_does_not_fail_the_block() -> None:
+    broken: list[Break] = []
+    while FailureClass.INFRA_NODE not in final_failures(broken, 0, "a"):
+        broken.append(Break(0, FailureClass.INFRA_NODE, "a"))
+        assert may_retry(broken, broken[-1])
+    assert len(broken) == MAX_ATTEMPTS[FailureClass.INFRA_NODE] - 1
+    assert FailureClass.INFRA_NODE not in final_failures(broken, 0, "b")
+    broken.append(Break(0, FailureClass.INFRA_NODE, "b"))
+    assert not may_retry(broken, broken[-1])
+
+
 def test_first_retry_follows_at_once_and_later_ones_rest_longer() -> None:
     assert [retry_wait_s(attempts) for attempts in range(1, 8)] == [0.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
@@ -35,10 +109,6 @@ def test_first_retry_follows_at_once_and_later_ones_rest_longer() -> None:
 @pytest.mark.parametrize(("used", "budget", "is_spent"), [(0.0, 1.0, False), (0.999, 1.0, False), (1.0, 1.0, True)])
 def test_budget_is_spent_when_the_last_minute_is(used: float, budget: float, is_spent: bool) -> None:
     assert (budget_spent(used, budget) is not None) is is_spent
-
-
-def test_attempt_is_said_with_how_many_there_may_be() -> None:
-    assert attempt_words(1, FailureClass.TIMEOUT) == "attempt 1 of 2"
 
 
 def test_budget_says_what_was_used_and_what_was_allowed() -> None:

@@ -4,7 +4,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from kernels.scan import ScanFact, ScanSwitches
 from model import train as training
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from model.data import Dataset
-from model.errors import DataError, NonFiniteLoss
+from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
 from model.packing import Batch
 from model.train import StepRecord, TrainResult, train
@@ -216,8 +216,8 @@ def test_train_ignores_masked_targets(home: Path, dataset: Dataset, monkeypatch:
 
 def test_validate_weighs_rows_by_their_valid_tokens(home: Path, dataset: Dataset) -> None:
     together = config_for(home, micro_batch=4, steps=StepsConfig(warmup=0, timed=1, val_rows=4))
-    trainer = training._Trainer(together, dataset, torch.device("cpu"))
-    one_by_one = training._Trainer(replace(together, micro_batch=1), dataset, torch.device("cpu"))
+    trainer = training._Trainer(together, dataset, torch.device("cpu"), started=0.0)
+    one_by_one = training._Trainer(replace(together, micro_batch=1), dataset, torch.device("cpu"), started=0.0)
     assert trainer.validate() == pytest.approx(one_by_one.validate(), rel=1e-5)
 
 
@@ -230,12 +230,73 @@ def test_train_stops_at_a_loss_that_is_not_finite(home: Path, dataset: Dataset) 
     assert all(math.isfinite(step.loss) for step in seen)
 
 
-def test_train_switches_automatic_collection_off_for_timed_steps_only(home: Path, dataset: Dataset) -> None:
+def test_train_collects_garbage_before_the_warm_up_and_not_again_until_the_window_ends(
+    home: Path, dataset: Dataset
+) -> None:
     enabled: dict[str, set[bool]] = {}
     config = config_for(home, steps=StepsConfig(warmup=2, timed=2, val_rows=0))
     train(config, dataset=dataset, on_step=lambda step: enabled.setdefault(step.phase, set()).add(gc.isenabled()))
-    assert enabled == {"compile": {True}, "warmup": {True}, "timed": {False}}
+    assert enabled == {"compile": {True}, "warmup": {False}, "timed": {False}}
     assert gc.isenabled()
+
+
+def test_load_before_the_warm_up_takes_its_seconds_and_changes_no_loss(
+    home: Path, dataset: Dataset, baseline: TrainResult
+) -> None:
+    steps = replace(config_for(home).steps, warmup_s=0.4)
+    result = run(config_for(home, steps=steps), dataset)
+    assert losses(result) == losses(baseline)
+    assert [step.grad_norm for step in result.steps] == [step.grad_norm for step in baseline.steps]
+    assert result.facts == baseline.facts
+    assert sum(result.warmup_passes) > 0.3
+    first, second = result.steps[:2]
+    assert second.ended_s - second.seconds - first.ended_s >= 0.4
+    assert baseline.warmup_passes == ()
+
+
+def test_steps_carry_a_clock_that_fits_their_seconds(baseline: TrainResult) -> None:
+    for earlier, later in pairwise(baseline.steps):
+        assert later.ended_s - earlier.ended_s >= later.seconds
+    assert baseline.steps[0].ended_s >= baseline.steps[0].seconds
+    assert baseline.steps[-1].ended_s <= baseline.training_s
+
+
+def test_a_compilation_in_the_warm_up_is_followed_by_passes_until_one_compiles_nothing(
+    home: Path, dataset: Dataset, baseline: TrainResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = iter([0] * 7 + [3] + [3, 5] + [5] * 1000)  # a step or pass asks twice: the last warm-up step, then a pass
+    monkeypatch.setattr(training, "compilations", lambda: next(told))
+    result = run(config_for(home), dataset)
+    assert losses(result) == losses(baseline)
+    assert len(result.warmup_passes) == 2
+    assert sum(step.compilations for step in result.steps if step.phase == "timed") == 0
+
+
+def test_a_warm_up_that_compiles_for_ever_is_an_error(
+    home: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = count()
+    monkeypatch.setattr(training, "compilations", lambda: next(told))
+    with pytest.raises(StillCompiling, match="20 passes in a row"):
+        run(config_for(home), dataset)
+
+
+def test_a_recompilation_inside_the_window_is_counted_at_its_step(
+    home: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that another batch shape compiles again, in the middle of the window."""
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="eager", dynamic=False)
+    original = type(dataset.train).batch
+
+    def batch(rows: Any, indices: Any) -> Batch:
+        compiled(torch.ones(calls[0] // 6 + 1))
+        calls[0] += 1
+        return original(rows, indices)
+
+    calls = [0]
+    monkeypatch.setattr(type(dataset.train), "batch", batch)
+    result = run(config_for(home), dataset)
+    assert [step.index for step in result.steps if step.compilations] == [0, 6, 12]
 
 
 def test_train_leaves_torch_as_it_was(home: Path, dataset: Dataset) -> None:

@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from experiments.design.fields import read_config
 from model.config import DataConfig, TrainConfig
 from model.errors import ConfigError
-from workers.result import TrialResult, read_config, read_result, read_steps
+from workers.result import TrialResult, read_result, read_steps
 
 _CONFIG = TrainConfig(micro_batch=2, data=DataConfig(seq_len=64), seed=7)
 _JSON = TypeAdapter(TrainConfig).dump_python(_CONFIG, mode="json")
@@ -32,7 +33,9 @@ def test_read_config_missing_field_is_refused() -> None:
 
 def test_read_steps_ignores_torn_last_line(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    line = '{"index": 0, "phase": "compile", "seconds": 1.0, "tokens": 8, "loss": NaN, "grad_norm": Infinity}'
+    line = (
+        '{"index": 0, "phase": "compile", "seconds": 1, "ended_s": 1, "tokens": 8, "loss": NaN, "grad_norm": Infinity}'
+    )
     path.write_text(line + "\n" + line[:20])
     (step,) = read_steps(path)
     assert step.loss != step.loss

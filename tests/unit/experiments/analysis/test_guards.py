@@ -3,33 +3,122 @@ from typing import Any
 import pytest
 
 from experiments.analysis.guards import _SAME_IN_BLOCK, block_problems, receipt_problems
-from experiments.records.receipts import DeviceEvents
-from tests.factories import make_plan, make_receipt
+from experiments.design.guard_limits import MAX_SLOWED_SHARE
+from experiments.records.receipts import DeviceEvents, Receipt
+from experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, window_s
+from kernels.backends import NODE_CLASSES
+from tests.factories import NOTHING_HAPPENED, make_plan, make_receipt, make_spec
 
+CPU = make_plan()
+H200 = make_plan(
+    make_spec(
+        workload__recipe="hybrid-ref-h200",
+        placement__node_class="h200",
+        variants={"on": {"gates": {"psiv_cache": True}}},
+    )
+)
 HARMLESS = {"sw_power_cap"}
-FATAL = sorted(set(DeviceEvents.model_fields) - HARMLESS)
 
 
-def problems(**throttle: object) -> list[str]:
-    plan = make_plan()
-    return receipt_problems(make_receipt(plan, 0, "baseline", environment={"throttle": throttle}), plan)
+def on_h200(**changes: Any) -> Receipt:
+    return make_receipt(H200, 0, "baseline", **changes)
 
 
-def _happened(name: str) -> object:
-    return {"foreign_processes": [4711]}.get(name, 1)
+def problems(**events: object) -> list[str]:
+    return receipt_problems(on_h200(environment={"throttle": {**NOTHING_HAPPENED, **events}}), H200)
 
 
-@pytest.mark.parametrize("name", FATAL)
-def test_every_event_but_a_power_cap_makes_a_trial_invalid(name: str) -> None:
-    (found,) = problems(**{name: _happened(name)})
-    assert found.endswith(" during the trial")
-    assert len(problems(**{other: _happened(other) for other in FATAL})) == len(FATAL)
-
-
-def test_events_that_did_not_happen_or_were_not_told_are_no_problem() -> None:
-    assert problems(**{name: [] if name == "foreign_processes" else 0 for name in DeviceEvents.model_fields}) == []
-    assert problems(**dict.fromkeys(DeviceEvents.model_fields)) == []
+def test_nothing_happened_and_nothing_is_wrong() -> None:
+    assert problems() == []
     assert problems(sw_power_cap=3.5) == []
+    assert receipt_problems(make_receipt(CPU, 0, "baseline"), CPU) == []
+
+
+def test_every_event_but_a_power_cap_can_make_a_trial_invalid() -> None:
+    happened: dict[str, object] = dict.fromkeys(DeviceEvents.model_fields, 1)
+    happened["foreign_processes"] = (4711,)
+    told = {name: problems(**{name: value}) for name, value in happened.items()}
+    assert {name for name, found in told.items() if not found} == HARMLESS
+    assert all(len(found) == 1 for name, found in told.items() if name not in HARMLESS)
+    assert len(problems(**happened)) == len(FATAL_EVENTS) + len(SLOWED_BY)
+
+
+@pytest.mark.parametrize("name", ["sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"])
+def test_a_slow_down_counts_from_a_share_of_the_window_on(name: str) -> None:
+    """One microsecond is not worth a rerun; a hundredth of the window is."""
+    window = window_s(on_h200())
+    assert problems(**{name: 1e-6}) == []
+    assert problems(**{name: 0.99 * MAX_SLOWED_SHARE * window}) == []
+    (found,) = problems(**{name: 1.01 * MAX_SLOWED_SHARE * window})
+    assert "allowed: 1% of its" in found
+
+
+@pytest.mark.parametrize("name", sorted(NODE_CLASSES["h200"].tells - {"clock_mhz", "foreign_load"}))
+def test_what_an_h200_can_tell_and_did_not_is_not_fine(name: str) -> None:
+    (found,) = problems(**{name: None})
+    assert found == f"the node did not tell {name}, which node class 'h200' can tell"
+
+
+def test_absent_counters_clocks_and_loads_are_not_fine() -> None:
+    (found,) = receipt_problems(on_h200(environment={"throttle": None}), H200)
+    assert "did not tell ecc_uncorrected, foreign_processes, hw_power_brake" in found
+    receipt = on_h200()
+    steps = (*receipt.steps[:-1], receipt.steps[-1].model_copy(update={"clock_mhz": None}))
+    (found,) = receipt_problems(receipt.model_copy(update={"steps": steps}), H200)
+    assert found == "the node did not tell clock_mhz, which node class 'h200' can tell"
+    (found,) = receipt_problems(make_receipt(CPU, 0, "baseline", environment={"foreign_load": None}), CPU)
+    assert found == "the node did not tell foreign_load, which node class 'cpu' can tell"
+
+
+def test_other_processes_on_the_cores_count_on_the_host_only() -> None:
+    busy = {"foreign_load": 0.5, "foreign_busiest": ({"pid": 7, "name": "compiler", "cpu_s": 12.34},)}
+    strict = CPU.model_copy(update={"max_foreign_load": 0.25})
+    (found,) = receipt_problems(make_receipt(strict, 0, "baseline", environment=busy), strict)
+    assert found == (
+        "other processes took 50% of the cores' time during the trial; allowed: 25% (busiest: compiler 12.3 s)"
+    )
+    assert receipt_problems(make_receipt(strict, 0, "baseline", environment={"foreign_load": 0.25}), strict) == []
+    assert receipt_problems(on_h200(environment=busy), H200.model_copy(update={"max_foreign_load": 0.25})) == []
+
+
+def compiled_in(receipt: Receipt, index: int) -> Receipt:
+    steps = tuple(step.model_copy(update={"compilations": 2 * (step.index == index)}) for step in receipt.steps)
+    return receipt.model_copy(update={"steps": steps})
+
+
+def test_a_compilation_counts_inside_the_window_only() -> None:
+    receipt = make_receipt(CPU, 0, "baseline")
+    for step in receipt.steps:
+        found = receipt_problems(compiled_in(receipt, step.index), CPU)
+        wanted = [f"something was compiled inside the window, first in step {step.index}"]
+        assert found == (wanted if step.phase == "timed" else [])
+
+
+def test_what_disturbs_nothing_but_times_is_no_problem_where_an_exact_metric_decides() -> None:
+    exact = CPU.model_copy(update={"mde_pct_per_sd_pct": None, "max_foreign_load": 0.1})
+    receipt = make_receipt(exact, 0, "baseline", environment={"foreign_load": 0.9})
+    assert receipt_problems(compiled_in(receipt, 3), exact) == []
+    hot = {"throttle": {**NOTHING_HAPPENED, "hw_thermal_slowdown": 5.0, "ecc_uncorrected": 1}}
+    (found,) = receipt_problems(on_h200(environment=hot), H200.model_copy(update={"mde_pct_per_sd_pct": None}))
+    assert found == "uncorrected ECC error during the trial"
+
+
+def test_fewer_timed_steps_than_the_configuration_says_are_no_window() -> None:
+    receipt = make_receipt(CPU, 0, "baseline")
+    short = receipt.model_copy(update={"steps": receipt.steps[:-1]})
+    assert receipt_problems(short, CPU) == ["3 timed steps; the configuration asks for 4"]
+    bad = receipt.steps[-1].model_copy(update={"seconds": float("nan")})
+    assert receipt_problems(receipt.model_copy(update={"steps": (*receipt.steps[:-1], bad)}), CPU) == [
+        "a sample is not finite"
+    ]
+
+
+def test_a_gate_that_is_not_live_and_a_missing_summary_are_named() -> None:
+    receipt = make_receipt(CPU, 0, "psiv-on")
+    reading = receipt.gates["psiv_cache"].model_copy(update={"live": False})
+    dead = receipt.model_copy(update={"gates": {**receipt.gates, "psiv_cache": reading}})
+    assert receipt_problems(dead, CPU) == ["gate 'psiv_cache' was requested and not live"]
+    assert receipt_problems(receipt.model_copy(update={"summary": None}), CPU) == ["samples are missing"]
 
 
 OTHERWISE: dict[str, dict[str, Any]] = {
@@ -50,8 +139,7 @@ def test_every_guard_of_a_block_has_a_case() -> None:
 
 @pytest.mark.parametrize("what", OTHERWISE)
 def test_block_is_invalid_when_one_trial_differs(what: str) -> None:
-    plan = make_plan()
-    receipts = [make_receipt(plan, 0, arm) for arm in plan.blocks[0].order]
+    receipts = [make_receipt(CPU, 0, arm) for arm in CPU.blocks[0].order]
     assert block_problems(receipts) == []
     ((part, changes),) = OTHERWISE[what].items()
     changed = getattr(receipts[-1], part).model_copy(update=changes)

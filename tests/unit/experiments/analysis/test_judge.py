@@ -1,9 +1,11 @@
+import math
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, RequirementResult, VariantVerdict, Verdict
 from experiments.design.gates import GATES
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
@@ -43,7 +45,7 @@ def test_judge_adopts_what_is_better_beyond_the_bound() -> None:
     assert (found.verdict, found.measured, found.decision) == (VerdictWord.BETTER, VerdictWord.BETTER, Decision.ADOPT)
     assert found.primary is not None
     assert found.primary.delta_pct == pytest.approx(3.0, abs=0.2)
-    assert found.primary.ci_low_pct < found.primary.ci90_low_pct < 3 < found.primary.ci90_high_pct
+    assert found.primary.ci_low_pct < found.primary.tost_low_pct < 3 < found.primary.tost_high_pct
     assert found.primary.p_sign_flip == 2 / 64
     assert found.primary.blocks == len(found.primary.differences_pct) == 6
     assert found.gates_live == "/".join([str(6 * len(GATES))] * 2)
@@ -76,9 +78,13 @@ def test_judge_knows_that_a_shorter_step_is_better() -> None:
     assert [other.metric for other in found.secondary] == ["tokens_per_s", "model_tflops_per_s"]
 
 
-def test_judge_names_the_blocks_that_would_resolve_the_margin() -> None:
+def test_judge_gives_the_chances_that_more_blocks_answer() -> None:
     found = psiv(verdict(speeds={"psiv-on": 1.01}, sd=0.03))
     assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
+    assert found.cause is Cause.NOT_PROVED
+    *less, enough = found.chances.items()
+    assert enough[0] == found.blocks_needed
+    assert enough[1] >= 0.8 > max(chance for _, chance in less)
     assert found.blocks_needed is not None
     assert found.blocks_needed > 6
     assert found.device_minutes_needed == pytest.approx(found.blocks_needed * 3 * 3.0 / 60, abs=0.01)
@@ -88,7 +94,8 @@ def test_judge_caps_an_uncalibrated_node_class_and_keeps_what_was_measured() -> 
     found = psiv(verdict(calibrated=False))
     assert (found.verdict, found.measured) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER)
     assert found.decision is Decision.INCONCLUSIVE
-    assert found.reason.startswith("uncalibrated; the samples alone say 'better'")
+    assert found.cause is Cause.UNCALIBRATED
+    assert found.reason.startswith("uncalibrated: no A/A blocks are known for this device; the samples alone say 'bett")
     assert found.primary is not None
 
 
@@ -103,6 +110,7 @@ def test_judge_corrects_for_the_number_of_variants() -> None:
     ("outcome", "word", "decision"),
     [
         (Outcome.OOM, VerdictWord.OOM, Decision.REJECT),
+        (Outcome.TIMEOUT, VerdictWord.TIMEOUT, Decision.REJECT),
         (Outcome.FAILED, VerdictWord.FAILED, Decision.REJECT),
         (Outcome.REFUSED, VerdictWord.REFUSED, Decision.INVALID),
         (Outcome.INVALID, VerdictWord.INVALID, Decision.INVALID),
@@ -279,15 +287,23 @@ def test_judge_adopts_only_when_the_requirement_holds(
 def test_judge_envelope_is_the_spread_of_baseline_repeats_of_the_same_seed() -> None:
     spec = requiring(metric="loss_val", rule="envelope")
     plan = make_plan(spec)
-    wide = {0: 7.5, 2: 7.6, 4: 7.55}
-    receipts = [
-        make_receipt(plan, block, arm, loss_val=wide.get(block.index, 7.5) if arm == "baseline" else 7.58)
-        for block in plan.blocks
-        for arm in block.order
-    ]
-    result = judge(plan, spec, receipts, CALIBRATED).variants[0].requirements[0]
+    repeats = {0: 7.50, 2: 7.52, 4: 7.51, 1: 8.00, 3: 8.02, 5: 8.01}
+    own = {0: 7.50, 2: 7.52, 4: 7.51, 1: 8.00, 3: 8.02, 5: 8.25}
+
+    def losses(variant: dict[int, float]) -> RequirementResult:
+        receipts = [
+            make_receipt(plan, block, arm, loss_val=(repeats if arm == "baseline" else variant)[block.index])
+            for block in plan.blocks
+            for arm in block.order
+        ]
+        return judge(plan, spec, receipts, CALIBRATED).variants[0].requirements[0]
+
+    reach = stats.t.ppf(1 - 0.05 / 12, 4) * 0.01 * math.sqrt(4 / 3)
+    assert losses(repeats).passed
+    result = losses(own)
     assert not result.passed
-    assert "seed 2; envelope 0.001" in result.detail
+    assert result.detail == f"0.24 nats from the baseline in block 6, seed 2; envelope {reach:.3g} nats"
+    assert not result.exact
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,78 @@
+"""The statistics against independent implementations (scipy, the normal equations), on random draws."""
+
 import math
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.statistics import holm, paired, percent, sign_flip_p, t_p
+from experiments.analysis.statistics import fit, holm, log_ratio, percent, sign_flip_p
 
 D = [0.011, 0.004, 0.009, -0.002, 0.013, 0.007]
+PLACES = [1, -1, -1, 1, 1, -1]
 
 
-def test_paired_interval_is_student_t_below_twenty_blocks() -> None:
-    found = paired(D)
-    for level, interval in ((0.95, found.ci95), (0.90, found.ci90)):
-        expected = stats.ttest_1samp(D, 0).confidence_interval(level)
-        assert interval == pytest.approx((expected.low, expected.high))
-    assert found.p_t == pytest.approx(stats.ttest_1samp(D, 0).pvalue)
-    assert (found.mean, found.median) == pytest.approx((0.007, 0.008))
-    assert found.sd == pytest.approx(np.std(D, ddof=1))
+@pytest.mark.parametrize("seed", range(40))
+def test_fit_is_least_squares_with_the_place(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    blocks = int(rng.integers(4, 40))
+    places = rng.integers(-4, 5, blocks)
+    if np.ptp(places) == 0:
+        places[0] += 1
+    d = 0.01 + 0.002 * places + rng.normal(0, 0.005, blocks)
+    design = np.column_stack([np.ones(blocks), places])
+    (mean, slope), *_ = np.linalg.lstsq(design, d, rcond=None)
+    residual = d - design @ [mean, slope]
+    variance = residual @ residual / (blocks - 2)
+    se = math.sqrt(variance * np.linalg.inv(design.T @ design)[0, 0])
+    found = fit(d, places)
+    assert [float(x) for x in (found.mean, found.slope, found.se, found.sd)] == pytest.approx(
+        [mean, slope, se, math.sqrt(variance)], rel=1e-9
+    )
+    assert float(found.p_different()) == pytest.approx(2 * stats.t.sf(abs(mean / se), blocks - 2), rel=1e-9)
+    low, high = -0.004, 0.015
+    tost = max(stats.t.sf((mean - low) / se, blocks - 2), stats.t.sf((high - mean) / se, blocks - 2))
+    assert float(found.p_same(low, high)) == pytest.approx(tost, rel=1e-9)
+
+
+def test_fit_of_many_ablations_is_that_of_each() -> None:
+    d = np.random.default_rng(3).normal(0, 0.01, (5, 3, 6))
+    together = fit(d, PLACES)
+    for index in np.ndindex(5, 3):
+        alone = fit(d[index], PLACES)
+        assert [part[index] for part in (together.mean, together.se, together.slope)] == pytest.approx(
+            [alone.mean, alone.se, alone.slope], rel=1e-12
+        )
+
+
+def test_fit_takes_an_effect_of_places_out_of_mean_and_spread() -> None:
+    found = fit(np.array(D) + 0.5 * np.array(PLACES), PLACES)
+    plain = fit(D, PLACES)
+    assert float(found.mean) == pytest.approx(float(plain.mean))
+    assert float(found.sd) == pytest.approx(float(plain.sd))
+    assert float(found.slope - plain.slope) == pytest.approx(0.5)
+
+
+def test_fit_leaves_places_out_that_do_not_vary() -> None:
+    found = fit(D, [2] * 6)
+    plain = stats.ttest_1samp(D, 0)
+    interval = plain.confidence_interval(0.95)
+    assert float(found.p_different()) == pytest.approx(plain.pvalue)
+    assert found.interval(0.05) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize(("value", "different", "same"), [(0.0, 1.0, 0.0), (0.01, 0.0, 1.0), (0.004, 0.0, 0.0)])
+def test_fit_without_any_spread_is_a_point(value: float, different: float, same: float) -> None:
+    found = fit([value] * 6, PLACES)
+    assert found.interval(0.05) == pytest.approx((value, value))
+    assert float(found.p_different()) == pytest.approx(different)
+    assert float(found.p_same(-0.005, 0.005)) == pytest.approx(same)
+
+
+@pytest.mark.parametrize("bad", [[], [0.1, 0.2, 0.3], [0.1, 0.2, 0.3, math.nan], [0.1, 0.2, 0.3, math.inf]])
+def test_fit_refuses_what_it_cannot_judge(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match="at least 4 finite"):
+        fit(bad, [0] * len(bad))
 
 
 def test_sign_flip_p_is_exact() -> None:
@@ -26,46 +82,27 @@ def test_sign_flip_p_is_exact() -> None:
     assert sign_flip_p(D) == pytest.approx(expected.pvalue)
     assert sign_flip_p([1.0, 2.0, 3.0, 1.5, 2.5, 0.5]) == 2 / 64
     assert sign_flip_p([1.0] * 5) == 2 / 32
-
-
-def test_sign_flip_p_beyond_twenty_blocks_is_near_the_t_test() -> None:
-    d = np.random.default_rng(1).normal(0.004, 0.01, 30)
-    assert sign_flip_p(d) == pytest.approx(t_p(d), abs=0.01)
-
-
-def test_sign_flip_p_of_all_zero_is_one() -> None:
     assert sign_flip_p([0.0] * 6) == 1.0
-    assert t_p([0.0] * 6) == 1.0
-    assert t_p([0.01] * 6) == 0.0
 
 
-def test_paired_from_twenty_blocks_is_a_studentised_bootstrap() -> None:
-    d = np.random.default_rng(2).gamma(2.0, 0.005, 40)
-    found = paired(list(d))
-    plain = stats.ttest_1samp(d, 0).confidence_interval(0.95)
-    bca = stats.bootstrap((d,), np.mean, method="BCa", rng=np.random.default_rng(0)).confidence_interval
-    assert found.ci95 != pytest.approx((plain.low, plain.high), rel=1e-3)
-    assert found.ci95[0] == pytest.approx(bca.low, rel=0.1)
-    assert found.ci95[1] == pytest.approx(bca.high, rel=0.1)
-    assert found.ci95[0] < found.ci90[0] < found.mean < found.ci90[1] < found.ci95[1]
-    assert paired(list(d)) == found
+def test_sign_flip_p_beyond_sixteen_blocks_is_near_the_t_test() -> None:
+    d = np.random.default_rng(1).normal(0.004, 0.01, 30)
+    assert sign_flip_p(d) == pytest.approx(stats.ttest_1samp(d, 0).pvalue, abs=0.01)
 
 
-def test_paired_without_any_spread_is_a_point() -> None:
-    assert paired([0.01] * 25).ci95 == pytest.approx((0.01, 0.01))
-
-
-@pytest.mark.parametrize("bad", [[], [0.1], [0.1, math.nan], [0.1, math.inf]])
-def test_paired_refuses_what_it_cannot_judge(bad: list[float]) -> None:
-    with pytest.raises(ValueError, match="at least two finite"):
-        paired(bad)
-
-
-def test_holm_matches_the_step_down_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
+@pytest.mark.parametrize("seed", range(20))
+def test_holm_matches_the_step_down_by_hand(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p = rng.uniform(0, 0.2, int(rng.integers(1, 9)))
+    family = p.size + int(rng.integers(0, 3))
+    expected, running = np.empty(p.size), 0.0
+    for rank, index in enumerate(np.argsort(p)):
+        running = max(running, min(1.0, (family - rank) * p[index]))
+        expected[index] = running
+    assert holm(p, family) == pytest.approx(expected)
+    assert holm(np.stack([p, p[::-1]]), family) == pytest.approx(np.stack([expected, expected[::-1]]))
 
 
 def test_percent_inverts_the_log_ratio() -> None:
     assert percent(math.log(1.0241)) == pytest.approx(2.41)
+    assert log_ratio(percent(-0.03)) == pytest.approx(-0.03)

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from experiments.analysis.judge import compare, judge, word_of
-from experiments.analysis.statistics import paired
+from experiments.analysis.comparing import Levels, Sample, compare
+from experiments.analysis.judge import judge
+from experiments.analysis.statistics import fit
+from experiments.analysis.words import word_of
 from experiments.design.plan import orders
-from experiments.design.power import blocks_to_detect
+from experiments.design.power import alpha_of, blocks_to_detect
 from experiments.design.spec import Primary
 from experiments.outcomes import VerdictWord
 from experiments.records.circumstances import CALIBRATED
@@ -33,8 +35,15 @@ def error_limit(trials: int, nominal: float = 0.05) -> float:
     return float(stats.binom.ppf(0.999, trials, nominal)) / trials
 
 
-def words(differences: Mapping[str, Sequence[float]], primary: Primary = NO_MARGIN) -> list[VerdictWord]:
-    return [word_of(found, primary) for found in compare("tokens_per_s", differences).values()]
+def places_of(blocks: int, seed: int = 0) -> tuple[int, ...]:
+    """Return the places of b minus those of a, in our own order."""
+    return tuple(order.index("b") - order.index("a") for order in orders(["a", "b"], blocks=blocks, seed=seed))
+
+
+def words(differences: Mapping[str, Sequence[float]], primary: Primary = NO_MARGIN, seed: int = 0) -> list[VerdictWord]:
+    samples = {arm: Sample(differences=tuple(d), places=places_of(len(d), seed)) for arm, d in differences.items()}
+    levels = Levels(family=len(samples), alphas=dict.fromkeys(samples, alpha_of(1)), margin_pct=primary.margin)
+    return [word_of(found, primary) for found in compare("tokens_per_s", samples, levels).values()]
 
 
 def false_positives(draw: Callable[[np.random.Generator], Array], trials: int) -> float:
@@ -69,9 +78,10 @@ def test_steps_are_not_samples() -> None:
 def process_rate(seconds: Array) -> float:
     """Return tokens/s of one process by the declared estimator."""
     timed = [
-        Step(index=i + 1, phase="timed", seconds=s, tokens=100, loss=1, grad_norm=1) for i, s in enumerate(seconds)
+        Step(index=i + 1, phase="timed", seconds=s, ended_s=0, tokens=100, loss=1, grad_norm=1)
+        for i, s in enumerate(seconds)
     ]
-    first = Step(index=0, phase="compile", seconds=1, tokens=100, loss=1, grad_norm=1)
+    first = Step(index=0, phase="compile", seconds=1, ended_s=0, tokens=100, loss=1, grad_norm=1)
     return summarise([first, *timed], flops_per_step=1, loss_val=None, peak_flops=None).tokens_per_s
 
 
@@ -84,7 +94,7 @@ def test_one_arm_after_the_other_under_drift() -> None:
     place = 0.01 / (2 * blocks)
     ours = [in_order(lambda b, s: (2 * b + s) * place, seed, blocks, sd) for seed in range(trials)]
     assert naive.mean() > 0.3
-    assert np.mean([words({"v": list(d)})[0] in CHANGED for d in ours]) <= error_limit(trials)
+    assert np.mean([words({"v": list(d)}, seed=i)[0] in CHANGED for i, d in enumerate(ours)]) <= error_limit(trials)
 
 
 def test_fixed_alternation_with_a_first_slot_penalty() -> None:
@@ -93,7 +103,7 @@ def test_fixed_alternation_with_a_first_slot_penalty() -> None:
     naive = stats.ttest_1samp(penalty + rng.normal(0, sd * math.sqrt(2), (trials, blocks)), 0, axis=1).pvalue < 0.05
     ours = [in_order(lambda _, slot: -penalty * (slot == 0), seed, blocks, sd) for seed in range(trials)]
     assert naive.mean() > 0.4
-    assert np.mean([words({"v": list(d)})[0] in CHANGED for d in ours]) <= error_limit(trials)
+    assert np.mean([words({"v": list(d)}, seed=i)[0] in CHANGED for i, d in enumerate(ours)]) <= error_limit(trials)
 
 
 def test_stopping_at_the_first_significant_look() -> None:
@@ -120,7 +130,7 @@ def test_twelve_null_variants() -> None:
     for _ in range(trials):
         baseline = rng.normal(0, sd, blocks)
         d = {f"v{i}": list(rng.normal(0, sd, blocks) - baseline) for i in range(12)}
-        naive += any(paired(values).p_t < 0.05 for values in d.values())
+        naive += any(float(fit(values, places_of(blocks)).p_different()) < 0.05 for values in d.values())
         ours += any(word in CHANGED for word in words(d))
     assert naive / trials > 0.25
     assert ours / trials <= error_limit(trials)
@@ -132,15 +142,15 @@ def test_interval_of_six_blocks_covers() -> None:
     means = d[:, np.random.default_rng(0).integers(0, 6, (400, 6))].mean(axis=2)
     low, high = np.quantile(means, [0.025, 0.975], axis=1)
     assert np.mean((low <= 0.01) & (high >= 0.01)) < 0.89
-    intervals = [paired(list(row)).ci95 for row in d]
-    assert np.mean([a <= 0.01 <= b for a, b in intervals]) >= 1 - error_limit(trials)
+    low_, high_ = fit(d, places_of(6)).interval(0.05)
+    assert np.mean((low_ <= 0.01) & (high_ >= 0.01)) >= 1 - error_limit(trials)
 
 
 def test_interval_of_twenty_skewed_blocks_covers() -> None:
     trials = 250
     d = np.random.default_rng(7).gamma(4.0, 0.0025, (trials, 20))
-    intervals = [paired(list(row)).ci95 for row in d]
-    assert np.mean([a <= 0.01 <= b for a, b in intervals]) >= 1 - error_limit(trials, nominal=0.06)
+    low, high = fit(d, places_of(20)).interval(0.05)
+    assert np.mean((low <= 0.01) & (high >= 0.01)) >= 1 - error_limit(trials, nominal=0.06)
 
 
 def test_nothing_is_called_a_change_at_the_nominal_rate() -> None:

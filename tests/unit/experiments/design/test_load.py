@@ -17,7 +17,7 @@ ablation = "factory"
 question = "Does caching PsiV or a larger chunk raise throughput?"
 [workload]
 recipe = "hybrid-tiny"
-steps = {warmup = 1, timed = 4, val_rows = 2}
+steps = {warmup = 1, warmup_s = 0.0, timed = 4, val_rows = 2}
 [baseline.gates]
 chunk_size = 16
 [variants.psiv-on.gates]
@@ -30,6 +30,7 @@ blocks = {count = 6}
 order_seed = 7
 [placement]
 node_class = "cpu"
+max_foreign_load = "99%"
 [verdict.primary]
 metric = "tokens_per_s"
 margin = "0.5%"

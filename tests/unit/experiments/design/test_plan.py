@@ -59,7 +59,7 @@ def test_make_plan_resolves_gates_into_the_configuration() -> None:
     assert (chunk.gates["chunk_size"], chunk.gates["loss"]) == (32, "chunked")
     assert psiv.config["model"]["scan"]["psiv_cache"] is True
     assert psiv.config["data"]["seq_len"] == 128
-    assert psiv.config["steps"] == {"warmup": 1, "timed": 4, "val_rows": 2}
+    assert psiv.config["steps"] == {"warmup": 1, "warmup_s": 0.0, "timed": 4, "val_rows": 2}
     assert set(TrainConfig.__dataclass_fields__) - set(psiv.config) == {"seed"}
     assert len({arm.digest for arm in (baseline, psiv, chunk)}) == 3
 
@@ -77,7 +77,7 @@ def test_make_plan_rule_digest_covers_the_rule_and_not_the_question() -> None:
 
 
 def test_make_plan_states_the_detectable_effect() -> None:
-    assert make_plan(make_spec()).mde_pct_per_sd_pct == pytest.approx(1.43, abs=0.01)
+    assert make_plan(make_spec()).mde_pct_per_sd_pct == pytest.approx(1.99, abs=0.01)
     assert make_plan(make_spec()).expected_device_minutes is None
 
 

@@ -170,6 +170,27 @@ def test_bundle_is_judged_and_reported_without_a_service() -> None:
     assert FILE.ablation_id in render(bundle_view(bundle))
 
 
+def test_verdict_of_a_bundle_names_every_attempt_that_broke() -> None:
+    broken = [
+        broken_attempt(3, 1, FailureClass.PREEMPTED),
+        broken_attempt(1, 2, FailureClass.NO_RECEIPT, arm="psiv-on"),
+        broken_attempt(1, 1, FailureClass.TIMEOUT, arm="psiv-on"),
+    ]
+    told = judge_bundle(open_bundle(make_bundle(FILE, broken=broken))).circumstances.attempts
+    assert [(one.block_index, one.number, one.failure_class, one.arm) for one in told] == [
+        (1, 1, "timeout", "psiv-on"),
+        (1, 2, "no_receipt", "psiv-on"),
+        (3, 1, "preempted", None),
+    ]
+    assert {(one.node, one.message.endswith("there")) for one in told} == {("far-node", True)}
+
+
+def test_broken_attempt_of_an_arm_that_is_not_planned_is_named() -> None:
+    record = broken_attempt(1, 1, FailureClass.TIMEOUT, arm="stranger")
+    found = problems(make_bundle(FILE, broken=[record]))
+    assert found == {f"attempts/{record.attempt_id}.json": "arm 'stranger' is not in the plan"}
+
+
 def test_partial_bundle_is_judged_with_missing_data() -> None:
     view = bundle_view(open_bundle(make_bundle(FILE, [0, 1])))
     assert view.verdict is not None

@@ -11,6 +11,7 @@ from experiments.design.plan import Plan
 from experiments.ids import new_id
 from experiments.records.identity import (
     AttemptLease,
+    PlannedWork,
     claimed_block,
     claimed_fields,
     mismatches,
@@ -33,7 +34,8 @@ def claimed_receipts(plan: Plan, index: int) -> Iterator[tuple[dict[str, Any], d
     """Yield what must be said, and a receipt of a trial that says it, for every arm of block `index`."""
     ids, node = new_block_ids(plan)[index], new_id("nod")
     lease = AttemptLease(attempt_id=new_id("att"), attempt_no=2, token=5)
-    block = claimed_block(plan, index, ids, ablation_id=new_id("abl"), timeout_s=60, lease=lease)
+    work = PlannedWork(ablation_id=new_id("abl"), block_index=index, timeout_s=60)
+    block = claimed_block(plan, ids, work, lease)
     for trial in block.trials:
         named = {"ablation": block.ablation_id, "block": ids.block_id, "attempt": lease.attempt_id, "node": node}
         receipt = make_receipt(plan, index, trial.arm, ids={**named, "trial": ids.trial_ids[trial.position]})

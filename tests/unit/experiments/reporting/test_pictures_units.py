@@ -127,7 +127,7 @@ def test_forest_draws_effect_and_intervals_where_the_verdict_has_them() -> None:
     for i, one in enumerate(found, 1):
         wide, narrow = panel.paths(f"fill: none; stroke: var(--arm-{i})", "x")
         assert wide == pytest.approx([one.ci_low_pct, one.ci_high_pct], abs=1e-3)
-        assert narrow == pytest.approx([one.ci90_low_pct, one.ci90_high_pct], abs=1e-3)
+        assert narrow == pytest.approx([one.tost_low_pct, one.tost_high_pct], abs=1e-3)
 
 
 @pytest.mark.parametrize(

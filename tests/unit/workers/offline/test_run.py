@@ -27,15 +27,18 @@ class Runner:
     """Ends blocks as it is told, in order; afterwards every block is measured."""
 
     def __init__(self, folder: BundleFolder, node_id: str) -> None:
-        self.endings: list[Exception] = []
+        self.endings: list[BaseException] = []
         self.quarantine: str | None = None
         self.refused: list[str] = []
         self.ran: list[tuple[int, int]] = []
+        self.final: dict[tuple[int, int, str], tuple[FailureClass, ...]] = {}
+        """By block index, number of the attempt and arm."""
         self.display: ProgressDisplay | None = None
         self._folder, self._node_id = folder, node_id
 
     def run(self, block: ClaimedBlock, _lease: object, output: Any) -> tuple[Receipt, ...]:
         self.ran.append((block.block_index, block.attempt_no))
+        self.final |= {(*self.ran[-1], trial.arm): trial.final_failures for trial in block.trials}
         if self.endings:
             raise self.endings.pop(0)
         receipts = []
@@ -104,7 +107,7 @@ def test_broken_block_is_tried_again_whole(rig: Rig) -> None:
     bundle = rig.bundle()
     assert [record.attempt_no for record in bundle.broken] == [1]
     assert bundle.blocks[0].attempt.attempt_no == 2
-    assert "block 1 broke, attempt 1 of 3: no_receipt: it died" in rig.said.getvalue()
+    assert "block 1 broke, no_receipt 1 of 3: it died" in rig.said.getvalue()
 
 
 def test_attempts_are_used_up_over_several_runs(rig: Rig) -> None:
@@ -114,8 +117,51 @@ def test_attempts_are_used_up_over_several_runs(rig: Rig) -> None:
     rig.runner.endings = [BlockBroken(FailureClass.TIMEOUT, "slow")]
     second = rig.run(0, 1)
     assert (second.done, second.failed) == ((1,), (0,))
-    assert rig.runner.ran == [(0, 1), (0, 2), (0, 2), (1, 1)]
+    assert rig.runner.ran == [(0, 1), (0, 2), (0, 3), (1, 1)]
     assert rig.run(0).failed == (0,)
+    kept = [(record.attempt_no, record.failure_class) for record in rig.bundle().broken]
+    assert kept == [(1, FailureClass.TIMEOUT), (2, FailureClass.PREEMPTED), (3, FailureClass.TIMEOUT)]
+
+
+def test_arm_that_was_late_before_is_told_that_its_next_timeout_is_its_result(rig: Rig) -> None:
+    rig.runner.endings = [BlockBroken(FailureClass.TIMEOUT, "slow", arm="psiv-on")]
+    assert rig.run(0, 1).done == (0, 1)
+    final = {key: FailureClass.TIMEOUT in classes for key, classes in rig.runner.final.items()}
+    assert {key for key, is_final in final.items() if is_final} == {(0, 2, "psiv-on"), (1, 1, "psiv-on")}
+    assert [record.arm for record in rig.bundle().broken] == ["psiv-on"]
+
+
+def test_killed_run_leaves_its_attempt_as_evidence(tmp_path: Path) -> None:
+    root = tmp_path / "b"
+    with BundleFolder(root, FILE) as folder:
+        folder.open(resume=True)
+        rig = Rig(folder)
+        rig.runner.endings = [SystemExit(9)]
+        folder.drop_work_of = lambda _attempt_id: None  # type: ignore[method-assign] # a kill cleans nothing up
+        with pytest.raises(SystemExit):
+            rig.run(2)
+    for _ in range(2):
+        with BundleFolder(root, FILE) as again:
+            (killed,) = again.open(resume=True).broken
+    assert (killed.index, killed.attempt_no, killed.failure_class) == (2, 1, FailureClass.PREEMPTED)
+    assert killed.message == "the run was killed while this block ran"
+    with BundleFolder(root, FILE) as folder:
+        folder.open(resume=True)
+        rig = Rig(folder)
+        assert rig.run(2).done == (2,)
+        assert rig.runner.ran == [(2, 2)]
+
+
+def test_block_that_was_kept_before_the_kill_is_no_broken_attempt(tmp_path: Path) -> None:
+    root = tmp_path / "b"
+    with BundleFolder(root, FILE) as folder:
+        folder.open(resume=True)
+        rig = Rig(folder)
+        folder.drop_work_of = lambda _attempt_id: None  # type: ignore[method-assign] # a kill cleans nothing up
+        rig.run(2)
+    with BundleFolder(root, FILE) as again:
+        known = again.open(resume=True)
+    assert ([block.attempt.index for block in known.blocks], known.broken) == ([2], ())
 
 
 def test_nothing_is_started_when_asked_to_stop_or_when_the_node_is_broken(rig: Rig) -> None:

@@ -1,0 +1,202 @@
+"""From the receipts of A/A blocks to a calibration. Every number follows from the receipts alone."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from experiments.analysis.guards import block_problems, receipt_problems
+from experiments.design.calibration import REPEAT
+from experiments.design.gates import GATES
+from experiments.design.metrics import METRICS
+from experiments.design.plan import Plan
+from experiments.design.rule import ESTIMATOR
+from experiments.design.spec import AblationSpec
+from experiments.digest import digest
+from experiments.documents import seal, seal_problem
+from experiments.outcomes import BASELINE, Outcome
+from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Source
+from experiments.records.receipts import Receipt, read_metric
+
+METRIC = "tokens_per_s"
+"""All ratio metrics of one trial follow from its throughput: one number calibrates them all."""
+CONFIDENCE = 0.95
+_TOLERANCE = 1e-9
+
+
+def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
+    """Return what A/A blocks have to agree with to hold for the trial of `receipt`."""
+    environment = receipt.environment
+    config = dict(receipt.config)
+    steps = {name: value for name, value in config.pop("steps").items() if name != "val_rows"}
+    del config["seed"]
+    return CalibrationKey(
+        device_serial=environment.device_serial or f"{environment.node_name}, {environment.device_name}",
+        node_class=environment.node_class,
+        recipe=spec.workload.recipe,
+        shape_digest=digest(_without_gates(config)),
+        estimator_digest=digest({"estimator": ESTIMATOR, "steps": steps}),
+        software_digest=digest({"code": receipt.digests.code, "versions": dict(environment.versions)}),
+    )
+
+
+def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    gates = {gate.path for gate in GATES.values()}
+    return {
+        name: _without_gates(value, f"{where}{name}.") if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if f"{where}{name}" not in gates
+    }
+
+
+def aa_blocks_of(
+    plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]
+) -> Iterator[tuple[CalibrationKey, AABlock]]:
+    """Yield the A/A blocks among `receipts`: baseline and its repeat were both measured, and no guard was hit."""
+    if spec.purpose != "calibration":
+        return
+    by_block: dict[int, dict[str, Receipt]] = {}
+    for receipt in receipts:
+        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, REPEAT}:
+            by_block.setdefault(receipt.ids.block_index, {})[receipt.arm] = receipt
+    for index in sorted(by_block):
+        pair = by_block[index]
+        if len(pair) == 2 and not _guards_hit(plan, tuple(pair.values())):
+            yield key_of(spec, pair[BASELINE]), _block(spec, pair[BASELINE], pair[REPEAT], "calibration")
+
+
+def _guards_hit(plan: Plan, pair: Sequence[Receipt]) -> bool:
+    return bool(block_problems(pair)) or any(receipt_problems(receipt, plan) for receipt in pair)
+
+
+def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Source) -> AABlock:
+    own, other = _rate(repeat), _rate(baseline)
+    clocks = [step.clock_mhz for one in (baseline, repeat) for step in one.steps if step.phase == "timed"]
+    known = [clock for clock in clocks if clock is not None]
+    return AABlock(
+        ablation=baseline.ids.ablation,
+        block_index=baseline.ids.block_index,
+        source=source,
+        started_at=min(baseline.started_at, repeat.started_at),
+        difference=math.log(own / other),
+        place=repeat.ids.position - baseline.ids.position,
+        log_rate=(math.log(own) + math.log(other)) / 2,
+        clock_mhz=statistics.median(known) if known and len(known) == len(clocks) else None,
+        margin_pct=spec.verdict.primary.margin,
+        receipts=(baseline.digest, repeat.digest),
+    )
+
+
+def _rate(receipt: Receipt) -> float:
+    rate = read_metric(METRICS[METRIC], receipt)
+    if rate is None:
+        raise AssertionError("a measured trial has a throughput")
+    return rate
+
+
+def calibrations_of(plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]) -> tuple[Calibration, ...]:
+    """Return what the A/A blocks among `receipts` say, key by key; nothing of a key with fewer than two."""
+    return calibrate_all(aa_blocks_of(plan, spec, receipts))
+
+
+def join_calibrations(known: Iterable[Calibration]) -> tuple[Calibration, ...]:
+    """Return one calibration for each key, made of all of its A/A blocks."""
+    return calibrate_all((one.key, block) for one in known for block in one.samples)
+
+
+def calibrate_all(found: Iterable[tuple[CalibrationKey, AABlock]]) -> tuple[Calibration, ...]:
+    """Return a calibration for every key with at least two A/A blocks, the newest last; a block counts once."""
+    by_key: dict[CalibrationKey, dict[tuple[str, int], AABlock]] = {}
+    for key, block in found:
+        by_key.setdefault(key, {})[block.ablation, block.block_index] = block
+    made = (calibrate(key, list(blocks.values())) for key, blocks in by_key.items() if len(blocks) > 1)
+    return tuple(sorted(made, key=lambda one: one.measured_at))
+
+
+def calibrate(key: CalibrationKey, blocks: Sequence[AABlock]) -> Calibration:
+    """Return what at least two A/A blocks of `key` say, sealed."""
+    samples = tuple(sorted(blocks, key=lambda block: (block.started_at, block.ablation, block.block_index)))
+    return seal(Calibration(key=key, metric=METRIC, samples=samples, **_numbers(samples), digest=""))
+
+
+def _numbers(samples: Sequence[AABlock]) -> dict[str, Any]:
+    d = np.array([block.difference for block in samples])
+    away = d - d.mean()
+    sd = float(d.std(ddof=1))
+    clocks = [block.clock_mhz for block in samples if block.clock_mhz is not None]
+    return {
+        "blocks": len(samples),
+        "sd_pct": 100 * sd,
+        "sd_upper_pct": 100 * sd * upper_factor(len(samples)),
+        "mean_pct": 100 * float(d.mean()),
+        "autocorrelation": float(away[1:] @ away[:-1] / (away @ away)) if sd else 0.0,
+        "position_effect_pct": 100 * float(np.mean(d * np.sign([block.place for block in samples]))),
+        "drift_pct_per_hour": 100 * _drift_per_hour(samples),
+        "largest_z": float(np.abs(away).max()) / sd if sd else 0.0,
+        "clock_mhz": statistics.median(clocks) if len(clocks) == len(samples) else None,
+        "variance_p": _variance_p(samples),
+        "ablations": tuple(dict.fromkeys(block.ablation for block in samples)),
+        "measured_at": samples[-1].started_at,
+    }
+
+
+def upper_factor(blocks: int) -> float:
+    """Return the upper 95 % bound of a standard deviation over its estimate from `blocks` normal differences."""
+    return math.sqrt((blocks - 1) / float(special.chdtri(blocks - 1, CONFIDENCE)))
+
+
+def _drift_per_hour(samples: Sequence[AABlock]) -> float:
+    """Return the slope of ln(throughput), times and rates taken from the means of their ablation."""
+    hours, rates = [], []
+    for ablation in dict.fromkeys(block.ablation for block in samples):
+        own = [block for block in samples if block.ablation == ablation]
+        at = np.array([seconds(block.started_at) for block in own]) / 3600
+        rate = np.array([block.log_rate for block in own])
+        hours.append(at - at.mean())
+        rates.append(rate - rate.mean())
+    at, rate = np.concatenate(hours), np.concatenate(rates)
+    return float(at @ rate / (at @ at)) if at @ at else 0.0
+
+
+def _variance_p(samples: Sequence[AABlock]) -> float | None:
+    """Return the p value of an F test whether blocks that came later are noisier than those of the calibration."""
+    groups: dict[bool, list[float]] = {True: [], False: []}
+    for block in samples:
+        groups[block.source == "calibration"].append(block.difference)
+    base, later = groups[True], groups[False]
+    if len(base) < 2 or len(later) < 2:
+        return None
+    noise = statistics.variance(base)
+    if noise == 0:
+        return None
+    return float(special.fdtrc(len(later) - 1, len(base) - 1, statistics.variance(later) / noise))
+
+
+def seconds(moment: str) -> float:
+    """Return an RFC 3339 moment as seconds since 1970."""
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def calibration_problems(given: Calibration) -> list[str]:
+    """Return what is wrong with a calibration that came from elsewhere: its seal, or numbers that do not follow."""
+    altered = seal_problem(given)
+    if altered is not None:
+        return [altered]
+    if len(given.samples) < 2:
+        return [f"{len(given.samples)} A/A blocks say nothing about noise; needed: at least 2"]
+    again = calibrate(given.key, given.samples)
+    return [
+        f"{name} is {getattr(given, name)}; the samples give {getattr(again, name)}"
+        for name in Calibration.model_fields
+        if name != "digest" and not _agree(getattr(given, name), getattr(again, name))
+    ]
+
+
+def _agree(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    return one == other

@@ -1,0 +1,132 @@
+"""Compare variants with the baseline on one metric: block differences in, corrected numbers of every variant out."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.analysis.evidence import Evidence, Pair
+from experiments.analysis.statistics import Fit, fit, holm, log_ratio, percent, sign_flip_p
+from experiments.analysis.verdicts import Comparison
+from experiments.design.metrics import METRICS
+from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
+from experiments.records.receipts import Receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What the windows of one variant's blocks hold beside their totals."""
+
+    by_median: tuple[float, ...]
+    """d of every block from the windows' medians."""
+    outliers: tuple[tuple[int, int], ...]
+    """Steps far above their window's median, of the baseline and of the variant, block by block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The block differences of one variant on one metric, in block order."""
+
+    differences: tuple[float, ...]
+    """d = ln(variant / baseline)."""
+    places: tuple[int, ...]
+    """Place of the variant in the block minus the place of the baseline."""
+    window: Window | None = None
+    """None where the metric is none of the window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """What the tests of one metric hold to."""
+
+    family: int
+    """Variants that were planned."""
+    alphas: Mapping[str, float]
+    """Two-sided level of each variant's question at this asking and look."""
+    margin_pct: float
+
+
+def sample_of(evidence: Evidence, metric: str) -> Sample | None:
+    """Return d of every block, or None with too few blocks or where one lacks a value: missing data fails."""
+    found = [pair.log_ratio(metric) for pair in evidence.pairs]
+    known = [d for d in found if d is not None]
+    if len(known) < len(found) or len(known) < FEWEST_BLOCKS:
+        return None
+    places = tuple(pair.variant.ids.position - pair.baseline.ids.position for pair in evidence.pairs)
+    return Sample(differences=tuple(known), places=places, window=_window(evidence.pairs, metric))
+
+
+def _window(pairs: Sequence[Pair], metric: str) -> Window | None:
+    if not METRICS[metric].field.startswith("summary."):
+        return None
+    sign = 1 if METRICS[metric].better == "lower" else -1
+    medians = tuple(sign * math.log(_median(pair.variant) / _median(pair.baseline)) for pair in pairs)
+    return Window(by_median=medians, outliers=tuple((_outliers(p.baseline), _outliers(p.variant)) for p in pairs))
+
+
+def _median(receipt: Receipt) -> float:
+    return receipt.summary.step_s_median if receipt.summary else math.nan
+
+
+def _outliers(receipt: Receipt) -> int:
+    return receipt.summary.outlier_steps if receipt.summary else 0
+
+
+def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[str, Comparison]:
+    """Compare variants on one metric; Holm's correction runs over all that were planned."""
+    fits = {arm: fit(sample.differences, sample.places) for arm, sample in samples.items()}
+    low, high = log_ratio(-levels.margin_pct), log_ratio(levels.margin_pct)
+    different = _corrected([found.p_different() for found in fits.values()], levels)
+    same = _corrected([found.p_same(low, high) for found in fits.values()], levels)
+    return {
+        arm: _comparison(metric, samples[arm], found, levels.alphas[arm], _Tests(levels, p_different, p_same))
+        for (arm, found), p_different, p_same in zip(fits.items(), different, same, strict=True)
+    }
+
+
+def _corrected(p_values: Sequence[object], levels: Levels) -> list[float]:
+    return [float(p) for p in holm(np.asarray(p_values, dtype=np.float64), levels.family)] if p_values else []
+
+
+@dataclass(frozen=True)
+class _Tests:
+    levels: Levels
+    p_different: float
+    p_same: float
+
+
+def _comparison(metric: str, sample: Sample, found: Fit, alpha: float, tests: _Tests) -> Comparison:
+    family, margin, window = tests.levels.family, tests.levels.margin_pct, sample.window
+    low, high = (percent(float(end)) for end in found.interval(alpha / family))
+    tost_low, tost_high = (percent(float(end)) for end in found.interval(2 * alpha / family))
+    delta = percent(float(found.mean))
+    if tests.p_different <= alpha:
+        low, high = (max(low, 0.0), high) if delta > 0 else (low, min(high, 0.0))
+    if tests.p_same <= alpha:
+        tost_low, tost_high = max(tost_low, -margin), min(tost_high, margin)
+    sd = float(found.sd)
+    return Comparison(
+        metric=metric,
+        blocks=found.blocks,
+        alpha=alpha,
+        delta_pct=delta,
+        median_pct=percent(float(np.median(sample.differences))),
+        by_median_pct=None if window is None else percent(float(fit(window.by_median, sample.places).mean)),
+        outlier_steps=None if window is None else _summed(window.outliers),
+        ci_low_pct=low,
+        ci_high_pct=high,
+        tost_low_pct=tost_low,
+        tost_high_pct=tost_high,
+        p_sign_flip=sign_flip_p(sample.differences),
+        p_holm=tests.p_different,
+        p_same=tests.p_same,
+        sd_pct=100 * sd,
+        place_pct=percent(float(found.slope)),
+        mde_pct=percent(detectable_per_sd(found.blocks, level=alpha / family) * sd),
+        differences_pct=tuple(percent(difference) for difference in sample.differences),
+    )
+
+
+def _summed(outliers: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(baseline for baseline, _ in outliers), sum(variant for _, variant in outliers)

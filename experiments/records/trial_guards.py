@@ -1,0 +1,107 @@
+"""Guards of one trial: what makes its numbers not believed, as far as its receipt shows it.
+
+The worker asks them before a block counts, so that the block runs again; verifying and judging a receipt ask them once
+more. What differs between trials is asked by `experiments.analysis.guards`.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+from experiments.design.guard_limits import MAX_SLOWED_SHARE
+from experiments.outcomes import Outcome
+from experiments.records.receipts import DeviceEvents, Receipt
+from kernels.backends import NODE_CLASSES
+
+SLOWED_BY: dict[str, Callable[[DeviceEvents], float | None]] = {
+    "software thermal slow-down": lambda events: events.sw_thermal_slowdown,
+    "hardware thermal slow-down": lambda events: events.hw_thermal_slowdown,
+    "hardware power brake": lambda events: events.hw_power_brake,
+}
+"""What makes a trial invalid from a share of its window on; a software power cap is recorded, not fatal."""
+
+FATAL_EVENTS: dict[str, Callable[[DeviceEvents], object]] = {
+    "uncorrected ECC error": lambda events: events.ecc_uncorrected,
+    "foreign process on the device": lambda events: events.foreign_processes,
+}
+"""What makes a trial invalid when it happened at all."""
+
+
+def trial_problems(receipt: Receipt) -> list[str]:
+    """Return the guards that one trial breaks whatever is compared; only a measured trial can break any."""
+    if receipt.outcome is not Outcome.MEASURED:
+        return []
+    return [*_sample_problems(receipt), *_untold(receipt), *_event_problems(receipt)]
+
+
+def timing_problems(receipt: Receipt, *, max_foreign_load: float) -> list[str]:
+    """Return the guards that one trial breaks if times decide: what disturbs nothing but times.
+
+    `max_foreign_load` is the share of the cores' time that others may take where trials run on the host.
+    """
+    if receipt.outcome is not Outcome.MEASURED:
+        return []
+    return [*_compilations(receipt), *_slow_downs(receipt), *_load_problems(receipt, max_foreign_load)]
+
+
+def window_s(receipt: Receipt) -> float:
+    """Return the seconds of the timed steps."""
+    return math.fsum(step.seconds for step in receipt.steps if step.phase == "timed")
+
+
+def _sample_problems(receipt: Receipt) -> Iterator[str]:
+    dead = sorted(name for name, reading in receipt.gates.items() if not reading.live)
+    if dead:
+        yield f"gate '{dead[0]}' was requested and not live"
+    if receipt.compilation is not None:  # nothing was executed
+        return
+    if receipt.summary is None:
+        yield "samples are missing"
+    timed = [step for step in receipt.steps if step.phase == "timed"]
+    wanted = receipt.config.get("steps", {}).get("timed")
+    if len(timed) != wanted:
+        yield f"{len(timed)} timed steps; the configuration asks for {wanted}"
+    if any(not (math.isfinite(step.seconds) and math.isfinite(step.loss)) for step in timed):
+        yield "a sample is not finite"
+
+
+def _compilations(receipt: Receipt) -> Iterator[str]:
+    compiled = [step.index for step in receipt.steps if step.phase == "timed" and step.compilations]
+    if compiled:
+        yield f"something was compiled inside the window, first in step {compiled[0]}"
+
+
+def _untold(receipt: Receipt) -> Iterator[str]:
+    """Find what this kind of node can tell and did not: absent is not fine."""
+    node_class = NODE_CLASSES.get(receipt.environment.node_class)
+    told = {} if receipt.environment.throttle is None else receipt.environment.throttle.model_dump()
+    told["foreign_load"] = receipt.environment.foreign_load
+    clocks = [step.clock_mhz for step in receipt.steps if step.phase == "timed"]
+    told["clock_mhz"] = None if None in clocks else clocks
+    missing = sorted(name for name in (node_class.tells if node_class else ()) if told.get(name) is None)
+    if missing:
+        yield f"the node did not tell {', '.join(missing)}, which node class '{node_class}' can tell"
+
+
+def _event_problems(receipt: Receipt) -> Iterator[str]:
+    events = receipt.environment.throttle
+    for what, happened in FATAL_EVENTS.items():
+        if events is not None and happened(events):
+            yield f"{what} during the trial"
+
+
+def _slow_downs(receipt: Receipt) -> Iterator[str]:
+    events, window = receipt.environment.throttle, window_s(receipt)
+    for what, read in SLOWED_BY.items():
+        seconds = 0.0 if events is None else read(events) or 0.0
+        if seconds > MAX_SLOWED_SHARE * window:
+            yield f"{what} for {seconds:g} s of the trial; allowed: {MAX_SLOWED_SHARE:.0%} of its {window:.3g} s window"
+
+
+def _load_problems(receipt: Receipt, limit: float) -> Iterator[str]:
+    environment = receipt.environment
+    node_class, load = NODE_CLASSES.get(environment.node_class), environment.foreign_load
+    if load is None or node_class is None or not node_class.on_host or load <= limit:
+        return
+    busiest = ", ".join(f"{one.name} {one.cpu_s:.1f} s" for one in environment.foreign_busiest)
+    by = f" (busiest: {busiest})" if busiest else ""
+    yield f"other processes took {load:.0%} of the cores' time during the trial; allowed: {limit:.0%}{by}"

@@ -1,0 +1,97 @@
+"""Calibrations as files: made from A/A bundles, read beside the bundle that they are for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.markup import escape
+
+from experiments.analysis.calibration import calibration_problems, calibrations_of, join_calibrations
+from experiments.documents import first_problem
+from experiments.errors import BundleError, SpecProblem
+from experiments.records.bundle_files import is_bundle
+from experiments.records.calibration import Calibration
+from service.cli import show
+from service.cli.bundles import read_bundle
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client
+
+app = typer.Typer()
+
+CalibrationOption = Annotated[
+    list[Path] | None,
+    typer.Option("--calibration", metavar="FILE", help="For a bundle: an A/A bundle, or what `calibration` wrote."),
+]
+
+
+@app.command()
+@guarded
+def calibration(
+    bundles: Annotated[
+        list[Path] | None, typer.Argument(metavar="[BUNDLE]...", help="A/A bundles, read here. Default: the service.")
+    ] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write the one calibration that they give.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what A/A blocks say about the noise of devices, and the service's own rate of false words."""
+    if not bundles:
+        with Client() as client:
+            answer = client.calibrations()
+        print_json(answer) if as_json else out().print(show.calibrations(answer))
+        return
+    found = read_calibrations(bundles)
+    if out_file is not None:
+        _write(found, out_file)
+    if as_json:
+        print_json(list(found))
+        return
+    for one in found:
+        for line in _lines(one):
+            out().print(line)
+
+
+def read_calibrations(paths: Sequence[Path] | None) -> tuple[Calibration, ...]:
+    """Return the calibrations in files and A/A bundles, one for each key. Raises BundleError for anything else."""
+    return join_calibrations(one for path in paths or () for one in _read(path))
+
+
+def _read(path: Path) -> tuple[Calibration, ...]:
+    if is_bundle(path):
+        bundle = read_bundle(path)[1]
+        file, receipts = bundle.plan_file, [trial.receipt for block in bundle.blocks for trial in block.trials]
+        found = calibrations_of(file.plan, file.spec, receipts)
+        if not found:
+            raise _refused(path, "holds fewer than two A/A blocks; `ablate aa NODE_CLASS --out` plans them")
+        return found
+    try:
+        one = Calibration.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise _refused(path, f"is neither a bundle nor a calibration: {first_problem(error)}") from error
+    problems = calibration_problems(one)
+    if problems:
+        raise _refused(path, problems[0])
+    return (one,)
+
+
+def _refused(path: Path, detail: str) -> BundleError:
+    return BundleError([SpecProblem(pointer=str(path), detail=detail)])
+
+
+def _write(found: Sequence[Calibration], path: Path) -> None:
+    if len(found) != 1:
+        keys = ", ".join(f"{one.key.node_class} {one.key.device_serial}" for one in found)
+        raise _refused(path, f"takes one calibration; the bundles give {len(found)}: {keys}")
+    path.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def _lines(one: Calibration) -> Sequence[str]:
+    return [
+        f"[bold]{escape(one.key.node_class)} {escape(one.key.device_serial)}[/], {one.key.recipe}: "
+        f"{one.blocks} A/A blocks, the last {one.measured_at}",
+        f"  sd of d {one.sd_pct:.3f} %, at most {one.sd_upper_pct:.3f} % (95 %); mean {one.mean_pct:+.3f} %",
+        f"  autocorrelation {one.autocorrelation:+.2f}; the later trial {one.position_effect_pct:+.3f} %; "
+        f"drift {one.drift_pct_per_hour:+.2f} % an hour; largest {one.largest_z:.1f} sd",
+        f"  calibration {one.digest}",
+    ]

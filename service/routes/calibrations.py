@@ -1,0 +1,45 @@
+"""Routes about noise: what A/A blocks say about the nodes, and the spec that more of them are made from."""
+
+import time
+
+from fastapi import APIRouter
+
+from experiments.analysis.admission import mending_command, standing_problems
+from experiments.analysis.ledger import sentence
+from experiments.records.calibration import Calibration
+from service.deps import AblationId, Reader, ServicesDep
+from service.responses import secured
+from service.schemas import CalibrationList, CalibrationPublic, SpecText
+from service.store import calibrations, results
+from service.store.ablations import check_exists
+
+router = APIRouter(prefix="/v1", tags=["calibrations"])
+
+
+@router.get("/calibrations", operation_id="listCalibrations", summary="What is known about noise", responses=secured())
+def list_calibrations(services: ServicesDep, principal: Reader) -> CalibrationList:
+    """Return every calibration, whether it admits its key to words now, and the service's rate of false words."""
+    with services.store.read() as connection:
+        found = calibrations.read_calibrations(connection)
+        ledger = calibrations.read_ledger(connection)
+    return CalibrationList(items=[_public(one) for one in found], ledger=ledger, statement=sentence(ledger))
+
+
+def _public(calibration: Calibration) -> CalibrationPublic:
+    problem = next(standing_problems(calibration, time.time()), None)
+    mended_by = mending_command(calibration.key.node_class, calibration.ablations[-1])
+    return CalibrationPublic(calibration=calibration, problem=problem, mended_by=mended_by if problem else None)
+
+
+@router.get(
+    "/ablations/{ablation_id}/spec",
+    operation_id="getSpec",
+    summary="The spec as it was submitted",
+    responses=secured(404, 422),
+)
+def get_spec(ablation_id: AblationId, services: ServicesDep, principal: Reader) -> SpecText:
+    """Return the text with its content type."""
+    with services.store.read() as connection:
+        check_exists(connection, ablation_id)
+        body = results.read_spec(connection, ablation_id)
+    return SpecText(text=body.content.decode(), content_type=body.content_type)

@@ -1,0 +1,63 @@
+"""A/A blocks in the database, and the calibrations and the ledger that follow from them."""
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, insert, select
+
+from experiments.analysis.admission import admission_of, mending_command
+from experiments.analysis.calibration import calibrate_all
+from experiments.analysis.ledger import keep_ledger
+from experiments.design.spec import AblationSpec
+from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger
+from experiments.records.circumstances import Admission
+from experiments.records.receipts import Receipt
+from service.store.tables import aa_blocks
+
+
+def store_aa_blocks(connection: Connection, ablation_id: str, found: Iterable[tuple[CalibrationKey, AABlock]]) -> None:
+    """Store the A/A blocks of an ablation; those that are there stay as they are."""
+    query = select(aa_blocks.c.block_index).where(aa_blocks.c.ablation_id == ablation_id)
+    there = set(connection.execute(query).scalars())
+    rows = [
+        {
+            "ablation_id": ablation_id,
+            "block_index": block.block_index,
+            "node_class": key.node_class,
+            "key": key.model_dump_json(),
+            "payload": block.model_dump_json(),
+        }
+        for key, block in found
+        if block.block_index not in there
+    ]
+    if rows:
+        connection.execute(insert(aa_blocks), rows)
+
+
+def read_calibrations(connection: Connection, node_class: str | None = None) -> tuple[Calibration, ...]:
+    """Return what is known of every key with at least two A/A blocks, of all node classes or one; the newest last."""
+    query = select(aa_blocks.c.key, aa_blocks.c.payload)
+    if node_class is not None:
+        query = query.where(aa_blocks.c.node_class == node_class)
+    return calibrate_all(
+        (CalibrationKey.model_validate_json(row.key), AABlock.model_validate_json(row.payload))
+        for row in connection.execute(query)
+    )
+
+
+def read_ledger(connection: Connection) -> Ledger:
+    """Return the false words over all A/A ablations that the service knows."""
+    return keep_ledger(read_calibrations(connection))
+
+
+def read_admission(
+    connection: Connection, ablation_id: str, spec: AblationSpec, receipts: Sequence[Receipt]
+) -> Admission:
+    """Return whether the A/A blocks that the service knows allow words about an ablation."""
+    node_class = spec.placement.node_class
+    return admission_of(
+        spec,
+        receipts,
+        read_calibrations(connection, node_class),
+        ledger=read_ledger(connection),
+        mended_by=mending_command(node_class, ablation_id),
+    )

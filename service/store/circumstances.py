@@ -1,0 +1,11 @@
+"""What a verdict takes into account besides plan, spec and receipts, as far as the tables know it."""
+
+from sqlalchemy import Connection
+
+from experiments.records.circumstances import Circumstances
+from service.store.breaks import broken_attempts
+
+
+def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
+    """Return the broken attempts of an ablation."""
+    return Circumstances(attempts=broken_attempts(connection, ablation_id))

@@ -1,0 +1,165 @@
+"""A/A blocks to a calibration: every number against an independent computation, over random draws."""
+
+import math
+from datetime import datetime
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.analysis.calibration import (
+    aa_blocks_of,
+    calibrate,
+    calibrate_all,
+    calibration_problems,
+    calibrations_of,
+    join_calibrations,
+    key_of,
+    upper_factor,
+)
+from experiments.design.plan import make_plan
+from experiments.documents import seal
+from experiments.outcomes import Outcome
+from tests.calibrations import BEGAN, KEY, aa_spec, make_block, noisy_blocks
+from tests.factories import make_receipt, make_receipts, make_spec
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_number_is_that_of_an_independent_computation(seed):
+    rng = np.random.default_rng(seed)
+    number, sd = int(rng.integers(3, 80)), float(rng.uniform(0.0005, 0.2))
+    minutes = np.sort(rng.uniform(0, 600, number))
+    d, place, rate = rng.normal(0.001, sd, number), rng.choice([-1, 1], number), rng.normal(10, 0.1, number)
+    blocks = [
+        make_block(i, minutes=minutes[i], difference=d[i], place=int(place[i]), log_rate=rate[i]) for i in range(number)
+    ]
+    found = calibrate(KEY, [blocks[i] for i in rng.permutation(number)])
+    assert found.samples == tuple(blocks)
+    assert found.sd_pct == pytest.approx(100 * np.std(d, ddof=1))
+    assert found.mean_pct == pytest.approx(100 * d.mean())
+    factor = math.sqrt((number - 1) / stats.chi2.ppf(0.05, number - 1))
+    assert found.sd_upper_pct == pytest.approx(100 * np.std(d, ddof=1) * factor)
+    later_minus_earlier = [one if where > 0 else -one for one, where in zip(d, place, strict=True)]
+    assert found.position_effect_pct == pytest.approx(100 * np.mean(later_minus_earlier))
+    assert found.drift_pct_per_hour == pytest.approx(100 * np.polyfit(minutes / 60, rate, 1)[0], abs=1e-6)
+    assert found.largest_z == pytest.approx(np.max(np.abs(stats.zscore(d, ddof=1))))
+    assert found.autocorrelation == pytest.approx(_lag_one(d))
+    assert calibration_problems(found) == []
+
+
+def _lag_one(d):
+    mean = sum(d) / len(d)
+    return sum((a - mean) * (b - mean) for a, b in pairwise(d)) / sum((a - mean) ** 2 for a in d)
+
+
+@pytest.mark.parametrize(("blocks", "factor"), [(20, 1.37), (60, 1.18)])
+def test_the_upper_bounds_are_those_of_the_protocol(blocks, factor):
+    assert upper_factor(blocks) == pytest.approx(factor, abs=0.005)
+
+
+def test_the_upper_bound_covers_the_true_noise_in_95_of_100_calibrations():
+    d = np.random.default_rng(1).normal(0, 1, (4000, 20))
+    covered = np.mean(d.std(axis=1, ddof=1) * upper_factor(20) >= 1)
+    assert covered == pytest.approx(0.95, abs=0.012)
+
+
+def test_drift_is_taken_within_ablations_not_between_days():
+    blocks = [make_block(i, minutes=m, log_rate=10 + 0.01 * m / 60) for i, m in enumerate([0, 10, 20, 30])]
+    later = [
+        make_block(i, minutes=90_000 + m, log_rate=12 + 0.01 * m / 60, ablation="abl_2")
+        for i, m in enumerate([0, 10, 20])
+    ]
+    assert calibrate(KEY, [*blocks, *later]).drift_pct_per_hour == pytest.approx(1.0)
+
+
+def test_noisier_sentinel_blocks_are_found_and_equal_ones_are_not():
+    base = noisy_blocks(30, sd=0.003, seed=1)
+    same = noisy_blocks(20, sd=0.003, seed=2, source="sentinel", ablation="abl_2")
+    loud = noisy_blocks(20, sd=0.009, seed=2, source="hidden", ablation="abl_2")
+    assert calibrate(KEY, base).variance_p is None
+    assert calibrate(KEY, [*base, *same]).variance_p > 0.05
+    assert calibrate(KEY, [*base, *loud]).variance_p < 1e-6
+
+
+def test_blocks_come_from_the_receipts_of_both_equal_arms():
+    spec = aa_spec(blocks=8)
+    plan = make_plan(spec)
+    receipts = make_receipts(plan, {"repeat": 1.01}, sd=0.002)
+    found = list(aa_blocks_of(plan, spec, receipts))
+    assert [block.block_index for _, block in found] == list(range(8))
+    by_place = {(one.ids.block_index, one.arm): one for one in receipts}
+    for key, block in found:
+        baseline, repeat = (by_place[block.block_index, arm] for arm in ("baseline", "repeat"))
+        assert key == key_of(spec, baseline)
+        assert block.receipts == (baseline.digest, repeat.digest)
+        assert block.difference == pytest.approx(math.log(repeat.summary.tokens_per_s / baseline.summary.tokens_per_s))
+        assert block.place == plan.blocks[block.block_index].order.index("repeat") * 2 - 1
+        assert datetime.fromisoformat(block.started_at) <= datetime.fromisoformat(repeat.started_at)
+    (made,) = calibrations_of(plan, spec, receipts)
+    assert made.blocks == 8
+    assert made.mean_pct == pytest.approx(1.0, abs=0.3)
+
+
+def test_an_ordinary_ablation_and_broken_blocks_give_nothing():
+    spec = make_spec()
+    assert list(aa_blocks_of(make_plan(spec), spec, make_receipts(make_plan(spec)))) == []
+    aa = aa_spec(blocks=6)
+    plan = make_plan(aa)
+    receipts = [one for one in make_receipts(plan) if one.ids.block_index > 1 or one.arm == "baseline"]
+    lost = make_receipt(plan, 0, "repeat", outcome=Outcome.FAILED)
+    other_code = receipts[-1].model_copy(
+        update={"digests": receipts[-1].digests.model_copy(update={"code": "sha256:x"})}
+    )
+    found = list(aa_blocks_of(plan, aa, [*receipts[:-1], other_code, lost]))
+    assert [block.block_index for _, block in found] == [2, 3, 4]
+
+
+def test_the_key_changes_with_everything_but_gates_and_seed():
+    def key(environment=None, seed_block=0, arm="baseline", **changes):
+        spec = make_spec(**changes)
+        return key_of(spec, make_receipt(make_plan(spec), seed_block, arm, environment=environment or {}))
+
+    base = key()
+    assert key(seed_block=1) == base
+    assert key(arm="psiv-on") == base
+    assert key(workload__steps={"warmup": 1, "timed": 4, "val_rows": 4}) == base
+    assert key(verdict__primary={"metric": "step_s", "margin": "2%"}) == base
+    changed = {
+        "device_serial": key({"device_serial": "123"}),
+        "shape_digest": key(workload__overrides={"seq_len": 128}),
+        "estimator_digest": key(workload__steps={"warmup": 2, "timed": 4, "val_rows": 2}),
+        "software_digest": key({"versions": {"torch": "2.14"}}),
+        "node_class": key({"node_class": "h200"}),
+    }
+    for name, other in changed.items():
+        assert [field for field in type(base).model_fields if getattr(base, field) != getattr(other, field)] == [name]
+
+
+def test_calibrations_of_one_key_are_joined_and_no_block_counts_twice():
+    blocks = noisy_blocks(12)
+    halves = [calibrate(KEY, blocks[:6]), calibrate(KEY, blocks[4:])]
+    other = calibrate(KEY.model_copy(update={"device_serial": "two"}), noisy_blocks(5))
+    joined = join_calibrations([*halves, other])
+    assert {(one.key.device_serial, one.blocks) for one in joined} == {("one", 12), ("two", 5)}
+    assert next(one for one in joined if one.blocks == 12) == calibrate(KEY, blocks)
+    assert calibrate_all([(KEY, make_block())]) == ()
+
+
+@pytest.mark.parametrize(
+    "field", ["sd_pct", "sd_upper_pct", "mean_pct", "position_effect_pct", "largest_z", "drift_pct_per_hour"]
+)
+def test_a_number_that_does_not_follow_from_the_samples_is_found_although_the_seal_was_made_anew(field):
+    made = calibrate(KEY, noisy_blocks())
+    altered = made.model_copy(update={field: getattr(made, field) + 0.01})
+    assert "was altered" in calibration_problems(altered)[0]
+    assert calibration_problems(seal(altered))[0].startswith(f"{field} is ")
+
+
+def test_left_out_samples_are_found():
+    made = calibrate(KEY, noisy_blocks())
+    fewer = seal(made.model_copy(update={"samples": made.samples[:-1]}))
+    assert any(problem.startswith("blocks is 20") for problem in calibration_problems(fewer))
+    none = seal(made.model_copy(update={"samples": ()}))
+    assert "say nothing about noise" in calibration_problems(none)[0]
+    assert made.measured_at == made.samples[-1].started_at > BEGAN.isoformat()

@@ -1,0 +1,98 @@
+"""Looks: what each may spend, when an ablation stops, and that a word is earned only at a look."""
+
+from typing import Any
+
+import pytest
+
+from experiments.analysis.judge import judge
+from experiments.analysis.looks import at_look
+from experiments.design.power import level_shares
+from experiments.design.spec import AblationSpec
+from experiments.outcomes import FailureClass, VerdictWord
+from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, AttemptRecord
+from experiments.records.receipts import Receipt
+from tests.factories import make_plan, make_receipts, make_spec
+
+LOOKS = (6, 10, 14, 20)
+SPEC = make_spec(design__blocks={"looks": list(LOOKS)})
+PLAN = make_plan(SPEC)
+
+
+def receipts(blocks: int, **changes: Any) -> list[Receipt]:
+    return [receipt for receipt in make_receipts(PLAN, **changes) if receipt.ids.block_index < blocks]
+
+
+def test_all_blocks_of_the_last_look_are_planned() -> None:
+    assert len(PLAN.blocks) == 20
+    assert judge(PLAN, SPEC, [], CALIBRATED).rule["looks"] == dict(
+        zip(map(str, LOOKS), level_shares(LOOKS), strict=True)
+    )
+
+
+def test_an_ablation_stops_where_every_variant_has_an_answer() -> None:
+    found = at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.05}, sd=0.0004), CALIBRATED, 0)
+    assert not found.go_on
+    assert found.reason == "after 6 blocks: 'psiv-on' better, 'chunk-32' same"
+
+
+def test_want_of_calibration_is_not_mended_by_more_blocks() -> None:
+    assert not at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.05}, sd=0.0004), UNCALIBRATED, 0).go_on
+
+
+def test_an_ablation_goes_on_while_an_answer_is_likely() -> None:
+    found = at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.02}, sd=0.006), CALIBRATED, 0)
+    assert found.go_on
+    assert "has a chance of" in found.reason
+
+
+def test_an_ablation_stops_where_more_blocks_are_futile() -> None:
+    found = at_look(PLAN, SPEC, receipts(14, sd=0.05), CALIBRATED, 2)
+    assert not found.go_on
+    assert found.reason.endswith("more blocks are futile")
+
+
+def test_the_last_look_is_the_end() -> None:
+    found = at_look(PLAN, SPEC, receipts(20, sd=0.006), CALIBRATED, 3)
+    assert (found.go_on, found.reason) == (False, "20 blocks are the last look")
+
+
+def test_a_look_ignores_blocks_beyond_it() -> None:
+    early = at_look(PLAN, SPEC, receipts(10, speeds={"psiv-on": 1.02}, sd=0.006), CALIBRATED, 0)
+    assert early == at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.02}, sd=0.006), CALIBRATED, 0)
+
+
+def test_missing_blocks_and_reruns_are_not_waited_for() -> None:
+    some = [r for r in receipts(6, sd=0.006) if r.ids.block_index != 2]
+    assert not at_look(PLAN, SPEC, some, CALIBRATED, 0).go_on
+    broken = AttemptRecord(
+        block_index=1, number=1, failure_class=FailureClass.TIMEOUT, arm="baseline", message="stopped", node="n"
+    )
+    quick = receipts(6, speeds={"psiv-on": 1.05}, sd=0.0004)
+    assert not at_look(PLAN, SPEC, quick, CALIBRATED.model_copy(update={"attempts": (broken,)}), 0).go_on
+
+
+@pytest.mark.parametrize("look", range(4))
+def test_a_word_at_a_look_is_tested_at_its_share(look: int) -> None:
+    found = judge(PLAN, SPEC, receipts(LOOKS[look], speeds={"psiv-on": 1.05}, sd=0.0004), CALIBRATED)
+    assert found.variants[0].verdict is VerdictWord.BETTER
+    assert found.variants[0].primary is not None
+    assert found.variants[0].primary.alpha == pytest.approx(0.04 * level_shares(LOOKS)[look])
+
+
+@pytest.mark.parametrize("blocks", [5, 7, 11, 19])
+def test_between_looks_no_word_is_earned(blocks: int) -> None:
+    found = judge(PLAN, SPEC, receipts(blocks, speeds={"psiv-on": 1.2}, sd=0.0004), CALIBRATED)
+    due = next(look for look in LOOKS if look > blocks)
+    assert {variant.measured for variant in found.variants} == {VerdictWord.INCONCLUSIVE}
+    assert f"{blocks} of {due} planned blocks counted; missing data fails" in found.variants[0].reason
+
+
+def test_the_first_blocks_count_and_no_chosen_ones() -> None:
+    chosen = [r for r in receipts(20, speeds={"psiv-on": 1.2}) if r.ids.block_index in {0, 1, 2, 3, 4, 9}]
+    assert judge(PLAN, SPEC, chosen, CALIBRATED).variants[0].measured is VerdictWord.INCONCLUSIVE
+
+
+def test_a_fixed_count_is_one_look() -> None:
+    spec: AblationSpec = make_spec()
+    assert spec.design.blocks.schedule == (6,)
+    assert not at_look(make_plan(spec), spec, [], CALIBRATED, 0).go_on

@@ -1,0 +1,67 @@
+"""Load by others on the cores: a positive control with a process that is busy, and counters that tell nothing."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from model import host_load
+from model.host_load import HostLoad, busy_seconds
+
+SPIN = "import time; end = time.perf_counter() + 30\nwhile time.perf_counter() < end: pass"
+
+
+def spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_a_busy_process_beside_us_is_seen_as_load() -> None:
+    """Pinned to one core with it, so that it must take about half of that core whatever else runs here."""
+    cores = os.sched_getaffinity(0)
+    one = {min(cores)}
+    os.sched_setaffinity(0, one)
+    other = subprocess.Popen([sys.executable, "-c", SPIN])
+    try:
+        time.sleep(0.3)
+        load = HostLoad()
+        spin(1.5)
+        share = load.foreign_share()
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, cores)
+    assert share is not None
+    assert 0.2 < share <= 1.0
+
+
+def write(path: Path, *, busy: int, idle: int, cores: int) -> None:
+    rows = [f"cpu{core} {busy} 0 0 {idle} 50 0 0 0 0 0" for core in range(cores)]
+    path.write_text("cpu 1 2 3 4 5 6 7 8 9 10\n" + "\n".join(rows) + "\nintr 5 6\n")
+
+
+def test_busy_seconds_are_those_of_our_cores_without_idle_and_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
+    write(tmp_path / "stat", busy=300, idle=900, cores=4)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert busy_seconds({0, 2}) == pytest.approx(600 * tick)
+    assert busy_seconds({0, 4}) is None  # a core that the kernel does not list
+
+
+def test_counters_that_do_not_move_are_not_an_idle_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some sandboxes print constants: less than this process used itself is no answer."""
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
+    write(tmp_path / "stat", busy=300, idle=900, cores=os.cpu_count() or 1)
+    load = HostLoad()
+    spent = time.process_time()
+    while time.process_time() < spent + 0.5:
+        pass
+    assert load.foreign_share() is None
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "missing")
+    assert HostLoad().foreign_share() is None
