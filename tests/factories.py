@@ -77,6 +77,8 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
     if gates["schedule"] == "chunk_parallel":
         facts[ScanFact.CHUNK_SIZE] = gates["chunk_size"]
         facts[ScanFact.PSIV_SAVED_BYTES if gates["psiv_cache"] else ScanFact.PSIV_RECOMPUTES] = 4096
+    if gates["lane"] == "xla":
+        facts[ScanFact.REMAT] = gates["remat"]
     if gates["compile"]:
         facts[ModelFact.COMPILED_GRAPHS] = 1
     return facts
@@ -250,7 +252,7 @@ def make_receipts(
 def make_compiled(plan: Plan, block: BlockPlan | int, arm: Arm | str, *, peak_bytes: int, **changes: Any) -> Receipt:
     """Return a sealed receipt of a trial that compiled and executed nothing.
 
-    `changes`: report (a mapping over fields of the CompilationReport), needed_bytes (does not fit), and as make_receipt.
+    `changes`: report (a mapping over fields of the CompilationReport), needed_bytes (does not fit); as make_receipt.
     """
     needed = changes.pop("needed_bytes", None)
     temp = peak_bytes - _ARGUMENTS - 8
@@ -279,7 +281,13 @@ def make_compiled(plan: Plan, block: BlockPlan | int, arm: Arm | str, *, peak_by
     outcome = Outcome.MEASURED if needed is None else Outcome.OOM
     environment = {"node_class": plan.node_class, **changes.pop("environment", {})}
     made = make_receipt(plan, block, arm, outcome=outcome, environment=environment, steps=(), **changes)
-    fields = {**dict(made), "summary": None, "compilation": report, "digests": {**dict(made.digests), "data": ""}}
+    fields = {
+        **dict(made),
+        "summary": None,
+        "warmup_passes": (),
+        "compilation": report,
+        "digests": {**dict(made.digests), "data": ""},
+    }
     return seal(fields)
 
 

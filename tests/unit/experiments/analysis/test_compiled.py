@@ -11,7 +11,8 @@ from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
 from experiments.outcomes import Decision, Outcome, VerdictWord
 from experiments.records.circumstances import UNCALIBRATED
-from experiments.records.receipts import Receipt, read_metric, seal, verify
+from experiments.records.receipt_check import verify
+from experiments.records.receipts import Receipt, read_metric, seal
 from tests.factories import GIB, make_compiled, make_plan, make_spec
 
 ROOMY = 16 * GIB
@@ -109,7 +110,7 @@ def test_a_peak_that_is_not_the_sum_of_its_parts_is_found() -> None:
 def test_steps_in_a_compiled_receipt_are_found() -> None:
     plan = make_plan(compiled_spec())
     receipt = make_compiled(plan, 0, "remat", peak_bytes=12 * GIB)
-    step = {"index": 0, "phase": "timed", "seconds": 1.0, "tokens": 8, "loss": 1.0, "grad_norm": 1.0}
+    step = {"index": 0, "phase": "timed", "seconds": 1.0, "tokens": 8, "loss": 1.0, "grad_norm": 1.0, "ended_s": 2.0}
     forged = seal({**dict(receipt), "steps": (step,)})
     assert "steps is there, but nothing was executed" in verify(forged.model_dump(mode="json"))
 
@@ -125,8 +126,8 @@ def test_what_only_training_measures_cannot_decide_a_compilation(metric: str) ->
     (problem,) = caught.value.problems
     assert problem.pointer == "#/verdict/primary/metric"
     assert problem.detail == (
-        f"metric '{metric}' is not measured on node class 'tpu-v6e-compile': it compiles the step and executes nothing, "
-        "so it has no speed, no loss and no memory in use"
+        f"metric '{metric}' is not measured on node class 'tpu-v6e-compile': it compiles the step and executes "
+        "nothing, so it has no speed, no loss and no memory in use"
     )
     assert problem.hint is not None
     assert "hbm_peak_gib" in problem.hint
