@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import gated_output, psiv, rotated
-from kernels.mamba3_mimo.xla.timeline import Timeline
+from kernels.mamba3_mimo.xla.timeline import Timeline, split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +54,15 @@ def chunk_outputs(
     entering_BHKNP, final_BHNP = enter(local_BHKNP, decays)
     scores_BHKMM = _weigh(q_BHKMN @ k_BHKMN.mT, decays.scores_BHKCC, ranks)
     y_BHKMP = scores_BHKMM @ x_BHKMP + (q_BHKMN * _rows(decays.read_BHKC, ranks)) @ entering_BHKNP
-    return gated_output(inputs, y_BHKMP.reshape(acc_BHTRP.shape), acc_BHTRP), final_BHNP
+    return gated_output(inputs, _tokens_of_rows(y_BHKMP, ranks), acc_BHTRP), final_BHNP
 
 
 def chunk_decays(line: Timeline, before_B1: Tensor, chunk_size: int) -> Decays:
     """Return the weights of every chunk."""
     adt_BHKC, gamma_BHKC, scale_BHKC = (
-        t.unflatten(2, (-1, chunk_size)) for t in (line.adt_BHT, line.gamma_BHT, line.scale_BHT)
+        split(t, 2, -1, chunk_size) for t in (line.adt_BHT, line.gamma_BHT, line.scale_BHT)
     )
-    run_B1KC = line.run_BT.unflatten(1, (-1, chunk_size)).unsqueeze(1)
+    run_B1KC = split(line.run_BT, 1, -1, chunk_size).unsqueeze(1)
     last_B1K = run_B1KC[..., -1]
     before_B1K = torch.cat((before_B1.unsqueeze(1), last_B1K[..., :-1]), dim=2)
     span_BHKCC = between(adt_BHKC)
@@ -108,15 +108,23 @@ def step_state(state_BHNP: Tensor, before_B1: Tensor) -> Enter:
 
 
 def _rows_of_chunks(t_BHTRX: Tensor, chunk_size: int) -> Tensor:
-    return t_BHTRX.unflatten(2, (-1, chunk_size)).flatten(3, 4)
+    """Return [B,H,K,M,X]: the R * C rows of every chunk, those of one rank side by side.
+
+    A TPU pads the last axis to 128 and the one before to 8, so no axis of R may be one of them.
+    """
+    return split(t_BHTRX, 2, -1, chunk_size).transpose(3, 4).flatten(3, 4)
+
+
+def _tokens_of_rows(t_BHKMX: Tensor, ranks: int) -> Tensor:
+    """Return [B,H,T,R,X]: `_rows_of_chunks` backwards."""
+    return split(t_BHKMX, 3, ranks, -1).transpose(3, 4).flatten(2, 3)
 
 
 def _rows(weight_BHKC: Tensor, ranks: int) -> Tensor:
     """Repeat one weight per token for its R rows: [B,H,K,M,1]."""
-    return weight_BHKC.repeat_interleave(ranks, dim=-1).unsqueeze(-1)
+    return weight_BHKC.repeat(1, 1, 1, ranks).unsqueeze(-1)
 
 
 def _weigh(scores_BHKMM: Tensor, weight_BHKCC: Tensor, ranks: int) -> Tensor:
-    """Multiply each R x R block of scores by the weight of its pair of tokens."""
-    blocks = scores_BHKMM.unflatten(-1, (-1, ranks)).unflatten(-3, (-1, ranks))
-    return (blocks * weight_BHKCC[..., :, None, :, None]).reshape(scores_BHKMM.shape)
+    """Multiply the R * R scores of each pair of tokens by the pair's weight."""
+    return scores_BHKMM * weight_BHKCC.repeat(1, 1, 1, ranks, ranks)
