@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    --editable '.[service,embedded,worker,cpu,dev]'
 	@touch $@
 
-$(TPU_STAMP): requirements/tpu.lock requirements/install_tpu.py requirements/cuda_stubs.py
+$(TPU_STAMP): requirements/tpu.lock requirements/tpu-compiler.lock requirements/install_tpu.py requirements/cuda_stubs.py
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and \
 	    "torch_xla 2.9 needs Python 3.11 to 3.13, $(PYTHON) is %d.%d; name another: make tpu PYTHON=python3.12" % sys.version_info[:2])'
 	@echo "Installing into $(TPU_VENV) (some minutes the first time)"

@@ -41,6 +41,8 @@ class NodeClass:
     """Whether kernels for TPUs (Pallas) can be run there, or compiled where nothing is run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a trial on such a device needs before it makes a tensor."""
+    topologies: Mapping[int, str] = field(default_factory=dict)
+    """Only on a class that compiles and executes nothing: what it compiles for, by number of chips."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
     tells: frozenset[str] = frozenset()
@@ -55,7 +57,12 @@ class NodeClass:
     @property
     def on_host(self) -> bool:
         """Whether trials train on the processors and in the memory of the machine itself."""
-        return self.device_type == "cpu"
+        return self.probe in ("host", "xla_host")
+
+    @property
+    def compiles_only(self) -> bool:
+        """Whether a trial compiles the training step for chips that are not there, and executes nothing."""
+        return bool(self.topologies)
 
     def fits(self, device_name: str) -> bool:
         """Tell whether a device that calls itself `device_name` belongs to this class."""
@@ -94,7 +101,27 @@ _TABLE = (
         probe="xla_host",
         environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
     ),
-    NodeClass(name="tpu-v6e", lanes=(), device_type="xla", probe=None),
+    NodeClass(
+        name="tpu-v6e",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="tpu",
+        device_name=r"\bv6e\b",
+        tpu_kernels=True,
+        environment={"PJRT_DEVICE": "TPU", "JAX_PLATFORMS": "cpu"},
+        peak_flops={"bfloat16": 918e12},
+        tells=frozenset({"foreign_load", "foreign_processes"}),
+    ),
+    NodeClass(
+        name="tpu-v6e-compile",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="libtpu",
+        device_name=r"\bv6\b",
+        tpu_kernels=True,
+        environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
+        topologies={1: "v6e:1x1", 4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
+    ),
 )
 
 NODE_CLASSES: dict[str, NodeClass] = {entry.name: entry for entry in _TABLE}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "tpu.lock"
+COMPILER_LOCK = HERE / "tpu-compiler.lock"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 FOR_CUDA_BUILD = ("nvidia-",)
 CHECK = "from kernels import xla_device; xla_device.assert_versions(); print(xla_device.describe())"
@@ -33,6 +34,7 @@ def main(folder: Path) -> None:
         _run(folder, str(HERE / "cuda_stubs.py"), str(site))
     _pip(folder, "--no-build-isolation", "--editable", str(HERE.parent))
     _run(folder, "-c", CHECK)
+    _pip(folder, "--upgrade", "--target", str(folder / "compiler"), "--requirement", str(COMPILER_LOCK))
 
 
 def _cpu_build(folder: Path, torch: str) -> bool:

@@ -170,7 +170,8 @@ def dead_gate(gates: Mapping[str, GateReading]) -> str | None:
 
 def _has_window(result: TrialResult, failure: FailureClass | None) -> bool:
     """Say whether the trial ran its whole window: also when a gate turned out not to be live."""
-    return result.failure_class is None and failure in (None, FailureClass.GATE_REFUSED)
+    whole = result.failure_class is None and failure in (None, FailureClass.GATE_REFUSED)
+    return whole and result.compilation is None
 
 
 def _finite(steps: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from experiments.design.fields import read_config
 from experiments.runtime.processes import die_with_parent
 from model.config import TrainConfig
+from workers.compile_trial import compile_step
 from workers.environment_variables import keep_kernels, mark_process, peer_site
 from workers.errors import DeviceMissing
 from workers.failures import classify
@@ -35,7 +36,8 @@ def main(order: TrialOrder) -> None:
     _detach(order)
     target = order.paths.prepared if order.prepare_only else order.paths.result
     try:
-        result = _prepare(order) if order.prepare_only else _train(order)
+        os.environ.update(order.environment)
+        result = _work(order)
     except Exception as error:  # the task boundary: the result file records it
         traceback.print_exc()
         result = TrialResult(failure_class=classify(error), message=_describe(error))
@@ -69,6 +71,12 @@ def _die_with_the_worker() -> None:
     worker = multiprocessing.parent_process()
     if worker is not None and not worker.is_alive():
         os._exit(1)
+
+
+def _work(order: TrialOrder) -> TrialResult:
+    if order.prepare_only:
+        return _prepare(order)
+    return compile_step(order) if order.topologies else _train(order)
 
 
 def _prepare(order: TrialOrder) -> TrialResult:

@@ -357,6 +357,16 @@ _ENTRIES = (
         **_told_by(ScanFact.LANE),
     ),
     Gate(
+        name="micro_batch",
+        question="How many rows per step fit, and what does a larger step gain?",
+        values=(1, 2, 4, 8, 16, 32, 64),
+        path="micro_batch",
+        claim=Claim.CHANGES_MODEL,
+        proof="the rows of the targets that the loss reads",
+        blind_to="nothing that matters to the gate: a step reads one batch",
+        **_told_by(ModelFact.ROWS),
+    ),
+    Gate(
         name="dtype",
         question="What do bfloat16 matrix multiplications gain, and what do they cost in loss?",
         values=get_args(ComputeDtype),

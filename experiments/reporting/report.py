@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from experiments.analysis.arm_summary import measured_trials
 from experiments.reporting import drawing, evidence_tables, pictures, wording
+from experiments.reporting.compilation_table import compilation_table
 from experiments.reporting.table import Table
 from experiments.reporting.view import AblationView
 
@@ -28,6 +29,7 @@ def render(view: AblationView) -> str:
                 evidence_tables.arms_table(view),
                 evidence_tables.unmeasured_table(view),
                 evidence_tables.gates_table(view),
+                compilation_table(view),
                 evidence_tables.kernels_table(view),
                 evidence_tables.blocks_table(view),
             ),

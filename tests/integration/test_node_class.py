@@ -21,7 +21,8 @@ from workers.devices import find_devices
 from workers.node import Node, find_node
 from workers.offline.checks import refusals
 from workers.paths import WorkPaths, write_whole
-from workers.probes import PROBES, Found, HostProbe
+from workers.probe_types import Found
+from workers.probes import PROBES, HostProbe
 from workers.receipt import TrialRecord
 from workers.result import TrialResult
 from workers.runner import Ending
