@@ -57,7 +57,7 @@ class NodeClass:
     @property
     def on_host(self) -> bool:
         """Whether trials train on the processors and in the memory of the machine itself."""
-        return self.device_type == "cpu"
+        return self.probe in ("host", "xla_host")
 
     @property
     def compiles_only(self) -> bool:

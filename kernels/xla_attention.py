@@ -9,7 +9,7 @@ without a TPU they can be traced and compiled, not run; `interpret` runs splash 
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -58,7 +58,8 @@ def pallas_softcap(
 
 
 def _scaled(q_BHSE: Tensor) -> Tensor:
-    return q_BHSE * q_BHSE.shape[-1] ** -0.5
+    scale: float = q_BHSE.shape[-1] ** -0.5
+    return q_BHSE * scale
 
 
 def _check(name: str, q_BHSE: Tensor) -> None:
@@ -89,7 +90,7 @@ class _Splash:
         """Return the attended values and what the backward pass needs."""
         import jax
 
-        out, pullback = jax.vjp(lambda *arrays: self._attend(*arrays, documents), q, k, v)
+        out, pullback = jax.vjp(partial(self._attend, documents), q, k, v)
         leaves, self._residuals = jax.tree.flatten(pullback)
         return out, *leaves
 
@@ -103,9 +104,10 @@ class _Splash:
         """Return the gradients of q, k and v, the forward pass computed again."""
         import jax
 
-        return jax.vjp(lambda *arrays: self._attend(*arrays, documents), q, k, v)[1](grad)
+        return jax.vjp(partial(self._attend, documents), q, k, v)[1](grad)
 
-    def _attend(self, q: Any, k: Any, v: Any, documents: Any) -> Any:
+    def _attend(self, documents: Any, q: Any, k: Any, v: Any) -> Any:
+        """Return the attended values [B,H,S,E]."""
         import jax
         from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
         from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks

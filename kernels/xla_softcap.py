@@ -64,13 +64,13 @@ def _kernel(q: Any, k: Any, v: Any, q_documents: Any, k_documents: Any, out: Any
     highest, total, summed = scratch
     row, column = pl.program_id(2), pl.program_id(3)
 
-    @pl.when(column == 0)
+    @pl.when(column == 0)  # type: ignore[untyped-decorator]
     def _begin() -> None:
         highest[...] = jnp.full_like(highest, MASKED)
         total[...] = jnp.zeros_like(total)
         summed[...] = jnp.zeros_like(summed)
 
-    @pl.when(column <= row)
+    @pl.when(column <= row)  # type: ignore[untyped-decorator]
     def _add() -> None:
         scores_QK, visible_QK = _scores(q[0, 0], k[0, 0], first_row=row * BLOCK, first_column=column * BLOCK, cap=cap)
         visible_QK &= q_documents[0][:, :1] == k_documents[0][:1, :]
@@ -84,7 +84,8 @@ def _kernel(q: Any, k: Any, v: Any, q_documents: Any, k_documents: Any, out: Any
         values_QE = jnp.dot(weights_QK.astype(v.dtype), v[0, 0], preferred_element_type=jnp.float32)
         summed[...] = shrink_QL[:, :1] * summed[...] + values_QE
 
-    @pl.when(column == row)  # every token sees itself, so no total is 0
+    # The last block in a row of blocks; every token sees itself, so no total is 0.
+    @pl.when(column == row)  # type: ignore[untyped-decorator]
     def _end() -> None:
         out[0, 0] = (summed[...] / total[:, :1]).astype(out.dtype)
 

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -49,6 +50,16 @@ class HostProbe:
         return None
 
 
+class XlaHostProbe(HostProbe):
+    """The machine's own processors under XLA."""
+
+    def find(self) -> Found:
+        """Return the one device, where torch_xla is installed."""
+        if find_spec("torch_xla") is None:
+            return Found(lacks=("torch_xla is not installed in this environment; `make tpu` makes one that has it",))
+        return super().find()
+
+
 class NvidiaProbe:
     """NVIDIA GPUs, as nvidia-smi tells of them."""
 
@@ -86,6 +97,7 @@ PROBES: dict[str, Probe] = {
     "nvidia": NvidiaProbe(),
     "tpu": TpuProbe(),
     "host": HostProbe(),
+    "xla_host": XlaHostProbe(),
     "libtpu": LibtpuProbe(),
 }
 """Every probe by the name that node classes give it. Asked in this order; the host is always found, so what comes after

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import gated_output, psiv, rotated
-from kernels.mamba3_mimo.xla.timeline import Timeline
+from kernels.mamba3_mimo.xla.timeline import Timeline, split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ def chunk_outputs(
 def chunk_decays(line: Timeline, before_B1: Tensor, chunk_size: int) -> Decays:
     """Return the weights of every chunk."""
     adt_BHKC, gamma_BHKC, scale_BHKC = (
-        t.unflatten(2, (-1, chunk_size)) for t in (line.adt_BHT, line.gamma_BHT, line.scale_BHT)
+        split(t, 2, -1, chunk_size) for t in (line.adt_BHT, line.gamma_BHT, line.scale_BHT)
     )
-    run_B1KC = line.run_BT.unflatten(1, (-1, chunk_size)).unsqueeze(1)
+    run_B1KC = split(line.run_BT, 1, -1, chunk_size).unsqueeze(1)
     last_B1K = run_B1KC[..., -1]
     before_B1K = torch.cat((before_B1.unsqueeze(1), last_B1K[..., :-1]), dim=2)
     span_BHKCC = between(adt_BHKC)
@@ -112,12 +112,12 @@ def _rows_of_chunks(t_BHTRX: Tensor, chunk_size: int) -> Tensor:
 
     A TPU pads the last axis to 128 and the one before to 8, so no axis of R may be one of them.
     """
-    return t_BHTRX.unflatten(2, (-1, chunk_size)).transpose(3, 4).flatten(3, 4)
+    return split(t_BHTRX, 2, -1, chunk_size).transpose(3, 4).flatten(3, 4)
 
 
 def _tokens_of_rows(t_BHKMX: Tensor, ranks: int) -> Tensor:
     """Return [B,H,T,R,X]: `_rows_of_chunks` backwards."""
-    return t_BHKMX.unflatten(3, (ranks, -1)).transpose(3, 4).flatten(2, 3)
+    return split(t_BHKMX, 3, ranks, -1).transpose(3, 4).flatten(2, 3)
 
 
 def _rows(weight_BHKC: Tensor, ranks: int) -> Tensor:

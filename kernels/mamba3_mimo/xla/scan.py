@@ -19,7 +19,7 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, step_state
 from kernels.mamba3_mimo.xla.partition import Partition, differentiable
-from kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, timeline
+from kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, split, timeline
 from kernels.scan import ScanFact, ScanSwitches
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -155,7 +155,7 @@ _TIMELINE = len(Timeline.AXES)
 
 def _by_chunk(t: Tensor, chunk_size: int, *, axis: int) -> Tensor:
     """Return [K,...,C,...]: `t` by chunks along `axis`."""
-    return t.unflatten(axis, (-1, chunk_size)).movedim(axis, 0)
+    return split(t, axis, -1, chunk_size).movedim(axis, 0)
 
 
 def _given(inputs: ScanInputs, names: tuple[str, ...]) -> list[str]:

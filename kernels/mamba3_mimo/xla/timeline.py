@@ -61,6 +61,12 @@ def timeline(inputs: ScanInputs, chunk_size: int) -> Timeline:
     )
 
 
+def split(t: Tensor, axis: int, *sizes: int) -> Tensor:
+    """Return `t` with `axis` divided into axes of `sizes`, -1 for what is left."""
+    divided: Tensor = t.unflatten(axis, sizes)  # type: ignore[no-untyped-call]
+    return divided
+
+
 def pad_time(t: Tensor, chunk_size: int, *, axis: int) -> Tensor:
     """Append zeros along `axis` up to a multiple of `chunk_size`."""
     missing = -t.shape[axis] % chunk_size
@@ -88,9 +94,9 @@ def _angles(inputs: ScanInputs, run_BT: Tensor, chunk_size: int) -> Tensor:
         return torch.remainder(raw_BHTA, math.tau)
     dt_BHT1 = pad_time(inputs.dt.to(acc), chunk_size, axis=2).unsqueeze(-1)
     step_BHTA = math.pi * torch.tanh(raw_BHTA) * dt_BHT1
-    run_B1KC = run_BT.unflatten(1, (-1, chunk_size)).unsqueeze(1)
+    run_B1KC = split(run_BT, 1, -1, chunk_size).unsqueeze(1)
     earlier_B1KCC = (run_B1KC.unsqueeze(-1) == run_B1KC.unsqueeze(-2)).tril()
-    inside_BHKCA = _masked_sum(earlier_B1KCC, step_BHTA.unflatten(2, (-1, chunk_size)))
+    inside_BHKCA = _masked_sum(earlier_B1KCC, split(step_BHTA, 2, -1, chunk_size))
     total_BHKA = torch.remainder(inside_BHKCA[:, :, :, -1], math.tau)
     before_BHKA = _masked_sum(_continues(run_B1KC), total_BHKA)
     first_B1KC1 = (run_B1KC == run_B1KC[..., :1]).unsqueeze(-1)
