@@ -72,7 +72,7 @@ def test_find_devices_tpu_is_not_a_cpu_under_another_name() -> None:
 def test_find_devices_xla_on_the_host_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "find_spec", lambda _: None)
     assert find_devices().node_class is NODE_CLASSES["cpu"]
-    with pytest.raises(DeviceMissing, match="node class 'xla-cpu' was asked for, .* torch_xla is not installed"):
+    with pytest.raises(DeviceMissing, match=r"node class 'xla-cpu' was asked for, .* torch_xla is not installed"):
         find_devices("xla-cpu")
     monkeypatch.setattr(probes, "find_spec", lambda _: object())
     assert find_devices().node_class is NODE_CLASSES["cpu"]
