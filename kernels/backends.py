@@ -100,6 +100,7 @@ _TABLE = (
         device_type="xla",
         probe="xla_host",
         environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
+        tells=frozenset({"foreign_load"}),
     ),
     NodeClass(
         name="tpu-v6e",
