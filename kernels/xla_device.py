@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelUnsupported
+from kernels.xla_compiler import libtpu_refusal
 
 DISTRIBUTIONS = ("torch", "torch_xla", "jax", "jaxlib", "torchax", "libtpu")
 PINNED = {"torch": "2.9.", "torch_xla": "2.9.", "jax": "0.7.1", "jaxlib": "0.7.1", "torchax": "0.0.13"}
 """Begin of the version that the lane was written for."""
-OLDEST_LIBTPU = (0, 0, 22)
 TPU_CALL = "tpu_custom_call"
 COMPILER = "torch_xla"
 """Module whose import means that XLA may compile in this process."""
@@ -62,13 +62,7 @@ def version_refusal() -> str | None:
     for name, begin in PINNED.items():
         if not here[name].startswith(begin):
             return f"lane 'xla' needs {name} {begin.rstrip('.')}; installed is {here[name]} (requirements/tpu.lock)"
-    if tuple(int(part) for part in here["libtpu"].split(".")[:3]) < OLDEST_LIBTPU:
-        oldest = ".".join(map(str, OLDEST_LIBTPU))
-        return (
-            f"libtpu is {here['libtpu']}; allowed: {oldest} or newer. jax {here['jax']} writes Pallas kernels in "
-            "version 8 of Mosaic's format, and older ones read version 7 at most"
-        )
-    return None
+    return libtpu_refusal(here["libtpu"])
 
 
 def assert_versions() -> None:

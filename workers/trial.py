@@ -105,11 +105,26 @@ def _device(device_type: str) -> "torch.device":
     """Return the device to train on. Raises DeviceMissing where torch cannot use one: another is no replacement."""
     import torch
 
+    if device_type == "xla":
+        return _xla_device()
     if device_type != "cpu" and not torch.get_device_module(device_type).is_available():
         raise DeviceMissing(
             f"this node trains on devices of type '{device_type}', and torch {torch.__version__} finds none"
         )
     return torch.device(device_type)
+
+
+def _xla_device() -> "torch.device":
+    from kernels import xla_device
+
+    refusal = xla_device.version_refusal()
+    if refusal is not None:
+        raise DeviceMissing(refusal)
+    try:
+        return xla_device.device()
+    except RuntimeError as error:
+        where = os.environ.get("PJRT_DEVICE", "nothing")
+        raise DeviceMissing(f"PJRT_DEVICE is {where}, and XLA finds no such device: {error}") from error
 
 
 def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":

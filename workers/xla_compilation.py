@@ -69,9 +69,9 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Return the program's environment: the operator's flags for libtpu win, and our packages are found."""
+    """Return the program's environment: our flags and no others, since a receipt names none; our packages are found."""
     root = str(Path(xla_compiler.__file__).resolve().parent.parent)
-    inherited = {**xla_compiler.ENVIRONMENT, **os.environ, "JAX_PLATFORMS": "cpu"}
+    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | xla_compiler.ENVIRONMENT
     library = xla_compiler.library()
     if library is not None:
         inherited[xla_compiler.LIBRARY_PATH] = str(library)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
+
 from experiments.design.fields import config_to_json
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
@@ -135,10 +137,9 @@ def test_products_in_a_loop_of_jax_are_counted_with_every_trip(seed: int) -> Non
 
 
 ALONE = """
-import sys
+from tests.xla.test_compile_step import config_of
 from kernels import xla_device, xla_graph
 from model.traced_step import trace_step
-from tests.xla.test_compile_step import config_of
 
 graph = xla_graph.read_graph(trace_step(config_of()).module)
 print(graph.digest, tuple(xla_device.compile_counts()))
@@ -147,6 +148,7 @@ print(graph.digest, tuple(xla_device.compile_counts()))
 
 def test_tracing_computes_nothing_and_gives_every_process_the_same_module(tmp_path: Path) -> None:
     environment = {**os.environ, **COMPILE.environment, "PYTHONPATH": str(Path.cwd())}
+    assert DEVICE.type == "xla"
     said = []
     for folder in (tmp_path, Path.cwd()):
         ended = subprocess.run(
