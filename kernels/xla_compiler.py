@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,17 @@ class Order:
 
 def library() -> Path | None:
     """Return the libtpu.so to compile with: the operator's, or the one beside; None for the installed package's."""
-    named = os.environ.get(LIBRARY_PATH)
-    if named:
+    named, beside = os.environ.get(LIBRARY_PATH), Path(sys.prefix) / BESIDE
+    if named and not _is_installed(Path(named)):
         return Path(named)
-    beside = Path(sys.prefix) / BESIDE
     return beside if beside.is_file() else None
+
+
+def _is_installed(path: Path) -> bool:
+    """Tell whether `path` is the installed package's: jax names that one when it is imported, not the operator."""
+    package = find_spec("libtpu")
+    origin = None if package is None else package.origin
+    return origin is not None and path.resolve().parent == Path(origin).resolve().parent
 
 
 def libtpu_version() -> str | None:

@@ -107,3 +107,20 @@ def test_without_jax_no_compiler_is_found() -> None:
         pytest.skip("jax and libtpu are installed here")
     with pytest.raises(DeviceMissing, match=r"not installed|no libtpu"):
         ask_compiler(Order(topology="v6e:1x1"))
+
+
+def test_the_library_that_jax_names_is_not_taken_for_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "libtpu"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    beside = tmp_path / xla_compiler.BESIDE
+    beside.parent.mkdir(parents=True)
+    beside.touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(xla_compiler.sys, "prefix", str(tmp_path))
+    monkeypatch.setenv(xla_compiler.LIBRARY_PATH, str(package / "libtpu.so"))
+    assert xla_compiler.library() == beside
+    monkeypatch.setenv(xla_compiler.LIBRARY_PATH, "/opt/own/libtpu.so")
+    assert xla_compiler.library() == Path("/opt/own/libtpu.so")
