@@ -1,7 +1,7 @@
 """Documents: frozen models that refuse unknown fields, and the digest that seals one.
 
 Every spec, plan, receipt, bundle, message and verdict is a `Frozen` model. A sealed one carries, in its field
-`digest`, the digest of everything else in it.
+`digest`, the digest of everything else in it, but for a `signature` over that digest.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Sealed(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of everything else in the document."""
+        """Of everything else in the document but its signature."""
 
     def model_dump(self, *, mode: str, exclude: set[str]) -> dict[str, Any]:
         """See pydantic."""
@@ -41,8 +41,8 @@ Document = TypeVar("Document", bound=Sealed)
 
 
 def content_digest(document: Sealed) -> str:
-    """Return the digest of everything in `document` but `digest`. Raises ValueError for numbers that are not finite."""
-    return digest(document.model_dump(mode="json", exclude={"digest"}))
+    """Return the digest of `document` without digest and signature. Raises ValueError for numbers not finite."""
+    return digest(document.model_dump(mode="json", exclude={"digest", "signature"}))
 
 
 def seal(unsealed: Document) -> Document:

@@ -44,5 +44,9 @@ class ProjectionError(ExperimentError):
     """MLflow could not be reached or refused a call; nothing is lost, and the projection can be repeated."""
 
 
+class SigningUnavailable(ExperimentError):
+    """This machine can neither sign nor check signatures."""
+
+
 class PlanFileError(ExperimentError, ValueError):
     """A plan file is damaged, was altered, or does not fit this code or this machine."""

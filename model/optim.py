@@ -35,7 +35,9 @@ def _compilable(groups: list[dict[str, Any]], betas: tuple[float, float], rate: 
     AdamW makes in its first step is there before it.
     """
     device = groups[0]["params"][0].device
-    optimizer = torch.optim.AdamW(groups, lr=torch.tensor(rate).to(device), betas=betas, capturable=True, foreach=False)
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, capturable=True, foreach=False)
+    for group in optimizer.param_groups:  # its constructor would read a tensor's value, and so run a graph
+        group["lr"] = torch.tensor(rate).to(device)
     for parameter in (parameter for group in groups for parameter in group["params"]):
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),

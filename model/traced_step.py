@@ -73,8 +73,9 @@ def _placeholder_model(config: TrainConfig) -> hybrid.Hybrid:
 
 
 def _placeholder_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give AdamW the state that it has from its second step on."""
+    """Give AdamW the state that it has from its second step on, and the rate that every step brings."""
     for group in optimizer.param_groups:
+        group["lr"] = xla_device.placeholder((), torch.float32)
         for parameter in group["params"]:
             optimizer.state[parameter] = {
                 "step": xla_device.placeholder((), torch.float32),

@@ -25,6 +25,7 @@ from service.schemas import (
     CalibrationList,
     Event,
     ImportPublic,
+    KeyList,
     NodeList,
     NodePublic,
     PlanPublic,
@@ -131,9 +132,14 @@ class Ablations:
         answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
         return AblationAccepted.model_validate(answer.json())
 
-    def import_bundles(self, bundles: Sequence[Mapping[str, str]]) -> ImportPublic:
-        """Take in bundles of one plan, each as the text of its files by path; again changes nothing."""
-        body = {"bundles": [{"files": dict(files)} for files in bundles]}
+    def import_bundles(
+        self, bundles: Sequence[Mapping[str, str]], *, trust: Sequence[str] = (), unsigned: bool = False
+    ) -> ImportPublic:
+        """Take in bundles of one plan, each as the text of its files by path; again changes nothing.
+
+        Keys in `trust` are trusted from now on; `unsigned` takes files that nobody signed.
+        """
+        body = {"bundles": [{"files": dict(files)} for files in bundles], "trust": list(trust), "unsigned": unsigned}
         answer = self._connection.call("POST", "/v1/ablations:import", json=body)
         return ImportPublic.model_validate(answer.json())
 
@@ -221,6 +227,27 @@ class Trials:
         return answer.text, int(answer.headers["X-Log-End-Offset"])
 
 
+class Keys:
+    """Calls about the keys of nodes; each returns all of them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self) -> KeyList:
+        """Return every key, revoked ones too."""
+        return self._connection.get("/v1/keys", KeyList)
+
+    def trust(self, key: str, *, node: str) -> KeyList:
+        """Trust a key for a node, in place of the one that it had."""
+        answer = self._connection.call("POST", f"/v1/keys/{key}:trust", json={"node": node})
+        return KeyList.model_validate(answer.json())
+
+    def revoke(self, key: str, *, reason: str) -> KeyList:
+        """Take nothing more that a key signs."""
+        answer = self._connection.call("POST", f"/v1/keys/{key}:revoke", json={"reason": reason})
+        return KeyList.model_validate(answer.json())
+
+
 class Client:
     """A connection to the service; use it as a context manager or call `close`."""
 
@@ -252,6 +279,11 @@ class Client:
     def trials(self) -> Trials:
         """Calls about trials."""
         return Trials(self._connection)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """Calls about the keys of nodes."""
+        return Keys(self._connection)
 
     def gates(self) -> list[GatePublic]:
         """Return what can be asked for."""

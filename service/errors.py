@@ -139,6 +139,13 @@ class ImportedOtherwise(ServiceError):
     slug = "imported-otherwise"
 
 
+class KeyRefused(ServiceError):
+    """This key is not trusted for this node."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "key-refused"
+
+
 class NotYet(ServiceError):
     """This does not exist yet."""
 

@@ -14,6 +14,7 @@ from experiments.errors import SpecProblem
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.calibration import Calibration, Ledger
 from experiments.records.messages import DeviceInfo
+from experiments.records.signing import PublicKey
 from service.lifecycle import EventKind
 
 Item = TypeVar("Item")
@@ -276,6 +277,8 @@ class ImportRequest(_Public):
     """Bundles of one plan; together they are the ablation."""
 
     bundles: list[BundleFiles] = Field(min_length=1, max_length=100)
+    trust: list[PublicKey] = Field(default=[], max_length=100, description="Keys to trust from now on.")
+    unsigned: bool = Field(default=False, description="Take files that nobody signed; the verdict will say so.")
 
 
 class ImportPublic(_Public):
@@ -307,6 +310,8 @@ class NodePublic(_Public):
     versions: dict[str, str]
     code_digest: str
     lacks: list[str]
+    public_key: str | None
+    """Key that it signs its blocks with; None for an imported node that could not sign."""
     registered_at: str
     seen_at: str
     running_block: str | None
@@ -316,6 +321,25 @@ class NodeList(_Public):
     """Every node."""
 
     items: list[NodePublic]
+
+
+class KeyPublic(_Public):
+    """A key that a node signs with."""
+
+    key: PublicKey
+    node: str
+    trusted_by: str
+    """Name of the token that trusted it, or "first registration"."""
+    trusted_at: str
+    revoked_at: str | None
+    reason: str | None
+    """Why it was revoked."""
+
+
+class KeyList(_Public):
+    """Every key, by node."""
+
+    items: list[KeyPublic]
 
 
 class CalibrationPublic(_Public):

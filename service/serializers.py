@@ -15,6 +15,7 @@ from service.schemas import (
     BlockCounts,
     BlockPublic,
     Event,
+    KeyPublic,
     Links,
     NodeClassAnswer,
     NodePublic,
@@ -125,6 +126,11 @@ def event_public(row: Row[Any]) -> Event:
     """Build the wire type."""
     values = _fields(row, at=rfc3339(row.at), came_from=row.old, went_to=row.new, data=json.loads(row.data))
     return Event.model_validate(values)
+
+
+def key_public(row: Row[Any]) -> KeyPublic:
+    """Build the wire type."""
+    return KeyPublic.model_validate(_fields(row))
 
 
 def node_public(row: Row[Any], settings: ServiceSettings) -> NodePublic:

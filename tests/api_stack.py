@@ -17,10 +17,13 @@ from unittest import mock
 import httpx
 import uvicorn
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
+from experiments.records.messages import BlockReport, ClaimedBlock
+from experiments.records.signing import Signer
 from service.app import create_app
 from service.settings import ServiceSettings
 from service.store.session import Store
@@ -28,6 +31,8 @@ from tests.factories import make_plan, make_receipt, spec_values
 
 ADMIN, WORKER = "admin-secret-of-the-tests", "worker-secret-of-the-tests"
 POSTGRES_START_S = 120
+SIGNER = Signer(bytes(range(32)))
+"""The key of every node of the tests."""
 _numbers = itertools.count()
 
 
@@ -102,7 +107,13 @@ class Api:
         return self.client.post(f"/v1/ablations/{ablation_id}:cancel", headers=self.admin)
 
     def register(self, name: str = "node-a", node_class: str = "cpu") -> str:
-        body = {"node_class": node_class, "devices": [], "versions": {"torch": "2"}, "code_digest": "sha256:c"}
+        body = {
+            "node_class": node_class,
+            "devices": [],
+            "versions": {"torch": "2"},
+            "code_digest": "sha256:c",
+            "public_key": SIGNER.key,
+        }
         answer = self.client.put(f"/v1/nodes/{name}", headers=self.worker, json=body)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["node_id"])
@@ -114,6 +125,8 @@ class Api:
 
     def attempt(self, block: dict[str, Any], verb: str, **body: Any) -> httpx.Response:
         message = {"token": block["token"], **body}
+        if verb == "report":
+            message = signed(block, message)
         path = f"/v1/attempts/{block['attempt_id']}:{verb}"
         return self.client.post(path, headers=self.worker, json=message)
 
@@ -129,6 +142,15 @@ class Api:
             assert answer.status_code == 200, answer.text
             count += 1
         return count
+
+
+def signed(block: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
+    """Return a report with the signature of the tests' node; what is no report stays as it is."""
+    try:
+        statement = BlockReport.model_validate(message).statement(ClaimedBlock.model_validate(block))
+    except ValidationError:
+        return message
+    return {"signature": SIGNER.sign(statement).model_dump(), **message}
 
 
 def receipts_of(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.documents import seal
 from experiments.ids import new_id
@@ -19,13 +19,17 @@ from experiments.records.bundle import (
     BrokenAttempt,
     Manifest,
     NodeRecord,
+    attempt_statement,
     block_folder,
     make_manifest,
     trial_folder,
 )
 from experiments.records.messages import DeviceInfo, NodeRegistration
 from experiments.records.plan_file import PlanFile, make_plan_file, plan_file_text
+from experiments.records.signing import Signer, manifest_statement
 from tests.factories import make_plan, make_receipt, make_spec, spec_values
+
+AnyAttempt = TypeVar("AnyAttempt", bound=Attempt)
 
 BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -42,14 +46,19 @@ def resealed(file: PlanFile, **changes: Any) -> PlanFile:
 
 
 def make_bundle(
-    file: PlanFile, indices: Sequence[int] = range(6), *, broken: Sequence[BrokenAttempt] = (), **receipt: Any
+    file: PlanFile,
+    indices: Sequence[int] = range(6),
+    *,
+    broken: Sequence[BrokenAttempt] = (),
+    signer: Signer | None = None,
+    **receipt: Any,
 ) -> dict[str, bytes]:
-    """Return the files of a bundle with these blocks; `receipt` as in make_receipt."""
-    node = make_node()
+    """Return the files of a bundle with these blocks, signed where `signer` is given; `receipt` as in make_receipt."""
+    node = make_node(signer)
     files = {PLAN: plan_file_text(file).encode(), f"nodes/{node.node_id}.json": node.model_dump_json().encode()}
     for index in indices:
         attempt = Attempt(**names(index, node.node_id))
-        files[f"{block_folder(index)}/{BLOCK}"] = attempt.model_dump_json().encode()
+        digests = []
         for trial in file.claimed(index, attempt_id=attempt.attempt_id, attempt_no=1).trials:
             ids = {
                 "ablation": file.ablation_id,
@@ -59,27 +68,43 @@ def make_bundle(
                 "node": node.node_id,
             }
             made = make_receipt(file.plan, index, trial.arm, ids=ids, **receipt)
+            digests.append(made.digest)
             folder = trial_folder(index, trial.position, trial.arm)
             files[f"{folder}/{RECEIPT}"] = made.model_dump_json().encode()
             files[f"{folder}/{LOG}"] = f"trial {trial.arm}: step 0 é\n".encode()
+        files[f"{block_folder(index)}/{BLOCK}"] = signed(file, attempt, digests, signer).model_dump_json().encode()
     for record in broken:
         known = record.model_copy(update={"node_id": node.node_id})
-        files[f"attempts/{record.attempt_id}.json"] = known.model_dump_json().encode()
-    return sealed(file, files)
+        files[f"attempts/{record.attempt_id}.json"] = signed(file, known, (), signer).model_dump_json().encode()
+    return sealed(file, files, signer)
 
 
-def sealed(file: PlanFile, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files with a manifest that fits them."""
+def signed(file: PlanFile, attempt: AnyAttempt, digests: Sequence[str], signer: Signer | None) -> AnyAttempt:
+    """Return the attempt with a signature where `signer` is given."""
+    if signer is None:
+        return attempt
+    return attempt.model_copy(update={"signature": signer.sign(attempt_statement(file, attempt, digests))})
+
+
+def sealed(file: PlanFile, files: dict[str, bytes], signer: Signer | None = None) -> dict[str, bytes]:
+    """Return the files with a manifest that fits them, signed where `signer` is given."""
     contents = {path: data for path, data in files.items() if path != MANIFEST}
     manifest: Manifest = make_manifest(file, contents)
+    if signer is not None:
+        signature = signer.sign(manifest_statement(manifest.digest))
+        manifest = manifest.model_copy(update={"signature": signature})
     return {**contents, MANIFEST: manifest.model_dump_json(indent=1).encode()}
 
 
-def make_node() -> NodeRecord:
-    """Return a described machine."""
+def make_node(signer: Signer | None = None) -> NodeRecord:
+    """Return a described machine that signs by `signer`."""
     device = DeviceInfo(index=0, name="CPU", memory_bytes=2**34)
     registration = NodeRegistration(
-        node_class="cpu", devices=(device,), versions={"torch": "2"}, code_digest="sha256:code"
+        node_class="cpu",
+        devices=(device,),
+        versions={"torch": "2"},
+        code_digest="sha256:code",
+        public_key=None if signer is None else signer.key,
     )
     return NodeRecord(node_id=new_id("nod"), name="far-node", registration=registration)
 

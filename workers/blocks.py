@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from experiments.analysis.guards import block_problems, order_problems
 from experiments.design.fields import read_config
 from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
+from experiments.records.signing import Signer
 from kernels.backends import NodeClass
 from workers.device_state import DeviceState, changes
 from workers.devices import memory_is_free
@@ -40,6 +42,8 @@ class NodeContext:
     paths: WorkPaths
     data_dir: Path
     """Prepared datasets."""
+    signer: Signer | None = None
+    """Key that this node signs reports with; None on an air-gapped node that cannot sign."""
 
 
 class BlockRunner:
@@ -64,9 +68,13 @@ class BlockRunner:
         probe = self._context.node.devices.probe
         used_before = probe.memory_used()
         try:
-            return tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
+            receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
         finally:
             self.quarantine = memory_is_free(probe, used_before) or self.quarantine
+        problems = [*block_problems(receipts), *(order_problems(receipts) if block.timed else ())]
+        if problems:
+            raise BlockBroken(FailureClass.INVALID_MEASUREMENT, "; ".join(problems))
+        return receipts
 
     def rehearse(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> Iterator[str]:
         """Run one step of every arm of `block`; yield why arms are refused, in sentences, as soon as it is known.

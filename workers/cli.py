@@ -10,7 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from experiments.errors import SigningUnavailable
 from workers.doctor import Finding, examine
+from workers.errors import WorkerError
+from workers.node_key import KEY_FILE, node_signer
 from workers.settings import get_settings
 
 app = typer.Typer(name="worker", help="Run and examine a worker on this machine.", no_args_is_help=True)
@@ -35,6 +38,17 @@ def doctor(
         Console().print(_table(checks))
     if any(check.needed and not check.passed for check in checks):
         raise typer.Exit(1)
+
+
+@app.command()
+def key() -> None:
+    """Print the public key that this machine signs its blocks with; make the key when there is none."""
+    try:
+        signer = node_signer(get_settings().home_dir / KEY_FILE)
+    except (WorkerError, SigningUnavailable) as error:
+        Console(stderr=True).print(f"[red]no key:[/red] {error}")
+        raise typer.Exit(1) from error
+    sys.stdout.write(signer.key + "\n")
 
 
 def _table(checks: list[Finding]) -> Table:

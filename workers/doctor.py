@@ -7,10 +7,13 @@ from pathlib import Path
 
 from kombu.exceptions import OperationalError
 
+from experiments.errors import SigningUnavailable
+from experiments.records.signing import signing_problem
 from experiments.runtime.wake import celery_app
 from workers import node
 from workers.devices import find_devices
 from workers.errors import DeviceMissing, SettingsError, WorkerError
+from workers.node_key import KEY_FILE, node_signer
 from workers.probes import memory_limit_bytes
 from workers.service_api import ServiceApi
 from workers.settings import Settings
@@ -36,6 +39,7 @@ def examine(settings: Settings) -> list[Finding]:
     return [
         *_service(settings),
         _broker(settings),
+        _signing(settings.home_dir / KEY_FILE),
         _torch(),
         _devices(settings),
         _cores(),
@@ -59,6 +63,15 @@ def _service(settings: Settings) -> list[Finding]:
         return [_reachable(api, settings.url), _key(api)]
     finally:
         api.close()
+
+
+def _signing(path: Path) -> Finding:
+    try:
+        detail = f"signs with {node_signer(path).key}" if path.exists() else f"{path} is made by the first start"
+    except (WorkerError, SigningUnavailable) as error:
+        return Finding(name="signing key", passed=False, needed=True, detail=str(error))
+    problem = signing_problem()
+    return Finding(name="signing key", passed=problem is None, needed=True, detail=problem or detail)
 
 
 def _reachable(api: ServiceApi, url: str) -> Finding:

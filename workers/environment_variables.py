@@ -18,6 +18,11 @@ def peer_site() -> Path | None:
     return Path(folder).absolute() if folder else None
 
 
+def state_folder() -> Path:
+    """Return the folder in which this machine keeps what outlives a run: ABLATE_HOME, by default ./.ablate."""
+    return Path(os.environ.get("ABLATE_HOME") or ".ablate").absolute()
+
+
 def trial_mark(trial_id: str) -> Mark:
     """Return the mark of every process below a trial, by which strays are found."""
     return Mark("ABLATE_TRIAL_ID", trial_id)

@@ -37,6 +37,10 @@ class StaleLease(WorkerError):
     """Another attempt owns this block, or the ablation is over: whatever this attempt knows does not count."""
 
 
+class NodeKeyError(WorkerError):
+    """The private key of this node cannot be read, or is not kept safely."""
+
+
 class ExecRefused(WorkerError):
     """This node does not run this plan, or not into this folder; nothing was run."""
 

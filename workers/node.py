@@ -2,8 +2,10 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +20,10 @@ from workers.probes import memory_limit_bytes
 
 _XLA = ("torch_xla", "torchax", "jax", "jaxlib", "libtpu")
 _DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "triton", *_XLA)
+_TOOLS = {"c++": ("g++", "clang++", "c++"), "nvcc": ("nvcc",)}
+"""Compilers outside of Python, by the name under which receipts keep their version: the first that is there."""
 _GIT_TIMEOUT_S = 20.0
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +58,15 @@ class Node:
         """Memory that a trial can reach: the device's, or on the host what processes may use."""
         return self.memory_limit_bytes if self.node_class.on_host else self.devices.first.memory_bytes
 
-    def registration(self) -> NodeRegistration:
-        """Return what the service is told."""
+    def registration(self, public_key: str | None) -> NodeRegistration:
+        """Return what the service is told; `public_key` is the key that this node signs with, None if it cannot."""
         return NodeRegistration(
             node_class=self.node_class.name,
             devices=self.devices.devices,
             versions=self.versions,
             code_digest=self.code.digest,
             lacks=self.lacks,
+            public_key=public_key,
         )
 
     def table(self) -> Table:
@@ -127,7 +133,20 @@ def _versions(found: Devices) -> dict[str, str]:
             continue
     if found.driver is not None:
         versions["driver"] = found.driver
-    return versions
+    return versions | {name: version for name, tools in _TOOLS.items() if (version := _tool_version(tools))}
+
+
+def _tool_version(tools: Sequence[str]) -> str | None:
+    """Return the number with most dots that the first of `tools` to be found prints, which is its full version."""
+    path = next((path for tool in tools if (path := shutil.which(tool))), None)
+    if path is None:
+        return None
+    try:
+        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    numbers = _VERSION.findall(told.stdout.partition("Copyright (C)")[0])
+    return max(numbers, key=lambda number: number.count("."), default=None)
 
 
 def _lacks() -> tuple[str, ...]:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from experiments import documents
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
+from experiments.records.receipt_check import contradictions
 from experiments.records.receipts import (
     DeviceEvents,
     Environment,
@@ -21,6 +23,7 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
+from experiments.records.trial_guards import timing_problems
 from workers import failures
 from workers.errors import BlockBroken
 from workers.lease import StopReason
@@ -48,12 +51,29 @@ class TrialRecord:
     """What else ran on the machine meanwhile."""
 
     def receipt(self) -> Receipt:
-        """Build and seal the receipt.
+        """Build and seal the receipt; one that breaks a guard for the last time that it may has the outcome invalid.
 
         Raises:
             BlockBroken: the trial ended in a way that is no result of the arm, or none yet.
 
         """
+        receipt = self._measured()
+        broken = self._broken_guard(receipt)
+        if broken is None:
+            return receipt
+        self._may_be_final(FailureClass.INVALID_MEASUREMENT, broken)
+        invalid = {"outcome": Outcome.INVALID, "failure_class": FailureClass.INVALID_MEASUREMENT, "message": broken}
+        return documents.seal(receipt.model_copy(update=invalid))
+
+    def _broken_guard(self, receipt: Receipt) -> str | None:
+        """Return why a trial that seems to have measured is not believed."""
+        if receipt.outcome is not Outcome.MEASURED:
+            return None
+        limit = self.block.max_foreign_load
+        timing = timing_problems(receipt, max_foreign_load=limit) if self.block.timed else []
+        return next(iter([*contradictions(receipt), *timing]), None)
+
+    def _measured(self) -> Receipt:
         result = self._result()
         steps = read_steps(self.paths.steps)
         gates = read_gates(self.trial.gates, result.facts)
@@ -81,9 +101,14 @@ class TrialRecord:
     def _result(self) -> TrialResult:
         """Return the trial's result, or the one that its exit code stands for."""
         result = self._told()
-        if result.failure_class is not None and result.failure_class not in self.trial.final_failures:
-            raise BlockBroken(result.failure_class, f"arm '{self.trial.arm}': {result.message}", arm=self.trial.arm)
+        if result.failure_class is not None:
+            self._may_be_final(result.failure_class, result.message)
         return result
+
+    def _may_be_final(self, failure: FailureClass, message: str | None) -> None:
+        """Raise BlockBroken unless `failure` is a result of the arm by now."""
+        if failure not in self.trial.final_failures:
+            raise BlockBroken(failure, f"arm '{self.trial.arm}': {message}", arm=self.trial.arm)
 
     def _told(self) -> TrialResult:
         """Return what the trial says of itself, or what the way of its end says."""

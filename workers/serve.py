@@ -6,12 +6,14 @@ from typing import TypeVar
 
 from rich.console import Console
 
+from experiments.errors import SigningUnavailable
 from workers.blocks import NodeContext
 from workers.environment_variables import wait_passively
 from workers.errors import ApiUnreachable, WorkerError
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian
 from workers.node import find_node
+from workers.node_key import KEY_FILE, node_signer
 from workers.paths import WorkPaths
 from workers.runner import TrialRunner
 from workers.service_api import ServiceApi
@@ -42,7 +44,7 @@ def serve() -> int:
         _serve(get_settings(), console)
     except StoppedEarly:
         return 0
-    except (WorkerError, ValueError) as error:
+    except (WorkerError, SigningUnavailable, ValueError) as error:
         console.print(f"[red]worker cannot run:[/red] {error}")
         return 1
     return 0
@@ -54,12 +56,14 @@ def _serve(settings: Settings, console: Console) -> None:
     stopping.install()
     node = find_node(settings.node_name, settings.node_class)
     console.print(node.table())
+    signer = node_signer(settings.home_dir / KEY_FILE)
+    console.print(f"signs with {signer.key}")
     wait_passively()
     server = ForkServer()
     with Guardian() as guardian:
         server.check()
         api = ServiceApi(settings.url, _until(lambda: _token(settings), wake_event, stopping))
-        registered = _until(lambda: api.register(node.name, node.registration()), wake_event, stopping)
+        registered = _until(lambda: api.register(node.name, node.registration(signer.key)), wake_event, stopping)
         runner = TrialRunner(server, guardian, wake_event, grace_s=settings.grace_s, preempted=stopping)
         context = NodeContext(
             node=node,
@@ -67,6 +71,7 @@ def _serve(settings: Settings, console: Console) -> None:
             runner=runner,
             paths=WorkPaths(home=settings.home_dir),
             data_dir=settings.data_path,
+            signer=signer,
         )
         poll_s = min(settings.poll_s, registered.claim_poll_s)
         link = ServiceLink(api=api, wake_event=wake_event, poll_s=poll_s, keep_attempts=settings.keep_attempts)

@@ -106,7 +106,7 @@ class Supervisor:
         api = self._link.api
         try:
             if report is not None:
-                whole = report.model_copy(update={"logs": output.chunks()})
+                whole = self._signed(block, report).model_copy(update={"logs": output.chunks()})
                 patience = _REPORT_PATIENCE_LEASES * block.lease_s
                 persistently(lambda: api.report(block.attempt_id, whole), patience_s=patience, sleep=self._pause)
             elif release is not None:
@@ -118,6 +118,12 @@ class Supervisor:
         except (ApiUnreachable, ApiRefused) as error:
             kept = self._context.paths.root / block.attempt_id
             _log.error("attempt %s could not be handed in: %s; its receipts stay in %s", block.attempt_id, error, kept)
+
+    def _signed(self, block: ClaimedBlock, report: BlockReport) -> BlockReport:
+        signer = self._context.signer
+        return (
+            report if signer is None else report.model_copy(update={"signature": signer.sign(report.statement(block))})
+        )
 
     def _pause(self, seconds: float) -> None:
         """Sleep between tries, and give up early when this worker has to go."""

@@ -11,7 +11,7 @@ from experiments.analysis.statistics import Fit, fit, holm, log_ratio, percent, 
 from experiments.analysis.verdicts import Comparison
 from experiments.design.metrics import METRICS
 from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, read_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class Sample:
     """d = ln(variant / baseline)."""
     places: tuple[int, ...]
     """Place of the variant in the block minus the place of the baseline."""
+    sums: tuple[float, ...] | None = None
+    """ln(variant) + ln(baseline), which tells the arms' spreads apart; None where only d is known."""
     window: Window | None = None
     """None where the metric is none of the window."""
 
@@ -54,7 +56,13 @@ def sample_of(evidence: Evidence, metric: str) -> Sample | None:
     if len(known) < len(found) or len(known) < FEWEST_BLOCKS:
         return None
     places = tuple(pair.variant.ids.position - pair.baseline.ids.position for pair in evidence.pairs)
-    return Sample(differences=tuple(known), places=places, window=_window(evidence.pairs, metric))
+    sums = tuple(_log_sum(pair, metric) for pair in evidence.pairs)
+    return Sample(differences=tuple(known), sums=sums, places=places, window=_window(evidence.pairs, metric))
+
+
+def _log_sum(pair: Pair, metric: str) -> float:
+    values = (read_metric(METRICS[metric], receipt) for receipt in (pair.variant, pair.baseline))
+    return math.fsum(math.log(value or math.nan) for value in values)
 
 
 def _window(pairs: Sequence[Pair], metric: str) -> Window | None:
@@ -118,7 +126,7 @@ def _comparison(metric: str, sample: Sample, found: Fit, alpha: float, tests: _T
         ci_high_pct=high,
         tost_low_pct=tost_low,
         tost_high_pct=tost_high,
-        p_sign_flip=sign_flip_p(sample.differences),
+        p_sign_flip=float(sign_flip_p(sample.differences)),
         p_holm=tests.p_different,
         p_same=tests.p_same,
         sd_pct=100 * sd,

@@ -4,7 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from experiments.analysis.guards import block_problems, clock_problem, receipt_problems, unchanged_kernels
+from experiments.analysis.guards import (
+    between_blocks_problem,
+    block_problems,
+    clock_problem,
+    order_problems,
+    receipt_problems,
+    unchanged_kernels,
+)
 from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES, Claim
@@ -97,6 +104,10 @@ class WholeBlocks:
             for block in self.blocks_of(variant)
         )
 
+    def in_block(self, index: int) -> tuple[Receipt, ...]:
+        """Return every receipt of block `index`, whatever it counts for."""
+        return tuple(receipt for (block, _), receipt in self._by_place.items() if block == index)
+
     def _blocks_with(self, variant: str) -> tuple[BlockPlan, ...]:
         both = (variant, self.plan.baseline.name)
         return tuple(block for block in self.plan.blocks if all((block.index, name) in self._by_place for name in both))
@@ -106,25 +117,26 @@ def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
     """Sort what is known about the variant `arm`."""
     pairs = whole.pairs(arm.name)
     claim = weakest_claim(arm, whole.plan.baseline)
-    exclusion = (
-        _excluded_by_outcome(pairs) or _excluded_by_guards(pairs, whole.plan) or _excluded_by_claim(pairs, claim)
-    )
+    exclusion = _excluded_by_outcome(pairs) or _excluded_by_guards(pairs, whole) or _excluded_by_claim(pairs, claim)
     return Evidence(arm=arm, claim=claim, receipts=whole.of(arm.name), pairs=pairs, exclusion=exclusion)
 
 
-def _excluded_by_guards(pairs: Sequence[Pair], plan: Plan) -> Exclusion | None:
+def _excluded_by_guards(pairs: Sequence[Pair], whole: WholeBlocks) -> Exclusion | None:
     for pair in pairs:
-        problem = next(_guards(pair, plan), None)
+        problem = next(_guards(pair, whole), None)
         if problem is not None:
             return Exclusion(word=VerdictWord.INVALID, reason=f"{block_name(pair.block_index)}: {problem}")
-    clocks = clock_problem([pair.variant for pair in pairs], [pair.baseline for pair in pairs])
-    return None if clocks is None else Exclusion(word=VerdictWord.INVALID, reason=clocks)
+    own, others = [pair.variant for pair in pairs], [pair.baseline for pair in pairs]
+    found = between_blocks_problem([*others, *own]) or (clock_problem(own, others) if whole.plan.timed else None)
+    return None if found is None else Exclusion(word=VerdictWord.INVALID, reason=found)
 
 
-def _guards(pair: Pair, plan: Plan) -> Iterator[str]:
+def _guards(pair: Pair, whole: WholeBlocks) -> Iterator[str]:
     for receipt in (pair.baseline, pair.variant):
-        yield from (f"arm '{receipt.arm}': {problem}" for problem in receipt_problems(receipt, plan))
+        yield from (f"arm '{receipt.arm}': {problem}" for problem in receipt_problems(receipt, whole.plan))
     yield from block_problems([pair.baseline, pair.variant])
+    if whole.plan.timed:
+        yield from order_problems(whole.in_block(pair.block_index))
     if unchanged := unchanged_kernels(pair.variant, pair.baseline):
         yield unchanged
 

@@ -1,12 +1,15 @@
-"""Guards: what makes the receipts of a block invalid, as far as the receipts themselves show it."""
+"""Guards: what makes receipts invalid, as far as they show it themselves: alone, inside a block, between blocks."""
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
+from experiments.block_numbers import block_name
 from experiments.design.gates import GATES
-from experiments.design.guard_limits import MAX_CLOCK_GAP
+from experiments.design.guard_limits import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_PAUSE_S
 from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
@@ -24,6 +27,19 @@ _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
 }
 """What has to be equal over all trials of a block."""
+
+_SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
+    "code": lambda receipt: receipt.digests.code,
+    "data": lambda receipt: receipt.digests.data,
+    "kind of device": lambda receipt: receipt.environment.device_name,
+    "software versions": lambda receipt: _software(receipt),
+    "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
+}
+"""What has to be equal over all blocks. Nodes of one class may differ in their serial number and operating system."""
+
+
+def _software(receipt: Receipt) -> dict[str, str]:
+    return {name: version for name, version in receipt.environment.versions.items() if name != "kernel"}
 
 
 def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:
@@ -44,12 +60,46 @@ def _identity_problems(receipt: Receipt, plan: Plan) -> Iterator[str]:
 def block_problems(receipts: Sequence[Receipt]) -> list[str]:
     """Return the guards that the trials of one block break together; only measured trials are compared."""
     measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
-    found = []
-    for what, read in _SAME_IN_BLOCK.items():
-        values = [read(receipt) for receipt in measured]
-        if any(value != values[0] for value in values):
-            found.append(f"{what} differs inside the block")
+    return [f"{what} differs inside the block" for what in _differing(measured, _SAME_IN_BLOCK)]
+
+
+def between_blocks_problem(receipts: Sequence[Receipt]) -> str | None:
+    """Return what differs between the measured trials of different blocks, and in which; None when nothing does."""
+    measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
+    for what, other in _differing(measured, _SAME_EVERYWHERE).items():
+        one, two = block_name(measured[0].ids.block_index), block_name(other.ids.block_index)
+        return f"{what} of {one} and {two} differ: a comparison over both would compare more than the arms"
+    return None
+
+
+def _differing(receipts: Sequence[Receipt], guards: Mapping[str, Callable[[Receipt], Any]]) -> dict[str, Receipt]:
+    """Return what is not the same in all receipts, each with the first receipt that says otherwise."""
+    found = {}
+    for what, read in guards.items():
+        other = next((receipt for receipt in receipts if read(receipt) != read(receipts[0])), None)
+        if other is not None:
+            found[what] = other
     return found
+
+
+def order_problems(receipts: Sequence[Receipt]) -> Iterator[str]:
+    """Find trials of one block that did not follow each other closely and in their order, by their clocks.
+
+    Asked where times decide. A place that is missing is not asked.
+    """
+    in_order = sorted(receipts, key=lambda receipt: receipt.ids.position)
+    for earlier, later in pairwise(in_order):
+        if later.ids.position != earlier.ids.position + 1:
+            continue
+        pause = (_start(later) - _start(earlier)).total_seconds() - earlier.wall_s
+        if pause < -MAX_BACKWARD_S:
+            yield f"arm '{later.arm}' started {-pause:.0f} s before arm '{earlier.arm}' had ended"
+        if pause > MAX_PAUSE_S:
+            yield f"arm '{later.arm}' started {pause:.0f} s after arm '{earlier.arm}'; allowed: {MAX_PAUSE_S:.0f} s"
+
+
+def _start(receipt: Receipt) -> datetime:
+    return datetime.fromisoformat(receipt.started_at)
 
 
 def unchanged_kernels(variant: Receipt, baseline: Receipt) -> str | None:

@@ -13,6 +13,7 @@ from experiments.analysis.prediction import ENOUGH, chances_of
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.reruns import caused_by
 from experiments.analysis.schedule import missing, share_at
+from experiments.analysis.spreads import spreads_differ
 from experiments.analysis.stalls import stalls_differ
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
@@ -138,11 +139,14 @@ class _Judge:
 
     def _of_samples(self, evidence: Evidence, primary: Comparison) -> Answer:
         sample = sample_of(evidence, self._rule.primary.metric)
-        stalls = sample and stalls_differ(sample, self._rule.primary.margin)
-        if stalls:
+        if sample is None:
+            raise AssertionError("there is a comparison, hence a sample")
+        stalls = stalls_differ(sample, self._rule.primary.margin)
+        if stalls is not None:
             return open_because(Cause.STALLS, stalls)
         word = word_of(primary, self._rule.primary)
         found = told(word, sentence(word, primary, self._rule.primary))
+        found = capped(found, Cause.SPREADS, spreads_differ(sample))
         reruns = caused_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         found = capped(found, Cause.RERUNS, reruns)
         return capped(found, Cause.UNCALIBRATED, self._circumstances.admission.refused_because)

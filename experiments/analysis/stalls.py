@@ -6,7 +6,7 @@ The total of a window counts them and the median does not. Neither is dropped: w
 import numpy as np
 
 from experiments.analysis.comparing import Sample, Window
-from experiments.analysis.statistics import fit, percent, sign_flip_p
+from experiments.analysis.statistics import count_flip_p, fit, percent
 
 LEVEL = 0.05
 """Of both tests: chance alone must not take words from noisy nodes."""
@@ -35,7 +35,7 @@ def _estimates_differ(sample: Sample, window: Window, margin_pct: float) -> str 
 
 def _counts_differ(window: Window) -> str | None:
     more = [variant - baseline for baseline, variant in window.outliers]
-    p = sign_flip_p(more)
+    p = count_flip_p(more)
     if p > LEVEL:
         return None
     own, other = sum(variant for _, variant in window.outliers), sum(baseline for baseline, _ in window.outliers)

@@ -17,6 +17,7 @@ class Cause(StrEnum):
     MISSING = "blocks are missing"
     NOT_PROVED = "not proved"
     STALLS = "stalls differ"
+    SPREADS = "spreads differ"
     RERUNS = "reruns"
     UNCALIBRATED = "uncalibrated"
 

@@ -94,7 +94,7 @@ HYBRID_REF_V6E = Recipe(
             pattern="MMMAMMMAMMMA",
             mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=1, mimo_rank=4),
             attention=AttentionConfig(num_heads=6, backend="flash"),
-            scan=ScanSwitches(lane=Lane.XLA, chunk_size=128),
+            scan=ScanSwitches(lane=Lane.XLA, chunk_size=32),
         ),
         data=DataConfig(seq_len=2048, max_corpus_mib=64.0),
         optim=OptimConfig(learning_rate=1e-3),

@@ -29,7 +29,9 @@ COMPARISON: dict[str, Any] = {
     "by_more_than_the_margin": "said when the whole interval lies beyond it",
     "same": "two one-sided t tests against the margin, corrected p at most the level",
     "looks": "each look has its own share of the level, from (blocks / all blocks) ** 2; futile below a chance of 10 %",
-    "reruns": "no word where an arm's own run ended an attempt, or guards hit one arm twice more often than the other",
+    "spreads": "no word where one arm's trials scatter more (5 %; Pitman-Morgan below 16 blocks, sign flips of squares "
+    "from there) and the estimate lies within 6 standard deviations of that arm",
+    "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
     "exact_requirement": "a failed one rejects whatever the speed does",
     "envelope": "prediction intervals of the baseline's repeats within seeds, 5 % over all blocks",
     "missing": "fails",

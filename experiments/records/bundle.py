@@ -22,10 +22,11 @@ from experiments.documents import Frozen, seal
 from experiments.errors import BundleError, SpecProblem
 from experiments.ids import id_pattern
 from experiments.outcomes import FailureClass
-from experiments.records.circumstances import AttemptRecord
+from experiments.records.circumstances import AttemptRecord, BlockSigner
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile
 from experiments.records.receipts import Receipt
+from experiments.records.signing import Signature, block_statement
 from experiments.retries import Break, may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
@@ -54,6 +55,8 @@ class Manifest(Frozen):
     """By path below the bundle, with forward slashes."""
     digest: str
     """Of everything above: it names the bundle."""
+    signature: Signature | None = None
+    """Of the node that wrote the bundle last; None where it could not sign."""
 
 
 class NodeRecord(Frozen):
@@ -74,6 +77,8 @@ class Attempt(Frozen):
     node_id: _NodeId
     started_at: AwareDatetime
     ended_at: AwareDatetime
+    signature: Signature | None = None
+    """Of the node, over `attempt_statement`; None where it could not sign."""
 
     @property
     def seconds(self) -> float:
@@ -98,6 +103,17 @@ class BrokenAttempt(Attempt):
 def breaks(broken: Sequence[BrokenAttempt]) -> tuple[Break, ...]:
     """Return what the rule of retries needs of these attempts."""
     return tuple(record.as_break for record in broken)
+
+
+def attempt_statement(file: PlanFile, attempt: Attempt, receipts: Sequence[str] = ()) -> bytes:
+    """Return what the node signs about an attempt: whose block it is, its receipts' digests, or why it broke."""
+    ids = {
+        "ablation": file.ablation_id,
+        "block": file.blocks[attempt.index].block_id,
+        "attempt": attempt.attempt_id,
+    }
+    broke = attempt.model_dump(mode="json", exclude=set(Attempt.model_fields))
+    return block_statement(ids, receipts, broke or None)
 
 
 def used_up_by(broken: Sequence[BrokenAttempt], index: int) -> BrokenAttempt | None:
@@ -136,6 +152,23 @@ class Bundle:
     blocks: tuple[BundledBlock, ...]
     """By index."""
     broken: tuple[BrokenAttempt, ...]
+    keys: frozenset[str]
+    """That signed anything in it."""
+    unsigned: tuple[str, ...]
+    """Files that are not signed, `manifest.json` among them."""
+
+    @property
+    def signers(self) -> tuple[BlockSigner, ...]:
+        """Who answers for the finished blocks."""
+        signed: dict[tuple[str, str | None], list[int]] = {}
+        for block in self.blocks:
+            node, signature = self.nodes[block.attempt.node_id], block.attempt.signature
+            key = None if signature is None else signature.key
+            signed.setdefault((node.node_id, key), []).append(block.attempt.index)
+        return tuple(
+            BlockSigner(node=node, name=self.nodes[node].name, key=key, blocks=tuple(own))
+            for (node, key), own in signed.items()
+        )
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -195,4 +228,6 @@ def join_bundles(bundles: Sequence[Bundle]) -> Bundle:
         nodes={key: node for bundle in bundles for key, node in bundle.nodes.items()},
         blocks=tuple(blocks[index] for index in sorted(blocks)),
         broken=tuple(record for bundle in bundles for record in bundle.broken),
+        keys=frozenset(key for bundle in bundles for key in bundle.keys),
+        unsigned=tuple(path for bundle in bundles for path in bundle.unsigned),
     )

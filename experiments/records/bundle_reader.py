@@ -27,6 +27,7 @@ from experiments.records.bundle import (
     block_folder,
     trial_folder,
 )
+from experiments.records.bundle_signatures import SignedRecord, signature_problems, unsigned_files
 from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.receipt_check import verify
@@ -41,14 +42,36 @@ def open_bundle(files: Mapping[str, bytes]) -> Bundle:
     _refuse(_manifest_problems(manifest, files))
     plan_file = _plan_file(manifest, files)
     nodes = {node.node_id: node for _, node in _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))}
-    broken = tuple(record for _, record in _read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
+    broke = dict(_read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
     done = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
-    _refuse(_attempt_problems(done, broken, plan_file, nodes))
+    _refuse(_attempt_problems(done, list(broke.values()), plan_file, nodes))
     reader = _BlockReader(plan_file, files)
-    blocks = sorted((reader.block(path, record) for path, record in done.items()), key=lambda b: b.attempt.index)
+    blocks = {path: reader.block(path, record) for path, record in done.items()}
     _refuse([*reader.problems, *_unexpected_files(files, reader.known)])
-    order = tuple(sorted(broken, key=lambda record: (record.index, record.attempt_no)))
-    return Bundle(digests=(manifest.digest,), plan_file=plan_file, nodes=nodes, blocks=tuple(blocks), broken=order)
+    records = _signed_records(blocks, broke)
+    _refuse(signature_problems(manifest, records, nodes, plan_file))
+    signatures = (manifest.signature, *(record.attempt.signature for record in records))
+    return Bundle(
+        digests=(manifest.digest,),
+        plan_file=plan_file,
+        nodes=nodes,
+        blocks=tuple(sorted(blocks.values(), key=lambda block: block.attempt.index)),
+        broken=tuple(sorted(broke.values(), key=lambda record: (record.index, record.attempt_no))),
+        keys=frozenset(signature.key for signature in signatures if signature is not None),
+        unsigned=unsigned_files(manifest, records),
+    )
+
+
+def _signed_records(blocks: Mapping[str, BundledBlock], broke: Mapping[str, BrokenAttempt]) -> list[SignedRecord]:
+    return [
+        *(
+            SignedRecord(
+                path=path, attempt=block.attempt, receipts=tuple(trial.receipt.digest for trial in block.trials)
+            )
+            for path, block in blocks.items()
+        ),
+        *(SignedRecord(path=path, attempt=attempt) for path, attempt in broke.items()),
+    ]
 
 
 def read_manifest(files: Mapping[str, bytes]) -> Manifest:

@@ -7,6 +7,7 @@ words by A/A blocks. The service and the reader of a bundle gather them; the jud
 from experiments.documents import Frozen
 from experiments.outcomes import AblationState, FailureClass
 from experiments.records.calibration import Calibration, Ledger
+from experiments.records.signing import PublicKey
 
 
 class AttemptRecord(Frozen):
@@ -62,12 +63,26 @@ class Admission(Frozen):
     """The service's own rate of false words, as far as it is known."""
 
 
+class BlockSigner(Frozen):
+    """Who answers for some blocks: the node that ran them, and the key that it signed them with."""
+
+    node: str
+    """Its id."""
+    name: str
+    key: PublicKey | None
+    """None where nobody signed: then whoever held the files could have written them."""
+    blocks: tuple[int, ...]
+    """Indices in the plan, from 0."""
+
+
 class Circumstances(Frozen):
     """Everything that a verdict takes into account besides plan, spec and receipts."""
 
     attempts: tuple[AttemptRecord, ...] = ()
     family: Family = Family()
     admission: Admission = Admission()
+    signers: tuple[BlockSigner, ...] = ()
+    """Of every finished block."""
 
 
 UNCALIBRATED = Circumstances()

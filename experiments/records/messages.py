@@ -7,6 +7,7 @@ from pydantic import Field
 
 from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
+from experiments.records.signing import PublicKey, Signature, block_statement
 from experiments.retries import FINAL_WITH_RECEIPT
 
 
@@ -28,6 +29,8 @@ class NodeRegistration(Frozen):
     code_digest: str
     lacks: tuple[str, ...] = ()
     """Human sentences about what the probe missed."""
+    public_key: PublicKey | None = None
+    """Key that the node signs its blocks with; None on an air-gapped node that cannot sign."""
 
 
 class NodeRegistered(Frozen):
@@ -131,6 +134,16 @@ class BlockReport(Frozen):
     arm: str | None = None
     """The arm whose trial broke the block; None where it cannot be told."""
     message: str | None = None
+    signature: Signature | None = None
+    """Of the node, over `statement`."""
+
+    def statement(self, block: ClaimedBlock) -> bytes:
+        """Return what the node signs: whose block it is, the receipts' digests, and why it broke."""
+        ids = {"ablation": block.ablation_id, "block": block.block_id, "attempt": block.attempt_id}
+        broke = None
+        if self.failure_class is not None:
+            broke = self.model_dump(mode="json", exclude={"token", "receipts", "logs", "signature"})
+        return block_statement(ids, [str(receipt.get("digest")) for receipt in self.receipts], broke)
 
 
 class Release(Frozen):

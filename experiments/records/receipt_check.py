@@ -20,7 +20,7 @@ from experiments.documents import first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.compilation_report import report_problems
-from experiments.records.receipt_clock import clock_problems
+from experiments.records.receipt_clock import clock_problems, start_problems
 from experiments.records.receipts import SCHEMA_VERSION, Receipt, read_gates, summarise
 from experiments.records.trial_guards import trial_problems
 from kernels.backends import NODE_CLASSES
@@ -55,6 +55,7 @@ def contradictions(receipt: Receipt) -> list[str]:
         *_config_problems(receipt, config),
         *_gate_problems(receipt, config),
         *_work_problems(receipt, config),
+        *start_problems(receipt),
         *trial_problems(receipt),
     ]
 
@@ -69,7 +70,8 @@ def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
     if receipt.compilation is None:
         yield from _step_problems(receipt, config)
         yield from _summary_problems(receipt, config)
-        yield from clock_problems(receipt, config.steps)
+        if receipt.outcome is Outcome.MEASURED:
+            yield from clock_problems(receipt, config.steps)
         return
     yield from report_problems(receipt.compilation)
     for name in ("steps", "summary", "warmup_passes"):

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
 
-from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt
 from model.config import StepsConfig
 
@@ -22,9 +21,8 @@ MAX_GAP_SHARE = 0.01
 
 
 def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
-    """Return which durations contradict each other, in sentences."""
+    """Return which durations of a measured trial contradict each other, in sentences."""
     return [
-        *_start_problems(receipt),
         *_overlaps(receipt),
         *_pause_problems(receipt),
         *_warmup_problems(receipt, steps),
@@ -32,7 +30,8 @@ def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
     ]
 
 
-def _start_problems(receipt: Receipt) -> Iterator[str]:
+def start_problems(receipt: Receipt) -> Iterator[str]:
+    """Find a start that is no moment in time."""
     try:
         aware = datetime.fromisoformat(receipt.started_at).utcoffset() is not None
     except ValueError:
@@ -70,13 +69,11 @@ def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     load = second.ended_s - second.seconds - first.ended_s
     if load < steps.warmup_s - ROUNDING_S:
         yield f"{load:.3g} s lie between step 0 and step 1; the configuration asks for {steps.warmup_s:g} s of load"
-    if steps.warmup_s and not receipt.warmup_passes and receipt.outcome is Outcome.MEASURED:
+    if steps.warmup_s and not receipt.warmup_passes:
         yield f"no warm-up pass; the configuration asks for {steps.warmup_s:g} s of load"
 
 
 def _total_problems(receipt: Receipt) -> Iterator[str]:
-    if receipt.outcome is not Outcome.MEASURED:
-        return
     spent = math.fsum([receipt.compile_s, *receipt.warmup_passes, *(step.seconds for step in receipt.steps)])
     for name, part, whole_name, whole in (
         ("steps and passes", spent, "training_s", receipt.training_s),

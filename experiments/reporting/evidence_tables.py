@@ -33,7 +33,7 @@ ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "final training loss, nats": lambda arm: wording.fixed(arm.loss_final),
     "validation loss, nats": lambda arm: wording.fixed(arm.loss_val),
     "compile time": lambda arm: wording.seconds(arm.compile_s),
-    "timed steps left out as outliers": lambda arm: (
+    "slow timed steps, all counted": lambda arm: (
         f"{arm.outlier_steps:,}" if Outcome.MEASURED in arm.outcomes else wording.NOTHING
     ),
     "peak allocated": lambda arm: wording.gib(arm.peak_allocated_bytes),

@@ -15,12 +15,13 @@ from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.outcomes import AblationState, Outcome, TrialState
+from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt, Step, read_metric
 from experiments.reporting import drawing, pictures, wording
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.view import AblationView, TrialView
 
-LAYOUT = 2
+LAYOUT = 3
 """Raise when the same view is written differently: the next projection then rewrites every run."""
 PARENT = "parent"
 ID_TAG, RUN_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.projected"
@@ -94,9 +95,12 @@ def parent(view: AblationView, report_html: str) -> RunContent:
     if verdict is not None and view.answer is not None:
         tags["ablation.calibrated"] = str(verdict.calibrated).lower()
         tags["ablation.verdict_digest"] = verdict.digest
+        tags |= _circumstance_tags(verdict.circumstances)
         for variant in verdict.variants:
             tags[_key(f"ablation.verdict.{variant.arm}")] = variant.verdict.value
             tags[_key(f"ablation.decision.{variant.arm}")] = variant.decision.value
+            if variant.cause is not None:
+                tags[_key(f"ablation.cause.{variant.arm}")] = variant.cause.value
         points = [
             Point(_key(f"verdict/{variant.arm}/{name}"), value, ended, verdict.blocks_counted)
             for variant in view.answer.variants
@@ -121,6 +125,17 @@ def parent(view: AblationView, report_html: str) -> RunContent:
             texts=texts,
         )
     )
+
+
+def _circumstance_tags(known: Circumstances) -> dict[str, str]:
+    """Say what the verdict took into account: A/A evidence, attempts that did not count, earlier askings."""
+    evidence = ", ".join(found.digest for found in known.admission.calibrations)
+    return {
+        "ablation.admission": known.admission.refused_because or "admitted",
+        "ablation.broken_attempts": str(len(known.attempts)),
+        "ablation.asking": str(known.family.number),
+        **({"ablation.calibrations": evidence} if evidence else {}),
+    }
 
 
 def plots(view: AblationView) -> dict[str, str]:

@@ -1,12 +1,12 @@
 """All pictures of an ablation that its data allows, for the report and for MLflow."""
 
-from experiments.reporting import pictures_memory, pictures_trials, pictures_verdict
+from experiments.reporting import pictures_differences, pictures_forest, pictures_memory, pictures_trials
 from experiments.reporting.drawing import Picture
 from experiments.reporting.view import AblationView
 
 DRAWN = (
-    pictures_verdict.forest,
-    pictures_verdict.differences,
+    pictures_forest.forest,
+    pictures_differences.differences,
     pictures_trials.step_times,
     pictures_trials.losses,
     pictures_memory.memory,

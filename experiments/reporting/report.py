@@ -1,15 +1,20 @@
 """One self-contained HTML page for an ablation: the answer first; no script, nothing external."""
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from experiments.analysis.arm_summary import measured_trials
-from experiments.reporting import drawing, evidence_tables, pictures, wording
+from experiments.analysis.verdicts import Verdict
+from experiments.records.circumstances import Circumstances
+from experiments.reporting import circumstance_tables, drawing, evidence_tables, pictures, wording
 from experiments.reporting.compilation_table import compilation_table
 from experiments.reporting.table import Table
+from experiments.reporting.verdict_layout import is_exact
 from experiments.reporting.view import AblationView
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -33,6 +38,8 @@ def render(view: AblationView) -> str:
                 evidence_tables.kernels_table(view),
                 evidence_tables.blocks_table(view),
             ),
+            evidence=None if view.verdict is None else _evidence(view.verdict),
+            ledger=None if view.verdict is None else wording.false_words(view.verdict.circumstances.admission.ledger),
             provenance=evidence_tables.provenance_table(view),
             rule=evidence_tables.rule_table(view.verdict.rule) if view.verdict else None,
             receipts=evidence_tables.receipts_table(view),
@@ -53,18 +60,63 @@ def _environment() -> Environment:
     return environment
 
 
-def _glance(view: AblationView) -> tuple[tuple[str, str], ...]:
-    """Return the facts that stand beside the question: (label, value)."""
+class Fact(NamedTuple):
+    """One fact beside the question."""
+
+    label: str
+    value: str
+    link: str = ""
+    """Id of the section that shows more; empty where none does."""
+
+
+CALIBRATIONS, ATTEMPTS, FAMILY = "calibrations", "attempts", "family"
+"""Ids of the sections on what a verdict took into account besides its receipts."""
+
+
+def _glance(view: AblationView) -> tuple[Fact, ...]:
     counted = view.verdict.blocks_counted if view.verdict else len(view.whole_blocks.blocks)
-    calibrated = "unknown until the verdict" if view.verdict is None else "yes" if view.verdict.calibrated else "no"
     return (
-        ("State", view.state),
-        ("Node class", f"{view.plan.node_class}, {wording.counted(view.plan.devices, 'device')}"),
-        ("Blocks counted" if view.verdict else "Blocks with receipts", f"{counted} of {len(view.plan.blocks)}"),
-        ("Trials measured", f"{len(measured_trials(view.receipts)):,} of {len(view.trials):,}"),
-        ("Calibrated", calibrated),
-        ("Submitted", wording.moment(view.created_at)),
+        Fact("State", view.state),
+        Fact("Node class", f"{view.plan.node_class}, {wording.counted(view.plan.devices, 'device')}"),
+        Fact("Blocks counted" if view.verdict else "Blocks with receipts", f"{counted} of {len(view.plan.blocks)}"),
+        Fact("Trials measured", f"{len(measured_trials(view.receipts)):,} of {len(view.trials):,}"),
+        *(_circumstances(view.verdict) if view.verdict else (Fact("Calibrated", "unknown until the verdict"),)),
+        Fact("Submitted", wording.moment(view.created_at)),
     )
+
+
+def _circumstances(verdict: Verdict) -> Iterator[Fact]:
+    known = verdict.circumstances
+    blocks = sum(found.blocks for found in known.admission.calibrations)
+    measured = f"yes, {wording.counted(blocks, 'A/A block')}" if blocks else "yes"
+    exact = "not needed, the metric is exact"
+    yield Fact("Calibrated", exact if is_exact(verdict) else measured if verdict.calibrated else "no", CALIBRATIONS)
+    if known.attempts:
+        yield Fact("Reruns", f"{wording.counted(len(known.attempts), 'attempt')} did not count", ATTEMPTS)
+    if known.family.earlier:
+        yield Fact("Asked", f"{known.family.number} times", FAMILY)
+
+
+def _evidence(verdict: Verdict) -> tuple[tuple[str, Table, str], ...]:
+    """Return (id, table, what is said where it has no rows) of what the verdict took into account."""
+    known = verdict.circumstances
+    mended = f" To change that: {known.admission.mended_by}." if known.admission.mended_by else ""
+    lacking = _capital(f"{known.admission.refused_because or 'words may be published'}.{mended}")
+    exact = "The metric that decides is exact: values decide, not statistics, so nothing had to be calibrated."
+    calibrations = circumstance_tables.calibrations_table(known), exact if is_exact(verdict) else lacking
+    attempts = circumstance_tables.attempts_table(known), "Every attempt at a block counted."
+    family = circumstance_tables.family_table(known), _first_asking(known)
+    return (CALIBRATIONS, *calibrations), (ATTEMPTS, *attempts), (FAMILY, *family)
+
+
+def _first_asking(known: Circumstances) -> str:
+    if known.family.question_digest is None:
+        return "Nobody keeps count of askings here: a service does."
+    return "The service has not been asked this question before."
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _filled(*tables: Table) -> tuple[Table, ...]:

@@ -3,48 +3,14 @@
 Renderers (`service.cli.show`, `markdown`, `report`, `mlflow_runs`) decide how it looks and nothing of what it says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.analysis.exact import ExactComparison
-from experiments.analysis.verdicts import Comparison, RequirementResult, VariantVerdict, Verdict
+from experiments.analysis.verdicts import VariantVerdict, Verdict
 from experiments.design.metrics import METRICS
-from experiments.outcomes import Decision, VerdictWord
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
-
-WORDS: dict[VerdictWord, tuple[str, Tone]] = {
-    VerdictWord.BETTER: ("\N{BLACK UP-POINTING TRIANGLE}", Tone.GOOD),
-    VerdictWord.SAME: ("\N{IDENTICAL TO}", Tone.NEUTRAL),
-    VerdictWord.WORSE: ("\N{BLACK DOWN-POINTING TRIANGLE}", Tone.BAD),
-    VerdictWord.INCONCLUSIVE: ("?", Tone.OPEN),
-    VerdictWord.INVALID: ("!", Tone.BROKEN),
-    VerdictWord.REFUSED: ("\N{CIRCLED DIVISION SLASH}", Tone.BROKEN),
-    VerdictWord.OOM: ("\N{BLACK SQUARE}", Tone.BAD),
-    VerdictWord.TIMEOUT: ("\N{WATCH}", Tone.BAD),
-    VerdictWord.FAILED: ("\N{MULTIPLICATION SIGN}", Tone.BROKEN),
-}
-"""Sign and tone of every word."""
-
-WITHOUT_STATISTICS: dict[VerdictWord, str] = {
-    VerdictWord.INVALID: "has no valid measurement",
-    VerdictWord.REFUSED: "was refused: a gate that was asked for was not live",
-    VerdictWord.OOM: "ran out of memory",
-    VerdictWord.TIMEOUT: "took longer than a trial may",
-    VerdictWord.FAILED: "failed before it could be measured",
-}
-
-LEADS: dict[Decision, str] = {
-    Decision.ADOPT: "adopt {}",
-    Decision.REJECT: "do not adopt {}",
-    Decision.SAME: "no practical difference for {}",
-    Decision.INCONCLUSIVE: "not decided for {}",
-    Decision.INVALID: "no valid measurement of {}",
-}
-"""Decisions as clauses of the leading sentence, in its order."""
-
-ABSENT = Cell(text=wording.NOTHING)
+from experiments.reporting import sentences, verdict_cells, wording
+from experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
 class PrimaryRule(NamedTuple):
@@ -68,22 +34,25 @@ class VariantLayout:
     """Why this word."""
     effect: Cell
     interval: Cell
+    """Of the effect; where the metric is exact, whether every repeat agrees."""
     mde: Cell
+    values: tuple[Cell, Cell]
+    """Of an exact metric: the baseline's and the variant's."""
     memory: Cell
     loss: Cell
     decision: Cell
     statistics: tuple[Cell, ...]
-    """Median, the two p values, sd, number of blocks."""
+    """What stands behind effect and interval, in the order of `verdict_cells.STATISTICS`; empty without statistics."""
     gates_live: Cell
     requirements: tuple[tuple[Cell, ...], ...]
     """One row for each requirement of the rule: metric, rule, result, what was found."""
     remarks: tuple[str, ...]
-    """What was capped, what would resolve it, and the verdict's own notes."""
+    """What would help, and the verdict's own notes."""
 
     @property
     def numbers(self) -> dict[str, float]:
         """Every number of its cells by name, unrounded."""
-        cells = (self.effect, self.interval, self.mde, self.memory, *self.statistics)
+        cells = (self.effect, self.interval, self.mde, *self.values, self.memory, *self.statistics)
         return {name: value for cell in cells for name, value in cell.numbers.items()}
 
 
@@ -94,7 +63,7 @@ class VerdictLayout:
     heading: str
     """What was run: blocks, node class, baseline."""
     caveat: str
-    """What caps every word; empty where nothing does."""
+    """What holds for every word: that none may be published, that the question was asked before; else empty."""
     lead: str
     """The decisions on all variants in one sentence."""
     rule: PrimaryRule
@@ -115,25 +84,35 @@ class VerdictLayout:
 def lay_out(verdict: Verdict) -> VerdictLayout:
     """Lay out `verdict`."""
     variants = tuple(_lay_out_variant(verdict, variant) for variant in verdict.variants)
-    node_class = verdict.node_class
+    heading = (
+        f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {verdict.node_class}, against {verdict.baseline}"
+    )
     return VerdictLayout(
-        heading=f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {node_class}, against {verdict.baseline}",
-        caveat=f"node class {node_class} is not calibrated, so no word beyond inconclusive is published"
-        if _capped(verdict)
-        else "",
-        lead=_lead(verdict),
+        heading=heading,
+        caveat="; ".join(_caveats(verdict)),
+        lead=sentences.lead(verdict),
         rule=_primary_rule(verdict.rule),
         variants=variants,
-        answers=_answers_table(variants),
+        answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
         statistics=_statistics_table(variants),
         requirements=_requirements_table(variants),
         other_metrics=_other_metrics_table(verdict),
     )
 
 
-def _capped(verdict: Verdict) -> bool:
-    """Say whether a word could not be published: exact metrics need no calibration."""
-    return not verdict.calibrated and METRICS[verdict.rule["primary"]["metric"]].decides == "paired"
+def is_exact(verdict: Verdict) -> bool:
+    """Say whether values decide, not statistics: then neither calibration nor the number of askings matters."""
+    return METRICS[verdict.rule["primary"]["metric"]].decides == "exact"
+
+
+def _caveats(verdict: Verdict) -> Iterator[str]:
+    if is_exact(verdict):
+        return
+    refused, asking = verdict.circumstances.admission.refused_because, verdict.circumstances.family.number
+    if refused is not None:
+        yield f"{refused}, so no word beyond inconclusive is published"
+    if asking > 1:
+        yield f"attempt {asking} of this question"
 
 
 def _primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:
@@ -142,34 +121,52 @@ def _primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:
     return PrimaryRule(primary["metric"], primary["margin_pct"], sign * primary["adopt_if_pct"])
 
 
-def _lead(verdict: Verdict) -> str:
-    arms = {decision: [v.arm for v in verdict.variants if v.decision is decision] for decision in LEADS}
-    clauses = [say.format(wording.listed(arms[decision])) for decision, say in LEADS.items() if arms[decision]]
-    sentence = "; ".join(clauses)
-    return f"{sentence[:1].upper()}{sentence[1:]}."
-
-
-def _answers_table(variants: Sequence[VariantLayout]) -> Table:
+def _answers_table(verdict: Verdict, variants: Sequence[VariantLayout]) -> Table:
     return Table(
         title="Verdict",
         columns=(
             *texts("variant", "verdict"),
-            *numbers("effect", "95 % interval", "MDE", "memory"),
+            *numbers("effect", interval_heading(verdict), "MDE", "memory"),
             *texts("loss", "decision"),
         ),
         rows=tuple(row(v.arm, v.word, v.effect, v.interval, v.mde, v.memory, v.loss, v.decision) for v in variants),
-        note="Effect: mean over blocks of the paired difference. MDE: the smallest effect that is found with "
+        note="Effect: mean over blocks of the paired difference, without the effect of places in the block. Interval: "
+        "for all variants together and all askings of the question. MDE: the smallest effect that is found with "
         f"80{wording.SPACE}% power. Memory: change of the largest peak in tensors. Loss: the requirements on it.",
     )
 
 
+def _exact_table(variants: Sequence[VariantLayout]) -> Table:
+    return Table(
+        title="Verdict",
+        columns=(
+            *texts("variant", "verdict"),
+            *numbers("effect", "of the baseline", "of the variant"),
+            *texts("repeats", "loss", "decision"),
+        ),
+        rows=tuple(row(v.arm, v.word, v.effect, *v.values, v.interval, v.loss, v.decision) for v in variants),
+        note="The metric has no noise: an arm gives the same value whenever it runs again with the same seed, which "
+        "every seed's repeats prove here, bit for bit. So there is no interval. Loss: the requirements on it.",
+    )
+
+
+def interval_heading(verdict: Verdict) -> str:
+    """Name the intervals by their confidence, where it is the same for all variants."""
+    alphas = {variant.primary.alpha for variant in verdict.variants if variant.primary is not None}
+    return f"{wording.confidence(alphas.pop())} interval" if len(alphas) == 1 else "interval"
+
+
 def _statistics_table(variants: Sequence[VariantLayout]) -> Table:
+    ratio = f"100{wording.SPACE}ln(variant{wording.SPACE}/{wording.SPACE}baseline)"
     return Table(
         title="Statistics",
-        columns=(*texts("variant"), *numbers("median", "p", "p, Holm", "sd", "blocks", "gates live")),
-        rows=tuple(row(v.arm, *v.statistics, v.gates_live) for v in variants),
-        note="p: exact sign-flip test, two-sided, which does not decide; Holm: paired t test, corrected over the "
-        f"variants. sd: of 100{wording.SPACE}ln(variant{wording.SPACE}/{wording.SPACE}baseline) from block to block.",
+        columns=(*texts("variant"), *numbers(*verdict_cells.STATISTICS, "gates live")),
+        rows=tuple(row(v.arm, *v.statistics, v.gates_live) for v in variants if v.statistics),
+        note="Median: of the blocks. By median step: the effect that each window's median step gives, which stalls do "
+        "not move. Slow steps: outliers of the variant against the baseline's; none is left out. Place: the effect of "
+        "standing one place later in the block. p, flip: exact sign-flip test, which does not decide. p, differs: "
+        "paired t test; p, same: two one-sided tests; both corrected over the variants (Holm), and these decide. "
+        f"sd: of {ratio} from block to block.",
     )
 
 
@@ -184,9 +181,15 @@ def _requirements_table(variants: Sequence[VariantLayout]) -> Table:
 def _other_metrics_table(verdict: Verdict) -> Table:
     return Table(
         title="Other metrics",
-        columns=(*texts("variant", "metric"), *numbers("effect", "95 % interval", "blocks")),
+        columns=(*texts("variant", "metric"), *numbers("effect", interval_heading(verdict), "blocks")),
         rows=tuple(
-            row(variant.arm, wording.metric(found.metric), _effect(found), _interval(found), str(found.blocks))
+            row(
+                variant.arm,
+                wording.metric(found.metric),
+                verdict_cells.effect(found),
+                verdict_cells.interval(found),
+                str(found.blocks),
+            )
             for variant in verdict.variants
             for found in variant.secondary
         ),
@@ -196,134 +199,20 @@ def _other_metrics_table(verdict: Verdict) -> Table:
 
 def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout:
     found = variant.primary
-    effect, interval = _exact_effect(variant.exact) if found is None else (_effect(found), _interval(found))
     return VariantLayout(
         arm=variant.arm,
-        word=_word(verdict, variant),
-        sentence=_sentence(variant),
+        word=verdict_cells.word(variant),
+        sentence=sentences.sentence(verdict, variant),
         reason=variant.reason,
-        effect=effect,
-        interval=interval,
-        mde=ABSENT if found is None else _cell(wording.size_percent(found.mde_pct), mde_pct=found.mde_pct),
-        memory=_memory(verdict, variant.arm),
-        loss=_loss(verdict, variant.requirements),
+        effect=verdict_cells.exact_effect(variant.exact) if found is None else verdict_cells.effect(found),
+        interval=verdict_cells.repeats(variant.exact) if found is None else verdict_cells.interval(found),
+        mde=verdict_cells.detectable(found),
+        values=verdict_cells.values(variant.exact),
+        memory=verdict_cells.memory(verdict, variant.arm),
+        loss=verdict_cells.loss(verdict, variant.requirements),
         decision=Cell(text=variant.decision.value),
-        statistics=(ABSENT,) * 5 if found is None else _statistics(found),
+        statistics=() if found is None else verdict_cells.statistics(found),
         gates_live=Cell(text=variant.gates_live),
-        requirements=tuple(_requirement(result) for result in variant.requirements),
-        remarks=_remarks(verdict, variant),
+        requirements=tuple(verdict_cells.requirement(result) for result in variant.requirements),
+        remarks=sentences.remarks(verdict, variant),
     )
-
-
-def _cell(text: str, **numbers: float) -> Cell:
-    return Cell(text=text, numbers=numbers)
-
-
-def _word(verdict: Verdict, variant: VariantVerdict) -> Cell:
-    sign, tone = WORDS[variant.verdict]
-    note = ""
-    if variant.measured is not variant.verdict:
-        why = "" if not _capped(verdict) or variant.verdict is not VerdictWord.INCONCLUSIVE else "uncalibrated; "
-        note = f"{why}samples say {variant.measured.value}"
-    return Cell(text=variant.verdict.value, sign=sign, tone=tone, note=note)
-
-
-def _effect(found: Comparison) -> Cell:
-    return _cell(wording.percent(found.delta_pct), delta_pct=found.delta_pct)
-
-
-def _interval(found: Comparison) -> Cell:
-    low, high = found.ci_low_pct, found.ci_high_pct
-    return _cell(wording.interval(low, high), ci_low=low, ci_high=high)
-
-
-def _exact_effect(found: ExactComparison | None) -> tuple[Cell, Cell]:
-    """Return the change of every seed, and in place of the interval that it has no noise."""
-    if found is None or not found.seeds:
-        return ABSENT, ABSENT
-    changes = sorted({pair.change_pct for pair in found.seeds if pair.change_pct is not None})
-    exact = Cell(text="NOT exact" if found.problems else "exact")
-    if len(changes) == 1:
-        return _cell(wording.percent(changes[0]), delta_pct=changes[0]), exact
-    if not changes:
-        return Cell(text="from 0"), exact
-    return Cell(text=wording.interval(changes[0], changes[-1])), exact
-
-
-def _statistics(found: Comparison) -> tuple[Cell, ...]:
-    return (
-        _cell(wording.percent(found.median_pct), median_pct=found.median_pct),
-        _cell(wording.number(found.p_sign_flip, 3), p_sign_flip=found.p_sign_flip),
-        _cell(wording.number(found.p_holm, 3), p_holm=found.p_holm),
-        _cell(wording.size_percent(found.sd_pct), sd_pct=found.sd_pct),
-        _cell(str(found.blocks), blocks=found.blocks),
-    )
-
-
-def _memory(verdict: Verdict, arm: str) -> Cell:
-    """Return the change of the arm's peak memory in tensors."""
-    own, base = (verdict.arms[name].peak_allocated_bytes for name in (arm, verdict.baseline))
-    if own is None or base is None:
-        return ABSENT
-    return _cell(wording.bytes_change(own - base), memory_delta_mib=(own - base) / 2**20)
-
-
-def _loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
-    """Return whether the requirements on the loss hold; a variant without statistics is not held to them."""
-    if not any(asked["metric"].startswith("loss") for asked in verdict.rule["require"]):
-        return Cell(text="not asked")
-    results = [result for result in judged if result.metric.startswith("loss")]
-    broken = [result.metric for result in results if not result.passed]
-    if not results:
-        return ABSENT
-    return Cell(text=f"FAILED: {', '.join(broken)}", tone=Tone.BAD) if broken else Cell(text="ok", tone=Tone.GOOD)
-
-
-def _requirement(found: RequirementResult) -> tuple[Cell, ...]:
-    result = Cell(text="passed", tone=Tone.GOOD) if found.passed else Cell(text="FAILED", tone=Tone.BAD)
-    return row(found.metric, found.rule, result, found.detail)
-
-
-def _sentence(variant: VariantVerdict) -> str:
-    found = variant.primary
-    if variant.exact is not None:
-        return _exact_sentence(variant.exact)
-    if found is None:
-        return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no statistics')}."
-    name = wording.metric(found.metric)
-    return (
-        f"{name[:1].upper()}{name[1:]} changed by {_effect(found)}, 95{wording.SPACE}% interval {_interval(found)}, "
-        f"over {wording.counted(found.blocks, 'block')}."
-    )
-
-
-def _exact_sentence(found: ExactComparison) -> str:
-    name = wording.metric(found.metric)
-    name = f"{name[:1].upper()}{name[1:]}"
-    if found.problems:
-        return f"{name} is not the same at every repeat, so it cannot be compared exactly."
-    blocks = wording.counted(found.blocks, "block")
-    if not any(pair.change for pair in found.seeds):
-        return f"{name} is the same, bit for bit, over {blocks}."
-    pairs = dict.fromkeys(
-        f"from {wording.quantity(found.metric, pair.baseline)} to {wording.quantity(found.metric, pair.variant)}"
-        for pair in found.seeds
-    )
-    change = _exact_effect(found)[0]
-    return f"{name} changed by {change}, {', '.join(pairs)}, the same at every repeat over {blocks}."
-
-
-def _remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
-    remarks = []
-    if variant.measured is not variant.verdict:
-        why = "" if not _capped(verdict) else f", because node class {verdict.node_class} is not calibrated"
-        remarks.append(
-            f"The samples alone say {variant.measured.value}; it is published as {variant.verdict.value}{why}."
-        )
-    if variant.blocks_needed is not None:
-        cost = variant.device_minutes_needed
-        minutes = "" if cost is None else f", about {wording.counted(round(cost), 'device minute')} more"
-        remarks.append(
-            f"About {wording.counted(variant.blocks_needed, 'block')} in all would resolve the margin{minutes}."
-        )
-    return (*remarks, *variant.notes)

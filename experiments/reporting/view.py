@@ -114,7 +114,7 @@ def judge_bundle(bundle: Bundle, known: Sequence[Calibration] = ()) -> Verdict:
     noise = join_calibrations([*known, *calibrations_of(file.plan, file.spec, receipts)])
     command = mending_command(file.plan.node_class, "SPEC")
     admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
-    circumstances = Circumstances(attempts=attempt_records(bundle), admission=admission)
+    circumstances = Circumstances(attempts=attempt_records(bundle), admission=admission, signers=bundle.signers)
     return judge(file.plan, file.spec, receipts, circumstances)
 
 

@@ -1,9 +1,11 @@
 """How numbers with units, times, metrics and lists are written for people."""
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from experiments.design.metrics import METRICS
+from experiments.records.calibration import Ledger
 
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -48,6 +50,11 @@ def plain_percent(value: float) -> str:
     return f"{value:.3g}{SPACE}%"
 
 
+def confidence(alpha: float) -> str:
+    """Format the confidence of an interval whose two-sided level is `alpha`."""
+    return plain_percent(100 * (1 - alpha))
+
+
 def gib(num_bytes: float | None) -> str:
     """Format bytes as GiB, or MiB below one GiB."""
     if num_bytes is None:
@@ -55,10 +62,15 @@ def gib(num_bytes: float | None) -> str:
     return f"{num_bytes / 2**30:.2f}{SPACE}GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f}{SPACE}MiB"
 
 
-def quantity(metric: str, value: float) -> str:
-    """Format a value of a metric with its unit."""
+def quantities(metric: str, values: Sequence[float]) -> list[str]:
+    """Format values of a metric with their unit, in as many digits as it takes to tell different ones apart."""
     unit = METRICS[metric].unit
-    return gib(value * 2**30) if unit == "GiB" else f"{number(value, 6)}{SPACE}{unit}"
+    if unit == "GiB":
+        shown, exactly = [gib(value * 2**30) for value in values], [f"{value * 2**30:,.0f}" for value in values]
+        unit = "bytes"
+    else:
+        shown, exactly = [f"{number(value, 6)}{SPACE}{unit}" for value in values], [repr(value) for value in values]
+    return shown if len(set(shown)) == len(set(values)) else [f"{value}{SPACE}{unit}" for value in exactly]
 
 
 def bytes_change(num_bytes: int) -> str:
@@ -113,3 +125,13 @@ def shorten(text: str, longest: int) -> str:
 def listed(names: list[str]) -> str:
     """Join names as a sentence does: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def false_words(ledger: Ledger) -> str:
+    """Say the service's own rate of false words, and what it can support."""
+    if ledger.ablations == 0:
+        return "No A/A ablation has been judged yet, so the rate of false words of this service is not known."
+    found = f"{ledger.false_words} false {'word' if ledger.false_words == 1 else 'words'} in "
+    judged = counted(ledger.ablations, "A/A ablation")
+    bound = plain_percent(100 * ledger.upper_bound)
+    return f"{found}{judged}: at most {bound} false words, with 95{SPACE}% confidence (Clopper and Pearson)."

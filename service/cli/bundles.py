@@ -28,6 +28,10 @@ app = typer.Typer()
 @guarded
 def import_(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Folders or tar files of one plan.")],
+    trust: Annotated[
+        list[str] | None, typer.Option("--trust", metavar="KEY", help="Trust this key from now on; may be repeated.")
+    ] = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Take files that nobody signed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take in an ablation that `ablate exec` ran: verified file by file, stored whole or not at all."""
@@ -35,7 +39,9 @@ def import_(
     join_bundles([bundle for _, bundle in contents])
     with Client() as client:
         answer = client.ablations.import_bundles(
-            [{path: data.decode() for path, data in files.items()} for files, _ in contents]
+            [{path: data.decode() for path, data in files.items()} for files, _ in contents],
+            trust=trust or (),
+            unsigned=unsigned,
         )
     if as_json:
         print_json(answer)

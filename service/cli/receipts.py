@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from experiments.block_numbers import block_list
 from experiments.errors import BundleError, ReceiptError
-from experiments.records.bundle import RECEIPT
+from experiments.records.bundle import MANIFEST, RECEIPT, Bundle
 from experiments.records.bundle_files import is_bundle, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.receipt_check import verify
 from experiments.records.receipts import Receipt
-from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.client import Client
 
 app = typer.Typer(help="Fetch receipts and verify them offline.", no_args_is_help=True)
@@ -28,10 +29,14 @@ def verify_(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="JSON: one receipt, or a list of them; or a bundle.")
     ],
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="KEY", help="A bundle must be signed by this key, or another that is given."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute digests and statistics from the raw samples. Exit 1 when a receipt is damaged or was altered."""
-    findings = {name: found for path in files for name, found in _examine(path)}
+    """Recompute digests, signatures and statistics from the raw samples. Exit 1 when anything is not good."""
+    findings = {name: found for path in files for name, found in _examine(path, frozenset(key or ()))}
     if as_json:
         print_json({"receipts": [{"receipt": name, "problems": found} for name, found in findings.items()]})
     else:
@@ -65,19 +70,31 @@ def _of_ablation(client: Client, ablation: str) -> list[Receipt]:
     return [client.trials.receipt(trial.id) for trial in client.ablations.trials(ablation) if trial.receipt_digest]
 
 
-def _examine(path: Path) -> list[tuple[str, list[str]]]:
+def _examine(path: Path, keys: frozenset[str]) -> list[tuple[str, list[str]]]:
     """Return what is wrong with every receipt in a file, or with every file of a bundle, under names to show."""
     if not is_bundle(path):
-        return [(name, verify(receipt)) for name, receipt in _load(path)]
+        alone = ["a receipt by itself carries no signature; its bundle does"] if keys else []
+        return [(name, verify(receipt) + alone) for name, receipt in _load(path)]
     files = read_bundle_files(path)
     try:
-        open_bundle(files)
+        signatures = _signatures(open_bundle(files), keys)
     except BundleError as error:
         damaged = {problem.pointer for problem in error.problems}
         found = {name: [p.detail for p in error.problems if p.pointer == name] for name in sorted({*files, *damaged})}
     else:
-        found = {name: [] for name in files}
+        found = {name: [] for name in files} | {MANIFEST: signatures}
     return [(f"{path}/{name}", details) for name, details in found.items() if details or name.endswith(RECEIPT)]
+
+
+def _signatures(bundle: Bundle, keys: frozenset[str]) -> list[str]:
+    """Say by whom a good bundle is signed; return in what way that is not by `keys`, where any are given."""
+    for signer in bundle.signers:
+        who = signer.key or "[yellow]nobody[/]"
+        err().print(f"blocks {block_list(signer.blocks)} of {escape(signer.name)}: signed by {who}")
+    if not keys:
+        return []
+    strange = [f"is signed by {key}, which is none of the keys that were given" for key in sorted(bundle.keys - keys)]
+    return strange + ([f"is not signed whole: {', '.join(bundle.unsigned)}"] if bundle.unsigned else [])
 
 
 def _load(path: Path) -> list[tuple[str, Mapping[str, Any]]]:

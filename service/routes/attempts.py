@@ -9,7 +9,8 @@ from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest
 from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
 from service.responses import secured
 from service.schemas import AttemptClosed
-from service.store import attempts, claims, logs, nodes, reports
+from service.signatures import checked_signature
+from service.store import attempts, claims, keys, logs, nodes, reports
 from service.verification import claimed_block, report_digest, verify_report
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)])
@@ -64,6 +65,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
         if reports.was_reported(connection, attempt_id, report.token, digest):
             return _closed(services, attempt_id)
         attempts.check_holds(connection, attempt_id, report.token)
+    signature = checked_signature(services.store, attempt_id, report)
     verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
     with services.store.write() as connection:
         locked = attempts.lock_attempt(connection, attempt_id, report.token)
@@ -72,6 +74,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
             reports.store_block(connection, locked, verified, report_digest=digest)
         else:
             reports.store_break(connection, locked, report, report_digest=digest)
+        keys.store_signature(connection, attempt_id, signature)
     services.wakes.notify()
     return _closed(services, attempt_id)
 

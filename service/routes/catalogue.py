@@ -16,7 +16,7 @@ from service.errors import Invalid
 from service.responses import problems, secured
 from service.schemas import NodeList
 from service.serializers import node_public
-from service.store import nodes
+from service.store import keys, nodes
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 
@@ -57,7 +57,11 @@ def register_node(
         detail = f"unknown node class {shown(registration.node_class)}; known: {listed(known)}"
         hint = nearest(registration.node_class, known)
         raise Invalid(problems=[SpecProblem(pointer="#/node_class", detail=detail, hint=hint)])
+    if registration.public_key is None:
+        detail = "a node that reports to a service signs its blocks; this one offers no key"
+        raise Invalid(problems=[SpecProblem(pointer="#/public_key", detail=detail)])
     with services.store.write() as connection:
+        keys.admit(connection, name, registration.public_key)
         node_id = nodes.register(connection, name, registration)
     return NodeRegistered(node_id=node_id, claim_poll_s=services.settings.claim_poll_s)
 

@@ -17,6 +17,7 @@ from service.errors import ImportedOtherwise, Invalid
 from service.responses import secured
 from service.schemas import BundleFiles, ImportPublic, ImportRequest
 from service.serializers import links_of
+from service.signatures import check_bundle
 from service.store.ablations import get_ablation
 from service.store.imports import Import, known_bundles, store_import
 from service.store.submissions import Submission
@@ -35,7 +36,8 @@ router = APIRouter(prefix="/v1", tags=["submissions"], dependencies=[Depends(jso
 def import_bundles(wanted: ImportRequest, services: ServicesDep, principal: Operator) -> ImportPublic:
     """Verify every file of the bundles and store the ablation, all of it or nothing. Again changes nothing."""
     bundle = _verified(wanted.bundles)
-    changed = _store(services, _import_of(bundle, principal.name))
+    check_bundle(services.store, bundle, trusted=wanted.trust, unsigned=wanted.unsigned)
+    changed = _store(services, _import_of(bundle, principal.name, wanted.trust))
     if changed:
         services.wakes.notify()
     with services.store.read() as connection:
@@ -79,10 +81,11 @@ def _pointed(found: SpecProblem, number: int) -> SpecProblem:
     return SpecProblem(pointer=where, detail=f"{found.pointer} {found.detail}")
 
 
-def _import_of(bundle: Bundle, imported_by: str) -> Import:
+def _import_of(bundle: Bundle, imported_by: str, trusted: Sequence[str]) -> Import:
     file = bundle.plan_file
     return Import(
         bundle=bundle,
+        trusted=tuple(trusted),
         submission=Submission(
             ablation_id=file.ablation_id,
             spec=file.spec,

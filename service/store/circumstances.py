@@ -3,9 +3,12 @@
 from sqlalchemy import Connection
 
 from experiments.records.circumstances import Circumstances
+from service.store import keys
 from service.store.breaks import broken_attempts
 
 
 def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
-    """Return the broken attempts of an ablation."""
-    return Circumstances(attempts=broken_attempts(connection, ablation_id))
+    """Return the broken attempts of an ablation, and who signed its blocks."""
+    return Circumstances(
+        attempts=broken_attempts(connection, ablation_id), signers=keys.signers(connection, ablation_id)
+    )

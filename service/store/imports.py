@@ -13,7 +13,7 @@ from experiments.outcomes import AblationState, AttemptState, BlockState, TrialS
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
 from experiments.records.messages import LogChunk
 from service.lifecycle import EventKind
-from service.store import logs, reports
+from service.store import keys, logs, reports
 from service.store.attempts import lock_attempt
 from service.store.columns import db_now, storable
 from service.store.completion import cancel_blocks, complete_if_done
@@ -33,6 +33,8 @@ class Import:
     submission: Submission
     receipts: dict[int, list[VerifiedReceipt]]
     """By block index."""
+    trusted: tuple[str, ...] = ()
+    """Keys that the importer trusts from now on."""
 
     @property
     def bundles(self) -> str:
@@ -60,6 +62,7 @@ def store_import(connection: Connection, imported: Import) -> None:
     transitions.add_event(EventKind.ABLATION_STATE, ablation_id, reason=reason, new=AblationState.QUEUED)
     transitions.flush_new()
     _add_nodes(connection, bundle)
+    _trust(connection, imported)
     for record in bundle.broken:
         _break(connection, transitions, record, file.blocks[record.index].block_id)
     running = AblationState.RUNNING
@@ -82,10 +85,16 @@ def _add_nodes(connection: Connection, bundle: Bundle) -> None:
             connection.execute(insert(nodes).values(**_node_row(node), registered_at=seen, seen_at=seen))
 
 
+def _trust(connection: Connection, imported: Import) -> None:
+    for node in imported.bundle.nodes.values():
+        if node.registration.public_key in imported.trusted:
+            keys.trust(connection, node.name, node.registration.public_key, by=imported.submission.submitted_by)
+
+
 def _node_row(node: NodeRecord) -> dict[str, str]:
     return {
         "id": node.node_id,
-        "name": f"{node.name[:80]} ({node.node_id})",
+        "name": node.name[:80] + keys.imported_suffix(node.node_id),
         "node_class": node.registration.node_class[:32],
         "registration": node.registration.model_dump_json(),
     }
@@ -101,6 +110,7 @@ def _insert_attempt(connection: Connection, attempt: Attempt, block_id: str) -> 
             node_id=attempt.node_id,
             state=AttemptState.RUNNING,
             started_at=attempt.started_at.timestamp(),
+            signature=None if attempt.signature is None else attempt.signature.model_dump_json(),
         )
     )
 

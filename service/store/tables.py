@@ -55,6 +55,18 @@ nodes = Table(
     Column("seen_at", Double, nullable=False),
 )
 
+node_keys = Table(
+    "node_keys",
+    metadata,
+    Column("key", String(64), nullable=False),
+    Column("node", String(120), nullable=False, index=True),
+    Column("trusted_by", String(64), nullable=False),
+    Column("trusted_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Column("reason", Text),
+    PrimaryKeyConstraint("key", "node"),
+)
+
 ablations = Table(
     "ablations",
     metadata,
@@ -169,6 +181,7 @@ attempts = Table(
     Column("message", Text),
     Column("report_digest", String(71)),
     Column("arm", String(120)),
+    Column("signature", Text),
 )
 
 receipts = Table(

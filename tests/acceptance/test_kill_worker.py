@@ -105,7 +105,7 @@ def _submit(stack: Stack) -> str:
         workload={
             "recipe": "hybrid-tiny",
             "overrides": {**_OVERRIDES, "corpus": str(corpus(stack.home / "corpus"))},
-            "steps": {"warmup": 1, "timed": 12, "val_rows": 2},
+            "steps": {"warmup": 1, "warmup_s": 0, "timed": 12, "val_rows": 2},
         },
         variants={"psiv-on": {"gates": {"psiv_cache": True}}},
         design={"seeds": [1, 2], "blocks": {"count": _BLOCKS}, "order_seed": 7},

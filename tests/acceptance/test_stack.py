@@ -104,10 +104,10 @@ question: Does the whole path work?
 workload:
   recipe: hybrid-tiny
   overrides: {d_model: 32, headdim: 16, seq_len: 32, micro_batch: 1, pattern: MA, vocab_size: 512}
-  steps: {warmup: 0, timed: 2, val_rows: 1}
+  steps: {warmup: 0, warmup_s: 0, timed: 2, val_rows: 1}
 variants: {psiv-on: {gates: {psiv_cache: true}}}
 design: {seeds: [1], blocks: {count: 6}}
-placement: {node_class: cpu}
+placement: {node_class: cpu, max_foreign_load: 99%}
 verdict: {primary: {metric: tokens_per_s, margin: 2%}}
 """
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from experiments.records.bundle import RECEIPT
 from experiments.records.bundle_files import write_tar
 from experiments.records.plan_file import read_plan_file
-from service.cli import bundles
+from experiments.records.signing import Signer
+from service.cli import bundles, keys
 from service.cli.client import app
 from service.client import Client
 from tests.api_stack import ADMIN, Api, served_api
@@ -23,7 +24,8 @@ FILE = make_file()
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path / "api") as running:
         url = str(running.client.base_url)
-        monkeypatch.setattr(bundles, "Client", lambda: Client(url, ADMIN))
+        for module in (bundles, keys):
+            monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
         yield running
 
 
@@ -62,6 +64,30 @@ def test_verdict_report_and_receipts_of_a_bundle_need_no_service(tmp_path: Path)
     assert (code, out.count("good")) == (0, 18)
 
 
+def test_verify_says_who_signed_and_refuses_other_keys(tmp_path: Path) -> None:
+    own, other = Signer(b"o" * 32), Signer(b"x" * 32)
+    folder = write_folder(make_bundle(FILE, [0, 1], signer=own), tmp_path / "bundle")
+    code, out, err = ablate("receipts", "verify", folder, "--key", own.key)
+    assert (code, out.count("good"), f"blocks 1-2 of far-node: signed by {own.key}" in err) == (0, 6, True)
+    code, out, _err = ablate("receipts", "verify", folder, "--key", other.key)
+    assert (code, f"is signed by {own.key}, which is none of the keys" in out) == (1, True)
+    unsigned = write_folder(make_bundle(FILE, [0]), tmp_path / "unsigned")
+    code, out, err = ablate("receipts", "verify", unsigned, "--key", own.key)
+    assert (code, "is not signed whole: manifest.json" in out, "signed by nobody" in err) == (1, True, True)
+
+
+def test_import_trusts_the_key_that_it_is_told(tmp_path: Path, api: Api) -> None:
+    own = Signer(b"o" * 32)
+    folder = write_folder(make_bundle(FILE, [0], signer=own), tmp_path / "bundle")
+    code, _out, err = ablate("import", folder)
+    assert (code, f"--trust {own.key}" in err) == (5, True)
+    assert ablate("import", folder, "--trust", own.key)[0] == 0
+    code, out, _err = ablate("keys", "list", "--json")
+    assert [(row["key"], row["node"]) for row in json.loads(out)["items"]] == [(own.key, "far-node")]
+    assert ablate("keys", "revoke", own.key, "--reason", "sold")[0] == 0
+    assert ablate("keys", "trust", own.key, "--node", "far-node")[0] == 0
+
+
 def test_altered_receipt_is_named_by_every_command(tmp_path: Path, api: Api) -> None:
     folder = write_folder(make_bundle(FILE), tmp_path / "bundle")
     path = sorted(folder.glob(f"blocks/*/*/{RECEIPT}"))[0]
@@ -81,13 +107,13 @@ def test_import_of_folder_and_tar_is_the_same_import(tmp_path: Path, api: Api) -
     files = make_bundle(FILE, [0, 1, 2])
     folder = write_folder(files, tmp_path / "bundle")
     write_tar(files, tmp_path / "bundle.tar")
-    code, out, err = ablate("import", folder)
+    code, out, err = ablate("import", folder, "--unsigned")
     assert code == 0, err
     assert f"imported as {FILE.ablation_id}: completed" in out
     assert "3 imported; 3 are missing data" in out
-    code, out, _err = ablate("import", tmp_path / "bundle.tar")
+    code, out, _err = ablate("import", tmp_path / "bundle.tar", "--unsigned")
     assert (code, "nothing was changed" in out) == (0, True)
-    code, out, _err = ablate("import", folder, "--json")
+    code, out, _err = ablate("import", folder, "--unsigned", "--json")
     assert json.loads(out)["changed"] is False
 
 

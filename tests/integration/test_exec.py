@@ -77,7 +77,7 @@ def tiny(folder: Path, *, timed: int = 3) -> Run:
             "vocab_size": 512,
             "corpus": str(corpus(folder / "corpus")),
         },
-        "steps": {"warmup": 1, "timed": timed, "val_rows": 2},
+        "steps": {"warmup": 1, "warmup_s": 0, "timed": timed, "val_rows": 2},
     }
     return Run(folder, make_file(workload=workload, baseline={}, variants={"psiv-on": {"gates": {"psiv_cache": True}}}))
 
@@ -177,6 +177,29 @@ def test_stop_ends_the_trial_and_keeps_what_is_done(tmp_path: Path) -> None:
     assert not processes_of(run.folder)
 
 
+def test_load_by_others_reruns_the_block_twice_and_is_then_the_result_of_its_trials(tmp_path: Path) -> None:
+    text = json.loads(tiny(tmp_path, timed=50).file.spec_text)
+    strict = Run(tmp_path, make_file(**{**text, "placement": {"node_class": "cpu", "max_foreign_load": "1%"}}))
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        code, _out, err = strict.execute("--blocks", "1", "--no-rehearse")
+    finally:
+        for process in spin:
+            process.kill()
+            process.wait()
+    assert code == 0, err
+    for number in (1, 2):
+        assert f"block 1 broke, invalid_measurement {number} of 3: arm 'baseline': other processes took" in err
+    assert "busiest: python" in err
+    bundle = strict.read()
+    assert [record.failure_class for record in bundle.broken] == ["invalid_measurement"] * 2
+    (block,) = bundle.blocks
+    assert {trial.receipt.outcome for trial in block.trials} == {"invalid"}
+    (variant,) = judge_bundle(bundle).variants
+    assert variant.verdict == "invalid"
+    assert "other processes took" in variant.reason
+
+
 def test_arms_that_are_late_again_have_it_as_their_result(tmp_path: Path) -> None:
     run = tiny(tmp_path, timed=10_000)
     text = json.loads(run.file.spec_text)
@@ -198,7 +221,8 @@ def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path
     files = {path: data.decode() for path, data in read_bundle_files(killed.bundle).items()}
     (tmp_path / "mlflow").mkdir()
     with mlflow_server.running(tmp_path / "mlflow") as url, running_api("sqlite", tmp_path, mlflow_url=url) as api:
-        answer = api.client.post("/v1/ablations:import", headers=api.admin, json={"bundles": [{"files": files}]})
+        body = {"bundles": [{"files": files}], "trust": sorted(killed.read().keys)}
+        answer = api.client.post("/v1/ablations:import", headers=api.admin, json=body)
         assert answer.status_code == 200, answer.text
         own = f"/v1/ablations/{killed.file.ablation_id}"
         handlers = OutboxHandlers(api.store, Sink(tracking_uri=url, experiment="ablate"))

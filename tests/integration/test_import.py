@@ -26,8 +26,11 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield running
 
 
-def send(api: Api, *bundles: dict[str, bytes], headers: dict[str, str] | None = None) -> httpx.Response:
-    body = {"bundles": [{"files": {path: data.decode() for path, data in files.items()}} for files in bundles]}
+def send(
+    api: Api, *bundles: dict[str, bytes], headers: dict[str, str] | None = None, unsigned: bool = True, **wanted: Any
+) -> httpx.Response:
+    sent = [{"files": {path: data.decode() for path, data in files.items()}} for files in bundles]
+    body = {"bundles": sent, "unsigned": unsigned, **wanted}
     return api.client.post("/v1/ablations:import", headers=headers or api.admin, json=body)
 
 

@@ -2,30 +2,25 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.analysis.guards import receipt_problems
 from experiments.errors import SpecError
-from experiments.records.messages import ClaimedBlock, DeviceInfo
+from experiments.records.messages import DeviceInfo
 from experiments.records.receipt_check import verify
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
-from tests.api_stack import Api, running_api
+from tests.api_stack import SIGNER, Api, running_api
 from tests.bundles import make_file
-from tests.factories import GIB, make_spec, make_steps, observed_facts
-from workers.device_state import DeviceState, changes
+from tests.factories import GIB, make_spec
+from tests.trial_files import left_behind
+from workers.device_state import DeviceState
 from workers.devices import find_devices
 from workers.node import Node, find_node
 from workers.offline.checks import refusals
-from workers.paths import WorkPaths, write_whole
 from workers.probe_types import Found
 from workers.probes import PROBES, HostProbe
-from workers.receipt import TrialRecord
-from workers.result import TrialResult
-from workers.runner import Ending
 from workers.settings import Settings
 
 ENTRY = NodeClass(
@@ -69,7 +64,7 @@ def api(tmp_path: Path) -> Iterator[Api]:
 
 
 def register(api: Api, node: Node) -> str:
-    body = node.registration().model_dump(mode="json")
+    body = node.registration(SIGNER.key).model_dump(mode="json")
     answer = api.client.put(f"/v1/nodes/{node.name}", headers=api.worker, json=body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["node_id"])
@@ -110,7 +105,7 @@ def test_spec_for_it_is_held_against_its_lanes(node: Node) -> None:
 def test_receipt_from_it_carries_device_peak_and_events(node: Node, tmp_path: Path) -> None:
     file = make_file(placement={"node_class": "sim-9"})
     block = file.claimed(0, attempt_id="att_1", attempt_no=1)
-    receipt = record(block, node, tmp_path).receipt()
+    receipt = left_behind(block, node, tmp_path).receipt()
     assert verify(receipt.model_dump(mode="json")) == []
     assert (receipt.environment.node_class, receipt.environment.device_name) == ("sim-9", "Sim 9 SXM")
     assert receipt.ids.device == "far/3"
@@ -121,26 +116,3 @@ def test_receipt_from_it_carries_device_peak_and_events(node: Node, tmp_path: Pa
         "foreign_processes": [],
     }
     assert receipt_problems(receipt, file.plan) == []
-
-
-def record(block: ClaimedBlock, node: Node, folder: Path) -> TrialRecord:
-    """Leave what a trial leaves, and return it with what was seen from outside."""
-    trial = block.trials[0]
-    paths = WorkPaths(home=folder).trial(block.attempt_id, trial.trial_id)
-    steps = make_steps(trial.config, tokens_per_s=5000.0, loss_step1=8.0, seed=1)
-    paths.steps.write_text("".join(step.model_dump_json() + "\n" for step in steps))
-    result = TrialResult(facts=observed_facts(trial.gates), flops_per_step=10**9, loss_val=7.5, data_digest="sha256:d")
-    write_whole(paths.result, result.model_dump_json())
-    ending: dict[str, Any] = {"stopped": None, "exit_code": 0, "oom_kills": 0, "peak_rss_bytes": None, "survivors": ()}
-    state = node.devices.probe.state(node.devices.first.index)
-    return TrialRecord(
-        block=block,
-        trial=trial,
-        node=node,
-        node_id="nod_1",
-        paths=paths,
-        ending=Ending(wall_s=2.0, **ending),
-        started_at=datetime.now(UTC),
-        load_average=0.1,
-        device_events=changes(state, state),
-    )

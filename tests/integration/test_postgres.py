@@ -16,7 +16,7 @@ from service.store.columns import db_now
 from service.store.migrate import current_revision, newest_revision, upgrade
 from service.store.session import Store
 from service.store.tables import ablations, metadata, trials
-from tests.api_stack import Api, database_url, running_api
+from tests.api_stack import SIGNER, Api, database_url, running_api
 from tests.factories import spec_values
 
 KINDS = ["sqlite", "postgresql"]
@@ -81,10 +81,17 @@ def test_nul_and_other_control_characters_never_reach_the_database(api: Api) -> 
     assert api.get("/v1/ablations/abl_%00").status_code == 422
     answer = api.client.post("/v1/blocks:claim", headers=api.worker, json={"node_id": "nod_\x00"})
     assert answer.status_code == 404
-    body = {"node_class": "cpu", "devices": [], "versions": {"a": "\x00"}, "code_digest": "\x00"}
+    body = {
+        "node_class": "cpu",
+        "devices": [],
+        "versions": {"a": "\x00"},
+        "code_digest": "\x00",
+        "public_key": SIGNER.key,
+    }
     assert api.client.put("/v1/nodes/odd", headers=api.worker, json=body).status_code == 200
     assert api.client.put("/v1/nodes/odd", headers=api.worker, json={**body, "node_class": "x" * 99}).status_code == 422
-    surrogate = b'{"node_class": "cpu", "devices": [], "versions": {}, "code_digest": "\\ud800"}'
+    surrogate = b'{"node_class": "cpu", "devices": [], "versions": {}, "code_digest": "\\ud800", "public_key": "%s"}'
+    surrogate %= SIGNER.key.encode()
     headers = {**api.worker, "Content-Type": "application/json"}
     assert api.client.put("/v1/nodes/odd", headers=headers, content=surrogate).status_code == 422
     paired = surrogate.replace(b"\\ud800", b"\\ud83d\\ude00")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.outcomes import FailureClass
-from experiments.records import receipts
+from experiments.records import receipt_check
 from model.config import OptimConfig, StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
 
@@ -64,7 +64,7 @@ def test_block_of_two_arms_is_reported_whole(rig: Rig) -> None:
     assert report["failure_class"] is None
     first, second = report["receipts"]
     for receipt in (first, second):
-        assert receipts.verify(receipt) == []
+        assert receipt_check.verify(receipt) == []
         assert receipt["outcome"] == "measured"
         assert len(receipt["steps"]) == 5
         assert receipt["ids"]["node"] == "nod_1"
@@ -85,7 +85,7 @@ def test_failing_arm_gets_a_receipt_and_the_block_counts(rig: Rig) -> None:
     assert good["outcome"] == "measured"
     assert (bad["outcome"], bad["failure_class"]) == ("failed", "user_error")
     assert "val_rows" in bad["message"]
-    assert receipts.verify(bad) == []
+    assert receipt_check.verify(bad) == []
 
 
 def test_gate_that_is_not_live_is_refused(rig: Rig) -> None:
@@ -118,7 +118,7 @@ def test_repeated_timeout_is_the_arms_result_and_the_others_are_measured(rig: Ri
     assert (found["failure_class"], found["summary"]) == ("timeout", None)
     assert found["message"] == "the trial took longer than 4 s"
     assert 4.0 <= found["wall_s"] < 30.0
-    assert receipts.verify(found) == []
+    assert receipt_check.verify(found) == []
     assert rig.trainers() == set()
 
 
@@ -134,7 +134,7 @@ def test_repeated_death_without_a_result_is_the_arms_result(rig: Rig) -> None:
     assert [receipt["outcome"] for receipt in report["receipts"]] == ["failed", "measured"]
     assert report["receipts"][0]["failure_class"] == "no_receipt"
     assert "SIGSEGV" in report["receipts"][0]["message"]
-    assert [receipts.verify(receipt) for receipt in report["receipts"]] == [[], []]
+    assert [receipt_check.verify(receipt) for receipt in report["receipts"]] == [[], []]
 
 
 def test_cancel_kills_and_releases(rig: Rig) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from experiments.design import gates
-from experiments.digest import digest
+from experiments.design.arms import arm_digest
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
 
@@ -154,7 +154,7 @@ def block(
             arm=f"arm-{position}",
             role="variant" if position else "baseline",
             position=position,
-            arm_digest=digest(config),
+            arm_digest=arm_digest(requested, {name: value for name, value in config.items() if name != "seed"}),
             gates=requested,
             config=config,
             timeout_s=timeout_s,
@@ -173,6 +173,7 @@ def block(
         block_index=0,
         seed=5,
         timed=True,
+        max_foreign_load=0.99,
         spec_digest="sha256:spec",
         rule_digest="sha256:rule",
         trials=trials,

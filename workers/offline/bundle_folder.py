@@ -2,14 +2,14 @@
 
 import fcntl
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from pydantic import BaseModel
 
-from experiments.errors import BundleError, PlanFileError
+from experiments.errors import BundleError, PlanFileError, SpecProblem
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import (
@@ -23,6 +23,7 @@ from experiments.records.bundle import (
     Bundle,
     Manifest,
     NodeRecord,
+    attempt_statement,
     block_folder,
     make_manifest,
     trial_folder,
@@ -32,11 +33,13 @@ from experiments.records.bundle_reader import altered_files, open_bundle, read_m
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
 from experiments.records.receipts import Receipt
+from experiments.records.signing import Signer, manifest_statement, signature_problem, signing_problem
 from workers.errors import ExecRefused
 from workers.paths import TrialPaths, WorkPaths, write_whole
 from workers.trial_output import LogTail
 
 _HALF_WRITTEN = "*.part"
+_Attempt = TypeVar("_Attempt", bound=Attempt)
 _RUNNING = "running.json"
 """In the work folder: the attempt that runs now."""
 
@@ -44,10 +47,11 @@ _RUNNING = "running.json"
 class BundleFolder:
     """One bundle on disk, held by one process at a time; leaving the context gives it free."""
 
-    def __init__(self, root: Path, plan_file: PlanFile) -> None:
+    def __init__(self, root: Path, plan_file: PlanFile, signer: Signer | None = None) -> None:
         self.root = root
         self.paths = WorkPaths(home=root)
         self._plan_file = plan_file
+        self._signer = signer
         self._lock: TextIO | None = None
 
     def __enter__(self) -> "BundleFolder":
@@ -66,7 +70,8 @@ class BundleFolder:
         """Take the folder, verify what is in it, and return that.
 
         Raises:
-            ExecRefused: the folder is in use, holds another plan, something else, or, without `resume`, anything.
+            ExecRefused: the folder is in use, holds another plan, something else, or, without `resume`, anything;
+                or it is signed and this run cannot sign.
             BundleError: a file in it was altered.
 
         """
@@ -108,14 +113,15 @@ class BundleFolder:
             target.mkdir(parents=True)
             (target / RECEIPT).write_text(receipt.model_dump_json(indent=1) + "\n")
             (target / LOG).write_text(_log_text(receipt.ids.trial, files))
-        (folder / BLOCK).write_text(attempt.model_dump_json(indent=1) + "\n")
+        signed = self._signed(attempt, [receipt.digest for receipt in receipts])
+        (folder / BLOCK).write_text(signed.model_dump_json(indent=1) + "\n")
         (self.root / own).parent.mkdir(exist_ok=True)
         folder.replace(self.root / own)
         self.seal()
 
     def keep_broken(self, attempt: BrokenAttempt) -> None:
         """Remember an attempt that broke."""
-        self._write(f"attempts/{attempt.attempt_id}.json", attempt)
+        self._write(f"attempts/{attempt.attempt_id}.json", self._signed(attempt))
         self.seal()
 
     def drop_work_of(self, attempt_id: str) -> None:
@@ -124,9 +130,12 @@ class BundleFolder:
         shutil.rmtree(self.paths.root / attempt_id, ignore_errors=True)
 
     def seal(self) -> Manifest:
-        """Write the manifest of what is there now."""
+        """Write the manifest of what is there now, signed where this run can sign."""
         contents = {path: data for path, data in read_bundle_files(self.root).items() if path != MANIFEST}
         manifest = make_manifest(self._plan_file, contents)
+        if self._signer is not None:
+            signature = self._signer.sign(manifest_statement(manifest.digest))
+            manifest = manifest.model_copy(update={"signature": signature})
         self._write(MANIFEST, manifest)
         return manifest
 
@@ -162,11 +171,28 @@ class BundleFolder:
         """Compare with the manifest, then take in what a killed run finished and did not get into its manifest."""
         files = read_bundle_files(self.root)
         if MANIFEST in files:
-            problems = altered_files(read_manifest(files), files)
+            manifest = read_manifest(files)
+            problems = [*altered_files(manifest, files), *self._signature_problems(manifest)]
             if problems:
                 raise BundleError(problems)
         self.seal()
         return open_bundle(read_bundle_files(self.root))
+
+    def _signature_problems(self, manifest: Manifest) -> Iterator[SpecProblem]:
+        """Check the manifest's signature before it is replaced by one of this run."""
+        if manifest.signature is None:
+            return
+        if self._signer is None:
+            raise ExecRefused(f"{self.root} is signed, and this run cannot sign: {signing_problem()}")
+        problem = signature_problem(manifest.signature, manifest_statement(manifest.digest))
+        if problem is not None:
+            yield SpecProblem(pointer=MANIFEST, detail=f"its signature {problem}")
+
+    def _signed(self, attempt: _Attempt, receipts: Sequence[str] = ()) -> _Attempt:
+        if self._signer is None:
+            return attempt
+        signature = self._signer.sign(attempt_statement(self._plan_file, attempt, receipts))
+        return attempt.model_copy(update={"signature": signature})
 
     def _with_killed(self, known: Bundle) -> Bundle:
         """Keep the attempt that was running when an earlier run was killed: it counts as evidence as any other."""

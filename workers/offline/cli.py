@@ -20,17 +20,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.block_numbers import block_list
-from experiments.errors import ExperimentError
+from experiments.errors import ExperimentError, SigningUnavailable
 from experiments.outcomes import ERROR_EXIT_CODE
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.plan_file import PlanFile, read_plan_file
+from experiments.records.signing import Signer
 from workers.blocks import BlockRunner, NodeContext
-from workers.environment_variables import wait_passively
+from workers.environment_variables import state_folder, wait_passively
 from workers.errors import ExecRefused, WorkerError
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian
 from workers.node import Node, find_node
+from workers.node_key import KEY_FILE, node_signer
 from workers.offline import checks
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
@@ -61,6 +63,7 @@ class _Job:
     data_dir: Path
     resume: bool
     rehearse: bool
+    signer: Signer | None
 
 
 def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
@@ -70,6 +73,9 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     resume: Annotated[bool, typer.Option(help="Go on with the bundle that OUT holds.")] = True,
     rehearse: Annotated[bool, typer.Option(help="First run one step of every arm; refuse what is not live.")] = True,
     data_dir: Annotated[Path | None, typer.Option(help="Prepared data sets. Default: below OUT while it runs.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Private key of this node; made when absent. Default: keys/node in ABLATE_HOME.")
+    ] = None,
     node_name: Annotated[str, typer.Option(help="Name of this machine. Default: its host name.")] = "",
     tar: Annotated[bool, typer.Option("--tar", help="Write the bundle as OUT.tar, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -83,13 +89,15 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
     try:
         plan_file = read_plan_file(plan.read_bytes())
+        signer = _signer((key or state_folder() / KEY_FILE).absolute(), console)
         job = _Job(
             plan_file=plan_file,
-            folder=BundleFolder(out.absolute(), plan_file),
+            folder=BundleFolder(out.absolute(), plan_file, signer),
             wanted=checks.parse_numbers(blocks, len(plan_file.plan.blocks)),
             data_dir=(data_dir or out / "work" / "data").absolute(),
             resume=resume,
             rehearse=rehearse,
+            signer=signer,
         )
         node = find_node(node_name or socket.gethostname())
         summary, digest = _perform(job, node, console)
@@ -101,6 +109,20 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     _conclude(job, summary, digest, console=console, as_json=as_json)
     if set(job.wanted) - set(summary.done):
         raise typer.Exit(INCOMPLETE_EXIT_CODE)
+
+
+def _signer(path: Path, console: Console) -> Signer | None:
+    """Return what this node signs with, and say so; None, said too, where the library is missing."""
+    try:
+        signer = node_signer(path)
+    except SigningUnavailable as error:
+        console.print(f"[bold yellow]UNSIGNED:[/] blocks are not signed: {escape(str(error))}")
+        console.print(
+            "          whoever holds the bundle could have written it; `ablate import` wants --unsigned for it"
+        )
+        return None
+    console.print(f"blocks are signed with {signer.key} ({escape(str(path))})")
+    return signer
 
 
 def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]:
@@ -122,7 +144,7 @@ def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]
 
 def _fill(job: _Job, node: Node, known: Bundle, *, console: Console) -> ExecSummary:
     """Run what was asked for and is not in the bundle yet."""
-    node_id = job.folder.add_node(node.name, node.registration(), known)
+    node_id = job.folder.add_node(node.name, node.registration(job.signer.key if job.signer else None), known)
     here = [block.attempt.index for block in known.blocks]
     if here:
         console.print(f"blocks in the bundle already, verified and kept: {block_list(here)}")
@@ -174,6 +196,7 @@ def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console,
         document = {
             "bundle": str(job.folder.root),
             "digest": digest,
+            "key": job.signer.key if job.signer else None,
             "ablation": job.plan_file.ablation_id,
             "blocks_planned": total,
             "blocks_done": list(summary.done),
@@ -187,7 +210,9 @@ def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console,
     rest = f"; missing: {block_list(missing)}" if missing else ""
     out.print(f"{len(summary.done)} of {total} blocks are in {escape(str(job.folder.root))}{rest}")
     out.print(f"  bundle   {digest}")
+    out.print(f"  signed   {job.signer.key if job.signer else 'by nobody: package cryptography is missing'}")
     if missing:
         out.print("  go on    run the same command again")
     out.print(f"  answer   ablate verdict {escape(job.folder.root.name)}    (where Ablate is installed whole)")
-    out.print(f"  import   ablate import {escape(job.folder.root.name)}")
+    trust = f"--trust {job.signer.key}" if job.signer else "--unsigned"
+    out.print(f"  import   ablate import {escape(job.folder.root.name)} {trust}")

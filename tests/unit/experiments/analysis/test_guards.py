@@ -1,9 +1,21 @@
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from experiments.analysis.guards import _SAME_IN_BLOCK, block_problems, receipt_problems
-from experiments.design.guard_limits import MAX_SLOWED_SHARE
+from experiments.analysis.guards import (
+    _SAME_EVERYWHERE,
+    _SAME_IN_BLOCK,
+    between_blocks_problem,
+    block_problems,
+    clock_problem,
+    order_problems,
+    receipt_problems,
+)
+from experiments.analysis.judge import judge
+from experiments.design.guard_limits import MAX_PAUSE_S, MAX_SLOWED_SHARE
+from experiments.outcomes import VerdictWord
+from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipts import DeviceEvents, Receipt
 from experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, window_s
 from kernels.backends import NODE_CLASSES
@@ -145,3 +157,95 @@ def test_block_is_invalid_when_one_trial_differs(what: str) -> None:
     changed = getattr(receipts[-1], part).model_copy(update=changes)
     receipts[-1] = receipts[-1].model_copy(update={part: changed})
     assert block_problems(receipts) == [f"{what} differs inside the block"]
+
+
+def block(index: int = 0, **changes: Any) -> list[Receipt]:
+    return [make_receipt(CPU, index, arm, **changes) for arm in CPU.blocks[index].order]
+
+
+def started(receipt: Receipt, seconds: float) -> Receipt:
+    moved = datetime.fromisoformat(receipt.started_at) + timedelta(seconds=seconds)
+    return receipt.model_copy(update={"started_at": moved.isoformat()})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (172_800.0, "s after arm"),
+        (MAX_PAUSE_S + 1, "allowed: 60 s"),
+        (-4.0, "before arm"),
+        (MAX_PAUSE_S - 3, None),
+        (-1.5, None),
+    ],
+)
+def test_trials_of_a_block_follow_each_other_in_their_order(seconds: float, said: str | None) -> None:
+    first, second, third = block()
+    assert list(order_problems([third, first, second])) == []
+    found = list(order_problems([first, second, started(third, seconds)]))
+    assert found == [] if said is None else said in found[0]
+    assert list(order_problems([first, started(third, 10**6)])) == []  # what lies between them is not known
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "code": {"digests": {"code": "sha256:other"}},
+    "data": {"digests": {"data": "sha256:other"}},
+    "kind of device": {"environment": {"device_name": "another"}},
+    "software versions": {"environment": {"versions": {"python": "3.11", "torch": "2.14.0"}}},
+    "number of CPU threads": {"environment": {"cpu_threads": 7}},
+}
+"""What else the receipts of another block could say, for every guard between blocks."""
+
+
+def test_every_guard_between_blocks_has_a_case() -> None:
+    assert set(ELSEWHERE) == set(_SAME_EVERYWHERE)
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_blocks_with_other_circumstances_are_not_one_comparison(what: str) -> None:
+    ((part, changes),) = ELSEWHERE[what].items()
+    others = [
+        receipt.model_copy(update={part: getattr(receipt, part).model_copy(update=changes)})
+        for index in (3, 4, 5)
+        for receipt in block(index)
+    ]
+    same = [receipt for index in (0, 1, 2) for receipt in block(index)]
+    assert between_blocks_problem(same) is None
+    found = between_blocks_problem([*same, *others])
+    assert found is not None
+    assert found.startswith(f"{what} of block 1 and block 4 differ")
+    verdict = judge(CPU, make_spec(), [*same, *others], CALIBRATED)
+    assert {variant.verdict for variant in verdict.variants} == {VerdictWord.INVALID}
+    assert all(found in variant.reason for variant in verdict.variants)
+
+
+def test_another_serial_number_or_operating_system_between_blocks_is_no_problem() -> None:
+    versions = {"python": "3.11", "torch": "2.13.0", "kernel": "6.19"}
+    other = {"device_serial": "7", "versions": versions, "node_name": "node-b"}
+    first = block(environment={"versions": {**versions, "kernel": "6.18"}})
+    assert between_blocks_problem([*first, *block(1, environment=other)]) is None
+
+
+def test_an_arm_that_ran_two_days_later_makes_its_block_invalid() -> None:
+    receipts = [receipt for index in range(6) for receipt in block(index)]
+    late = [
+        started(receipt, 172_800.0) if (receipt.ids.block_index, receipt.ids.position) == (2, 2) else receipt
+        for receipt in receipts
+    ]
+    assert {v.verdict for v in judge(CPU, make_spec(), receipts, CALIBRATED).variants} != {VerdictWord.INVALID}
+    verdict = judge(CPU, make_spec(), late, CALIBRATED)
+    assert {variant.verdict for variant in verdict.variants} == {VerdictWord.INVALID}
+    assert "block 3" in verdict.variants[0].reason
+
+
+def test_clocks_of_two_arms_apart_make_them_incomparable_unless_it_is_in_the_cycles() -> None:
+    def at(mhz: float, tokens_per_s: float, arm: str) -> Receipt:
+        receipt = make_receipt(H200, 0, arm, tokens_per_s=tokens_per_s)
+        steps = tuple(step.model_copy(update={"clock_mhz": mhz}) for step in receipt.steps)
+        return receipt.model_copy(update={"steps": steps})
+
+    slower = at(1960.0 / 1.02, 1000.0 / 1.02, "on")
+    found = clock_problem([slower], [at(1960.0, 1000.0, "baseline")])
+    assert found is not None
+    assert "explains the difference" in found
+    assert clock_problem([at(1960.0 / 1.02, 900.0, "on")], [at(1960.0, 1000.0, "baseline")]) is None
+    assert clock_problem([at(1950.0, 995.0, "on")], [at(1960.0, 1000.0, "baseline")]) is None

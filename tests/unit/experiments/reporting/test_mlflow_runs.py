@@ -20,6 +20,9 @@ OF_THE_PARENT = {
     "ablation.rule_digest",
     "ablation.calibrated",
     "ablation.verdict_digest",
+    "ablation.admission",
+    "ablation.broken_attempts",
+    "ablation.asking",
     "mlflow.note.content",
 }
 OF_A_VARIANT = {"ablation.verdict.", "ablation.decision."}

@@ -8,7 +8,14 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from experiments.outcomes import AblationState
-from experiments.reporting import drawing, pictures, pictures_memory, pictures_trials, pictures_verdict
+from experiments.reporting import (
+    drawing,
+    pictures,
+    pictures_differences,
+    pictures_forest,
+    pictures_memory,
+    pictures_trials,
+)
 from experiments.reporting.view import AblationView
 from tests import views
 
@@ -71,7 +78,7 @@ def test_standalone_is_well_formed_and_carries_its_colours() -> None:
 
 def test_forest_states_effect_interval_margin_and_adoption() -> None:
     view = views.view()
-    picture = pictures_verdict.forest(view)
+    picture = pictures_forest.forest(view)
     assert picture is not None
     assert view.verdict is not None
     found = view.verdict.variants[0].primary
@@ -86,7 +93,7 @@ def test_forest_states_effect_interval_margin_and_adoption() -> None:
 
 
 def test_differences_show_the_clock_or_the_load_or_neither() -> None:
-    clocked, loaded = pictures_verdict.differences(views.view()), pictures_verdict.differences(views.cpu_view())
+    clocked, loaded = pictures_differences.differences(views.view()), pictures_differences.differences(views.cpu_view())
     assert clocked is not None
     assert "median device clock" in clocked.caption
     assert loaded is not None
@@ -95,7 +102,7 @@ def test_differences_show_the_clock_or_the_load_or_neither() -> None:
     trial = blind.trials[0]
     assert trial.receipt is not None
     environment = trial.receipt.environment.model_copy(update={"load_average_before": None})
-    neither = pictures_verdict.differences(without(blind, environment=environment))
+    neither = pictures_differences.differences(without(blind, environment=environment))
     assert neither is not None
     assert "Bottom" not in neither.caption
 
@@ -134,7 +141,7 @@ def test_non_finite_samples_are_skipped() -> None:
 
 def test_many_variants_are_capped_and_counted() -> None:
     view = views.view(arms=views.many(33), node_class="cpu", num_blocks=6, timed=3)
-    forest, differences = pictures_verdict.forest(view), pictures_verdict.differences(view)
+    forest, differences = pictures_forest.forest(view), pictures_differences.differences(view)
     assert forest is not None
     assert "3 more variants are in the table only" in forest.caption
     assert differences is not None

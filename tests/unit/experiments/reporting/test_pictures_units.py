@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from experiments.analysis.verdicts import Comparison
-from experiments.reporting import pictures_trials, pictures_verdict
+from experiments.reporting import pictures_differences, pictures_forest, pictures_trials
 from experiments.reporting.view import AblationView
 from tests import views
 
@@ -72,7 +72,7 @@ def panels(svg: str) -> list[Panel]:
 
 
 def difference_panels(view: AblationView) -> list[Panel]:
-    picture = pictures_verdict.differences(view)
+    picture = pictures_differences.differences(view)
     assert picture is not None
     return panels(picture.svg)
 
@@ -115,7 +115,7 @@ def test_differences_of_an_unfinished_ablation_have_the_same_unit() -> None:
 
 
 def forest_panel(view: AblationView) -> Panel:
-    picture = pictures_verdict.forest(view)
+    picture = pictures_forest.forest(view)
     assert picture is not None
     return panels(picture.svg)[0]
 
@@ -137,7 +137,7 @@ def test_the_adoption_line_stands_where_the_metric_improves(primary: str, bound:
     view = views.cpu_view(primary=primary)
     (corners,) = forest_panel(view).paths("stroke-dasharray", "x")
     assert corners[0] == pytest.approx(bound, abs=1e-3)
-    picture = pictures_verdict.forest(view)
+    picture = pictures_forest.forest(view)
     assert picture is not None
     assert f"adopt from {shown}\N{NO-BREAK SPACE}%" in picture.caption
 

@@ -8,7 +8,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments.outcomes import AblationState, VerdictWord
+from experiments.outcomes import AblationState, FailureClass, VerdictWord
+from experiments.records.calibration import Calibration, CalibrationKey, Ledger
+from experiments.records.circumstances import (
+    Admission,
+    AttemptRecord,
+    Circumstances,
+    EarlierAblation,
+    Family,
+)
 from experiments.reporting import evidence_tables, report
 from experiments.reporting.view import AblationView
 from tests import views
@@ -140,7 +148,7 @@ def test_render_says_every_verdict_word_with_a_sign(word: VerdictWord) -> None:
 
 def test_render_explains_a_capped_verdict() -> None:
     text = Reader(report.render(views.cpu_view())).text
-    assert "The samples alone say better; it is published as inconclusive" in text
+    assert "Not decided: the noise of this device has not been measured. The samples alone say 'better'" in text
     assert "load average just before the trial" in text
     assert "Kernels" not in text
 
@@ -152,7 +160,7 @@ def test_render_says_how_many_blocks_would_resolve_the_margin() -> None:
     assert view.verdict is not None
     needed = view.verdict.variants[0].blocks_needed
     assert needed is not None
-    assert f"About {needed:,} blocks in all would resolve the margin, about" in Reader(report.render(view)).text
+    assert f"Another ablation of {needed:,} blocks would answer with a chance of" in Reader(report.render(view)).text
 
 
 @pytest.mark.parametrize(
@@ -189,3 +197,59 @@ def test_render_caps_thousands_of_trials_and_says_so() -> None:
     assert "120 of 720 trials are drawn" in page
     assert "The first 200 of 720 rows" in page
     assert "The first 200 of 240 rows" in page
+
+
+def _with(known: Circumstances) -> AblationView:
+    view = views.view()
+    assert view.verdict is not None
+    return dataclasses.replace(view, verdict=view.verdict.model_copy(update={"circumstances": known}))
+
+
+KEY = CalibrationKey(
+    device_serial="1652923041577", node_class="h200", recipe="hybrid-ref-h200", shape_digest="sha256:shape",
+    estimator_digest="sha256:estimator", software_digest="sha256:software",
+)  # fmt: skip
+NOISE = Calibration(
+    key=KEY, metric="tokens_per_s", blocks=24, sd_pct=0.21, sd_upper_pct=0.29, autocorrelation=-0.12,
+    position_effect_pct=0.03, drift_pct_per_hour=-0.4, largest_z=2.1, ablations=("abl_AA",), mean_pct=0.01,
+    clock_mhz=1980.0, variance_p=None, samples=(),
+    measured_at="2026-11-22T17:20:00Z", digest="sha256:calibration",
+)  # fmt: skip
+BROKEN = AttemptRecord(
+    block_index=3, number=1, failure_class=FailureClass.TIMEOUT, arm="psiv-on", message="stopped", node="h200-03"
+)
+EARLIER = EarlierAblation(
+    ablation="abl_EARLIER", name="psiv", state=AblationState.CANCELLED, created_at="2026-11-01T00:00:00Z", words={}
+)
+
+
+def test_render_links_the_glance_to_evidence_attempts_and_earlier_askings() -> None:
+    known = Circumstances(
+        attempts=(BROKEN,),
+        family=Family(question_digest="sha256:question", earlier=(EARLIER,)),
+        admission=Admission(
+            calibrations=(NOISE,),
+            refused_because=None,
+            ledger=Ledger(ablations=59, false_words=0, differing=1, upper_bound=0.0495),
+        ),
+    )
+    reader = Reader(report.render(_with(known)))
+    links = [attrs["href"] for tag, attrs in reader.tags if tag == "a"]
+    assert {"#calibrations", "#attempts", "#family"} <= set(links)
+    text = reader.text.replace("\N{NO-BREAK SPACE}", " ")
+    foot = "0 false words in 59 A/A ablations: at most 4.95 % false words, with 95 % confidence"
+    for words in ("yes, 24 A/A blocks", "1 attempt did not count", "2 times", foot):
+        assert words in text
+    for cell in ("1652923041577 (h200)", "0.21 %", "0.29 %", "sha256:calibration", "timeout", "psiv-on", "abl_EARLIER"):
+        assert cell in text
+
+
+def test_render_says_what_is_lacking_and_what_mends_it() -> None:
+    known = Circumstances(
+        admission=Admission(refused_because="the A/A blocks are 40 days old", mended_by="ablate aa h200")
+    )
+    text = Reader(report.render(_with(known))).text
+    assert "The A/A blocks are 40 days old. To change that: ablate aa h200." in text
+    assert "Every attempt at a block counted." in text
+    assert "the rate of false words of this service is not known" in text
+    assert "Nobody keeps count of askings here" in text

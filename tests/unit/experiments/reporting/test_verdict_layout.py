@@ -16,7 +16,8 @@ from experiments.records.circumstances import CALIBRATED
 from experiments.reporting import mlflow_runs, report
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
-from experiments.reporting.verdict_layout import WORDS, VerdictLayout, lay_out
+from experiments.reporting.verdict_cells import WORDS
+from experiments.reporting.verdict_layout import VerdictLayout, lay_out
 from experiments.reporting.view import AblationView
 from service.cli import show
 from tests import views
@@ -233,11 +234,15 @@ def test_an_exact_metric_is_shown_as_values_without_an_interval_or_a_caveat() ->
     layout = _laid_out(exact_view())
     (variant,) = layout.variants
     assert (variant.word.text, variant.word.note, layout.caveat) == ("better", "", "")
-    assert (str(variant.effect), str(variant.interval)) == (f"{MINUS}1.34{SPACE}%", "exact")
+    assert [str(cell) for cell in layout.answers.rows[0]] == [
+        "chunk-32", "\N{BLACK UP-POINTING TRIANGLE} better", f"{MINUS}1.34{SPACE}%",
+        f"104.10{SPACE}GiB", f"102.70{SPACE}GiB", "agree", "ok", "reject",
+    ]  # fmt: skip
     assert variant.sentence == (
-        f"Peak allocated memory changed by {MINUS}1.34{SPACE}%, from 104.10{SPACE}GiB to 102.70{SPACE}GiB, "
+        f"Peak allocated memory is 1.34{SPACE}% lower: 102.70{SPACE}GiB instead of 104.10{SPACE}GiB, "
         "the same at every repeat over 6 blocks."
     )
+    assert layout.statistics.rows == ()
     assert variant.effect.numbers["delta_pct"] == pytest.approx(-1.3449, abs=1e-3)
 
 
@@ -245,3 +250,9 @@ def test_an_exact_metric_that_does_not_move_is_said_to_be_the_same_bit_for_bit()
     (variant,) = _laid_out(exact_view(memory_gib=0.0)).variants
     assert (variant.word.text, str(variant.effect)) == ("same", f"0.00{SPACE}%")
     assert variant.sentence == "Peak allocated memory is the same, bit for bit, over 6 blocks."
+
+
+def test_values_that_differ_are_never_shown_as_the_same_text() -> None:
+    (variant,) = _laid_out(exact_view(memory_gib=2.0**-28)).variants
+    assert [cell.text for cell in variant.values] == [f"111,776,523,878{SPACE}bytes", f"111,776,523,882{SPACE}bytes"]
+    assert "111,776,523,882" in variant.sentence

@@ -1,4 +1,4 @@
-"""Pictures of the answer: forest plot of the variants, and paired differences in time order above the device clock."""
+"""The picture of the blocks: paired differences in time order above the device clock, or the load."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -9,110 +9,20 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.analysis.arm_summary import measured_trials
 from experiments.analysis.statistics import percent
-from experiments.analysis.verdicts import Comparison, Verdict
+from experiments.analysis.verdicts import Comparison
 from experiments.block_numbers import block_number
 from experiments.records.receipts import Receipt
-from experiments.reporting import drawing, wording
+from experiments.reporting import answer_drawing, drawing, wording
+from experiments.reporting.answer_drawing import INK, PAPER, SOFT
 from experiments.reporting.drawing import ArmStyle
-from experiments.reporting.verdict_layout import PrimaryRule, VariantLayout
+from experiments.reporting.verdict_layout import interval_heading
 from experiments.reporting.view import AblationView
 
 WIDTH_IN = 8.2
-NARROW_IN = 5.6
-"""Narrow enough to be read on a phone without scrolling."""
 DEFAULT_METRIC = "tokens_per_s"
 """Shown while there is no verdict whose rule names another."""
-MOST_VARIANTS = 30
 MOST_PANELS = 8
 MOST_BLOCKS = 200
-INK, SOFT, BAND, PAPER = (drawing.SENTINELS[role] for role in ("ink", "soft", "band", "paper"))
-
-
-def forest(view: AblationView) -> drawing.Picture | None:
-    """Draw every variant's effect with its interval, the margin band and the adoption line; None without a verdict."""
-    if view.verdict is None or view.answer is None or not any(v.primary for v in view.verdict.variants):
-        return None
-    rule, baseline, comparisons = view.answer.rule, view.verdict.baseline, _comparisons(view.verdict)
-    shown = view.answer.variants[:MOST_VARIANTS]
-    left_out = len(view.answer.variants) - len(shown)
-
-    def paint(figure: Figure) -> None:
-        figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
-        axes = figure.add_subplot()
-        _rule_lines(axes, rule, vertical=True)
-        styles = _styles(view)
-        for place, variant in enumerate(shown):
-            if variant.arm in comparisons:
-                _forest_row(axes, place, comparisons[variant.arm], styles[variant.arm])
-        _forest_frame(axes, shown, styles, wording.metric(rule.metric))
-
-    return drawing.draw("forest", "Effect of every variant", _forest_caption(rule, baseline, left_out), paint)
-
-
-def _comparisons(verdict: Verdict | None) -> dict[str, Comparison]:
-    variants = verdict.variants if verdict else ()
-    return {variant.arm: variant.primary for variant in variants if variant.primary is not None}
-
-
-def _styles(view: AblationView) -> dict[str, ArmStyle]:
-    return drawing.arm_styles([arm.name for arm in view.plan.arms])
-
-
-def _forest_caption(rule: PrimaryRule, baseline: str, left_out: int) -> str:
-    sentences = [
-        f"Change of {wording.metric(rule.metric)} against {baseline}, in percent.",
-        f"Marker: mean over blocks; thick line: 90{wording.SPACE}% interval; thin line: 95{wording.SPACE}% interval.",
-    ]
-    if rule.margin_pct:
-        sentences.append(f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way.")
-    if rule.adopt_from_pct:
-        sentences.append(f"Dashed: adopt from {wording.percent(rule.adopt_from_pct)}.")
-    if left_out:
-        sentences.append(f"{left_out} more variants are in the table only.")
-    return " ".join(sentences)
-
-
-def _rule_lines(axes: Axes, rule: PrimaryRule, *, vertical: bool) -> None:
-    span, line = (axes.axvspan, axes.axvline) if vertical else (axes.axhspan, axes.axhline)
-    if rule.margin_pct:
-        span(-rule.margin_pct, rule.margin_pct, color=BAND, linewidth=0, zorder=0)
-    line(0, color=SOFT, linewidth=0.8, zorder=1)
-    if rule.adopt_from_pct and vertical:
-        line(rule.adopt_from_pct, color=INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1)
-
-
-def _forest_row(axes: Axes, place: int, found: Comparison, style: ArmStyle) -> None:
-    colour, rows = style.colour, [place, place]
-    axes.plot([found.ci_low_pct, found.ci_high_pct], rows, color=colour, linewidth=1.3, zorder=2)
-    axes.plot([found.tost_low_pct, found.tost_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
-    axes.plot(
-        found.delta_pct, place, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1
-    )
-
-
-def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str) -> None:
-    places = range(len(shown))
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_yticks(places, [styles[v.arm].shown for v in shown])
-    axes.margins(x=0.08)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.set_xlabel(f"change of {metric} against the baseline, %")
-    axes.xaxis.set_major_formatter(lambda value, _: wording.signed(value))
-    right = axes.twinx()
-    right.set_ylim(axes.get_ylim())
-    right.set_yticks(places, [_numbers(v) for v in shown])
-    right.tick_params(axis="y", length=0, labelcolor=INK)
-    right.spines["left"].set_visible(False)
-
-
-def _numbers(variant: VariantLayout) -> str:
-    if not variant.effect.numbers:
-        return f"{variant.word.text}: no statistics"
-    return f"{variant.effect} ({variant.interval})"
-
 
 Changes = dict[int, float]
 """By block index: what a variant changes in it against the baseline, in percent."""
@@ -133,10 +43,10 @@ def differences(view: AblationView) -> drawing.Picture | None:
         num_rows = len(shown) + (below is not None)
         figure.set_size_inches(WIDTH_IN, 0.75 + 1.2 * num_rows)
         panels = list(figure.subplots(num_rows, 1, sharex=True, squeeze=False)[:, 0])
-        styles, comparisons = _styles(view), _comparisons(view.verdict)
+        styles, compared = answer_drawing.styles(view), answer_drawing.comparisons(view.verdict)
         for axes, (arm, found) in zip(panels, shown.items(), strict=False):
             _difference_panel(axes, found, blocks, styles[arm])
-            _difference_answer(axes, view, comparisons.get(arm))
+            _difference_answer(axes, view, compared.get(arm))
         _same_scale(panels[: len(shown)])
         if below is not None:
             _condition_panel(panels[-1], below, blocks, styles)
@@ -173,10 +83,11 @@ def _differences_caption(
         f"Each marker is one block: by how many percent {wording.metric(metric)} differs from "
         f"{view.plan.baseline.name} in the same block."
     ]
-    if view.verdict:
+    if view.verdict is not None and answer_drawing.comparisons(view.verdict):
         sentences.append(
-            f"Line and tint: the verdict's mean and 95{wording.SPACE}% interval, computed on ln(variant{wording.SPACE}/"
-            f"{wording.SPACE}baseline) and shown as percent; grey band: the margin."
+            f"Line and tint: the verdict's mean, without the effect of places, and its "
+            f"{interval_heading(view.verdict)}, computed on ln(variant{wording.SPACE}/{wording.SPACE}baseline) and "
+            "shown as percent; grey band: the margin."
         )
     if below:
         sentences.append(f"Bottom: {below}, for every arm.")
@@ -207,7 +118,7 @@ def _difference_answer(axes: Axes, view: AblationView, found: Comparison | None)
     if view.answer is None:
         axes.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
     else:
-        _rule_lines(axes, view.answer.rule, vertical=False)
+        answer_drawing.rule_lines(axes, view.answer.rule, vertical=False)
     if found is not None:
         axes.axhspan(found.ci_low_pct, found.ci_high_pct, color=INK, alpha=0.10, linewidth=0, zorder=1)
         axes.axhline(found.delta_pct, color=INK, linewidth=1.0, zorder=2)

@@ -1,0 +1,120 @@
+"""Signatures of nodes (Ed25519): what a node signs, how a signature is checked, and how keys are written.
+
+A node signs the report of every block, and the manifest of every bundle that it writes. A signature proves that the
+holder of the key said this and that nothing was changed since; it does not prove that it is true (docs/trust.md).
+The library `cryptography` is imported when it is needed: a node that lacks it runs unsigned, and says so.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from experiments.digest import canonical_json
+from experiments.documents import Frozen
+from experiments.errors import SigningUnavailable
+
+KEY_PREFIX = "ed25519:"
+KEY_PATTERN = r"^ed25519:[A-Za-z0-9_-]{43}$"
+_KEY_BYTES, _SIGNATURE_BYTES = 32, 64
+_SAFE = b"-_"
+
+
+def _decode(text: str, length: int) -> bytes:
+    """Return the bytes of unpadded base64url. Raises ValueError unless it is their one spelling."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=_SAFE, validate=True)
+    except ValueError as error:
+        raise ValueError(f"{text[:100]!r} is not base64url: {error}") from error
+    if len(data) != length or _encode(data) != text:
+        raise ValueError(f"{text[:100]!r} is not {length} bytes as base64url without padding")
+    return data
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data, altchars=_SAFE).rstrip(b"=").decode()
+
+
+def _checked_key(text: str) -> str:
+    _decode(text.removeprefix(KEY_PREFIX), _KEY_BYTES)
+    return text
+
+
+def _checked_signature(text: str) -> str:
+    _decode(text, _SIGNATURE_BYTES)
+    return text
+
+
+PublicKey = Annotated[str, Field(pattern=KEY_PATTERN), AfterValidator(_checked_key)]
+"""A public key: "ed25519:" and its 32 bytes as base64url without padding."""
+
+
+class Signature(Frozen):
+    """A signature and the key that it fits."""
+
+    key: PublicKey
+    value: Annotated[str, AfterValidator(_checked_signature)]
+    """64 bytes as base64url without padding."""
+
+
+class Signer:
+    """A private key; never leaves the node."""
+
+    def __init__(self, seed: bytes) -> None:
+        """Take the 32 bytes of a private key. Raises SigningUnavailable without the library."""
+        self._private = _ed25519().Ed25519PrivateKey.from_private_bytes(seed)
+
+    @cached_property
+    def key(self) -> str:
+        """The public key."""
+        return KEY_PREFIX + _encode(self._private.public_key().public_bytes_raw())
+
+    def sign(self, message: bytes) -> Signature:
+        """Return the signature of `message`; equal messages give equal signatures."""
+        return Signature(key=self.key, value=_encode(self._private.sign(message)))
+
+
+def signature_problem(signature: Signature, message: bytes) -> str | None:
+    """Return in what way `signature` does not fit `message`, None when it does. Raises SigningUnavailable."""
+    public = _decode(signature.key.removeprefix(KEY_PREFIX), _KEY_BYTES)
+    try:
+        _ed25519().Ed25519PublicKey.from_public_bytes(public).verify(
+            _decode(signature.value, _SIGNATURE_BYTES), message
+        )
+    except import_module("cryptography.exceptions").InvalidSignature:
+        return f"is not what key {signature.key} signed: it was changed afterwards, or another key signed it"
+    return None
+
+
+def block_statement(ids: Mapping[str, str], receipts: Sequence[str], broke: Mapping[str, Any] | None = None) -> bytes:
+    """Return what a node signs about a block.
+
+    `ids` are those of ablation, block and attempt; `receipts` the digests of the receipts in running order; `broke` is
+    why the attempt broke, where it did.
+    """
+    named = {name: ids[name] for name in ("ablation", "block", "attempt")}
+    return canonical_json({"kind": "ablate block", **named, "receipts": list(receipts), "broke": broke}).encode()
+
+
+def manifest_statement(digest: str) -> bytes:
+    """Return what a node signs about a bundle, whose manifest has this digest."""
+    return canonical_json({"kind": "ablate manifest", "digest": digest}).encode()
+
+
+def signing_problem() -> str | None:
+    """Return why this machine can neither sign nor check signatures, None when it can."""
+    try:
+        _ed25519()
+    except SigningUnavailable as error:
+        return str(error)
+    return None
+
+
+def _ed25519() -> Any:
+    try:
+        return import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
+    except ImportError as error:
+        raise SigningUnavailable(f"package cryptography cannot be imported: {error}") from error

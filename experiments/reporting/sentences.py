@@ -1,0 +1,163 @@
+"""What a verdict says in sentences: the lead on all variants, and for each what happened and what would help."""
+
+from collections.abc import Callable, Iterator
+
+from experiments.analysis.exact import ExactComparison
+from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.design.metrics import METRICS
+from experiments.outcomes import Decision, VerdictWord
+from experiments.reporting import wording
+
+WITHOUT_STATISTICS: dict[VerdictWord, str] = {
+    VerdictWord.INVALID: "has no valid measurement",
+    VerdictWord.REFUSED: "was refused: a gate that was asked for was not live",
+    VerdictWord.OOM: "ran out of memory",
+    VerdictWord.TIMEOUT: "took longer than a trial may",
+    VerdictWord.FAILED: "failed before it could be measured",
+}
+
+LEADS: dict[Decision, str] = {
+    Decision.ADOPT: "adopt {}",
+    Decision.REJECT: "do not adopt {}",
+    Decision.SAME: "no practical difference for {}",
+    Decision.INCONCLUSIVE: "not decided for {}",
+    Decision.INVALID: "no valid measurement of {}",
+}
+"""Decisions as clauses of the leading sentence, in its order."""
+
+
+def lead(verdict: Verdict) -> str:
+    """Return the decisions on all variants in one sentence."""
+    arms = {decision: [v.arm for v in verdict.variants if v.decision is decision] for decision in LEADS}
+    clauses = [say.format(wording.listed(arms[decision])) for decision, say in LEADS.items() if arms[decision]]
+    return f"{_capital('; '.join(clauses))}."
+
+
+def sentence(verdict: Verdict, variant: VariantVerdict) -> str:
+    """Return what happened to a variant, as a colleague would say it; what it must not do comes first."""
+    return " ".join((*_broken_requirements(variant), _finding(verdict, variant)))
+
+
+def _broken_requirements(variant: VariantVerdict) -> Iterator[str]:
+    for found in variant.requirements:
+        if found.exact and not found.passed:
+            yield f"It breaks a requirement: {wording.metric(found.metric)}, {found.rule}: {found.detail}."
+
+
+def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
+    if variant.exact is not None:
+        return _exact(variant.exact)
+    if variant.verdict in WITHOUT_STATISTICS or variant.primary is None:
+        return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers: blocks or values are missing')}."
+    if variant.cause is not None:
+        return f"Not decided: {_OPEN[variant.cause](verdict, variant, variant.primary)}."
+    return f"{_capital(_proved(variant.verdict, variant, variant.primary, _margin(verdict)))}."
+
+
+def _proved(word: VerdictWord, variant: VariantVerdict, found: Comparison, margin: str) -> str:
+    """Say what a word other than inconclusive stands on."""
+    if word is VerdictWord.SAME:
+        name, where = (
+            wording.metric(found.metric),
+            f"the change is {wording.percent(found.delta_pct)} {_interval(found)}",
+        )
+        return f"{name} is the same within the margin of {margin}: {where}"
+    beyond = (
+        f"that is more than the margin of {margin}"
+        if variant.beyond_margin
+        else f"that is a real difference; by more than the margin of {margin} is the best guess, not proved"
+    )
+    return f"{moved(found)} {_interval(found)}; {beyond}"
+
+
+def moved(found: Comparison) -> str:
+    """Say by how much a metric is higher or lower, for example "throughput is 2.41 % higher"."""
+    return _is(wording.metric(found.metric), found.delta_pct)
+
+
+def _is(name: str, change_pct: float) -> str:
+    size = wording.size_percent(abs(change_pct))
+    return f"{name} is {size} {'higher' if change_pct > 0 else 'lower'}"
+
+
+def _interval(found: Comparison) -> str:
+    return (
+        f"({wording.interval(found.ci_low_pct, found.ci_high_pct)} with {wording.confidence(found.alpha)} confidence, "
+        f"{wording.counted(found.blocks, 'block')})"
+    )
+
+
+def _margin(verdict: Verdict) -> str:
+    return wording.plain_percent(verdict.rule["primary"]["margin_pct"])
+
+
+def _not_proved(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+    proof = f"which proves neither a difference nor sameness within the margin of {_margin(verdict)}"
+    name = wording.metric(found.metric)
+    return f"{name} changed by {wording.percent(found.delta_pct)} {_interval(found)}, {proof}"
+
+
+def _stalls(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+    total = wording.percent(found.delta_pct)
+    median = wording.NOTHING if found.by_median_pct is None else wording.percent(found.by_median_pct)
+    counts = f", {found.outlier_steps[1]} slow steps against {found.outlier_steps[0]}" if found.outlier_steps else ""
+    return f"single slow steps, not all steps, make the difference: {total} in total, {median} by median step{counts}"
+
+
+def _capped(why: str) -> Callable[[Verdict, VariantVerdict, Comparison], str]:
+    def say(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+        alone = _proved(variant.measured, variant, found, _margin(verdict))
+        return f"{why}. The samples alone say '{variant.measured.value}': {alone}"
+
+    return say
+
+
+_OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
+    Cause.MISSING: lambda verdict, variant, found: "blocks are missing, and missing data fails",
+    Cause.NOT_PROVED: _not_proved,
+    Cause.STALLS: _stalls,
+    Cause.RERUNS: _capped("blocks had to run again for a reason that an arm may have caused"),
+    Cause.UNCALIBRATED: _capped("the noise of this device has not been measured"),
+}
+"""What is said of an undecided variant, by the cause."""
+
+
+def _exact(found: ExactComparison) -> str:
+    name = _capital(wording.metric(found.metric))
+    if found.problems:
+        return f"{name} is not the same at every repeat, so it cannot be compared exactly."
+    blocks = wording.counted(found.blocks, "block")
+    if not any(pair.change for pair in found.seeds):
+        return f"{name} is the same, bit for bit, over {blocks}."
+    shown = [wording.quantities(found.metric, (pair.variant, pair.baseline)) for pair in found.seeds]
+    pairs = dict.fromkeys(f"{own} instead of {base}" for own, base in shown)
+    first = found.seeds[0].change_pct
+    if METRICS[found.metric].better is None:
+        change = f"{name} is not bit-identical"
+    elif len(pairs) == 1 and first is not None:
+        change = _is(name, first)
+    else:
+        change = f"{name} changes"
+    return f"{change}: {', '.join(pairs)}, the same at every repeat over {blocks}."
+
+
+def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
+    """Return what would help, and the verdict's own notes."""
+    return (*_help(verdict, variant), *variant.notes)
+
+
+def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
+    command = verdict.circumstances.admission.mended_by
+    if variant.cause is Cause.UNCALIBRATED and command:
+        yield f"To have this word published: {command}."
+    if variant.blocks_needed is not None:
+        chance = variant.chances.get(variant.blocks_needed)
+        likely = "" if chance is None else f" with a chance of {wording.plain_percent(100 * chance)}"
+        cost = variant.device_minutes_needed
+        minutes = "" if cost is None else f" and take about {wording.counted(round(cost), 'device minute')}"
+        blocks = wording.counted(variant.blocks_needed, "block")
+        yield f"Another ablation of {blocks} would answer{likely}{minutes}."
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"

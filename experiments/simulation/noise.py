@@ -1,0 +1,98 @@
+"""Noise: what spoils measurements, as arrays of step times of ablations in which nothing differs between the arms.
+
+Shapes: (repetitions, blocks, arms) for trials, (..., steps) for steps. Times are relative to a step of the baseline.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.analysis.statistics import Array
+
+SD = 0.005
+"""Standard deviation of d, the difference of two trials of a block, in natural log units."""
+TRIAL_SD = SD / 2**0.5
+STEP_SD = 0.005
+STEPS = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """The times of one set of repetitions, and which arms' reruns are on record."""
+
+    seconds: Array
+    """(repetitions, blocks, arms, steps)."""
+    places: Array
+    """(repetitions, blocks, arms): place of each arm in its block, from 0."""
+    rerun: NDArray[np.bool_]
+    """(repetitions, arms): whether a trial of the arm ended an attempt that was run again."""
+
+
+TrialNoise = Callable[[np.random.Generator, Array], Array]
+"""Logarithm of the time of trials, from random numbers and places."""
+
+
+def normal(rng: np.random.Generator, places: Array) -> Array:
+    """Return independent normal noise."""
+    return rng.normal(0, TRIAL_SD, places.shape)
+
+
+def outliers(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise; one trial in twenty, of any arm, is slower by ten standard deviations on average."""
+    slow = rng.exponential(10 * TRIAL_SD, places.shape) * (rng.random(places.shape) < 0.05)
+    return normal(rng, places) + slow
+
+
+def skewed(rng: np.random.Generator, places: Array) -> Array:
+    """Return exponential noise towards slower trials, in every arm, of the same standard deviation."""
+    return rng.exponential(TRIAL_SD, places.shape) - TRIAL_SD
+
+
+def autocorrelated(rng: np.random.Generator, places: Array) -> Array:
+    """Return first-order autoregressive noise of 0.6 over trials in the order in which they ran."""
+    return _in_time(_autoregressive(rng, places.shape, 0.6), places)
+
+
+def drifting(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise and a drift of 1 % from the first trial to the last."""
+    _, blocks, arms = places.shape
+    drift = np.linspace(0, 0.01, blocks * arms).reshape(blocks, arms)
+    return normal(rng, places) + _in_time(np.broadcast_to(drift, places.shape), places)
+
+
+def shared_by_block(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise and a part that all arms of a block share, twice as wide as d."""
+    return normal(rng, places) + rng.normal(0, 2 * SD, (*places.shape[:2], 1))
+
+
+def first_slot(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise; the first trial of every block is 0.5 % slower."""
+    return normal(rng, places) + np.where(places == 0, 0.005, 0.0)
+
+
+def skewed_in_variants(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise for the baseline and, for the variants, heavy lognormal noise with a mean of zero."""
+    noise = 0.2 * normal(rng, places)
+    heavy = rng.lognormal(0, 1.5, noise[:, :, 1:].shape)
+    noise[:, :, 1:] += TRIAL_SD * (heavy - np.exp(1.5**2 / 2))
+    return noise
+
+
+def _autoregressive(rng: np.random.Generator, shape: tuple[int, ...], share: float) -> Array:
+    fresh = rng.normal(0, TRIAL_SD, (shape[0], shape[1] * shape[2]))
+    found = fresh.copy()
+    for index in range(1, found.shape[1]):
+        found[:, index] = share * found[:, index - 1] + (1 - share**2) ** 0.5 * fresh[:, index]
+    return found.reshape(shape)
+
+
+def _in_time(by_place: Array, places: Array) -> Array:
+    """Turn values by place in the block into values by arm."""
+    return np.take_along_axis(np.asarray(by_place), places.astype(np.intp), axis=-1)
+
+
+def steps_of(rng: np.random.Generator, trials: Array) -> Array:
+    """Return the step times of trials whose logarithms are `trials`."""
+    return np.exp(trials[..., None] + rng.normal(0, STEP_SD, (*trials.shape, STEPS)))

@@ -1,0 +1,60 @@
+"""`ablate keys`: which keys of nodes the service trusts."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client
+from service.schemas import KeyList
+
+app = typer.Typer(help="Keys that nodes sign their blocks with.", no_args_is_help=True)
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="A public key (ed25519:...).")]
+
+
+@app.command("list")
+@guarded
+def list_(as_json: JsonOption = False) -> None:
+    """Show every key, for whom it is trusted and by whom."""
+    with Client() as client:
+        _show(client.keys.list(), as_json=as_json)
+
+
+@app.command()
+@guarded
+def trust(
+    key: KeyArgument,
+    node: Annotated[str, typer.Option(help="Name of the node that holds the key.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Trust a key for a node, in place of the key that it had. Compare it on the node first: ablate worker key."""
+    with Client() as client:
+        _show(client.keys.trust(key, node=node), as_json=as_json)
+
+
+@app.command()
+@guarded
+def revoke(
+    key: KeyArgument,
+    reason: Annotated[str, typer.Option(help="Why; people will read it.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Take nothing more that a key signs. What was taken stays, and its verdicts name the key."""
+    with Client() as client:
+        _show(client.keys.revoke(key, reason=reason), as_json=as_json)
+
+
+def _show(found: KeyList, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    table = Table(title="keys", title_justify="left")
+    for column in ("node", "key", "trusted", "revoked"):
+        table.add_column(column, overflow="fold")
+    for row in found.items:
+        revoked = "" if row.revoked_at is None else f"{row.revoked_at}: {row.reason}"
+        table.add_row(escape(row.node), row.key, escape(f"{row.trusted_at} by {row.trusted_by}"), escape(revoked))
+    out().print(table)

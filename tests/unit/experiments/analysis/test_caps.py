@@ -1,0 +1,185 @@
+"""What withholds or decides beside the numbers: stalls, spreads, reruns, earlier askings, exact requirements."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.analysis.judge import judge
+from experiments.analysis.verdicts import Cause, VariantVerdict
+from experiments.design.power import alpha_of
+from experiments.outcomes import AblationState, Decision, FailureClass, VerdictWord
+from experiments.records.circumstances import CALIBRATED, AttemptRecord, Circumstances, EarlierAblation, Family
+from experiments.records.receipts import Receipt, Step
+from tests.factories import GIB, clocked, make_plan, make_receipt, make_receipts, make_spec
+
+SPEC = make_spec(design__blocks={"count": 8}, workload__steps={"warmup": 1, "timed": 25, "val_rows": 2})
+PLAN = make_plan(SPEC)
+QUIET = {"sd": 0.001}
+
+
+def judged(receipts: list[Receipt], circumstances: Circumstances = CALIBRATED) -> VariantVerdict:
+    return judge(PLAN, SPEC, receipts, circumstances).variants[0]
+
+
+def slowed(receipts: list[Receipt], factor: Callable[[Step], float], arm: str = "psiv-on") -> list[Receipt]:
+    """Return `receipts` with the steps of one arm longer."""
+
+    def steps(receipt: Receipt) -> tuple[Step, ...]:
+        return clocked([s.model_copy(update={"seconds": s.seconds * factor(s)}) for s in receipt.steps], load_s=0.5)
+
+    return [make_receipt(PLAN, r.ids.block_index, r.arm, steps=steps(r)) if r.arm == arm else r for r in receipts]
+
+
+@pytest.mark.parametrize("others", [1.0, math.exp(-0.015)])
+def test_two_stalls_of_25_steps_are_named_and_not_dropped(others: float) -> None:
+    stalled = slowed(make_receipts(PLAN, **QUIET), lambda s: 3.0 if s.index in (7, 19) else others)
+    found = judged(stalled)
+    assert (found.verdict, found.measured, found.cause) == (
+        VerdictWord.INCONCLUSIVE,
+        VerdictWord.INCONCLUSIVE,
+        Cause.STALLS,
+    )
+    assert found.reason.startswith("stalls differ: -1")
+    assert found.primary is not None
+    truth = 100 * (25 / ((23 * others) + 6) - 1)
+    assert found.primary.delta_pct == pytest.approx(truth, abs=0.3)
+    assert found.primary.by_median_pct == pytest.approx(100 * (1 / others - 1), abs=0.3)
+    assert found.primary.outlier_steps == (0, 16)
+
+
+def test_outlier_steps_of_one_arm_are_named_even_when_the_total_hardly_moves() -> None:
+    found = judged(slowed(make_receipts(PLAN, **QUIET), lambda s: 1.08 if s.index == 11 else 1.0))
+    assert found.cause is Cause.STALLS
+    assert "8 outlier steps against the baseline's 0 (sign-flip p 0.0078)" in found.reason
+
+
+def test_a_slower_arm_without_stalls_is_worse() -> None:
+    found = judged(slowed(make_receipts(PLAN, **QUIET), lambda _: 1.03))
+    assert (found.verdict, found.cause) == (VerdictWord.WORSE, None)
+
+
+def test_stalls_in_both_arms_are_noise() -> None:
+    both = slowed(make_receipts(PLAN, **QUIET), lambda s: 3.0 if s.index == 7 else 1.0)
+    assert judged(slowed(both, lambda s: 3.0 if s.index == 8 else 1.0, arm="baseline")).cause is not Cause.STALLS
+
+
+def spread(arm_sd: float, speed: float) -> list[Receipt]:
+    rng = np.random.default_rng(5)
+    sds = {"psiv-on": arm_sd}
+    return [
+        make_receipt(
+            PLAN,
+            block,
+            arm,
+            tokens_per_s=float(5000 * (speed if arm == "psiv-on" else 1) * np.exp(rng.normal(0, sds.get(arm, 2e-4)))),
+        )
+        for block in PLAN.blocks
+        for arm in block.order
+    ]
+
+
+def test_a_word_is_withheld_where_one_arm_scatters_more() -> None:
+    found = judged(spread(0.01, 1.03))
+    assert (found.verdict, found.measured, found.cause) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER, Cause.SPREADS)
+    assert "trials of the variant scatter by" in found.reason
+
+
+def test_an_effect_far_beyond_the_noisier_arm_is_said_all_the_same() -> None:
+    assert judged(spread(0.004, 1.2)).verdict is VerdictWord.BETTER
+
+
+def attempt(failure: FailureClass, arm: str | None, block: int = 1) -> AttemptRecord:
+    return AttemptRecord(block_index=block, number=1, failure_class=failure, arm=arm, message="it ended", node="node-a")
+
+
+def after(*attempts: AttemptRecord) -> VariantVerdict:
+    circumstances = CALIBRATED.model_copy(update={"attempts": attempts})
+    return judged(make_receipts(PLAN, {"psiv-on": 1.03}, **QUIET), circumstances)
+
+
+@pytest.mark.parametrize("failure", [FailureClass.NO_RECEIPT, FailureClass.TIMEOUT, FailureClass.OOM])
+@pytest.mark.parametrize("arm", ["psiv-on", "baseline"])
+def test_a_rerun_that_a_compared_arm_may_have_caused_takes_the_word(failure: FailureClass, arm: str) -> None:
+    found = after(attempt(failure, arm))
+    assert (found.verdict, found.measured, found.cause) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER, Cause.RERUNS)
+    assert f"attempt 1 at block 2 ended with arm '{arm}' ({failure}: it ended)" in found.reason
+    assert found.decision is Decision.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("arm", ["chunk-32", None])
+def test_a_rerun_that_no_compared_arm_caused_leaves_the_word(arm: str | None) -> None:
+    assert after(attempt(FailureClass.NO_RECEIPT, arm)).verdict is VerdictWord.BETTER
+
+
+@pytest.mark.parametrize(
+    ("arms", "word"),
+    [
+        (["psiv-on"], VerdictWord.BETTER),
+        (["psiv-on", "baseline"], VerdictWord.BETTER),
+        (["psiv-on", "psiv-on"], VerdictWord.INCONCLUSIVE),
+        (["baseline", "baseline", "psiv-on"], VerdictWord.BETTER),
+        (["baseline"] * 3 + ["psiv-on"], VerdictWord.INCONCLUSIVE),
+    ],
+)
+@pytest.mark.parametrize("failure", [FailureClass.INVALID_MEASUREMENT, FailureClass.INFRA_NODE])
+def test_guard_hits_count_when_they_hit_one_arm_more(arms: list[str], word: VerdictWord, failure: FailureClass) -> None:
+    assert after(*(attempt(failure, arm, block) for block, arm in enumerate(arms))).verdict is word
+
+
+def asked(number: int) -> Circumstances:
+    earlier = [
+        EarlierAblation(
+            ablation=f"abl_{index}",
+            name="again",
+            state=AblationState.CANCELLED,
+            created_at="2026-11-20T12:00:00Z",
+            words={},
+            **ASKED,
+        )
+        for index in range(1, number)
+    ]
+    return CALIBRATED.model_copy(update={"family": Family(question_digest="sha256:q", earlier=tuple(earlier))})
+
+
+ASKED: dict[str, Any] = {"asked": ("psiv-on",)} if "asked" in EarlierAblation.model_fields else {}
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_question_asked_again_is_tested_at_its_level(number: int) -> None:
+    found = judged(make_receipts(PLAN, {"psiv-on": 1.03}, **QUIET), asked(number))
+    assert found.primary is not None
+    assert found.primary.alpha == alpha_of(number)
+    told = [note for note in found.notes if note.startswith(f"attempt {number} of this question")]
+    assert len(told) == (number > 1)
+    assert all("'abl_1' (cancelled)" in note for note in told)
+
+
+def test_a_late_asking_needs_more_than_a_first() -> None:
+    receipts = make_receipts(PLAN, {"psiv-on": 1.009}, sd=0.003, seed=3)
+    words = [judged(receipts, asked(number)).verdict for number in (1, 20)]
+    assert words == [VerdictWord.BETTER, VerdictWord.INCONCLUSIVE]
+
+
+def test_a_failed_exact_requirement_is_said_first_and_rejects_whatever_the_speed_does() -> None:
+    spec = make_spec(verdict__require=[{"metric": "peak_reserved_gib", "max_delta": 0.5}])
+    plan = make_plan(spec)
+    receipts = make_receipts(plan, sd=0.05)
+    fat = [make_receipt(plan, r.ids.block_index, r.arm, peak_bytes=2 * GIB) if r.arm == "psiv-on" else r
+           for r in receipts]  # fmt: skip
+    found = judge(plan, spec, fat, Circumstances()).variants[0]
+    assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.REJECT)
+    assert found.reason.startswith("peak_reserved_gib max_delta 0.5 GiB is not met: largest change +1 GiB; ")
+    lost = [make_receipt(plan, r.ids.block_index, r.arm, memory=None) if r.arm == "psiv-on" else r for r in receipts]
+    assert judge(plan, spec, lost, Circumstances()).variants[0].decision is Decision.INCONCLUSIVE
+
+
+def test_by_more_than_the_margin_is_said_only_when_the_interval_clears_it() -> None:
+    near = judged(make_receipts(PLAN, {"psiv-on": 1.006}, sd=0.003))
+    far = judged(make_receipts(PLAN, {"psiv-on": 1.03}, sd=0.003))
+    assert (near.verdict, near.beyond_margin) == (VerdictWord.BETTER, False)
+    assert "the estimate beyond the margin of 0.5 %, its interval not" in near.reason
+    assert (far.verdict, far.beyond_margin) == (VerdictWord.BETTER, True)
+    assert "better by more than the margin of 0.5 %" in far.reason

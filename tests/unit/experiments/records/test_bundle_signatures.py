@@ -1,0 +1,107 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.errors import BundleError
+from experiments.outcomes import FailureClass
+from experiments.records.bundle import BLOCK, MANIFEST
+from experiments.records.bundle_files import read_bundle_files
+from experiments.records.bundle_reader import open_bundle
+from experiments.records.signing import Signer
+from experiments.reporting.view import judge_bundle
+from tests.bundles import broken_attempt, make_bundle, make_file, make_node, sealed, write_folder
+from workers.errors import ExecRefused
+from workers.offline.bundle_folder import BundleFolder
+
+FILE = make_file()
+MINE, STRANGER = Signer(b"m" * 32), Signer(b"s" * 32)
+BROKEN = [broken_attempt(1, 1, FailureClass.TIMEOUT)]
+
+
+def problems(files: dict[str, bytes]) -> dict[str, str]:
+    with pytest.raises(BundleError) as caught:
+        open_bundle(files)
+    return {problem.pointer: problem.detail for problem in caught.value.problems}
+
+
+def rewritten(files: dict[str, bytes], path: str, signer: Signer | None = MINE, **changes: object) -> dict[str, bytes]:
+    values = {**json.loads(files[path]), **changes}
+    return sealed(FILE, {**files, path: json.dumps(values).encode()}, signer)
+
+
+def test_signed_bundle_names_its_keys_and_the_verdict_does_too() -> None:
+    bundle = open_bundle(make_bundle(FILE, broken=BROKEN, signer=MINE))
+    assert (bundle.keys, bundle.unsigned) == (frozenset({MINE.key}), ())
+    (signer,) = judge_bundle(bundle).circumstances.signers
+    assert (signer.name, signer.key, signer.blocks) == ("far-node", MINE.key, (0, 1, 2, 3, 4, 5))
+
+
+def test_unsigned_bundle_is_read_and_says_so() -> None:
+    bundle = open_bundle(make_bundle(FILE, [0], broken=BROKEN))
+    path = f"attempts/{BROKEN[0].attempt_id}.json"
+    assert (bundle.keys, bundle.unsigned) == (frozenset(), (MANIFEST, f"blocks/0001/{BLOCK}", path))
+    assert [signer.key for signer in judge_bundle(bundle).circumstances.signers] == [None]
+
+
+def test_block_whose_signature_was_taken_away_or_replaced_is_named() -> None:
+    files = make_bundle(FILE, [0, 1], signer=MINE)
+    path = f"blocks/0001/{BLOCK}"
+    assert "is signed by nobody" in problems(rewritten(files, path, signature=None))[path]
+    other = STRANGER.sign(b"anything").model_dump()
+    assert f"is signed by {STRANGER.key}" in problems(rewritten(files, path, signature=other))[path]
+    borrowed = json.loads(files[f"blocks/0002/{BLOCK}"])["signature"]
+    assert "was changed afterwards" in problems(rewritten(files, path, signature=borrowed))[path]
+
+
+def test_broken_attempt_that_blames_another_failure_is_named() -> None:
+    files = make_bundle(FILE, [0], broken=BROKEN, signer=MINE)
+    path = f"attempts/{BROKEN[0].attempt_id}.json"
+    assert set(problems(rewritten(files, path, failure_class="preempted"))) == {path}
+    assert set(problems(rewritten(files, path, message="another story"))) == {path}
+
+
+def test_manifest_that_somebody_else_wrote_is_named() -> None:
+    files = make_bundle(FILE, [0, 1], broken=BROKEN, signer=MINE)
+    fewer = {path: data for path, data in files.items() if not path.startswith(("blocks/0002/", "attempts/"))}
+    values = json.loads(sealed(FILE, fewer)[MANIFEST])
+    values["signature"] = json.loads(files[MANIFEST])["signature"]
+    found = problems({**fewer, MANIFEST: json.dumps(values).encode()})
+    assert "was changed afterwards" in found[MANIFEST]
+    assert open_bundle(sealed(FILE, fewer, STRANGER)).keys == {MINE.key, STRANGER.key}
+    assert open_bundle(sealed(FILE, fewer)).unsigned == (MANIFEST,)
+
+
+@pytest.fixture
+def signed_folder(tmp_path: Path) -> Path:
+    return write_folder(make_bundle(FILE, [0], signer=MINE), tmp_path / "b")
+
+
+def test_run_that_goes_on_signs_with_its_own_key(signed_folder: Path) -> None:
+    with BundleFolder(signed_folder, FILE, STRANGER) as folder:
+        known = folder.open(resume=True)
+        node = make_node(STRANGER)
+        node_id = folder.add_node(node.name, node.registration, known)
+        folder.keep_broken(broken_attempt(2, 1, FailureClass.TIMEOUT).model_copy(update={"node_id": node_id}))
+    bundle = open_bundle(read_bundle_files(signed_folder))
+    assert bundle.keys == {MINE.key, STRANGER.key}
+    assert bundle.unsigned == ()
+
+
+def test_run_that_cannot_sign_does_not_go_on_with_a_signed_bundle(signed_folder: Path) -> None:
+    with (
+        pytest.raises(ExecRefused, match="is signed, and this run cannot sign"),
+        BundleFolder(signed_folder, FILE) as folder,
+    ):
+        folder.open(resume=True)
+
+
+def test_run_does_not_sign_over_a_manifest_that_was_rewritten(signed_folder: Path) -> None:
+    values = json.loads((signed_folder / MANIFEST).read_bytes())
+    values["signature"] = STRANGER.sign(b"x").model_dump()
+    (signed_folder / MANIFEST).write_text(json.dumps(values))
+    with (
+        pytest.raises(BundleError, match="its signature is not what key"),
+        BundleFolder(signed_folder, FILE, MINE) as folder,
+    ):
+        folder.open(resume=True)

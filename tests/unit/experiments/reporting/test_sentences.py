@@ -1,0 +1,140 @@
+"""Sentences of a verdict: what a colleague would say, for every word and every cause of an open one."""
+
+from typing import Any
+
+import pytest
+
+from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
+from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import Admission, Circumstances
+from experiments.reporting import sentences
+from experiments.reporting.verdict_layout import interval_heading, lay_out
+from tests import views
+
+FOUND = Comparison(
+    metric="tokens_per_s",
+    blocks=6,
+    alpha=0.04,
+    delta_pct=2.4,
+    median_pct=2.3,
+    by_median_pct=0.1,
+    outlier_steps=(1, 9),
+    ci_low_pct=0.2,
+    ci_high_pct=4.6,
+    tost_low_pct=0.3,
+    tost_high_pct=4.5,
+    p_sign_flip=0.03,
+    p_holm=0.01,
+    p_same=0.9,
+    sd_pct=1.0,
+    place_pct=0.1,
+    mde_pct=1.5,
+    differences_pct=(2.4,) * 6,
+)
+OPEN: dict[str, Any] = {
+    "verdict": VerdictWord.INCONCLUSIVE,
+    "measured": VerdictWord.BETTER,
+    "decision": Decision.INCONCLUSIVE,
+}
+
+
+def verdict(known: Circumstances | None = None, **changes: Any) -> Verdict:
+    """Return a verdict on one variant whose comparison is FOUND."""
+    made = views.cpu_view(calibrated=True).verdict
+    assert made is not None
+    fields = {"primary": FOUND, "verdict": VerdictWord.BETTER, "measured": VerdictWord.BETTER, "cause": None,
+              "beyond_margin": False, "requirements": (), "notes": (), "blocks_needed": None}  # fmt: skip
+    variant = made.variants[0].model_copy(update={**fields, **changes})
+    return made.model_copy(
+        update={"variants": (variant,), "circumstances": made.circumstances if known is None else known}
+    )
+
+
+def said(found: Verdict) -> str:
+    (variant,) = found.variants
+    return sentences.sentence(found, variant).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def remarks(found: Verdict) -> str:
+    (variant,) = found.variants
+    return " ".join(sentences.remarks(found, variant)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_better_says_whether_the_interval_clears_the_margin() -> None:
+    start = "Throughput is 2.40 % higher (+0.20 to +4.60 % with 96 % confidence, 6 blocks); that is "
+    assert said(verdict()) == start + (
+        "a real difference; by more than the margin of 0.5 % is the best guess, not proved."
+    )
+    assert said(verdict(beyond_margin=True)) == start + "more than the margin of 0.5 %."
+
+
+def test_worse_and_same_name_the_direction_and_the_margin() -> None:
+    slower = FOUND.model_copy(update={"delta_pct": -2.4, "ci_low_pct": -4.6, "ci_high_pct": -0.2})
+    worse = {"verdict": VerdictWord.WORSE, "measured": VerdictWord.WORSE, "primary": slower}
+    assert said(verdict(**worse)).startswith("Throughput is 2.40 % lower (\N{MINUS SIGN}4.60 to \N{MINUS SIGN}0.20 %")
+    same = {"verdict": VerdictWord.SAME, "measured": VerdictWord.SAME}
+    assert said(verdict(**same)).startswith("Throughput is the same within the margin of 0.5 %: the change is +2.40 %")
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (Cause.MISSING, "blocks are missing"),
+        (Cause.NOT_PROVED, "proves neither a difference nor sameness within the margin of 0.5 %"),
+        (Cause.STALLS, "make the difference: +2.40 % in total, +0.10 % by median step, 9 slow steps against 1"),
+        (Cause.RERUNS, "for a reason that an arm may have caused. The samples alone say 'better': throughput is"),
+        (Cause.UNCALIBRATED, "has not been measured. The samples alone say 'better': throughput is"),
+    ],
+)  # fmt: skip
+def test_every_cause_is_said(cause: Cause, words: str) -> None:
+    text = said(verdict(**OPEN, cause=cause))
+    assert text.startswith("Not decided: ")
+    assert words in text
+
+
+def test_every_cause_has_its_sentence() -> None:
+    assert all(said(verdict(**OPEN, cause=cause)).startswith("Not decided: ") for cause in Cause)
+
+
+def test_a_broken_exact_requirement_comes_first() -> None:
+    broken = RequirementResult(
+        metric="peak_reserved_gib",
+        rule="max_delta 0.5 GiB",
+        passed=False,
+        detail="largest change +0.76 GiB",
+        exact=True,
+    )
+    soft = broken.model_copy(update={"exact": False, "metric": "loss_final"})
+    text = said(verdict(requirements=(soft, broken)))
+    assert text.startswith(
+        "It breaks a requirement: peak reserved memory, max_delta 0.5 GiB: largest change +0.76 GiB. Throughput is"
+    )
+    assert "loss" not in text
+
+
+def test_help_names_the_command_and_what_another_ablation_would_give() -> None:
+    known = Circumstances(admission=Admission(mended_by="ablate aa cpu"))
+    assert "To have this word published: ablate aa cpu." in remarks(verdict(known, **OPEN, cause=Cause.UNCALIBRATED))
+    assert "ablate aa" not in remarks(verdict(known, **OPEN, cause=Cause.STALLS))
+    more = {"blocks_needed": 20, "chances": {12: 0.6, 20: 0.83}, "device_minutes_needed": 12.4}
+    expected = "Another ablation of 20 blocks would answer with a chance of 83 % and take about 12 device minutes."
+    assert remarks(verdict(**OPEN, cause=Cause.NOT_PROVED, **more)) == expected
+
+
+def test_the_word_names_its_cause_beside_what_the_samples_say() -> None:
+    def word(**changes: Any) -> str:
+        return str(lay_out(verdict(**changes)).variants[0].word)
+
+    assert word(**OPEN, cause=Cause.UNCALIBRATED) == "? inconclusive (uncalibrated; samples say better)"
+    assert word(**OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.STALLS) == "? inconclusive (stalls differ)"
+    assert word() == "\N{BLACK UP-POINTING TRIANGLE} better"
+
+
+def test_intervals_are_named_by_their_own_confidence() -> None:
+    assert interval_heading(verdict()) == "96\N{NO-BREAK SPACE}% interval"
+    second = FOUND.model_copy(update={"alpha": 0.005})
+    assert interval_heading(verdict(primary=second)) == "99.5\N{NO-BREAK SPACE}% interval"
+    both = verdict()
+    (one,) = both.variants
+    other: VariantVerdict = one.model_copy(update={"arm": "other", "primary": second})
+    assert interval_heading(both.model_copy(update={"variants": (one, other)})) == "interval"

@@ -1,0 +1,85 @@
+"""What a worker makes of a trial that measured and breaks a guard: the block runs again, at most twice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.outcomes import FailureClass, Outcome
+from experiments.records.messages import ClaimedBlock
+from experiments.records.receipt_check import verify
+from experiments.records.receipts import Step
+from experiments.retries import Break
+from tests.bundles import make_file
+from tests.factories import make_steps
+from tests.trial_files import left_behind
+from workers.errors import BlockBroken
+from workers.node import Node, find_node
+
+
+@pytest.fixture(scope="module")
+def node() -> Node:
+    return find_node("here", "cpu")
+
+
+def claimed(broken: int = 0, **changes: Any) -> ClaimedBlock:
+    file = make_file(placement={"node_class": "cpu", "max_foreign_load": "20%"}, **changes)
+    before = [Break(0, FailureClass.INVALID_MEASUREMENT, "baseline")] * broken
+    return file.claimed(0, attempt_id="att_1", attempt_no=broken + 1, broken=before)
+
+
+def steps_of(block: ClaimedBlock) -> tuple[Step, ...]:
+    return make_steps(block.trials[0].config, tokens_per_s=5000.0, loss_step1=8.0, seed=1)
+
+
+def compiled_late(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return (*steps[:-1], steps[-1].model_copy(update={"compilations": 1}))
+
+
+def faster(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return tuple(step.model_copy(update={"seconds": step.seconds * 0.97}) for step in steps)
+
+
+def test_a_trial_that_breaks_no_guard_is_measured(node: Node, tmp_path: Path) -> None:
+    receipt = left_behind(claimed(), node, tmp_path).receipt()
+    assert receipt.outcome is Outcome.MEASURED
+    assert verify(receipt.model_dump(mode="json")) == []
+
+
+SPOILED: dict[str, tuple[Any, str]] = {
+    "load": (lambda _: {"foreign_load": 0.5}, "other processes took 50% of the cores' time"),
+    "load that is not told": (lambda _: {"foreign_load": None}, "did not tell foreign_load"),
+    "compilation": (lambda block: {"steps": compiled_late(steps_of(block))}, "compiled inside the window"),
+    "missing steps": (lambda block: {"steps": steps_of(block)[:-1]}, "the configuration gives"),
+    "clock": (lambda block: {"steps": faster(steps_of(block))}, "their seconds are short"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_guard_hit_reruns_the_block_twice_and_then_makes_the_trial_invalid(
+    what: str, node: Node, tmp_path: Path
+) -> None:
+    changes, message = SPOILED[what]
+    for broken in range(2):
+        block = claimed(broken)
+        with pytest.raises(BlockBroken) as caught:
+            left_behind(block, node, tmp_path / str(broken), **changes(block)).receipt()
+        assert (caught.value.failure_class, caught.value.arm) == ("invalid_measurement", block.trials[0].arm)
+        assert message in caught.value.message
+    block = claimed(2)
+    receipt = left_behind(block, node, tmp_path / "last", **changes(block)).receipt()
+    assert (receipt.outcome, receipt.failure_class) == (Outcome.INVALID, FailureClass.INVALID_MEASUREMENT)
+    assert message in str(receipt.message)
+    assert receipt.steps
+
+
+EXACT = {"primary": {"metric": "peak_allocated_gib", "margin": "0.5%"}}
+
+
+@pytest.mark.parametrize("what", ["load", "compilation"])
+def test_what_disturbs_nothing_but_times_breaks_no_block_of_an_exact_metric(
+    what: str, node: Node, tmp_path: Path
+) -> None:
+    block = claimed(verdict=EXACT)
+    assert not block.timed
+    assert left_behind(block, node, tmp_path, **SPOILED[what][0](block)).receipt().outcome is Outcome.MEASURED
