@@ -3,10 +3,12 @@
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
-ArmRole: TypeAlias = Literal["baseline", "variant"]
+ArmRole: TypeAlias = Literal["baseline", "variant", "control"]
 BASELINE: Final = "baseline"
 """Role and name of the arm that the others are compared with; no other arm may have it as its name."""
 VARIANT: Final = "variant"
+CONTROL: Final = "control"
+"""Role of an arm that repeats the baseline, which the service adds to some plans to watch the noise."""
 
 
 class AblationState(StrEnum):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from experiments.analysis.sizing import Sizing
 from experiments.errors import SpecProblem
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.calibration import Calibration, Ledger
@@ -261,6 +262,8 @@ class PlanPublic(_Public):
     blocks: list[BlockOrder]
     trials: int
     mde_pct_per_sd_pct: float | None
+    sizing: Sizing | None
+    """What it can see at the noise that was measured; None where no node of the class was calibrated for it."""
     expected_device_minutes: float | None
     node_classes: list[NodeClassAnswer]
 

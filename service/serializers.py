@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState
 from experiments.records.messages import NodeRegistration
@@ -39,11 +40,11 @@ def links_of(ablation_id: str) -> Links:
 
 
 def plan_public(
-    plan: Plan, *, expected_device_minutes: float | None, node_classes: list[NodeClassAnswer]
+    plan: Plan, *, expected_device_minutes: float | None, node_classes: list[NodeClassAnswer], sizing: Sizing | None
 ) -> PlanPublic:
     """Build the wire type."""
     arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
-    answers = {"expected_device_minutes": expected_device_minutes, "node_classes": node_classes}
+    answers = {"expected_device_minutes": expected_device_minutes, "node_classes": node_classes, "sizing": sizing}
     return PlanPublic.model_validate(
         {**_plan_fields(plan), "arms": arms, "blocks": [block.model_dump() for block in plan.blocks], **answers}
     )

@@ -60,6 +60,8 @@ class ServiceSettings(BaseSettings):
     """Largest request body, block reports and imports excepted."""
     max_report_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest body of a block report or an import: they carry the raw steps of every trial."""
+    control_every: int = Field(default=10, ge=0)
+    """One ablation in so many gets a control arm, which repeats its baseline to watch the noise; 0 for none."""
     rate_limit_per_s: float = Field(default=2000.0, gt=0)
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from experiments.analysis.guards import block_problems, receipt_problems
-from experiments.design.calibration import REPEAT
+from experiments.design.calibration import REPEAT, SENTINEL
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.plan import Plan
@@ -31,17 +31,25 @@ _TOLERANCE = 1e-9
 def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
     """Return what A/A blocks have to agree with to hold for the trial of `receipt`."""
     environment = receipt.environment
-    config = dict(receipt.config)
-    steps = {name: value for name, value in config.pop("steps").items() if name != "val_rows"}
-    del config["seed"]
     return CalibrationKey(
         device_serial=environment.device_serial or f"{environment.node_name}, {environment.device_name}",
         node_class=environment.node_class,
         recipe=spec.workload.recipe,
-        shape_digest=digest(_without_gates(config)),
-        estimator_digest=digest({"estimator": ESTIMATOR, "steps": steps}),
+        shape_digest=shape_digest(receipt.config),
+        estimator_digest=estimator_digest(receipt.config),
         software_digest=digest({"code": receipt.digests.code, "versions": dict(environment.versions)}),
     )
+
+
+def shape_digest(config: Mapping[str, Any]) -> str:
+    """Return the digest of a TrainConfig without its gates, seed and steps."""
+    return digest(_without_gates({name: value for name, value in config.items() if name not in {"seed", "steps"}}))
+
+
+def estimator_digest(config: Mapping[str, Any]) -> str:
+    """Return the digest of the estimator and of the window of a TrainConfig."""
+    steps = {name: value for name, value in config["steps"].items() if name != "val_rows"}
+    return digest({"estimator": ESTIMATOR, "steps": steps})
 
 
 def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -56,17 +64,28 @@ def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]
 def aa_blocks_of(
     plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]
 ) -> Iterator[tuple[CalibrationKey, AABlock]]:
-    """Yield the A/A blocks among `receipts`: baseline and its repeat were both measured, and no guard was hit."""
-    if spec.purpose != "calibration":
+    """Yield the A/A blocks among `receipts`: baseline and its repeat were both measured, and no guard was hit.
+
+    The repeat is the variant of a calibration, or the control of an ordinary ablation.
+    """
+    repeat, source = _repeat_of(plan, spec)
+    if repeat is None:
         return
     by_block: dict[int, dict[str, Receipt]] = {}
     for receipt in receipts:
-        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, REPEAT}:
+        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat}:
             by_block.setdefault(receipt.ids.block_index, {})[receipt.arm] = receipt
     for index in sorted(by_block):
         pair = by_block[index]
         if len(pair) == 2 and not _guards_hit(plan, tuple(pair.values())):
-            yield key_of(spec, pair[BASELINE]), _block(spec, pair[BASELINE], pair[REPEAT], "calibration")
+            yield key_of(spec, pair[BASELINE]), _block(spec, pair[BASELINE], pair[repeat], source)
+
+
+def _repeat_of(plan: Plan, spec: AblationSpec) -> tuple[str | None, Source]:
+    """Return the arm that repeats the baseline, and why it is there."""
+    if spec.purpose == "calibration":
+        return REPEAT, "sentinel" if SENTINEL in spec.labels else "calibration"
+    return None if plan.control is None else plan.control.name, "hidden"
 
 
 def _guards_hit(plan: Plan, pair: Sequence[Receipt]) -> bool:

@@ -80,7 +80,8 @@ class WholeBlocks:
         self.plan = plan
         self._by_place = _by_place(plan, receipts)
         counted = {arm.name: self._blocks_with(arm.name) for arm in plan.arms[1:]}
-        self.blocks = tuple(block for block in plan.blocks if any(block in own for own in counted.values()))
+        own = [counted[arm.name] for arm in plan.variants]
+        self.blocks = tuple(block for block in plan.blocks if any(block in found for found in own))
         """The blocks that count for a variant at least, in the plan's order."""
         self._blocks_of = {plan.baseline.name: self.blocks, **counted}
 

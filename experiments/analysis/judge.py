@@ -41,7 +41,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
     whole = WholeBlocks(plan, receipts)
     changed = _changed_rule(plan, spec)
     judge_one = _Judge(plan, spec, whole, circumstances)
-    evidence = [evidence_of(arm, whole) for arm in plan.arms[1:]]
+    evidence = [evidence_of(arm, whole) for arm in plan.variants]
     comparisons = judge_one.comparisons([found for found in evidence if found.exclusion is None and changed is None])
     fields: dict[str, Any] = {
         "ablation": plan.ablation,
@@ -73,7 +73,7 @@ class _Judge:
         self._plan = plan
         self._spec = spec
         self._rule = spec.verdict
-        self._family = len(plan.arms) - 1
+        self._family = len(plan.variants)
         self._circumstances = circumstances
         self._block_minutes = _block_minutes(plan, whole)
 

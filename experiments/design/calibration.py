@@ -13,6 +13,8 @@ from experiments.errors import SpecError
 
 REPEAT = "repeat"
 """Name of the arm that repeats the baseline."""
+SENTINEL = "sentinel"
+"""Label of an A/A ablation that asks whether the noise is still the same."""
 ADMITTING_BLOCKS = 20
 """A/A blocks from which a key is admitted to words: the upper 95 % bound of the sd is then 1.37 times its estimate."""
 _THROUGHPUT = {"metric": "tokens_per_s", "margin": "0.5%"}

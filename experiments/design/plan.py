@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, count
 from typing import TypeVar
 
 from experiments.design.arms import Arm, resolve
@@ -13,6 +14,7 @@ from experiments.design.rule import rule_digest
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
+from experiments.outcomes import CONTROL, VARIANT
 from kernels.backends import NODE_CLASSES
 
 Item = TypeVar("Item")
@@ -58,14 +60,27 @@ class Plan(Frozen):
         """Whether times decide: guards that protect times alone (load, clocks, heat) apply then only."""
         return self.mde_pct_per_sd_pct is not None
 
+    @property
+    def variants(self) -> tuple[Arm, ...]:
+        """The arms that are asked about: neither the baseline nor a control."""
+        return tuple(arm for arm in self.arms if arm.role == VARIANT)
+
+    @property
+    def control(self) -> Arm | None:
+        """The arm that repeats the baseline to watch the noise; None in most plans."""
+        return next((arm for arm in self.arms if arm.role == CONTROL), None)
+
     @cached_property
     def arm_by_name(self) -> Mapping[str, Arm]:
         """Every arm by name."""
         return {arm.name: arm for arm in self.arms}
 
 
-def make_plan(spec: AblationSpec) -> Plan:
-    """Return what `spec` will run. Raises SpecError with every problem that only shows when arms are resolved."""
+def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
+    """Return what `spec` will run, with an arm more that repeats the baseline if a `control` is wanted.
+
+    Raises SpecError with every problem that only shows when arms are resolved.
+    """
     resolution = resolve(spec)
     problems = [
         *resolution.problems,
@@ -75,6 +90,7 @@ def make_plan(spec: AblationSpec) -> Plan:
     ]
     if problems:
         raise SpecError(problems)
+    arms = (*resolution.arms, _control(resolution.arms)) if control else resolution.arms
     return Plan(
         ablation=spec.ablation,
         spec_digest=spec.digest,
@@ -82,11 +98,18 @@ def make_plan(spec: AblationSpec) -> Plan:
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
         max_foreign_load=spec.placement.max_foreign_load / 100,
-        arms=resolution.arms,
-        blocks=plan_blocks(spec, [arm.name for arm in resolution.arms]),
+        arms=arms,
+        blocks=plan_blocks(spec, [arm.name for arm in arms]),
         mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),
         expected_device_minutes=None,
     )
+
+
+def _control(arms: Sequence[Arm]) -> Arm:
+    """Return the baseline of `arms` once more, under a name that no other arm has."""
+    taken = {arm.name for arm in arms}
+    name = next(name for name in chain([CONTROL], (f"{CONTROL}-{n}" for n in count(2))) if name not in taken)
+    return arms[0].model_copy(update={"name": name, "role": CONTROL})
 
 
 def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:

@@ -197,6 +197,11 @@ class Design(_SpecPart):
     ] = Field(default=(1,), description="Training seeds; blocks cycle through them.")
     blocks: Blocks = Field(description="Number of blocks; each holds every arm once.")
     order_seed: int = Field(default=0, ge=0, le=2**53 - 1, description="Seed of the balanced random running order.")
+    underpowered: bool = Field(
+        default=False,
+        exclude_if=lambda value: not value,
+        description="Run although the measured noise hides the effect from which a variant is adopted.",
+    )
 
     @field_validator("seeds")
     @classmethod

@@ -6,6 +6,7 @@ nothing else, and all that a real difference has to be told from.
 
 from typing import Literal, TypeAlias
 
+from experiments.digest import digest
 from experiments.documents import Frozen
 
 Source: TypeAlias = Literal["calibration", "hidden", "sentinel"]
@@ -25,6 +26,16 @@ class CalibrationKey(Frozen):
     """Of estimator and window."""
     software_digest: str
     """Of code and versions that ran."""
+
+    @property
+    def workload(self) -> str:
+        """Digest of everything but device and software."""
+        return workload_digest(self.node_class, self.recipe, self.shape_digest, self.estimator_digest)
+
+
+def workload_digest(node_class: str, recipe: str, shape: str, estimator: str) -> str:
+    """Return the digest of a workload, which keys of several devices and versions of the code share."""
+    return digest([node_class, recipe, shape, estimator])
 
 
 class AABlock(Frozen):

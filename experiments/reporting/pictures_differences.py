@@ -69,7 +69,7 @@ def _changes(view: AblationView, metric: str) -> dict[str, Changes]:
             for pair in view.whole_blocks.pairs(arm.name)
             if (d := pair.log_ratio(metric)) is not None
         }
-        for arm in view.plan.arms[1:]
+        for arm in view.plan.variants
     }
     return {arm: changes for arm, changes in found.items() if changes}
 

@@ -13,6 +13,7 @@ from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Dec
 from service.cli import aa, bundles, calibration_files, gates_page, keys, receipts, show
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.sized_spec import with_blocks
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import announce, follow_to_end, run_spec
 from service.client import Client
@@ -41,6 +42,9 @@ def plan(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
     ] = None,
+    sized: Annotated[
+        Path | None, typer.Option("--sized", help="Write the spec with as many blocks as the measured noise asks for.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
@@ -49,6 +53,8 @@ def plan(
         return
     with Client() as client:
         answer = client.ablations.plan(read_spec(spec))
+    if sized is not None:
+        sized.write_bytes(with_blocks(read_spec(spec), answer))
     print_json(answer) if as_json else out().print(show.plan(answer))
 
 

@@ -113,7 +113,7 @@ def plan(answer: PlanPublic) -> RenderableType:
         ("arms", f"{arms} (the first is the baseline)"),
         ("size", f"{len(answer.blocks)} blocks, {answer.trials} trials"),
         ("device minutes", minutes),
-        ("detects", _detects(answer.mde_pct_per_sd_pct)),
+        ("detects", _detects(answer)),
         *(
             (f"node class {row.node_class}", _eligible(row))
             for row in answer.node_classes
@@ -128,10 +128,17 @@ def plan(answer: PlanPublic) -> RenderableType:
     return Group(facts, made)
 
 
-def _detects(mde_pct_per_sd_pct: float | None) -> str:
-    if mde_pct_per_sd_pct is None:
+def _detects(answer: PlanPublic) -> str:
+    if answer.mde_pct_per_sd_pct is None:
         return "any change: the metric that decides is exact"
-    return f"{mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"
+    if answer.sizing is not None:
+        found = answer.sizing
+        needed = (
+            "no allowed number of blocks does" if found.blocks_needed is None else f"{found.blocks_needed} blocks do"
+        )
+        seen = f"{found.mde_pct:.2f} % at the measured noise (sd at most {found.sd_upper_pct:.2f} %)"
+        return f"{seen}; the rule adopts from {found.adopt_if_pct:g} %, which {needed}"
+    return f"{answer.mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"
 
 
 def _eligible(row: NodeClassAnswer) -> str:

@@ -4,10 +4,14 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
+from sqlalchemy import Connection
 
+from experiments.analysis.sizing import sizing_problems
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
-from experiments.digest import digest_bytes
+from experiments.design.spec import AblationSpec
+from experiments.digest import digest, digest_bytes
+from experiments.errors import SpecError
 from experiments.ids import new_id
 from kernels.backends import NODE_CLASSES, NodeClass
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
@@ -22,6 +26,7 @@ from service.schemas import (
 )
 from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.store.ablations import mean_trial_s
+from service.store.calibrations import read_sizing
 from service.store.nodes import count_live
 from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, known_answer, store_submission
 
@@ -57,12 +62,16 @@ _HEADERS = {
 )
 def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -> PlanPublic:
     """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
-    plan = make_plan(parse_spec(body.content, body.content_type))
+    spec = parse_spec(body.content, body.content_type)
+    plan = make_plan(spec)
     with services.store.read() as connection:
         live = count_live(connection, silent_s=silent_limit_s(services.settings))
+        sizing = read_sizing(connection, spec, plan)
         seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms])
     answers = [_answer(entry, plan, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
-    return plan_public(plan, expected_device_minutes=_device_minutes(plan, seconds), node_classes=answers)
+    return plan_public(
+        plan, expected_device_minutes=_device_minutes(plan, seconds), node_classes=answers, sizing=sizing
+    )
 
 
 def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
@@ -131,10 +140,11 @@ def _body_digest(body: SpecBody) -> str:
 
 def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_by: str) -> GivenAnswer:
     spec = parse_spec(body.content, body.content_type)
+    ablation_id = new_id("abl")
     submission = Submission(
-        ablation_id=new_id("abl"),
+        ablation_id=ablation_id,
         spec=spec,
-        plan=make_plan(spec),
+        plan=make_plan(spec, control=_has_control(ablation_id, spec, services.settings.control_every)),
         spec_text=body.content.decode(),
         content_type=body.content_type,
         submitted_by=submitted_by,
@@ -144,10 +154,25 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_b
     try:
         with services.store.write() as connection:
             store_submission(connection, submission, key, answer)
+            _check_size(connection, submission)
     except KeyKnown:
         with services.store.read() as connection:
             return known_answer(connection, key)
     return answer
+
+
+def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:
+    """Draw by its id whether an ablation gets a control: one in `every` whose metric has noise, none for 0."""
+    if every == 0 or spec.purpose == "calibration" or spec.verdict.primary.exact:
+        return False
+    return int(digest(ablation_id).removeprefix("sha256:")[:16], 16) % every == 0
+
+
+def _check_size(connection: Connection, submission: Submission) -> None:
+    """Undo a submission whose design cannot see what its own rule asks for. Raises SpecError."""
+    problems = sizing_problems(submission.spec, read_sizing(connection, submission.spec, submission.plan))
+    if problems:
+        raise SpecError(problems)
 
 
 def _accepted(answer: GivenAnswer) -> Response:

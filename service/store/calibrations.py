@@ -7,6 +7,8 @@ from sqlalchemy import Connection, insert, select
 from experiments.analysis.admission import admission_of, mending_command
 from experiments.analysis.calibration import calibrate_all
 from experiments.analysis.ledger import keep_ledger
+from experiments.analysis.sizing import Sizing, size_of, workload_of
+from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger
 from experiments.records.circumstances import Admission
@@ -23,6 +25,7 @@ def store_aa_blocks(connection: Connection, ablation_id: str, found: Iterable[tu
             "ablation_id": ablation_id,
             "block_index": block.block_index,
             "node_class": key.node_class,
+            "workload": key.workload,
             "key": key.model_dump_json(),
             "payload": block.model_dump_json(),
         }
@@ -33,11 +36,15 @@ def store_aa_blocks(connection: Connection, ablation_id: str, found: Iterable[tu
         connection.execute(insert(aa_blocks), rows)
 
 
-def read_calibrations(connection: Connection, node_class: str | None = None) -> tuple[Calibration, ...]:
-    """Return what is known of every key with at least two A/A blocks, of all node classes or one; the newest last."""
+def read_calibrations(
+    connection: Connection, *, node_class: str | None = None, workload: str | None = None
+) -> tuple[Calibration, ...]:
+    """Return what is known of every key with at least two A/A blocks, or of one class or workload; the newest last."""
     query = select(aa_blocks.c.key, aa_blocks.c.payload)
     if node_class is not None:
         query = query.where(aa_blocks.c.node_class == node_class)
+    if workload is not None:
+        query = query.where(aa_blocks.c.workload == workload)
     return calibrate_all(
         (CalibrationKey.model_validate_json(row.key), AABlock.model_validate_json(row.payload))
         for row in connection.execute(query)
@@ -57,7 +64,12 @@ def read_admission(
     return admission_of(
         spec,
         receipts,
-        read_calibrations(connection, node_class),
+        read_calibrations(connection, node_class=node_class),
         ledger=read_ledger(connection),
         mended_by=mending_command(node_class, ablation_id),
     )
+
+
+def read_sizing(connection: Connection, spec: AblationSpec, plan: Plan) -> Sizing | None:
+    """Return what `plan` can see at the noise that the service measured; None where it knows none."""
+    return size_of(spec, plan, read_calibrations(connection, workload=workload_of(plan, spec)))

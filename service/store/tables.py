@@ -202,6 +202,7 @@ aa_blocks = Table(
     Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
     Column("block_index", Integer, nullable=False),
     Column("node_class", String(32), nullable=False, index=True),
+    Column("workload", String(71), nullable=False, index=True),
     Column("key", Text, nullable=False),
     Column("payload", Text, nullable=False),
     PrimaryKeyConstraint("ablation_id", "block_index"),

@@ -11,11 +11,13 @@ import pytest
 from experiments.design.calibration import CONTENT_TYPE
 from experiments.design.plan import make_plan
 from experiments.design.spec import AblationSpec
+from experiments.ids import new_id
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
+from service.routes.submissions import _has_control
 from tests.api_stack import Api, running_api
 from tests.calibrations import aa_spec, aa_text
-from tests.factories import make_receipt, make_spec
+from tests.factories import make_receipt, make_spec, spec_values
 
 SPEEDS = {"psiv-on": 1.05, "chunk-32": 0.95}
 
@@ -37,9 +39,9 @@ def submit_aa(api: Api, **options: Any) -> str:
     return str(answer.json()["id"])
 
 
-def run(api: Api, spec: AblationSpec, *, seed: int = 0, **environment: Any) -> None:
+def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, **environment: Any) -> None:
     """Report every waiting block of an ablation of `spec`, with noise of 0.3 % and the speeds above, and judge it."""
-    plan, rng, node = make_plan(spec), np.random.default_rng(seed), api.register()
+    plan, rng, node = make_plan(spec, control=control), np.random.default_rng(seed), api.register()
     while block := api.claim(node):
         receipts = []
         for trial in block["trials"]:
@@ -125,3 +127,57 @@ def test_the_spec_of_an_ablation_is_given_as_it_was_written(api: Api) -> None:
     assert given == {"text": aa_text().decode(), "content_type": CONTENT_TYPE}
     missing = api.get("/v1/ablations/abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3/spec")
     assert missing.status_code == 404
+
+
+def test_a_design_that_the_measured_noise_blinds_is_refused_and_sized_instead(api: Api) -> None:
+    before = api.client.post("/v1/ablations:plan", json=spec_values(), headers=api.admin).json()
+    assert before["sizing"] is None
+    submit_aa(api)
+    run(api, aa_spec())
+    blind = spec_values(verdict__primary={"metric": "tokens_per_s", "margin": "0.1%", "adopt_if": "0.3%"})
+    refused = api.post_spec(blind)
+    assert refused.status_code == 422
+    (problem,) = refused.json()["errors"]
+    assert problem["pointer"] == "#/design/blocks"
+    assert "the rule adopts from 0.3 %" in problem["detail"]
+    plan = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin).json()
+    needed = plan["sizing"]["blocks_needed"]
+    assert f"use {needed} blocks" in problem["hint"]
+    blind["design"]["blocks"] = {"count": needed}
+    assert api.post_spec(blind).status_code == 202
+
+
+def test_repeating_an_accepted_submission_gives_its_answer_although_the_design_would_be_refused_now(api: Api) -> None:
+    blind = spec_values(verdict__primary={"metric": "tokens_per_s", "margin": "0.1%", "adopt_if": "0.3%"})
+    first = api.post_spec(blind, key="same")
+    run(api, AblationSpec.model_validate(blind))
+    submit_aa(api)
+    run(api, aa_spec())
+    assert api.post_spec(blind).status_code == 422
+    assert api.post_spec(blind, key="same").json() == first.json()
+
+
+def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path, control_every=1) as api:
+        made = api.submit()
+        assert made["plan"]["arms"] == ["baseline", "psiv-on", "chunk-32", "control"]
+        run(api, make_spec(), control=True)
+        judged = answer(api, f"/v1/ablations/{made['id']}/verdict")
+        assert [one["arm"] for one in judged["variants"]] == ["psiv-on", "chunk-32"]
+        assert "control" in judged["arms"]
+        assert judged["blocks_counted"] == 6
+        (known,) = answer(api, "/v1/calibrations")["items"]
+        assert {block["source"] for block in known["calibration"]["samples"]} == {"hidden"}
+        assert known["calibration"]["blocks"] == 6
+        submit_aa(api)
+        run(api, aa_spec())
+        (known,) = answer(api, "/v1/calibrations")["items"]
+        assert (known["calibration"]["blocks"], known["problem"]) == (26, None)
+
+
+def test_one_ablation_in_ten_gets_a_control_but_no_calibration_and_no_exact_one() -> None:
+    ids = [new_id("abl") for _ in range(2000)]
+    exact = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%"})
+    assert 140 < sum(_has_control(one, make_spec(), 10) for one in ids) < 260
+    assert not any(_has_control(one, spec, 1) for one in ids[:50] for spec in (exact, aa_spec()))
+    assert not any(_has_control(one, make_spec(), 0) for one in ids[:50])

@@ -22,7 +22,7 @@ from experiments.design.plan import make_plan
 from experiments.documents import seal
 from experiments.outcomes import Outcome
 from tests.calibrations import BEGAN, KEY, aa_spec, make_block, noisy_blocks
-from tests.factories import make_receipt, make_receipts, make_spec
+from tests.factories import SPEC, make_receipt, make_receipts, make_spec
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -123,12 +123,12 @@ def test_the_key_changes_with_everything_but_gates_and_seed():
     base = key()
     assert key(seed_block=1) == base
     assert key(arm="psiv-on") == base
-    assert key(workload__steps={"warmup": 1, "timed": 4, "val_rows": 4}) == base
+    assert key(workload__steps={**SPEC["workload"]["steps"], "val_rows": 4}) == base
     assert key(verdict__primary={"metric": "step_s", "margin": "2%"}) == base
     changed = {
         "device_serial": key({"device_serial": "123"}),
         "shape_digest": key(workload__overrides={"seq_len": 128}),
-        "estimator_digest": key(workload__steps={"warmup": 2, "timed": 4, "val_rows": 2}),
+        "estimator_digest": key(workload__steps={**SPEC["workload"]["steps"], "warmup": 2}),
         "software_digest": key({"versions": {"torch": "2.14"}}),
         "node_class": key({"node_class": "h200"}),
     }
@@ -163,3 +163,19 @@ def test_left_out_samples_are_found():
     none = seal(made.model_copy(update={"samples": ()}))
     assert "say nothing about noise" in calibration_problems(none)[0]
     assert made.measured_at == made.samples[-1].started_at > BEGAN.isoformat()
+
+
+def test_the_control_of_an_ablation_is_its_baseline_once_more_and_no_variant():
+    spec = make_spec(variants={"control": {"gates": {"psiv_cache": True}}})
+    plan = make_plan(spec, control=True)
+    assert [(arm.name, arm.role) for arm in plan.arms] == [
+        ("baseline", "baseline"),
+        ("control", "variant"),
+        ("control-2", "control"),
+    ]
+    assert plan.control.digest == plan.baseline.digest
+    assert [arm.name for arm in plan.variants] == ["control"]
+    assert make_plan(spec).control is None
+    assert all(set(block.order) == {"baseline", "control", "control-2"} for block in plan.blocks)
+    found = list(aa_blocks_of(plan, spec, make_receipts(plan, sd=0.002)))
+    assert [block.source for _, block in found] == ["hidden"] * 6

@@ -1,0 +1,69 @@
+"""Sizing: how many blocks a question needs at the noise that was measured."""
+
+from collections.abc import Sequence
+
+from experiments.analysis.calibration import estimator_digest, shape_digest
+from experiments.analysis.statistics import log_ratio, percent
+from experiments.design.calibration import ADMITTING_BLOCKS
+from experiments.design.plan import Plan
+from experiments.design.power import MAX_BLOCKS, alpha_of, blocks_to_detect, detectable_per_sd, level_shares
+from experiments.design.problems import pointer
+from experiments.design.spec import MIN_BLOCKS, AblationSpec
+from experiments.documents import Frozen
+from experiments.errors import SpecProblem
+from experiments.records.calibration import Calibration, workload_digest
+
+
+class Sizing(Frozen):
+    """What a design can see at the noise that was measured."""
+
+    calibration: str
+    """Digest of the calibration."""
+    sd_upper_pct: float
+    """Upper 95 % bound of the standard deviation of d: of the noisiest device that was calibrated."""
+    mde_pct: float
+    """Effect that the design finds with 80 % power, all variants corrected."""
+    adopt_if_pct: float
+    """Effect from which a variant is adopted."""
+    blocks_needed: int | None
+    """Fewest blocks that find an effect of `adopt_if_pct`; None when no allowed number does."""
+
+
+def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Sizing | None:
+    """Return what `plan` can see; None where the noise is unknown, or the metric has none."""
+    own = workload_of(plan, spec)
+    alike = [one for one in known if one.key.workload == own and one.blocks >= ADMITTING_BLOCKS]
+    if not alike or spec.verdict.primary.exact or spec.purpose == "calibration":
+        return None
+    noisiest = max(alike, key=lambda one: one.sd_upper_pct)
+    last_look = level_shares(spec.design.blocks.schedule)[-1]
+    level, sd = alpha_of(1) * last_look / len(plan.variants), noisiest.sd_upper_pct / 100
+    threshold = spec.verdict.primary.threshold_pct
+    return Sizing(
+        calibration=noisiest.digest,
+        sd_upper_pct=noisiest.sd_upper_pct,
+        mde_pct=percent(detectable_per_sd(len(plan.blocks), level=level) * sd),
+        adopt_if_pct=threshold,
+        blocks_needed=blocks_to_detect(log_ratio(threshold), sd, minimum=MIN_BLOCKS, level=level),
+    )
+
+
+def sizing_problems(spec: AblationSpec, sizing: Sizing | None) -> list[SpecProblem]:
+    """Return why a design is refused: it could not see the effect that its own rule asks for."""
+    asked = spec.verdict.primary.adopt_if is not None and not spec.design.underpowered
+    if sizing is None or not asked or sizing.mde_pct <= sizing.adopt_if_pct:
+        return []
+    needed = sizing.blocks_needed
+    detail = (
+        f"{spec.design.blocks.number} blocks find {sizing.mde_pct:.2f} % at the measured noise (sd at most "
+        f"{sizing.sd_upper_pct:.2f} %); the rule adopts from {sizing.adopt_if_pct:g} %"
+    )
+    enough = f"no number up to {MAX_BLOCKS} is enough" if needed is None else f"use {needed} blocks"
+    hint = f"{enough}, or write design.underpowered: true"
+    return [SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)]
+
+
+def workload_of(plan: Plan, spec: AblationSpec) -> str:
+    """Return the digest of what a calibration must agree with to size `plan`, on any device and whatever code ran."""
+    config = plan.baseline.config
+    return workload_digest(plan.node_class, spec.workload.recipe, shape_digest(config), estimator_digest(config))

@@ -1,0 +1,76 @@
+"""Sizing: what a design sees at the measured noise, against simulated t tests; and which designs are refused."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.analysis.calibration import calibrate, key_of
+from experiments.analysis.sizing import size_of, sizing_problems
+from experiments.design.plan import make_plan
+from experiments.design.power import alpha_of
+from tests.calibrations import aa_spec, noisy_blocks
+from tests.factories import make_receipt, make_spec
+
+SPEC = make_spec()
+OWN = key_of(SPEC, make_receipt(make_plan(SPEC), 0, "baseline"))
+
+
+def sized(spec=SPEC, *, sd=0.003, number=20, key=OWN):
+    return size_of(spec, make_plan(spec), [calibrate(key, noisy_blocks(number, sd=sd))])
+
+
+def test_the_detectable_effect_is_found_in_80_of_100_simulated_ablations():
+    found = sized(make_spec(design__blocks={"count": 12}))
+    effect, sd = math.log1p(found.mde_pct / 100), found.sd_upper_pct / 100
+    rng, level = np.random.default_rng(0), alpha_of(1) / 2  # two variants
+    place = np.tile([-1.0, 1.0], 6)
+    d = effect + rng.normal(0, sd, (6000, 12))
+    slope = (d * place).sum(axis=1) / 12
+    rest = d - d.mean(axis=1, keepdims=True) - slope[:, None] * place
+    error = np.sqrt((rest**2).sum(axis=1) / 10 / 12)
+    power = np.mean(np.abs(d.mean(axis=1) / error) > stats.t.ppf(1 - level / 2, 10))
+    assert power == pytest.approx(0.8, abs=0.02)
+
+
+def test_the_blocks_that_it_asks_for_are_the_fewest_that_see_the_threshold():
+    found = sized(sd=0.008)
+    assert found.blocks_needed > 6
+    enough = sized(make_spec(design__blocks={"count": found.blocks_needed}), sd=0.008)
+    fewer = sized(make_spec(design__blocks={"count": found.blocks_needed - 1}), sd=0.008)
+    assert enough.mde_pct <= found.adopt_if_pct < fewer.mde_pct
+    assert sized(sd=5.0).blocks_needed is None
+
+
+@pytest.mark.parametrize("field", ["device_serial", "software_digest"])
+def test_any_device_and_code_of_the_workload_counts_and_the_noisiest_decides(field):
+    quiet, loud = noisy_blocks(sd=0.001), noisy_blocks(sd=0.01)
+    other = OWN.model_copy(update={field: "x"})
+    found = size_of(SPEC, make_plan(SPEC), [calibrate(OWN, quiet), calibrate(other, loud)])
+    assert found.calibration == calibrate(other, loud).digest
+
+
+@pytest.mark.parametrize("field", ["node_class", "recipe", "shape_digest", "estimator_digest"])
+def test_another_workload_says_nothing(field):
+    assert sized(key=OWN.model_copy(update={field: "x"})) is None
+
+
+def test_too_few_blocks_exact_metrics_and_calibrations_are_not_sized():
+    assert sized(number=19) is None
+    assert sized(make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%"})) is None
+    assert sized(aa_spec(SPEC)) is None
+
+
+def test_a_design_that_cannot_see_adopt_if_is_refused_unless_it_says_that_it_knows():
+    (problem,) = sizing_problems(SPEC, sized(sd=0.02))
+    assert problem.pointer == "#/design/blocks"
+    assert problem.detail.startswith("6 blocks find ")
+    assert "the rule adopts from 1.5 %" in problem.detail
+    assert problem.hint.startswith("use ")
+    assert sizing_problems(SPEC, sized(sd=0.002)) == []
+    assert sizing_problems(SPEC, None) == []
+    assert sizing_problems(make_spec(design__underpowered=True), sized(sd=0.02)) == []
+    unstated = make_spec(verdict__primary={"metric": "tokens_per_s", "margin": "0.5%"})
+    assert sizing_problems(unstated, sized(unstated, sd=0.02)) == []
+    assert "underpowered" not in SPEC.model_dump(mode="json")["design"]
