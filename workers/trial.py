@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from experiments.design.fields import read_config
 from experiments.runtime.processes import die_with_parent
+from kernels.errors import KernelUnsupported
 from model.config import TrainConfig
 from workers.compile_trial import compile_step
 from workers.environment_variables import keep_kernels, mark_process, peer_site
@@ -105,11 +106,22 @@ def _device(device_type: str) -> "torch.device":
     """Return the device to train on. Raises DeviceMissing where torch cannot use one: another is no replacement."""
     import torch
 
+    if device_type == "xla":
+        return _xla_device()
     if device_type != "cpu" and not torch.get_device_module(device_type).is_available():
         raise DeviceMissing(
             f"this node trains on devices of type '{device_type}', and torch {torch.__version__} finds none"
         )
     return torch.device(device_type)
+
+
+def _xla_device() -> "torch.device":
+    from kernels import xla_device
+
+    try:
+        return xla_device.device()
+    except (KernelUnsupported, RuntimeError) as error:  # RuntimeError: the runtime finds no chip
+        raise DeviceMissing(f"this node trains on XLA, and no device can be used: {error}") from error
 
 
 def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":
