@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from experiments.design.fields import read_config
 from experiments.runtime.processes import die_with_parent
+from kernels.errors import KernelUnsupported
 from model.config import TrainConfig
 from workers.compile_trial import compile_step
 from workers.environment_variables import keep_kernels, mark_process, peer_site
@@ -117,14 +118,10 @@ def _device(device_type: str) -> "torch.device":
 def _xla_device() -> "torch.device":
     from kernels import xla_device
 
-    refusal = xla_device.version_refusal()
-    if refusal is not None:
-        raise DeviceMissing(refusal)
     try:
         return xla_device.device()
-    except RuntimeError as error:
-        where = os.environ.get("PJRT_DEVICE", "nothing")
-        raise DeviceMissing(f"PJRT_DEVICE is {where}, and XLA finds no such device: {error}") from error
+    except (KernelUnsupported, RuntimeError) as error:  # RuntimeError: the runtime finds no chip
+        raise DeviceMissing(f"this node trains on XLA, and no device can be used: {error}") from error
 
 
 def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":

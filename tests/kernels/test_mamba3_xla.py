@@ -21,6 +21,8 @@ from tests.kernels.oracle import Oracle
 from tests.kernels.test_mamba3_mimo import BASE, assert_rows_close, document_ids
 from tests.scan_inputs import TIME_AXIS, ScanSizes, global_error, random_inputs, worst_row_error
 
+pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine
+
 FORMS = {
     "parallel": {"chunk_size": 16},
     "parallel_cached": {"chunk_size": 8, "psiv_cache": True},

@@ -9,6 +9,8 @@ from kernels import xla_attention, xla_device
 from kernels.errors import KernelUnsupported
 from kernels.xla_attention import KERNELS
 
+pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine
+
 CALLS = {"flash": (1, 3), "splash": (1, 2), "pallas_softcap": (1, 3)}
 """TPU custom calls of the forward pass, and of both passes."""
 

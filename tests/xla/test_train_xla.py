@@ -21,6 +21,7 @@ from model.train import TrainResult, train
 from model.update import DeviceBatch, batch_loss, update
 from tests.corpora import small_config, small_dataset
 
+pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine
 ENVELOPE = 2e-3
 """Nats, over 20 steps: both lanes compute the same in another order, and training amplifies the difference."""
 TINY = HybridConfig(
@@ -123,14 +124,14 @@ class Steps:
 
 
 def test_documents_as_tensors_are_one_graph_and_as_numbers_one_each(home: Path) -> None:
-    steps = Steps(on_xla(config_for(home)))
+    steps = Steps(on_xla(config_for(home, model=replace(TINY, pattern="M"))))
     told = [steps.run((torch.arange(64).repeat(4, 1) * count // 64).to(DEVICE)) for count in (1, 3, 7, 64)]
     assert [compiled for compiled, _ in told] == [1, 0, 0, 0]
     assert len({digest for _, digest in told}) == 1
     numbers = []
-    for cut in (9, 30, 50):
+    for cut in (9, 50):
         ids_BS = torch.zeros(4, 64, dtype=torch.int64, device=DEVICE)
         ids_BS[:, cut:] = 1
         numbers.append(steps.run(ids_BS))
-    assert [compiled for compiled, _ in numbers] == [1, 1, 1]
-    assert len({digest for _, digest in numbers}) == 3
+    assert [compiled for compiled, _ in numbers] == [1, 1]
+    assert len({digest for _, digest in numbers}) == 2
