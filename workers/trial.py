@@ -17,7 +17,7 @@ from experiments.runtime.processes import die_with_parent
 from kernels.errors import KernelUnsupported
 from model.config import TrainConfig
 from workers.compile_trial import compile_step
-from workers.environment_variables import keep_kernels, mark_process, peer_site
+from workers.environment_variables import keep_kernels, mark_process, peer_site, use_environment
 from workers.errors import DeviceMissing
 from workers.failures import classify
 from workers.paths import write_whole
@@ -37,7 +37,7 @@ def main(order: TrialOrder) -> None:
     _detach(order)
     target = order.paths.prepared if order.prepare_only else order.paths.result
     try:
-        os.environ.update(order.environment)
+        use_environment(order.environment)
         result = _work(order)
     except Exception as error:  # the task boundary: the result file records it
         traceback.print_exc()

@@ -1,7 +1,6 @@
 """Ask the TPU compiler in a process of its own, and read its answer: numbers, or a memory that a step exceeds."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from experiments.records.compilation_report import Overflow
 from kernels import xla_compiler
+from workers.environment_variables import compiler_environment
 from workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
 
 Answer: TypeAlias = Mapping[str, Any]
@@ -28,6 +28,7 @@ _OVERFLOWS: tuple[tuple[Literal["hbm", "vmem"], re.Pattern[str]], ...] = (
 """How releases of libtpu say that a step does not fit: needed, then available."""
 
 _PROGRAM = "kernels.xla_compiler"
+_ROOT = Path(xla_compiler.__file__).resolve().parent.parent
 _LAST_LINES = 5
 _LINE_LIMIT = 300  # characters
 
@@ -43,7 +44,7 @@ def ask_compiler(order: xla_compiler.Order, *, folder: Path | None = None) -> An
         question, answered = where / "compiler-order.json", where / "compiler-answer.json"
         question.write_text(json.dumps(asdict(order)), encoding="utf-8")
         command = [sys.executable, "-m", _PROGRAM, str(question), str(answered)]
-        ended = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, env=compiler_environment(_ROOT), capture_output=True, text=True, check=False)
         answer = json.loads(answered.read_text(encoding="utf-8")) if answered.is_file() else {}
     if ended.returncode in (-signal.SIGKILL, -signal.SIGTERM):
         raise CompilerKilled(_how_it_ended(ended))
@@ -66,17 +67,6 @@ def find_overflow(message: str) -> Overflow | None:
 
 def _bytes(number: str, unit: str) -> int:
     return round(float(number) * _UNITS[unit])
-
-
-def _environment() -> dict[str, str]:
-    """Return the program's environment: our flags and no others, since a receipt names none; our packages are found."""
-    root = str(Path(xla_compiler.__file__).resolve().parent.parent)
-    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | xla_compiler.ENVIRONMENT
-    library = xla_compiler.library()
-    if library is not None:
-        inherited[xla_compiler.LIBRARY_PATH] = str(library)
-    path = os.pathsep.join(part for part in (root, inherited.get("PYTHONPATH", "")) if part)
-    return {**inherited, "PYTHONPATH": path}
 
 
 def _how_it_ended(ended: "subprocess.CompletedProcess[str]") -> str:

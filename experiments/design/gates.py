@@ -201,8 +201,7 @@ _ENTRIES = (
         in_kernels=True,
         block="M",
         proof="lane cuda: which kernels were launched, and that the walks' launch code has as many blocks along time "
-        "as states are handed between; lanes reference and xla: the function that computes or traces says it; lane "
-        "peer: its release has one schedule",
+        "as states are handed between; lanes reference and xla: the function that ran; lane peer: it has one schedule",
         blind_to="a row that fits into one super-chunk, where both schedules walk it with one block",
         **_told_by(ScanFact.SCHEDULE),
     ),
@@ -216,8 +215,7 @@ _ENTRIES = (
         in_kernels=True,
         block="M",
         proof="lane cuda: the tokens that one load of q, k, v or z takes in the program of every walk that was "
-        "launched; lane peer: what the official launchers were handed; lanes reference and xla: the function that "
-        "computes or traces says it",
+        "launched; lane peer: what the official launchers were handed; lanes reference and xla: the function that ran",
         blind_to="whether the compiler's code follows the program it was made from",
         **_told_by(ScanFact.CHUNK_SIZE),
     ),
@@ -233,8 +231,7 @@ _ENTRIES = (
         attest=_psiv_cached,
         attested_by=f"facts {ScanFact.PSIV_SAVED_BYTES} and {ScanFact.PSIV_RECOMPUTES}",
         proof="bytes that were kept between the passes (lane cuda: and handed to a launched kernel) against backward "
-        "passes that made PsiV again; lane cuda: both must agree with the parameters of the walks' binaries; lane xla: "
-        "what the traced backward graph is handed, and what it makes",
+        "passes that made PsiV again; lane cuda: both agree with the walks' binaries; lane xla: with the traced graphs",
         blind_to="whether a kernel that is given PsiV reads it",
     ),
     Gate(
