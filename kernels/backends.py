@@ -41,8 +41,8 @@ class NodeClass:
     """Whether kernels for TPUs (Pallas) can be run there, or compiled where nothing is run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a trial on such a device needs before it makes a tensor."""
-    topologies: Mapping[int, str] = field(default_factory=dict)
-    """Only on a class that compiles and executes nothing: what it compiles for, by number of chips."""
+    topology: str | None = None
+    """Only on a class that compiles and executes nothing: the chips that it compiles for, by the compiler's name."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
     tells: frozenset[str] = frozenset()
@@ -62,7 +62,7 @@ class NodeClass:
     @property
     def compiles_only(self) -> bool:
         """Whether a trial compiles the training step for chips that are not there, and executes nothing."""
-        return bool(self.topologies)
+        return self.topology is not None
 
     def fits(self, device_name: str) -> bool:
         """Tell whether a device that calls itself `device_name` belongs to this class."""
@@ -121,7 +121,7 @@ _TABLE = (
         device_name=r"\bv6\b",
         tpu_kernels=True,
         environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
-        topologies={1: "v6e:1x1", 4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
+        topology="v6e:1x1",
     ),
 )
 

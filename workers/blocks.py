@@ -142,7 +142,7 @@ class BlockRunner:
             data_dir=self._context.data_dir,
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
-            topologies=self._node_class.topologies,
+            topology=self._node_class.topology,
         )
         if self._node_class.compiles_only:  # reads no data
             return order

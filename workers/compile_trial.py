@@ -19,14 +19,13 @@ from workers.xla_compilation import Answer, ask_compiler, find_overflow
 if TYPE_CHECKING:
     from model.traced_step import TracedStep
 
-ONE_CHIP = 1
 KERNEL_ATTENTION = ("flash", "splash", "pallas_softcap")
 """Values of the gate `attention` that are kernels on lane xla."""
 _MODULE = "step.hlo.pb"
 
 
-def compile_step(order: TrialOrder) -> TrialResult:
-    """Trace the training step of `order` and compile it.
+def compile_step(order: TrialOrder, topology: str) -> TrialResult:
+    """Trace the training step of `order` and compile it for `topology`.
 
     Raises KernelUnsupported for a gate that cannot run or is not in the graph, and CompilerFailed when the compiler's
     process died or refused for another reason than memory.
@@ -39,7 +38,7 @@ def compile_step(order: TrialOrder) -> TrialResult:
         return TrialResult(facts=dict(traced.facts), parameters=traced.parameters)
     module = order.paths.folder / _MODULE
     module.write_bytes(traced.module)
-    answer = ask_compiler(Order(topology=order.topologies[ONE_CHIP], module=str(module)), folder=order.paths.folder)
+    answer = ask_compiler(Order(topology=topology, module=str(module)), folder=order.paths.folder)
     report = _report(answer, traced)
     _check_kernels(traced.facts.get(ModelFact.ATTENTION), report)
     return _result(answer, traced, report)

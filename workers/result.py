@@ -27,8 +27,8 @@ class TrialOrder:
     """Torch's name for the kind of device to train on."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the node class needs in the environment before a tensor is made."""
-    topologies: Mapping[int, str] = field(default_factory=dict)
-    """On a node class that compiles and executes nothing: what for, by number of chips."""
+    topology: str | None = None
+    """On a node class that compiles and executes nothing: what for."""
     trace_only: bool = False
     """Of a compilation: only trace the step, to see whether every gate can run."""
     dataset: Path | None = None

@@ -77,7 +77,7 @@ def _die_with_the_worker() -> None:
 def _work(order: TrialOrder) -> TrialResult:
     if order.prepare_only:
         return _prepare(order)
-    return compile_step(order) if order.topologies else _train(order)
+    return _train(order) if order.topology is None else compile_step(order, order.topology)
 
 
 def _prepare(order: TrialOrder) -> TrialResult:

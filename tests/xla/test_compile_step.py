@@ -55,9 +55,10 @@ def compiled(folder: Path, config: TrainConfig, name: str = "trl_1") -> TrialRes
         data_dir=folder,
         device_type=COMPILE.device_type,
         environment=COMPILE.environment,
-        topologies=COMPILE.topologies,
+        topology=COMPILE.topology,
     )
-    return compile_step(order)
+    assert order.topology is not None
+    return compile_step(order, order.topology)
 
 
 def report_of(result: TrialResult) -> CompilationReport:
@@ -168,3 +169,30 @@ def test_the_rows_of_a_step_change_the_module() -> None:
     assert len({graph.digest for graph in graphs}) == 3
     flops = [graph.matmul_flops or 0 for graph in graphs]
     assert flops[1] - flops[0] == (flops[2] - flops[1]) / 2
+
+
+SHARDED = """
+import sys
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+jax.config.update("jax_use_shardy_partitioner", False)
+mesh = Mesh(jax.devices()[:4], ("chips",))
+rows, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("chips",), ()))
+shape = jax.ShapeDtypeStruct((1024, 1024), "float32")
+step = jax.jit(lambda x, w: (x @ w) @ w.T, in_shardings=(rows, rows), out_shardings=whole)
+Path(sys.argv[1]).write_bytes(step.lower(shape, shape).compiler_ir("hlo").as_serialized_hlo_module_proto())
+"""
+
+
+def test_a_module_that_is_spread_over_four_chips_is_compiled_with_its_collectives(tmp_path: Path) -> None:
+    module = tmp_path / "module.pb"
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SHARDED, str(module)], env={**os.environ, **flags}, check=True)
+    order = xla_compiler.Order(topology="v6e:2x2", module=str(module), partitions=4, donate=False)
+    answer = ask_compiler(order)
+    assert (answer["chips"], answer["partitions"]) == (4, 4)
+    assert answer["memory"]["argument_bytes"] == 2 * 4 * 1024**2 // 4
+    assert answer["collectives"]["all-gather"] > 0

@@ -26,6 +26,9 @@ Ran out of memory in memory space vmem while allocating on stack for %attn.1 = f
 custom-call(%q.1, %k.1, %v.1), custom_call_target="tpu_custom_call". Scoped allocation with size 55.99M and limit \
 32.00M exceeded scoped vmem limit by 23.99M. It should not be possible to run out of scoped vmem - """
 
+WHOLE_VMEM = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space vmem. Used 256.00M \
+of 127.94M vmem. Exceeded vmem capacity by 128.06M."""
+
 
 @pytest.mark.parametrize(
     ("message", "memory", "needed", "available"),
@@ -33,6 +36,7 @@ custom-call(%q.1, %k.1, %v.1), custom_call_target="tpu_custom_call". Scoped allo
         (OLD_HBM, "hbm", 64 * GIB, round(31.25 * GIB)),
         (HBM, "hbm", 40 * GIB, round(31.25 * GIB)),
         (VMEM, "vmem", round(55.99 * MIB), 32 * MIB),
+        (WHOLE_VMEM, "vmem", 256 * MIB, round(127.94 * MIB)),
     ],
 )
 def test_a_refusal_for_memory_is_read_with_its_numbers(message: str, memory: str, needed: int, available: int) -> None:
