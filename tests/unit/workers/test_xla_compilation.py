@@ -26,8 +26,8 @@ Ran out of memory in memory space vmem while allocating on stack for %attn.1 = f
 custom-call(%q.1, %k.1, %v.1), custom_call_target="tpu_custom_call". Scoped allocation with size 55.99M and limit \
 32.00M exceeded scoped vmem limit by 23.99M. It should not be possible to run out of scoped vmem - """
 
-WHOLE_VMEM = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space vmem. Used 256.00M \
-of 127.94M vmem. Exceeded vmem capacity by 128.06M."""
+WHOLE_VMEM = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space vmem. \
+Used 256.00M of 127.94M vmem. Exceeded vmem capacity by 128.06M."""
 
 
 @pytest.mark.parametrize(
