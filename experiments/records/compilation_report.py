@@ -58,7 +58,7 @@ class CompilationReport(Frozen):
     """Kernels that the module calls."""
     kernels: Mapping[str, int]
     """Calls by the kernel's name."""
-    matmul_flops: Told[Annotated[int, Field(ge=0)]] = None
+    matmul_flops: Told[int] = None
     """FLOPs of all matrix products outside of kernels, loops times their trips; recomputation counts."""
     hbm: Told[HbmPlan] = None
     """None when the step does not fit."""
