@@ -12,6 +12,8 @@ class ModelFact(StrEnum):
     """Cross entropy that ran: dense or chunked."""
     HIDDEN_DTYPE = "hidden.dtype"
     """Dtype of the hidden states that reached the loss."""
+    ROWS = "batch.rows"
+    """Rows of the batch that the loss read."""
     COMPILED_GRAPHS = "compile.graphs"
     """Graphs that torch.compile made of the model; absent when it was not compiled."""
     DEVICE = "train.device"
