@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu browser bench-api bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu browser simulate bench-api bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ tpu: $(TPU_STAMP)  ## create .venv-tpu, the environment of lane xla (torch 2.9, 
 # XLA on the processors of this machine. What needs a chip is skipped as such.
 test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on this machine's processors
 	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest $(TPU_TESTS)
+
+simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge, into docs/statistics.md; minutes
+	$(BIN)/python -m experiments.simulation
 
 bench-api: $(STAMP)  ## POST /v1/ablations against a bare endpoint that inserts the same rows
 	$(BIN)/python -m tests.bench.api

@@ -25,6 +25,8 @@ class AblationState(StrEnum):
 class BlockState(StrEnum):
     """Where a block is."""
 
+    HELD = "held"
+    """Beyond a look: it runs only if the look does not decide."""
     QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"

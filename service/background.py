@@ -20,6 +20,7 @@ from service.errors import ConfigurationError
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
+from service.serializers import silent_limit_s
 from service.settings import ServiceSettings, get_settings
 from service.store import leaders
 from service.store.migrate import current_revision, newest_revision
@@ -98,7 +99,9 @@ class Duty:
 
 def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) -> list[Duty]:
     """Build the duties of this process."""
-    reconciler = Reconciler(store, settings.celery_url)
+    reconciler = Reconciler(
+        store, settings.celery_url, sentinel_days=settings.sentinel_days, silent_s=silent_limit_s(settings)
+    )
     handlers = OutboxHandlers(store, Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment))
 
     def reconcile() -> bool:
@@ -106,7 +109,7 @@ def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) ->
         return False
 
     def judge() -> bool:
-        return handlers.run_due(OutboxKind.JUDGE) or handlers.run_due(OutboxKind.REPORT)
+        return any(handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT))
 
     def project() -> bool:
         return handlers.run_due(OutboxKind.PROJECT)

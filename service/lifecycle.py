@@ -28,6 +28,8 @@ class OutboxKind(StrEnum):
 
     WAKE = "wake"
     """Tell the workers of a node class that a block waits."""
+    LOOK = "look"
+    """Look at an ablation whose held blocks may not be needed."""
     JUDGE = "judge"
     REPORT = "report"
     PROJECT = "project"
@@ -51,10 +53,17 @@ MOVES: dict[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
         {
             _A.QUEUED: {_A.RUNNING, _A.CANCELLING},
             _A.RUNNING: {_A.CANCELLING, _A.COMPLETED, _A.FAILED},
-            _A.CANCELLING: {_A.CANCELLED},
+            _A.CANCELLING: {_A.CANCELLED, _A.COMPLETED},
         },
     ),
-    _B: _moves(_B, {_B.QUEUED: {_B.RUNNING, _B.CANCELLED}, _B.RUNNING: {_B.QUEUED, _B.DONE, _B.FAILED, _B.CANCELLED}}),
+    _B: _moves(
+        _B,
+        {
+            _B.HELD: {_B.QUEUED, _B.CANCELLED},
+            _B.QUEUED: {_B.RUNNING, _B.CANCELLED},
+            _B.RUNNING: {_B.QUEUED, _B.DONE, _B.FAILED, _B.CANCELLED},
+        },
+    ),
     _T: _moves(
         _T,
         {

@@ -1,4 +1,4 @@
-"""Handlers of the outbox rows that follow the end of an ablation: judge it, write its report, project it into MLflow.
+"""Handlers of the outbox rows that follow the blocks of an ablation: look, judge, write the report, project it.
 
 Each is idempotent, is done outside any transaction, and is tried again with growing pauses until it succeeds.
 """
@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from experiments.analysis.calibration import aa_blocks_of
 from experiments.analysis.judge import judge
+from experiments.analysis.looks import at_look
 from experiments.design.load import parse_spec
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
 from service.lifecycle import OutboxKind
-from service.store import calibrations, outbox, results
+from service.store import calibrations, looks, outbox, results
 from service.store.circumstances import circumstances_of
 from service.store.session import Store
 
@@ -31,6 +32,7 @@ class OutboxHandlers:
         self._store = store
         self._sink = sink
         self._handlers: dict[OutboxKind, Callable[[str], None]] = {
+            OutboxKind.LOOK: self._look,
             OutboxKind.JUDGE: self._judge,
             OutboxKind.REPORT: self._report,
             OutboxKind.PROJECT: self._project,
@@ -56,6 +58,25 @@ class OutboxHandlers:
         with self._store.write() as connection:
             outbox.done(connection, [row.id])
         log.info("%s of %s done", row.kind, row.key)
+
+    def _look(self, ablation_id: str) -> None:
+        """Decide whether the blocks beyond a look run, and let it happen."""
+        with self._store.read() as connection:
+            after = looks.look_due(connection, ablation_id)
+            view = results.ablation_view(connection, ablation_id)
+            body = results.read_spec(connection, ablation_id)
+            circumstances = circumstances_of(connection, ablation_id)
+        if after is None:
+            return
+        spec = parse_spec(body.content, body.content_type)
+        schedule = spec.design.blocks.schedule
+        number = schedule.index(after)
+        decision = at_look(view.plan, spec, view.receipts, circumstances, number)
+        with self._store.write() as connection:
+            if decision.go_on:
+                looks.go_on(connection, ablation_id, schedule[number + 1], after=after, reason=decision.reason)
+            else:
+                looks.stop(connection, ablation_id, after=after, reason=decision.reason)
 
     def _judge(self, ablation_id: str) -> None:
         with self._store.read() as connection:

@@ -6,6 +6,7 @@ import time
 from kombu.exceptions import OperationalError
 
 from experiments.runtime.wake import celery_app, publish_wake
+from service import sentinels
 from service.lifecycle import OutboxKind
 from service.store import attempts, claims, completion, outbox, submissions
 from service.store.session import Store
@@ -21,11 +22,13 @@ KEY_AGE_S = 48 * 3600.0
 class Reconciler:
     """Compares what is with what should be, a little at every tick."""
 
-    def __init__(self, store: Store, broker_url: str) -> None:
+    def __init__(self, store: Store, broker_url: str, *, sentinel_days: float = 0.0, silent_s: float = 30.0) -> None:
         self._store = store
         self._celery = celery_app(broker_url, name="ablate-reconciler")
         self._woken_at = 0.0
         self._cleaned_at = float("-inf")
+        self._sentinel_s = sentinel_days * 86_400
+        self._silent_s = silent_s
 
     def tick(self) -> None:
         """Do what is due."""
@@ -40,6 +43,8 @@ class Reconciler:
             self._cleaned_at = now
             with self._store.write() as connection:
                 submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
+            if self._sentinel_s:
+                sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
 
     def expire_leases(self) -> int:
         """Requeue every block whose worker fell silent, each in its own transaction; return how many."""

@@ -20,7 +20,6 @@ from service.lifecycle import EventKind
 
 Item = TypeVar("Item")
 
-
 INDEX = "Place of the block in the plan, from 0. People are shown its number, which counts from 1."
 
 
@@ -356,10 +355,9 @@ class CalibrationPublic(_Public):
 
 
 class CalibrationList(_Public):
-    """Everything that is known about noise."""
+    """Everything that is known about noise, the newest last."""
 
     items: list[CalibrationPublic]
-    """The newest last."""
     ledger: Ledger
     statement: str
     """What the ledger supports, in one sentence."""

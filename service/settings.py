@@ -62,6 +62,8 @@ class ServiceSettings(BaseSettings):
     """Largest body of a block report or an import: they carry the raw steps of every trial."""
     control_every: int = Field(default=10, ge=0)
     """One ablation in so many gets a control arm, which repeats its baseline to watch the noise; 0 for none."""
+    sentinel_days: float = Field(default=7.0, ge=0)
+    """Calibrations get new A/A blocks when their last is older than this many days; 0 for none."""
     rate_limit_per_s: float = Field(default=2000.0, gt=0)
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)

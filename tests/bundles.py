@@ -26,6 +26,7 @@ from experiments.records.bundle import (
 )
 from experiments.records.messages import DeviceInfo, NodeRegistration
 from experiments.records.plan_file import PlanFile, make_plan_file, plan_file_text
+from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer, manifest_statement
 from tests.factories import make_plan, make_receipt, make_spec, spec_values
 
@@ -54,12 +55,13 @@ def make_bundle(
     **receipt: Any,
 ) -> dict[str, bytes]:
     """Return the files of a bundle with these blocks, signed where `signer` is given; `receipt` as in make_receipt."""
-    node = make_node(signer)
+    node = make_node(signer, make_receipt(file.plan, 0, file.plan.baseline, **receipt))
     files = {PLAN: plan_file_text(file).encode(), f"nodes/{node.node_id}.json": node.model_dump_json().encode()}
     for index in indices:
-        attempt = Attempt(**names(index, node.node_id))
+        attempt_no = 1 + sum(record.index == index for record in broken)
+        attempt = Attempt(**names(index, node.node_id, attempt_no))
         digests = []
-        for trial in file.claimed(index, attempt_id=attempt.attempt_id, attempt_no=1).trials:
+        for trial in file.claimed(index, attempt_id=attempt.attempt_id, attempt_no=attempt_no).trials:
             ids = {
                 "ablation": file.ablation_id,
                 "block": file.blocks[index].block_id,
@@ -96,14 +98,16 @@ def sealed(file: PlanFile, files: dict[str, bytes], signer: Signer | None = None
     return {**contents, MANIFEST: manifest.model_dump_json(indent=1).encode()}
 
 
-def make_node(signer: Signer | None = None) -> NodeRecord:
-    """Return a described machine that signs by `signer`."""
-    device = DeviceInfo(index=0, name="CPU", memory_bytes=2**34)
+def make_node(signer: Signer | None = None, receipt: Receipt | None = None) -> NodeRecord:
+    """Return the described machine of `receipt`, by default of the factories' receipts, that signs by `signer`."""
+    made = receipt or make_receipt(make_plan(), 0, "baseline")
+    found = made.environment
+    device = DeviceInfo(index=0, name=found.device_name, serial=found.device_serial, memory_bytes=2**34)
     registration = NodeRegistration(
-        node_class="cpu",
+        node_class=found.node_class,
         devices=(device,),
-        versions={"torch": "2"},
-        code_digest="sha256:code",
+        versions=found.versions,
+        code_digest=made.digests.code,
         public_key=None if signer is None else signer.key,
     )
     return NodeRecord(node_id=new_id("nod"), name="far-node", registration=registration)
@@ -116,8 +120,8 @@ def broken_attempt(index: int, attempt_no: int, failure: FailureClass, *, arm: s
 
 
 def names(index: int, node_id: str, attempt_no: int = 1) -> dict[str, Any]:
-    """Return the fields of an attempt at block `index`: one minute each."""
-    began = BEGAN + timedelta(minutes=index)
+    """Return the fields of an attempt at block `index`: an hour for each, as the factories' receipts have it."""
+    began = BEGAN + timedelta(hours=index)
     return {
         "index": index,
         "attempt_id": new_id("att"),

@@ -29,7 +29,7 @@ class ArmSummary(Frozen):
     """Largest over all trials, those that ran out of memory among them; None where none recorded it."""
     peak_reserved_bytes: int | None
     outlier_steps: int
-    """Timed steps of measured trials that the outlier rule left out of their means."""
+    """Timed steps of measured trials far above their trial's median; they count in the means all the same."""
     outcomes: Mapping[str, int]
     """Trials by outcome."""
 

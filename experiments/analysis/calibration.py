@@ -32,13 +32,23 @@ def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
     """Return what A/A blocks have to agree with to hold for the trial of `receipt`."""
     environment = receipt.environment
     return CalibrationKey(
-        device_serial=environment.device_serial or f"{environment.node_name}, {environment.device_name}",
+        device_serial=device_serial(environment.device_serial, environment.node_name, environment.device_name),
         node_class=environment.node_class,
         recipe=spec.workload.recipe,
         shape_digest=shape_digest(receipt.config),
         estimator_digest=estimator_digest(receipt.config),
-        software_digest=digest({"code": receipt.digests.code, "versions": dict(environment.versions)}),
+        software_digest=software_digest(receipt.digests.code, environment.versions),
     )
+
+
+def device_serial(serial: str | None, node_name: str, device_name: str) -> str:
+    """Return what tells a device from every other: its serial number, or the names of node and device."""
+    return serial or f"{node_name}, {device_name}"
+
+
+def software_digest(code_digest: str, versions: Mapping[str, str]) -> str:
+    """Return the digest of the code that ran and of everything that it ran with."""
+    return digest({"code": code_digest, "versions": dict(versions)})
 
 
 def shape_digest(config: Mapping[str, Any]) -> str:

@@ -89,10 +89,8 @@ class _Judge:
         return found
 
     def _alpha(self, evidence: Evidence) -> float:
-        return alpha_of(self._asking()) * share_at(self._spec.design.blocks, len(evidence.pairs))
-
-    def _asking(self) -> int:
-        return self._circumstances.family.number
+        number = self._circumstances.family.number_of(evidence.arm.name)
+        return alpha_of(number) * share_at(self._spec.design.blocks, len(evidence.pairs))
 
     def __call__(
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
@@ -103,7 +101,7 @@ class _Judge:
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
         found = rejected_first(self._answer(evidence, exclusion, exact or primary), requirements)
-        chances = self._chances(found, primary)
+        chances = self._chances(name, found, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
         notes = [f"requirement not met: {e.metric} {e.rule}: {e.detail}" for e in requirements if not e.passed]
         return VariantVerdict(
@@ -122,7 +120,7 @@ class _Judge:
             chances=chances,
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
-            notes=(*notes, *(exact.notes if exact else self._notes(found, primary, chances))),
+            notes=(*notes, *(exact.notes if exact else self._notes(name, found, primary, chances))),
         )
 
     def _answer(
@@ -151,22 +149,25 @@ class _Judge:
         found = capped(found, Cause.RERUNS, reruns)
         return capped(found, Cause.UNCALIBRATED, self._circumstances.admission.refused_because)
 
-    def _chances(self, found: Answer, primary: Comparison | None) -> dict[int, float]:
+    def _chances(self, arm: str, found: Answer, primary: Comparison | None) -> dict[int, float]:
         if found.cause is not Cause.NOT_PROVED or primary is None:
             return {}
-        level = alpha_of(self._asking() + 1) / self._family
+        level = alpha_of(self._circumstances.family.number_of(arm) + 1) / self._family
         return chances_of(primary, level=level, margin_pct=self._rule.primary.margin)
 
-    def _notes(self, found: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
+    def _notes(
+        self, arm: str, found: Answer, primary: Comparison | None, chances: Mapping[int, float]
+    ) -> Iterator[str]:
         threshold = self._rule.primary.threshold_pct
         if primary is not None and found.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:g} % from which the rule adopts"
         if chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
-        yield from self._family_notes()
+        yield from self._family_notes(arm)
 
-    def _family_notes(self) -> Iterator[str]:
-        number, earlier = self._asking(), self._circumstances.family.earlier
+    def _family_notes(self, arm: str) -> Iterator[str]:
+        number = self._circumstances.family.number_of(arm)
+        earlier = [one for one in self._circumstances.family.earlier if arm in one.asked]
         if number > 1:
             named = ", ".join(f"'{one.ablation}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
             yield f"attempt {number} of this question, tested at {100 * alpha_of(number):.2g} %; before it: {named}"

@@ -61,13 +61,3 @@ def needed(errors: int) -> int:
     while upper_bound(errors, trials) > ALPHA:
         trials += 1
     return trials
-
-
-def sentence(ledger: Ledger) -> str:
-    """Say what the ledger supports."""
-    if ledger.ablations == 0:
-        return "The service has not measured its own rate of false words: no A/A ablation has ended."
-    counted = f"{ledger.false_words} false words in {ledger.ablations} disjoint A/A ablations"
-    bound = f"at most {100 * ledger.upper_bound:.1f} % (95 % bound)"
-    enough = "" if ledger.upper_bound <= ALPHA else f"; {needed(ledger.false_words)} would support at most 5 %"
-    return f"{counted}: {bound}{enough}."

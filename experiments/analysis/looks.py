@@ -48,17 +48,22 @@ def at_look(
     undecided = [found for found in verdict.variants if _undecided(found)]
     if not undecided:
         return LookDecision(go_on=False, reason=f"after {blocks} blocks: {_words(verdict.variants)}")
-    level = alpha_of(circumstances.family.number) / len(verdict.variants)
-    best = max(undecided, key=lambda found: _chance(found, spec, blocks, level))
-    chance = _chance(best, spec, blocks, level)
-    told = f"after {blocks} blocks '{best.arm}' has a chance of {chance:.0%} of an answer by {looks[-1]} blocks"
+    chances = {found.arm: _chance(found, spec, blocks, _level(plan, circumstances, found)) for found in undecided}
+    best, chance = max(chances.items(), key=lambda entry: entry[1])
+    told = f"after {blocks} blocks '{best}' has a chance of {chance:.0%} of an answer by {looks[-1]} blocks"
     if chance < FUTILE:
         return LookDecision(go_on=False, reason=f"{told}, and no variant a higher one: more blocks are futile")
     return LookDecision(go_on=True, reason=told)
 
 
+def _level(plan: Plan, circumstances: Circumstances, found: VariantVerdict) -> float:
+    return alpha_of(circumstances.family.number_of(found.arm)) / len(plan.variants)
+
+
 def _undecided(found: VariantVerdict) -> bool:
-    return found.measured is VerdictWord.INCONCLUSIVE and found.cause not in _HOPELESS
+    """Return whether more blocks may bring an answer; that a metric is not exact is one, and stays."""
+    unanswered = found.measured is VerdictWord.INCONCLUSIVE or found.cause is Cause.SPREADS
+    return unanswered and found.cause not in _HOPELESS and found.exact is None
 
 
 def _words(variants: Sequence[VariantVerdict]) -> str:

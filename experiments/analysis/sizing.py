@@ -6,7 +6,14 @@ from experiments.analysis.calibration import estimator_digest, shape_digest
 from experiments.analysis.statistics import log_ratio, percent
 from experiments.design.calibration import ADMITTING_BLOCKS
 from experiments.design.plan import Plan
-from experiments.design.power import MAX_BLOCKS, alpha_of, blocks_to_detect, detectable_per_sd, level_shares
+from experiments.design.power import (
+    MAX_BLOCKS,
+    PLANNED_POWER,
+    alpha_of,
+    blocks_to_detect,
+    detectable_per_sd,
+    level_shares,
+)
 from experiments.design.problems import pointer
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.documents import Frozen
@@ -26,7 +33,8 @@ class Sizing(Frozen):
     adopt_if_pct: float
     """Effect from which a variant is adopted."""
     blocks_needed: int | None
-    """Fewest blocks that find an effect of `adopt_if_pct`; None when no allowed number does."""
+    """Fewest blocks that find an effect of `adopt_if_pct` with the power of a planned design, what stalls withhold by
+    chance taken into account; None when no allowed number does."""
 
 
 def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Sizing | None:
@@ -44,7 +52,7 @@ def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Siz
         sd_upper_pct=noisiest.sd_upper_pct,
         mde_pct=percent(detectable_per_sd(len(plan.blocks), level=level) * sd),
         adopt_if_pct=threshold,
-        blocks_needed=blocks_to_detect(log_ratio(threshold), sd, minimum=MIN_BLOCKS, level=level),
+        blocks_needed=blocks_to_detect(log_ratio(threshold), sd, minimum=MIN_BLOCKS, level=level, power=PLANNED_POWER),
     )
 
 

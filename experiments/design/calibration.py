@@ -36,18 +36,18 @@ def bare_spec(recipe: str, node_class: str) -> AblationSpec:
     return parse_spec(_yaml(values), CONTENT_TYPE)
 
 
-def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_seed: int) -> bytes:
+def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_seed: int, sentinel: str = "") -> bytes:
     """Return the YAML of a spec that measures the noise of ablations such as `like` on `node_class`.
 
     Workload, baseline, seeds, limits and primary metric (throughput in place of an exact one) are those of `like`:
     A/A blocks hold for their recipe, shape and window only. Raises SpecError when the baseline does not run on
-    `node_class`.
+    `node_class`. `sentinel` names what it watches: then it waits for whatever else is queued.
     """
     values = like.model_dump(mode="json", exclude_none=True)
     trials = like.design.blocks.number * (1 + len(like.variants))
     values = {"ablation": "", "purpose": "calibration", **values}
     values |= {
-        "ablation": f"aa-{like.ablation}"[:63],
+        "ablation": like.ablation if like.purpose == "calibration" else f"aa-{like.ablation}"[:63],
         "question": f"What is the noise of ablations such as '{like.ablation}' on {node_class}?",
         "placement": {**values["placement"], "node_class": node_class},
         "variants": {REPEAT: {"gates": _baseline_gates(like)}},
@@ -55,6 +55,10 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     values["design"] |= {"blocks": {"count": blocks}, "order_seed": order_seed}
     values["limits"]["device_minutes"] *= max(1.0, 2 * blocks / trials)
     values["verdict"]["require"] = []
+    values["labels"] = {name: value for name, value in like.labels.items() if name != SENTINEL}
+    if sentinel:
+        values["labels"] = {SENTINEL: sentinel}
+        values["limits"]["priority"] = 0
     if like.verdict.primary.exact:
         values["verdict"]["primary"] = _THROUGHPUT
     text = _yaml(values)

@@ -12,6 +12,8 @@ ALPHA = 0.05
 FIRST_SHARE = 0.8
 """Share of it that the first asking spends."""
 POWER = 0.8
+PLANNED_POWER = 0.98
+"""Of a number of blocks that is planned: words that stalls or spreads withhold by chance leave at least 90 %."""
 MAX_BLOCKS = 2000
 """Blocks of a design, at most."""
 _POINTS = 4096

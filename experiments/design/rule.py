@@ -45,7 +45,7 @@ EXACT_COMPARISON: dict[str, Any] = {
     "better_or_worse": "the change lies beyond the margin, the same way for every seed",
     "same": "the change lies within the margin for every seed",
     "without_direction": "same: bit-identical; worse: not",
-    "missing": "fails",
+    **{part: COMPARISON[part] for part in ("exact_requirement", "envelope", "missing")},
 }
 """How trials become a word where an exact metric decides."""
 

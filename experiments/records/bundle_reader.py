@@ -27,6 +27,7 @@ from experiments.records.bundle import (
     block_folder,
     trial_folder,
 )
+from experiments.records.bundle_consistency import consistency_problems
 from experiments.records.bundle_signatures import SignedRecord, signature_problems, unsigned_files
 from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.plan_file import PlanFile, read_plan_file
@@ -49,15 +50,16 @@ def open_bundle(files: Mapping[str, bytes]) -> Bundle:
     blocks = {path: reader.block(path, record) for path, record in done.items()}
     _refuse([*reader.problems, *_unexpected_files(files, reader.known)])
     records = _signed_records(blocks, broke)
-    _refuse(signature_problems(manifest, records, nodes, plan_file))
-    signatures = (manifest.signature, *(record.attempt.signature for record in records))
+    signatures = signature_problems(manifest, records, nodes, plan_file)
+    _refuse([*signatures, *consistency_problems(blocks, list(broke.values()), nodes)])
+    signed = (manifest.signature, *(record.attempt.signature for record in records))
     return Bundle(
         digests=(manifest.digest,),
         plan_file=plan_file,
         nodes=nodes,
         blocks=tuple(sorted(blocks.values(), key=lambda block: block.attempt.index)),
         broken=tuple(sorted(broke.values(), key=lambda record: (record.index, record.attempt_no))),
-        keys=frozenset(signature.key for signature in signatures if signature is not None),
+        keys=frozenset(signature.key for signature in signed if signature is not None),
         unsigned=unsigned_files(manifest, records),
     )
 

@@ -25,29 +25,35 @@ class AttemptRecord(Frozen):
 
 
 class EarlierAblation(Frozen):
-    """An ablation that asked the same question before."""
+    """An ablation that asked a question of this one before."""
 
     ablation: str
     name: str
     state: AblationState
     created_at: str
     """RFC 3339 UTC."""
+    asked: tuple[str, ...] = ()
+    """Variants of this ablation, by their names here, that it had compared as well."""
     words: dict[str, str]
-    """Published word of each variant; empty without a verdict."""
+    """Published word of each of its own variants; empty without a verdict."""
 
 
 class Family(Frozen):
-    """How often the same question (arms, recipe, metric, node class) has been asked."""
+    """How often the same questions (a variant against its baseline, workload, metric, node class) have been asked."""
 
     question_digest: str | None = None
-    """What makes two questions the same; None where nobody keeps count, as offline."""
+    """Of what all variants ask; None where nobody keeps count, as offline."""
     earlier: tuple[EarlierAblation, ...] = ()
-    """Oldest first, cancelled ones included."""
+    """Oldest first, cancelled ones included; only those that ran something."""
 
     @property
     def number(self) -> int:
-        """Which attempt of this question it is, from 1."""
+        """Which attempt it is at any of these questions, from 1."""
         return len(self.earlier) + 1
+
+    def number_of(self, arm: str) -> int:
+        """Return which attempt at the question of the variant `arm` it is, from 1."""
+        return 1 + sum(arm in one.asked for one in self.earlier)
 
 
 class Admission(Frozen):

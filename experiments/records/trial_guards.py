@@ -12,6 +12,9 @@ from experiments.outcomes import Outcome
 from experiments.records.receipts import DeviceEvents, Receipt
 from kernels.backends import NODE_CLASSES
 
+FOREIGN_LOAD = "foreign_load"
+"""Of what nodes tell, the one thing that matters for times alone; some sandboxes hide it."""
+
 SLOWED_BY: dict[str, Callable[[DeviceEvents], float | None]] = {
     "software thermal slow-down": lambda events: events.sw_thermal_slowdown,
     "hardware thermal slow-down": lambda events: events.hw_thermal_slowdown,
@@ -72,14 +75,21 @@ def _compilations(receipt: Receipt) -> Iterator[str]:
 
 def _untold(receipt: Receipt) -> Iterator[str]:
     """Find what this kind of node can tell and did not: absent is not fine."""
-    node_class = NODE_CLASSES.get(receipt.environment.node_class)
     told = {} if receipt.environment.throttle is None else receipt.environment.throttle.model_dump()
-    told["foreign_load"] = receipt.environment.foreign_load
     clocks = [step.clock_mhz for step in receipt.steps if step.phase == "timed"]
     told["clock_mhz"] = None if None in clocks else clocks
-    missing = sorted(name for name in (node_class.tells if node_class else ()) if told.get(name) is None)
+    missing = sorted(name for name in _tells(receipt) - {FOREIGN_LOAD} if told.get(name) is None)
     if missing:
-        yield f"the node did not tell {', '.join(missing)}, which node class '{node_class}' can tell"
+        yield _not_told(receipt, *missing)
+
+
+def _tells(receipt: Receipt) -> frozenset[str]:
+    node_class = NODE_CLASSES.get(receipt.environment.node_class)
+    return frozenset() if node_class is None else node_class.tells
+
+
+def _not_told(receipt: Receipt, *names: str) -> str:
+    return f"the node did not tell {', '.join(names)}, which node class '{receipt.environment.node_class}' can tell"
 
 
 def _event_problems(receipt: Receipt) -> Iterator[str]:
@@ -100,6 +110,8 @@ def _slow_downs(receipt: Receipt) -> Iterator[str]:
 def _load_problems(receipt: Receipt, limit: float) -> Iterator[str]:
     environment = receipt.environment
     node_class, load = NODE_CLASSES.get(environment.node_class), environment.foreign_load
+    if load is None and FOREIGN_LOAD in _tells(receipt):
+        yield _not_told(receipt, FOREIGN_LOAD)
     if load is None or node_class is None or not node_class.on_host or load <= limit:
         return
     busiest = ", ".join(f"{one.name} {one.cpu_s:.1f} s" for one in environment.foreign_busiest)

@@ -1,5 +1,7 @@
 """Tables of what a verdict took into account besides its receipts: A/A blocks, broken attempts, earlier askings."""
 
+from collections.abc import Callable
+
 from experiments.block_numbers import block_number
 from experiments.outcomes import VerdictWord
 from experiments.records.calibration import Calibration
@@ -10,42 +12,33 @@ from experiments.reporting.table import Table, codes, numbers, row, texts
 LONGEST_MESSAGE = 200
 
 
+NOISE: dict[str, Callable[[Calibration], str]] = {
+    "recipe": lambda found: found.key.recipe,
+    "A/A blocks": lambda found: str(found.blocks),
+    "sd of the difference from block to block": lambda found: wording.size_percent(found.sd_pct),
+    f"sd at most, with 95{wording.SPACE}% confidence": lambda found: wording.size_percent(found.sd_upper_pct),
+    "mean difference": lambda found: wording.percent(found.mean_pct),
+    "later trial of a block against the earlier": lambda found: wording.percent(found.position_effect_pct),
+    "drift per hour": lambda found: wording.percent(found.drift_pct_per_hour),
+    "autocorrelation from block to block": lambda found: wording.signed(found.autocorrelation),
+    "largest deviation, in sd": lambda found: wording.number(found.largest_z, 3),
+    "last measured": lambda found: wording.moment(found.measured_at),
+    "ablations": lambda found: ", ".join(found.ablations),
+    "digest": lambda found: found.digest,
+}
+"""What is said of the noise of a device, and how it is written."""
+
+
 def calibrations_table(known: Circumstances) -> Table:
-    """Return the A/A evidence for the devices that ran: one row for each calibration."""
+    """Return the A/A evidence for the devices that ran: one column for each calibration."""
+    calibrations = known.admission.calibrations
+    devices = (f"{found.key.device_serial} ({found.key.node_class})" for found in calibrations)
+    rows = (row(what, *(write(found) for found in calibrations)) for what, write in NOISE.items())
     return Table(
         title="A/A evidence: the noise of the devices that ran",
-        columns=(
-            *texts("device", "recipe"),
-            *numbers(
-                "A/A blocks", "sd", "sd at most", "autocorrelation", "second place", "drift per hour", "largest z"
-            ),
-            *texts("measured"),
-            *codes("digest"),
-        ),
-        rows=tuple(
-            row(
-                f"{found.key.device_serial} ({found.key.node_class})",
-                found.key.recipe,
-                str(found.blocks),
-                *_noise(found),
-                wording.moment(found.measured_at),
-                found.digest,
-            )
-            for found in known.admission.calibrations
-        ),
-        note="Blocks in which both arms were the same, measured on the same path. sd: of the difference from block to "
-        f"block; at most: its upper 95{wording.SPACE}% bound. Second place: its mean against the first in a block.",
-    )
-
-
-def _noise(found: Calibration) -> tuple[str, ...]:
-    return (
-        wording.size_percent(found.sd_pct),
-        wording.size_percent(found.sd_upper_pct),
-        wording.signed(found.autocorrelation),
-        wording.percent(found.position_effect_pct),
-        wording.percent(found.drift_pct_per_hour),
-        wording.number(found.largest_z, 3),
+        columns=(*texts("device"), *codes(*devices)),
+        rows=tuple(rows) if calibrations else (),
+        note="From blocks in which both arms were the same, measured on the same path.",
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.analysis.arm_summary import ArmSummary
@@ -205,6 +205,7 @@ def provenance_table(view: AblationView) -> Table:
         ("spec", view.spec_digest),
         ("rule", view.plan.rule_digest),
         *((("verdict", view.verdict.digest),) if view.verdict else ()),
+        *_signers(view),
         *((f"arm {arm.name}", arm.digest) for arm in view.plan.arms),
         ("code", _distinct(r.digests.code for r in receipts)),
         ("data", _distinct(r.digests.data for r in receipts)),
@@ -219,6 +220,14 @@ def provenance_table(view: AblationView) -> Table:
     ]
     columns = (*texts("what"), *codes("value"))
     return Table(title="Provenance", columns=columns, rows=tuple(row(*pair) for pair in rows))
+
+
+def _signers(view: AblationView) -> Iterator[tuple[str, str]]:
+    """Say who answers for which blocks."""
+    for signer in view.verdict.circumstances.signers if view.verdict else ():
+        blocks = wording.shorten(block_list(sorted(signer.blocks)), LONGEST_BLOCK_LIST)
+        key = signer.key or "nobody: whoever held the files could have written them"
+        yield f"blocks {blocks} of {signer.name}, signed by", str(key)
 
 
 def _versions(receipts: Sequence[Receipt]) -> dict[str, list[str]]:

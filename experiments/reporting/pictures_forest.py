@@ -97,4 +97,5 @@ def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, 
 def _numbers(variant: VariantLayout) -> str:
     if not variant.effect.numbers:
         return f"{variant.word.text}: no statistics"
-    return f"{variant.effect} ({variant.interval})"
+    exact = variant.values[1].text != wording.NOTHING
+    return f"{variant.effect} ({variant.values[1] if exact else variant.interval})"

@@ -104,20 +104,33 @@ def _stalls(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str
     return f"single slow steps, not all steps, make the difference: {total} in total, {median} by median step{counts}"
 
 
-def _capped(why: str) -> Callable[[Verdict, VariantVerdict, Comparison], str]:
-    def say(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
-        alone = _proved(variant.measured, variant, found, _margin(verdict))
-        return f"{why}. The samples alone say '{variant.measured.value}': {alone}"
+def _alone(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+    proved = _proved(variant.measured, variant, found, _margin(verdict))
+    return f"The samples alone say '{variant.measured.value}': {proved}"
 
-    return say
+
+def _spreads(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+    why = "one arm's blocks scatter far more than the other's, for which no test holds its level"
+    return f"{why}. {_alone(verdict, variant, found)}"
+
+
+def _reruns(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+    why = "blocks had to run again for a reason that an arm may have caused"
+    return f"{why}. {_alone(verdict, variant, found)}"
+
+
+def _uncalibrated(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+    why = verdict.circumstances.admission.refused_because or "the noise of this device is not known"
+    return f"{why}. {_alone(verdict, variant, found)}"
 
 
 _OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
     Cause.MISSING: lambda verdict, variant, found: "blocks are missing, and missing data fails",
     Cause.NOT_PROVED: _not_proved,
     Cause.STALLS: _stalls,
-    Cause.RERUNS: _capped("blocks had to run again for a reason that an arm may have caused"),
-    Cause.UNCALIBRATED: _capped("the noise of this device has not been measured"),
+    Cause.SPREADS: _spreads,
+    Cause.RERUNS: _reruns,
+    Cause.UNCALIBRATED: _uncalibrated,
 }
 """What is said of an undecided variant, by the cause."""
 

@@ -145,14 +145,15 @@ def _exact_table(variants: Sequence[VariantLayout]) -> Table:
             *texts("repeats", "loss", "decision"),
         ),
         rows=tuple(row(v.arm, v.word, v.effect, *v.values, v.interval, v.loss, v.decision) for v in variants),
-        note="The metric has no noise: an arm gives the same value whenever it runs again with the same seed, which "
-        "every seed's repeats prove here, bit for bit. So there is no interval. Loss: the requirements on it.",
+        note="A metric without noise: an arm gives the same value whenever it runs again with the same seed, so there "
+        "is no interval. Repeats: whether they agree here, bit for bit. Loss: the requirements on it.",
     )
 
 
 def interval_heading(verdict: Verdict) -> str:
     """Name the intervals by their confidence, where it is the same for all variants."""
-    alphas = {variant.primary.alpha for variant in verdict.variants if variant.primary is not None}
+    found = (one for v in verdict.variants for one in (v.primary, *v.secondary) if one is not None)
+    alphas = {one.alpha for one in found}
     return f"{wording.confidence(alphas.pop())} interval" if len(alphas) == 1 else "interval"
 
 

@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from experiments.analysis.ledger import needed
 from experiments.design.metrics import METRICS
+from experiments.design.power import ALPHA
 from experiments.records.calibration import Ledger
 
 MINUS = "\N{MINUS SIGN}"
@@ -134,4 +136,7 @@ def false_words(ledger: Ledger) -> str:
     found = f"{ledger.false_words} false {'word' if ledger.false_words == 1 else 'words'} in "
     judged = counted(ledger.ablations, "A/A ablation")
     bound = plain_percent(100 * ledger.upper_bound)
-    return f"{found}{judged}: at most {bound} false words, with 95{SPACE}% confidence (Clopper and Pearson)."
+    support = (
+        "" if ledger.upper_bound <= ALPHA else f" It takes {needed(ledger.false_words)} to support at most 5{SPACE}%."
+    )
+    return f"{found}{judged}: at most {bound} false words, with 95{SPACE}% confidence (Clopper and Pearson).{support}"

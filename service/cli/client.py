@@ -10,7 +10,7 @@ from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
-from service.cli import aa, bundles, calibration_files, gates_page, keys, receipts, show
+from service.cli import aa, bundles, calibration_files, gates_page, keys, published, receipts, show
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.sized_spec import with_blocks
@@ -23,6 +23,7 @@ app = typer.Typer()
 app.add_typer(bundles.app)
 app.add_typer(aa.app)
 app.add_typer(calibration_files.app)
+app.add_typer(published.app)
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(keys.app, name="keys")
 

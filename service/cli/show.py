@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from experiments.analysis.published import PublishedTable, PublishedVerdict
 from experiments.analysis.verdicts import Verdict
 from experiments.block_numbers import block_number, place_number
 from experiments.design.gates import GatePublic, show
@@ -186,6 +187,21 @@ def verdict(found: Verdict) -> RenderableType:
     """Show the verdict table: one row per variant."""
     layout = lay_out(found)
     return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
+
+
+def published(printed: PublishedTable, found: PublishedVerdict) -> RenderableType:
+    """Show what a printed table claims, and what it shows."""
+    facts = _facts(
+        ("table", f"[bold]{escape(printed.title)}[/], {escape(printed.source)}"),
+        ("claim", escape(printed.claim)),
+        ("word", f"[bold]{found.word}[/], decision {found.decision}"),
+        ("reason", escape(found.reason)),
+    )
+    made = table("requirement", "rule", "result", "found")
+    for result in found.requirements:
+        passed = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
+        made.add_row(result.metric, result.rule, passed, escape(result.detail))
+    return Group(facts, made)
 
 
 def explanation(found: Verdict) -> list[str]:

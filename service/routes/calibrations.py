@@ -5,8 +5,8 @@ import time
 from fastapi import APIRouter
 
 from experiments.analysis.admission import mending_command, standing_problems
-from experiments.analysis.ledger import sentence
 from experiments.records.calibration import Calibration
+from experiments.reporting.wording import false_words
 from service.deps import AblationId, Reader, ServicesDep
 from service.responses import secured
 from service.schemas import CalibrationList, CalibrationPublic, SpecText
@@ -22,7 +22,7 @@ def list_calibrations(services: ServicesDep, principal: Reader) -> CalibrationLi
     with services.store.read() as connection:
         found = calibrations.read_calibrations(connection)
         ledger = calibrations.read_ledger(connection)
-    return CalibrationList(items=[_public(one) for one in found], ledger=ledger, statement=sentence(ledger))
+    return CalibrationList(items=[_public(one) for one in found], ledger=ledger, statement=false_words(ledger))
 
 
 def _public(calibration: Calibration) -> CalibrationPublic:

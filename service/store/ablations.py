@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, sele
 from experiments.outcomes import AblationState, BlockState
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
-from service.store.completion import cancel_blocks, complete_if_done
+from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.tables import ablations, blocks, labels, receipts, trials
 from service.store.transitions import Transitions, lock_ablation
 
@@ -122,12 +122,11 @@ def mean_trial_s(connection: Connection, arm_digests: Sequence[str]) -> dict[str
 
 
 def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
-    """Cancel an ablation: queued blocks at once, running ones through their workers. Again changes nothing.
+    """Cancel an ablation: waiting blocks at once, running ones through their workers. Again changes nothing.
 
     Raises NotFound, and AblationOver with the final state when there is nothing left to cancel.
     """
-    queued = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.QUEUED)
-    ids = list(connection.execute(queued.order_by(blocks.c.id).with_for_update()).scalars())
+    waiting = lock_waiting(connection, ablation_id, wait=True)
     row = get_ablation(connection, ablation_id)
     state = lock_ablation(connection, ablation_id)
     if state == AblationState.CANCELLING:
@@ -136,6 +135,6 @@ def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
         raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
     transitions = Transitions(connection, ablation_id, actor=actor)
     transitions.move([ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
-    cancel_blocks(connection, transitions, ablation_id, ids, reason="the ablation is being cancelled")
+    cancel_blocks(connection, transitions, ablation_id, waiting, reason="the ablation is being cancelled")
     transitions.flush()
     complete_if_done(connection, ablation_id)

@@ -5,10 +5,13 @@ from sqlalchemy import Connection
 from experiments.records.circumstances import Circumstances
 from service.store import keys
 from service.store.breaks import broken_attempts
+from service.store.families import family_of
 
 
 def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
-    """Return the broken attempts of an ablation, and who signed its blocks."""
+    """Return the broken attempts of an ablation, the earlier ones that asked the same, and who signed its blocks."""
     return Circumstances(
-        attempts=broken_attempts(connection, ablation_id), signers=keys.signers(connection, ablation_id)
+        attempts=broken_attempts(connection, ablation_id),
+        family=family_of(connection, ablation_id),
+        signers=keys.signers(connection, ablation_id),
     )

@@ -1,8 +1,9 @@
-"""How an ablation ends: by its last block, a spent budget or a cancellation; and what is asked for then."""
+"""How an ablation ends: by its last block, a look, a spent budget or a cancellation; and what is asked for then."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Row, func, select, update
 
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.retries import budget_spent
@@ -35,6 +36,8 @@ def complete_if_done(connection: Connection, ablation_id: str) -> None:
     )
     if done + failed + cancelled == planned:
         _end(connection, ablation_id, state, done=done, failed=failed, cancelled=cancelled)
+    elif done + failed + cancelled + counts.get(BlockState.HELD, 0) == planned:
+        outbox.add(connection, OutboxKind.LOOK, ablation_id)
 
 
 def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
@@ -49,11 +52,18 @@ def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
     reason = budget_spent(used, budget)
     if reason is None:
         return
-    waiting = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.QUEUED)
-    ids = list(connection.execute(waiting.with_for_update(skip_locked=True)).scalars())
     transitions = Transitions(connection, ablation_id, actor="service")
-    cancel_blocks(connection, transitions, ablation_id, ids, reason=reason)
+    cancel_blocks(
+        connection, transitions, ablation_id, lock_waiting(connection, ablation_id, wait=False), reason=reason
+    )
     transitions.flush()
+
+
+def lock_waiting(connection: Connection, ablation_id: str, *, wait: bool) -> list[Row[Any]]:
+    """Lock the blocks that are queued or held, by id; those that somebody else has locked are skipped unless `wait`."""
+    waiting = blocks.c.state.in_([BlockState.QUEUED, BlockState.HELD])
+    query = select(blocks.c.id, blocks.c.state).where(blocks.c.ablation_id == ablation_id, waiting)
+    return list(connection.execute(query.order_by(blocks.c.id).with_for_update(skip_locked=not wait)))
 
 
 def _count(connection: Connection, ablation_id: str) -> dict[str, int]:
@@ -64,7 +74,7 @@ def _count(connection: Connection, ablation_id: str) -> dict[str, int]:
 def _end(
     connection: Connection, ablation_id: str, old: AblationState, *, done: int, failed: int, cancelled: int
 ) -> None:
-    if old == AblationState.CANCELLING:
+    if old == AblationState.CANCELLING and failed + cancelled:
         new, reason, next_kind = AblationState.CANCELLED, "no block is running any more", OutboxKind.REPORT
     elif done:
         left = f", {cancelled} not run" if cancelled else ""
@@ -78,16 +88,18 @@ def _end(
 
 
 def cancel_blocks(
-    connection: Connection, transitions: Transitions, ablation_id: str, block_ids: Sequence[str], *, reason: str
+    connection: Connection, transitions: Transitions, ablation_id: str, waiting: Sequence[Row[Any]], *, reason: str
 ) -> None:
-    """Cancel queued blocks of an ablation, which the caller has locked, with their trials."""
-    if not block_ids:
+    """Cancel queued and held blocks of an ablation, which the caller has locked, with their trials."""
+    if not waiting:
         return
-    ended = {"finished_at": db_now()}
-    transitions.move(block_ids, BlockState.QUEUED, BlockState.CANCELLED, reason=reason, message=reason, **ended)
+    ended = {"finished_at": db_now(), "message": reason}
+    for state in (BlockState.QUEUED, BlockState.HELD):
+        ids = [row.id for row in waiting if row.state == state]
+        transitions.move(ids, state, BlockState.CANCELLED, reason=reason, **ended)
     cancelled = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.CANCELLED)
-    waiting = select(trials.c.id).where(trials.c.block_id.in_(cancelled), trials.c.state == TrialState.QUEUED)
-    trial_ids = list(connection.execute(waiting).scalars())
+    unstarted = select(trials.c.id).where(trials.c.block_id.in_(cancelled), trials.c.state == TrialState.QUEUED)
+    trial_ids = list(connection.execute(unstarted).scalars())
     transitions.move(trial_ids, TrialState.QUEUED, TrialState.CANCELLED, reason=reason)
 
 

@@ -16,7 +16,7 @@ from service.lifecycle import EventKind
 from service.store import keys, logs, reports
 from service.store.attempts import lock_attempt
 from service.store.columns import db_now, storable
-from service.store.completion import cancel_blocks, complete_if_done
+from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.reports import VerifiedReceipt
 from service.store.submissions import Submission, insert_rows
 from service.store.tables import ablations, attempts, blocks, nodes, trials
@@ -150,11 +150,12 @@ def _begin(connection: Connection, transitions: Transitions, attempt: Attempt, b
 
 def _end_missing(connection: Connection, transitions: Transitions, bundle: Bundle) -> None:
     file = bundle.plan_file
+    waiting = {row.id: row for row in lock_waiting(connection, file.ablation_id, wait=True)}
     absent = []
     for index in bundle.missing:
         last = used_up_by(bundle.broken, index)
         if last is None:
-            absent.append(file.blocks[index].block_id)
+            absent.append(waiting[file.blocks[index].block_id])
         else:
             _fail(transitions, file.blocks[index].block_id, file.blocks[index].trial_ids, last)
     cancel_blocks(connection, transitions, file.ablation_id, absent, reason=_MISSING)

@@ -17,6 +17,7 @@ from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
+from service.store.families import store_questions
 from service.store.tables import ablations, blocks, idempotency, labels, trials
 from service.store.transitions import Transitions
 
@@ -77,7 +78,8 @@ def store_submission(connection: Connection, submission: Submission, key: Idempo
         connection.execute(_ANSWER, {**row, "ablation_id": answer.ablation_id, "answer": answer.text})
     except IntegrityError as error:
         raise KeyKnown from error
-    insert_rows(connection, submission, new_block_ids(submission.plan))
+    first_look = submission.spec.design.blocks.schedule[0]
+    insert_rows(connection, submission, new_block_ids(submission.plan), first_look=first_look)
     transitions = Transitions(connection, submission.ablation_id, actor=submission.submitted_by)
     transitions.add_event(
         EventKind.ABLATION_STATE, submission.ablation_id, reason="submitted", new=AblationState.QUEUED
@@ -87,13 +89,22 @@ def store_submission(connection: Connection, submission: Submission, key: Idempo
 
 
 def insert_rows(
-    connection: Connection, submission: Submission, ids: Sequence[BlockIds], *, bundles: str | None = None
+    connection: Connection,
+    submission: Submission,
+    ids: Sequence[BlockIds],
+    *,
+    bundles: str | None = None,
+    first_look: int | None = None,
 ) -> None:
-    """Insert the ablation with its labels, blocks and trials, all queued; `ids` of every block in the plan's order."""
-    block_rows, trial_rows = _work_rows(submission, ids)
+    """Insert the ablation with its labels, blocks and trials; `ids` of every block in the plan's order.
+
+    Blocks from the index `first_look` on are held, all others queued.
+    """
+    block_rows, trial_rows = _work_rows(submission, ids, first_look=first_look)
     connection.execute(_ABLATION, {**_ablation_row(submission), "bundles": bundles})
     _insert_many(connection, blocks, block_rows)
     _insert_many(connection, trials, trial_rows)
+    store_questions(connection, submission.ablation_id, submission.spec, submission.plan)
     if submission.spec.labels:
         pairs = submission.spec.labels.items()
         connection.execute(
@@ -126,7 +137,10 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
     }
 
 
-def _work_rows(submission: Submission, ids: Sequence[BlockIds]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _work_rows(
+    submission: Submission, ids: Sequence[BlockIds], *, first_look: int | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    held_from = len(ids) if first_look is None else first_look
     plan, ablation_id = submission.plan, submission.ablation_id
     priority = submission.spec.limits.priority
     roles = {arm.name: arm.role for arm in plan.arms}
@@ -139,7 +153,7 @@ def _work_rows(submission: Submission, ids: Sequence[BlockIds]) -> tuple[list[di
             "order": json.dumps(block.order),
             "node_class": plan.node_class,
             "priority": priority,
-            "state": BlockState.QUEUED.value,
+            "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
             "token": 0,
             "attempt_no": 0,
             "not_before": 0.0,

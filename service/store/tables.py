@@ -110,6 +110,15 @@ labels = Table(
     Index("ix_labels_key_value", "key", "value", "ablation_id"),
 )
 
+questions = Table(
+    "questions",
+    metadata,
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("arm", String(120), nullable=False),
+    Column("digest", String(71), nullable=False, index=True),
+    PrimaryKeyConstraint("ablation_id", "arm"),
+)
+
 blocks = Table(
     "blocks",
     metadata,

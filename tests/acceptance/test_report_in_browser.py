@@ -18,6 +18,7 @@ Open = Callable[..., Page]
 VIEWS: dict[str, Callable[[], AblationView]] = {
     "h200": views.view,
     "cpu": views.cpu_view,
+    "exact": lambda: views.view(primary="peak_allocated_gib", calibrated=False),
     "running": lambda: views.unfinished(AblationState.RUNNING, done_blocks=2),
     "queued": lambda: views.unfinished(AblationState.QUEUED),
 }
@@ -98,6 +99,24 @@ def test_the_answer_and_every_picture_are_there(open_report: Open) -> None:
         assert box["height"] > 80
         assert figures.nth(i).get_by_text("base").count() + figures.nth(i).get_by_text("psiv-on").count() > 0
     assert page.locator("figure [role=img]").first.get_attribute("aria-labelledby") == "forest-title forest-desc"
+
+
+def test_the_evidence_is_one_click_from_the_top(open_report: Open) -> None:
+    page = open_report(views.view())
+    evidence = page.locator("#calibrations")
+    assert page.evaluate("window.scrollY") == 0
+    page.locator(".glance a", has_text="yes").click()
+    box = evidence.bounding_box()
+    assert box is not None
+    assert -1 < box["y"] < 900
+
+
+def test_an_exact_answer_is_drawn_without_intervals(open_report: Open) -> None:
+    page = open_report(VIEWS["exact"]())
+    assert page.locator(".lead").inner_text().startswith("Do not adopt")
+    caption = page.locator("#picture-forest figcaption").inner_text()
+    assert "there is no noise, hence no interval" in caption
+    assert page.locator("#picture-forest svg").get_by_text("102.70").count() > 0
 
 
 def test_dark_mode_changes_page_and_pictures(open_report: Open) -> None:

@@ -39,7 +39,7 @@ def test_plan_out_writes_a_plan_file_without_a_service(tmp_path: Path) -> None:
     code, out, err = ablate("plan", "demo", "--out", path)
     assert code == 0, err
     file = read_plan_file(path.read_bytes())
-    assert file.spec_text.startswith("# Three arms on a CPU node")
+    assert file.spec_text.startswith("# Four arms on a CPU node")
     assert file.digest in out
     assert "ablate exec plan.json --out bundle/" in out
     code, out, _err = ablate("plan", "demo", "--out", path, "--json")

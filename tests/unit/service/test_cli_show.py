@@ -108,6 +108,7 @@ def test_blocks_and_places_count_from_one_wherever_they_are_shown() -> None:
         trials=3,
         expected_device_minutes=None,
         mde_pct_per_sd_pct=1.4,
+        sizing=None,
         node_classes=[],
     )
     planned = [

@@ -249,3 +249,8 @@ def test_clocks_of_two_arms_apart_make_them_incomparable_unless_it_is_in_the_cyc
     assert "explains the difference" in found
     assert clock_problem([at(1960.0 / 1.02, 900.0, "on")], [at(1960.0, 1000.0, "baseline")]) is None
     assert clock_problem([at(1950.0, 995.0, "on")], [at(1960.0, 1000.0, "baseline")]) is None
+
+
+def test_load_that_nobody_told_matters_only_where_times_decide() -> None:
+    exact = CPU.model_copy(update={"mde_pct_per_sd_pct": None})
+    assert receipt_problems(make_receipt(exact, 0, "baseline", environment={"foreign_load": None}), exact) == []

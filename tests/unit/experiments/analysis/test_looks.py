@@ -2,16 +2,18 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
+from experiments.analysis.verdicts import Cause
 from experiments.design.power import level_shares
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, VerdictWord
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, AttemptRecord
 from experiments.records.receipts import Receipt
-from tests.factories import make_plan, make_receipts, make_spec
+from tests.factories import make_plan, make_receipt, make_receipts, make_spec
 
 LOOKS = (6, 10, 14, 20)
 SPEC = make_spec(design__blocks={"looks": list(LOOKS)})
@@ -49,6 +51,19 @@ def test_an_ablation_stops_where_more_blocks_are_futile() -> None:
     found = at_look(PLAN, SPEC, receipts(14, sd=0.05), CALIBRATED, 2)
     assert not found.go_on
     assert found.reason.endswith("more blocks are futile")
+
+
+def test_spreads_that_differ_may_look_alike_after_more_blocks() -> None:
+    rng = np.random.default_rng(5)
+    noise = {"psiv-on": 0.01, "baseline": 2e-4, "chunk-32": 2e-4}
+    speed = {"psiv-on": 1.05}
+    rows = [
+        make_receipt(PLAN, b, a, tokens_per_s=float(5000 * speed.get(a, 1) * np.exp(rng.normal(0, noise[a]))))
+        for b in PLAN.blocks[:6]
+        for a in b.order
+    ]
+    assert judge(PLAN, SPEC, rows, CALIBRATED).variants[0].cause is Cause.SPREADS
+    assert at_look(PLAN, SPEC, rows, CALIBRATED, 0).go_on
 
 
 def test_the_last_look_is_the_end() -> None:

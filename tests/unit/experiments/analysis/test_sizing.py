@@ -9,7 +9,7 @@ from scipy import stats
 from experiments.analysis.calibration import calibrate, key_of
 from experiments.analysis.sizing import size_of, sizing_problems
 from experiments.design.plan import make_plan
-from experiments.design.power import alpha_of
+from experiments.design.power import PLANNED_POWER, alpha_of
 from tests.calibrations import aa_spec, noisy_blocks
 from tests.factories import make_receipt, make_spec
 
@@ -34,13 +34,19 @@ def test_the_detectable_effect_is_found_in_80_of_100_simulated_ablations():
     assert power == pytest.approx(0.8, abs=0.02)
 
 
-def test_the_blocks_that_it_asks_for_are_the_fewest_that_see_the_threshold():
+def test_the_blocks_that_it_asks_for_find_the_threshold_with_planned_power():
     found = sized(sd=0.008)
+    sd, effect, level = found.sd_upper_pct / 100, math.log1p(found.adopt_if_pct / 100), alpha_of(1) / 2
+    enough, fewer = (_power(blocks, effect, sd, level) for blocks in (found.blocks_needed, found.blocks_needed - 1))
+    assert fewer < PLANNED_POWER <= enough
     assert found.blocks_needed > 6
-    enough = sized(make_spec(design__blocks={"count": found.blocks_needed}), sd=0.008)
-    fewer = sized(make_spec(design__blocks={"count": found.blocks_needed - 1}), sd=0.008)
-    assert enough.mde_pct <= found.adopt_if_pct < fewer.mde_pct
     assert sized(sd=5.0).blocks_needed is None
+
+
+def _power(blocks, effect, sd, level):
+    """Power of a t test with one covariate, from the noncentral t distribution of scipy.stats."""
+    critical = stats.t.ppf(1 - level / 2, blocks - 2)
+    return stats.nct.sf(critical, blocks - 2, effect / sd * math.sqrt(blocks))
 
 
 @pytest.mark.parametrize("field", ["device_serial", "software_digest"])

@@ -41,7 +41,7 @@ def test_a_recipe_alone_is_enough(recipe):
 
 
 def test_the_budget_grows_with_the_trials():
-    like = catalog_spec("demo")  # 6 blocks of 3 arms in 30 minutes
+    like = make_spec(limits={"device_minutes": 30.0})  # 6 blocks of 3 arms
     spec = parse_spec(calibration_spec(like, node_class="cpu", blocks=36, order_seed=7), CONTENT_TYPE)
     assert spec.limits.device_minutes == pytest.approx(120)
 

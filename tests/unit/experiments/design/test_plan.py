@@ -93,3 +93,13 @@ def test_make_plan_of_a_hundred_thousand_trials_takes_seconds() -> None:
     plan = make_plan(spec)
     assert len(plan.arms) * len(plan.blocks) >= 98_000
     assert time.process_time() - started < 5.0
+
+
+def test_the_demo_stays_small_enough_for_three_minutes_on_two_quiet_cores() -> None:
+    """18 trials of 16 steps took 86 s there, start-up included."""
+    plan = make_plan(parse_spec(catalog_spec("demo"), "application/yaml"))
+    steps = plan.baseline.config["steps"]
+    trials = len(plan.blocks) * len(plan.arms)
+    assert not plan.timed, "an exact metric decides: it needs no quiet machine"
+    assert trials <= 18
+    assert trials * (1 + steps["warmup"] + steps["timed"]) <= 18 * 16

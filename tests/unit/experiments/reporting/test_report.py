@@ -13,6 +13,7 @@ from experiments.records.calibration import Calibration, CalibrationKey, Ledger
 from experiments.records.circumstances import (
     Admission,
     AttemptRecord,
+    BlockSigner,
     Circumstances,
     EarlierAblation,
     Family,
@@ -148,7 +149,7 @@ def test_render_says_every_verdict_word_with_a_sign(word: VerdictWord) -> None:
 
 def test_render_explains_a_capped_verdict() -> None:
     text = Reader(report.render(views.cpu_view())).text
-    assert "Not decided: the noise of this device has not been measured. The samples alone say 'better'" in text
+    assert "Not decided: no A/A blocks are known for this device. The samples alone say 'better'" in text
     assert "load average just before the trial" in text
     assert "Kernels" not in text
 
@@ -215,6 +216,7 @@ NOISE = Calibration(
     clock_mhz=1980.0, variance_p=None, samples=(),
     measured_at="2026-11-22T17:20:00Z", digest="sha256:calibration",
 )  # fmt: skip
+KEY_OF_NODE = "ed25519:" + 43 * "A"
 BROKEN = AttemptRecord(
     block_index=3, number=1, failure_class=FailureClass.TIMEOUT, arm="psiv-on", message="stopped", node="h200-03"
 )
@@ -226,6 +228,10 @@ EARLIER = EarlierAblation(
 def test_render_links_the_glance_to_evidence_attempts_and_earlier_askings() -> None:
     known = Circumstances(
         attempts=(BROKEN,),
+        signers=(
+            BlockSigner(node="nod_1", name="h200-03", key=KEY_OF_NODE, blocks=(0, 1, 2)),
+            BlockSigner(node="nod_2", name="h200-04", key=None, blocks=(3,)),
+        ),
         family=Family(question_digest="sha256:question", earlier=(EARLIER,)),
         admission=Admission(
             calibrations=(NOISE,),
@@ -240,6 +246,9 @@ def test_render_links_the_glance_to_evidence_attempts_and_earlier_askings() -> N
     foot = "0 false words in 59 A/A ablations: at most 4.95 % false words, with 95 % confidence"
     for words in ("yes, 24 A/A blocks", "1 attempt did not count", "2 times", foot):
         assert words in text
+    assert "blocks 1-3 of h200-03, signed by" in text
+    assert KEY_OF_NODE in text
+    assert "nobody: whoever held the files" in text
     for cell in ("1652923041577 (h200)", "0.21 %", "0.29 %", "sha256:calibration", "timeout", "psiv-on", "abl_EARLIER"):
         assert cell in text
 

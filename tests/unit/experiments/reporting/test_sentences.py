@@ -43,7 +43,8 @@ def verdict(known: Circumstances | None = None, **changes: Any) -> Verdict:
     made = views.cpu_view(calibrated=True).verdict
     assert made is not None
     fields = {"primary": FOUND, "verdict": VerdictWord.BETTER, "measured": VerdictWord.BETTER, "cause": None,
-              "beyond_margin": False, "requirements": (), "notes": (), "blocks_needed": None}  # fmt: skip
+              "beyond_margin": False, "secondary": (), "requirements": (), "notes": (),
+              "blocks_needed": None}  # fmt: skip
     variant = made.variants[0].model_copy(update={**fields, **changes})
     return made.model_copy(
         update={"variants": (variant,), "circumstances": made.circumstances if known is None else known}
@@ -82,12 +83,13 @@ def test_worse_and_same_name_the_direction_and_the_margin() -> None:
         (Cause.MISSING, "blocks are missing"),
         (Cause.NOT_PROVED, "proves neither a difference nor sameness within the margin of 0.5 %"),
         (Cause.STALLS, "make the difference: +2.40 % in total, +0.10 % by median step, 9 slow steps against 1"),
+        (Cause.SPREADS, "scatter far more than the other's"),
         (Cause.RERUNS, "for a reason that an arm may have caused. The samples alone say 'better': throughput is"),
-        (Cause.UNCALIBRATED, "has not been measured. The samples alone say 'better': throughput is"),
+        (Cause.UNCALIBRATED, "no A/A blocks are known for this device. The samples alone say 'better': throughput is"),
     ],
 )  # fmt: skip
 def test_every_cause_is_said(cause: Cause, words: str) -> None:
-    text = said(verdict(**OPEN, cause=cause))
+    text = said(verdict(Circumstances(), **OPEN, cause=cause))
     assert text.startswith("Not decided: ")
     assert words in text
 

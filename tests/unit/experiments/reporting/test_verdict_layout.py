@@ -243,6 +243,7 @@ def test_an_exact_metric_is_shown_as_values_without_an_interval_or_a_caveat() ->
         "the same at every repeat over 6 blocks."
     )
     assert layout.statistics.rows == ()
+    assert [column.heading for column in layout.other_metrics.columns][3] == f"96{SPACE}% interval"
     assert variant.effect.numbers["delta_pct"] == pytest.approx(-1.3449, abs=1e-3)
 
 

@@ -250,7 +250,7 @@ WITHOUT_THE_KEY: dict[str, tuple[Files, str]] = {
     "a broken attempt left out": (without("attempts/"), MANIFEST),
     "a broken attempt with another cause": (with_file(ATTEMPT, failure_class="preempted"), ATTEMPT),
     "a broken attempt of another block": (with_file(ATTEMPT, index=2), ATTEMPT),
-    "a broken attempt that took less time": (with_file(ATTEMPT, ended_at="2026-11-20T12:01:01Z"), MANIFEST),
+    "a broken attempt that took less time": (with_file(ATTEMPT, ended_at="2026-11-20T13:00:01Z"), MANIFEST),
     "a block that ran at another time": (with_file(FIRST, ended_at="2026-11-20T12:00:01Z"), MANIFEST),
     "a third attempt as the first": (with_file(SECOND, attempt_no=3), MANIFEST),
     "a log with another story": (text_of(PSIV.replace(RECEIPT, LOG), b"all was well\n"), MANIFEST),
@@ -265,6 +265,35 @@ WITHOUT_THE_KEY: dict[str, tuple[Files, str]] = {
     ),
 }
 """By what was done: the files, every digest redone, and the file that has to be named."""
+
+
+UNSEEN_WITH_THE_KEY = {
+    "the variant 3 % faster, clocks and all",
+    "clocks of the device erased",  # a CPU node has none: where the device can tell, absent is a problem
+    "a slow-down of the device erased",
+    "the first loss made equal",
+    "a lower validation loss",
+    "a lower peak of memory",
+    "the load of the machine lowered",
+    "uncommitted changes denied",
+    "other data",
+    "fewer parameters",
+    "a trial that ran at another time",
+    "a kernel table",
+    "an out of memory where it measured",
+    "results of two blocks exchanged",
+    "the receipt of a better run",
+    "a block left out",
+    "a broken attempt with another cause",
+    "a broken attempt that took less time",
+    "a block that ran at another time",
+    "a log with another story",
+    "another key of the node",
+    "a block signed by a stranger",
+    "a block that nobody signed",
+    "the signature of another block",
+}
+"""Those of the edits that contradict nothing when the node's own key signs them."""
 
 
 def with_old_signature(files: Files) -> Files:
@@ -338,3 +367,15 @@ def test_the_owner_of_the_key_can_lie_as_long_as_he_is_consistent() -> None:
         files = edited(receipt_of("psiv-on", number), steps(faster(0.97)), files)
     bundle = open_bundle(resigned(files))
     assert (bundle.keys, bundle.unsigned, len(bundle.blocks)) == ({NODE.key}, (), 3)
+
+
+def test_what_the_owner_of_the_key_can_change_unseen_is_known() -> None:
+    """Signed again by the node itself, only a contradiction shows; this list is the limit of recomputation."""
+    unseen = set()
+    for what, (files, _) in WITHOUT_THE_KEY.items():
+        try:
+            open_bundle(resigned(files))
+        except BundleError:
+            continue
+        unseen.add(what)
+    assert unseen == UNSEEN_WITH_THE_KEY

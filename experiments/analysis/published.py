@@ -1,0 +1,174 @@
+"""Published tables: comparisons that others printed, entered as data, and the word that they deserve by our rules.
+
+There are no receipts behind such a table: no guards, no raw steps, no order of trials. What can be asked is how many
+fresh processes stand behind each number, and what follows from them. Steps of one process are one sample.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field, ValidationError, model_validator
+
+from experiments.analysis.answer import decide, granted
+from experiments.analysis.comparing import Levels, Sample, compare
+from experiments.analysis.requirements import envelopes
+from experiments.analysis.statistics import log_ratio, percent
+from experiments.analysis.verdicts import Comparison, RequirementResult
+from experiments.analysis.words import sentence, word_of
+from experiments.design.load import load_values
+from experiments.design.metrics import METRICS, PAIRED_METRICS
+from experiments.design.power import alpha_of
+from experiments.design.problems import from_validation
+from experiments.design.spec import MIN_BLOCKS, Primary, Requirement
+from experiments.documents import Frozen
+from experiments.errors import SpecError
+from experiments.outcomes import Decision, VerdictWord
+
+Printed = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
+"""A number as it was printed, so that its digits are known."""
+
+
+class PublishedValues(Frozen):
+    """One metric: one printed number for each fresh process of an arm."""
+
+    baseline: tuple[Printed, ...] = Field(min_length=1)
+    variant: tuple[Printed, ...] = Field(min_length=1)
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """The numbers of (baseline, variant), process by process."""
+        return [(float(base), float(own)) for base, own in zip(self.baseline, self.variant, strict=True)]
+
+
+class PublishedTable(Frozen):
+    """One comparison as it was printed."""
+
+    title: str
+    source: str
+    """Where it was printed."""
+    claim: str
+    """What its authors concluded, in short."""
+    node: str
+    variant: str
+    steps_per_process: int
+    """Steps behind each number. They are no samples."""
+    primary: Primary
+    require: tuple[Requirement, ...] = ()
+    values: Mapping[str, PublishedValues]
+    """By metric."""
+
+    @model_validator(mode="after")
+    def _comparable(self) -> "PublishedTable":
+        wanted = {self.primary.metric, *(requirement.metric for requirement in self.require)}
+        if unknown := sorted(set(self.values) - set(METRICS)):
+            raise ValueError(f"unknown metric '{unknown[0]}'; known: {', '.join(METRICS)}")
+        if missing := sorted(wanted - set(self.values)):
+            raise ValueError(f"no values of '{missing[0]}', which the rule names")
+        if self.primary.metric not in PAIRED_METRICS:
+            raise ValueError(f"the primary metric must be one of {', '.join(PAIRED_METRICS)}")
+        counts = {len(side) for values in self.values.values() for side in (values.baseline, values.variant)}
+        if len(counts) > 1:
+            raise ValueError(f"every metric needs one number for each process of both arms; given: {sorted(counts)}")
+        return self
+
+    @property
+    def processes(self) -> int:
+        """Fresh processes of each arm."""
+        return len(self.values[self.primary.metric].baseline)
+
+
+class PublishedVerdict(Frozen):
+    """What a published table shows."""
+
+    word: VerdictWord
+    decision: Decision
+    reason: str
+    change_pct: float
+    """Of the primary metric: 100 * (exp(mean of d) - 1)."""
+    primary: Comparison | None
+    """None with fewer processes than an ablation needs."""
+    requirements: tuple[RequirementResult, ...]
+
+
+def read_table(text: bytes) -> PublishedTable:
+    """Return the table in `text` (YAML). Raises SpecError with every problem."""
+    values = load_values(text, "application/yaml")
+    try:
+        return PublishedTable.model_validate(values)
+    except ValidationError as error:
+        raise SpecError(from_validation(error, lambda _: ())) from error
+
+
+def assess(table: PublishedTable) -> PublishedVerdict:
+    """Return the word that `table` deserves.
+
+    Fewer processes than an ablation has blocks are `inconclusive`, whatever was printed. With more it is what the
+    numbers alone say: nothing is known of order, guards and the noise of the device.
+    """
+    pairs = table.values[table.primary.metric].pairs
+    differences = [log_ratio(100 * (own / base - 1)) for base, own in pairs]
+    change = percent(sum(differences) / len(differences))
+    requirements = tuple(_judge(requirement, table.values[requirement.metric]) for requirement in table.require)
+    found = _compared(table, differences)
+    word = VerdictWord.INCONCLUSIVE if found is None else word_of(found, table.primary)
+    return PublishedVerdict(
+        word=word,
+        decision=decide(word, granted(found, table.primary), requirements),
+        reason=_too_few(table, change) if found is None else sentence(word, found, table.primary),
+        change_pct=change,
+        primary=found,
+        requirements=requirements,
+    )
+
+
+def _compared(table: PublishedTable, differences: Sequence[float]) -> Comparison | None:
+    if len(differences) < MIN_BLOCKS:
+        return None
+    levels = Levels(family=1, alphas={table.variant: alpha_of(1)}, margin_pct=table.primary.margin)
+    sample = Sample(differences=tuple(differences), places=(0,) * len(differences))
+    return compare(table.primary.metric, {table.variant: sample}, levels)[table.variant]
+
+
+def _too_few(table: PublishedTable, change: float) -> str:
+    number = table.processes
+    processes = "one process" if number == 1 else f"{number} processes"
+    return (
+        f"{table.primary.metric} {change:+.3f} % from {processes} of each arm (n = {number}): "
+        f"the {table.steps_per_process} steps of a process are one sample; "
+        f"it takes at least {MIN_BLOCKS} interleaved blocks"
+    )
+
+
+def _judge(requirement: Requirement, values: PublishedValues) -> RequirementResult:
+    metric = METRICS[requirement.metric]
+    if requirement.max_value is not None:
+        most = max(own for _, own in values.pairs)
+        rule, passed = f"max_value {requirement.max_value:g} {metric.unit}", most <= requirement.max_value
+        detail = f"at most {most:.6g} {metric.unit}"
+    elif requirement.max_delta is not None:
+        rise = max(own - base for base, own in values.pairs)
+        rule, passed = f"max_delta {requirement.max_delta:g} {metric.unit}", rise <= requirement.max_delta
+        detail = f"largest change {rise:+.4g} {metric.unit}"
+    elif requirement.rule == "envelope":
+        rule, (passed, detail) = "envelope", _envelope(requirement, values)
+    else:
+        rule, (passed, detail) = str(requirement.rule), _identical(values)
+    return RequirementResult(metric=requirement.metric, rule=rule, passed=passed, detail=detail, exact=False)
+
+
+def _identical(values: PublishedValues) -> tuple[bool, str]:
+    other = [pair for pair in zip(values.baseline, values.variant, strict=True) if pair[0] != pair[1]]
+    if other:
+        return False, f"differs in {len(other)} of {len(values.baseline)} processes: {other[0][0]} and {other[0][1]}"
+    digits = min(len(text.partition(".")[2]) for text in values.baseline)
+    return True, f"identical to the {digits} decimals that were printed; bits are not known"
+
+
+def _envelope(requirement: Requirement, values: PublishedValues) -> tuple[bool, str]:
+    repeats = [base for base, _ in values.pairs]
+    gaps = [own - base for base, own in values.pairs]
+    if len(repeats) < 2:
+        return False, f"{gaps[0]:+.4f} nats, and no repeat of the baseline says how much of it is noise"
+    middle, limit = sum(repeats) / len(repeats), max(envelopes({0: repeats})[0], requirement.tolerance)
+    gap = max(abs(own - middle) for _, own in values.pairs)
+    return gap <= limit, f"{gap:.3g} nats from the baseline; envelope {limit:.3g} nats"

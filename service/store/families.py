@@ -1,0 +1,65 @@
+"""How often the same question was asked: every ablation that ran anything counts, cancelled ones included."""
+
+import json
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, and_, insert, or_, select
+
+from experiments.design.plan import Plan
+from experiments.design.questions import question_digest, questions
+from experiments.design.spec import AblationSpec
+from experiments.outcomes import AblationState
+from experiments.records.circumstances import EarlierAblation, Family
+from service.lifecycle import OVER
+from service.store.columns import rfc3339
+from service.store.tables import ablations
+from service.store.tables import questions as asked
+
+_SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.created_at, ablations.c.verdict)
+
+
+def store_questions(connection: Connection, ablation_id: str, spec: AblationSpec, plan: Plan) -> None:
+    """Remember what an ablation asks."""
+    rows = [{"ablation_id": ablation_id, "arm": arm, "digest": found} for arm, found in questions(spec, plan).items()]
+    if rows:
+        connection.execute(insert(asked), rows)
+
+
+def family_of(connection: Connection, ablation_id: str) -> Family:
+    """Return the ablations that asked a question of this one before it was submitted, oldest first.
+
+    One that ended before any of its blocks was claimed has shown nobody anything, and is left out.
+    """
+    own = connection.execute(select(asked.c.digest, asked.c.arm).where(asked.c.ablation_id == ablation_id))
+    arms: dict[str, list[str]] = {}
+    for digest, arm in own:
+        arms.setdefault(digest, []).append(arm)
+    rows: dict[str, Row[Any]] = {}
+    shared: dict[str, list[str]] = {}
+    for row in connection.execute(_earlier(ablation_id, list(arms))):
+        rows[row.id] = row
+        shared.setdefault(row.id, []).extend(arms[row.digest])
+    return Family(
+        question_digest=question_digest(arms),
+        earlier=tuple(_public(row, shared[ablation]) for ablation, row in rows.items()),
+    )
+
+
+def _earlier(ablation_id: str, digests: list[str]) -> Select[Any]:
+    mine = select(ablations.c.created_at).where(ablations.c.id == ablation_id).scalar_subquery()
+    before = or_(ablations.c.created_at < mine, and_(ablations.c.created_at == mine, ablations.c.id < ablation_id))
+    ran = or_(ablations.c.started_at.is_not(None), ablations.c.state.not_in(OVER))
+    query: Select[Any] = select(*_SHOWN, asked.c.digest).join(asked, asked.c.ablation_id == ablations.c.id)
+    return query.where(asked.c.digest.in_(digests), before, ran).order_by(ablations.c.created_at, ablations.c.id)
+
+
+def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:
+    verdict = {"variants": []} if row.verdict is None else json.loads(row.verdict)
+    return EarlierAblation(
+        ablation=row.id,
+        name=row.name,
+        state=AblationState(row.state),
+        created_at=rfc3339(row.created_at),
+        asked=tuple(sorted(set(shared))),
+        words={variant["arm"]: variant["verdict"] for variant in verdict["variants"]},
+    )

@@ -1,0 +1,131 @@
+"""A/A ablations as people run them: planned by `ablate aa`, executed for real, read, imported, cited by verdicts."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from experiments.records.calibration import Calibration
+from experiments.records.plan_file import read_plan_file
+from service.cli import aa, bundles, calibration_files
+from service.cli.client import app
+from service.client import Client
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
+from tests.api_stack import ADMIN, Api, served_api
+from tests.integration.test_exec import tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ablate(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    with served_api("sqlite", tmp_path / "api") as running:
+        url = str(running.client.base_url)
+        for module in (aa, bundles, calibration_files):
+            monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a spec, the plan of its A/A ablation, and the bundle that a real run made of six blocks."""
+    folder = tmp_path_factory.mktemp("aa")
+    (folder / "spec.json").write_text(tiny(folder).file.spec_text)
+    code, _out, err = ablate("aa", "cpu", "--like", folder / "spec.json", "--blocks", 6, "--out", folder / "plan.json")
+    assert code == 0, err
+    command = [sys.executable, "-m", "workers.offline", str(folder / "plan.json"), "--out", str(folder / "bundle")]
+    environment = {**os.environ, "ABLATE_HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_plan_holds_the_baseline_twice_and_another_order_each_time(executed: Path, tmp_path: Path) -> None:
+    first = read_plan_file((executed / "plan.json").read_bytes())
+    assert [arm.name for arm in first.plan.arms] == ["baseline", "repeat"]
+    assert first.spec.purpose == "calibration"
+    ablate("aa", "cpu", "--like", executed / "spec.json", "--blocks", 6, "--out", tmp_path / "again.json")
+    again = read_plan_file((tmp_path / "again.json").read_bytes())
+    assert again.spec.design.order_seed != first.spec.design.order_seed
+
+
+def test_its_bundle_gives_a_calibration_that_a_verdict_cites_and_an_altered_one_is_refused(
+    executed: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "calibration.json"
+    code, out, err = ablate("calibration", executed / "bundle", "--out", path)
+    assert code == 0, err
+    assert "6 A/A blocks" in out
+    made = Calibration.model_validate_json(path.read_bytes())
+    assert (made.blocks, made.key.recipe) == (6, "hybrid-tiny")
+    _code, out, _err = ablate("verdict", executed / "bundle", "--calibration", path, "--json")
+    admission = json.loads(out)["circumstances"]["admission"]
+    assert [one["digest"] for one in admission["calibrations"]] == [made.digest]
+    assert "6 A/A blocks are known for this device; 20 admit it" in admission["refused_because"]
+    values = made.model_dump(mode="json") | {"sd_upper_pct": 0.01}
+    path.write_text(json.dumps(values))
+    code, _out, err = ablate("verdict", executed / "bundle", "--calibration", path)
+    assert (code, "was altered" in err) == (5, True)
+
+
+def test_what_is_no_calibration_is_refused_by_name(executed: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    code, _out, err = ablate("calibration", tmp_path / "x.json")
+    assert (code, "is neither a bundle nor a calibration" in err) == (5, True)
+    code, _out, err = ablate("verdict", "abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3", "--calibration", executed / "bundle")
+    assert (code, "--calibration is for bundles" in err) == (5, True)
+
+
+def test_imported_blocks_are_known_to_the_service(api: Api, executed: Path) -> None:
+    code, out, err = ablate("import", executed / "bundle", "--unsigned", "--json")
+    if code:  # signed with a key that is not trusted yet
+        key = read_key(executed / "bundle")
+        code, out, err = ablate("import", executed / "bundle", "--trust", key, "--json")
+    assert code == 0, err
+    OutboxHandlers(api.store, None).run_due(OutboxKind.JUDGE)  # type: ignore[arg-type]
+    code, out, err = ablate("calibration", "--json")
+    assert code == 0, err
+    (known,) = json.loads(out)["items"]
+    assert known["calibration"]["blocks"] == 6
+    imported = known["calibration"]["ablations"][0]
+    assert known["mended_by"] == f"ablate aa cpu --like {imported}"
+    code, out, err = ablate(*known["mended_by"].split()[1:], "--print")
+    assert code == 0, err
+    mine = read_plan_file((executed / "plan.json").read_bytes()).spec.model_dump(mode="json")
+    again: dict[str, Any] = yaml.safe_load(out)
+    assert again["workload"]["overrides"] == mine["workload"]["overrides"]
+    assert (again["ablation"], again["design"]["blocks"]) == (mine["ablation"], {"count": 20})
+
+
+def read_key(bundle: Path) -> str:
+    (node,) = (bundle / "nodes").iterdir()
+    return str(json.loads(node.read_text())["registration"]["public_key"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cpu"], "exactly one of --like SPEC and --recipe NAME"),
+        (["cpu", "--like", "demo", "--recipe", "hybrid-tiny"], "exactly one of"),
+        (["cpux", "--like", "demo"], "unknown node class 'cpux'"),
+        (["cpu", "--recipe", "hybrid-ref-h200"], "not meant for node class 'cpu'"),
+        (["cpu", "--recipe", "nothing"], "unknown recipe 'nothing'"),
+        (["cpu", "--like", "nothing"], "no catalog spec of that name"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_with_the_reason(arguments: list[str], said: str) -> None:
+    code, _out, err = ablate("aa", *arguments, "--print")
+    assert (code, said in err) == (5, True), err

@@ -1,0 +1,93 @@
+"""Asking the same question again is counted, on SQLite and on PostgreSQL."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from experiments.records.circumstances import Family
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
+from service.store.families import family_of
+from service.store.tables import ablations
+from tests.api_stack import Api, running_api
+
+PSIV, CHUNK = {"gates": {"psiv_cache": True}}, {"gates": {"chunk_size": 32}}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Api]:
+    with running_api(request.param, tmp_path) as running:
+        yield running
+
+
+def family(api: Api, made: dict[str, Any]) -> Family:
+    with api.store.read() as connection:
+        return family_of(connection, made["id"])
+
+
+def judged(api: Api, made: dict[str, Any]) -> dict[str, Any]:
+    handlers = OutboxHandlers(api.store, None)  # type: ignore[arg-type] # nothing is projected
+    while handlers.run_due(OutboxKind.JUDGE):
+        pass
+    return dict(api.get(made["links"]["verdict"]).json())
+
+
+def test_earlier_askings_are_in_the_verdict_with_their_words(api: Api) -> None:
+    node = api.register()
+    first = api.submit()
+    api.finish(node)
+    judged(api, first)
+    second = api.submit(ablation="again", design__order_seed=9)
+    api.claim(node)
+    api.cancel(second["id"])
+    third = api.submit(ablation="and-again", variants={"cache": PSIV})
+    while block := api.claim(node):
+        api.attempt(block, "report", failure_class="user_error", message="x")
+    found = judged(api, third)["circumstances"]["family"]
+    assert [(one["ablation"], one["name"], one["asked"]) for one in found["earlier"]] == [
+        (first["id"], "factory", ["cache"]),
+        (second["id"], "again", ["cache"]),
+    ]
+    assert set(found["earlier"][0]["words"]) == {"psiv-on", "chunk-32"}
+    assert [one["state"] for one in found["earlier"]] == ["completed", "cancelling"]
+    assert found["earlier"][1]["words"] == {}
+
+
+def test_every_variant_has_its_own_number(api: Api) -> None:
+    node = api.register()
+    for variants in ({"a": PSIV}, {"b": PSIV, "c": CHUNK}, {"d": PSIV}):
+        last = api.submit(variants=variants)
+        api.claim(node)
+    both = api.submit(variants={"cache": PSIV, "chunk": CHUNK})
+    found = family(api, both)
+    assert (found.number, found.number_of("cache"), found.number_of("chunk")) == (4, 4, 2)
+    assert family(api, last).number == 3
+    assert family(api, last).question_digest != found.question_digest
+
+
+def test_what_ended_before_it_ran_is_not_counted_and_what_waits_is(api: Api) -> None:
+    waiting = api.submit()
+    gone = api.submit()
+    api.cancel(gone["id"])
+    assert [one.ablation for one in family(api, api.submit()).earlier] == [waiting["id"]]
+
+
+def test_order_is_that_of_submission_even_at_the_same_moment(api: Api) -> None:
+    made = [api.submit() for _ in range(4)]
+    with api.store.write() as connection:
+        connection.execute(update(ablations).values(created_at=1.0))
+    ids = sorted(one["id"] for one in made)
+    numbers = {one["id"]: family(api, one).number for one in made}
+    assert [numbers[ablation_id] for ablation_id in ids] == [1, 2, 3, 4]
+
+
+def test_other_question_and_calibration_are_no_family(api: Api) -> None:
+    api.submit(verdict__primary={"metric": "step_s", "margin": "0.5%"})
+    api.submit(purpose="calibration", variants={"again": {"gates": {"chunk_size": 16}}})
+    asked = family(api, api.submit())
+    assert (asked.number, asked.number_of("psiv-on")) == (1, 1)
+    assert asked.question_digest is not None
+    again = api.submit(purpose="calibration", variants={"again": {"gates": {"chunk_size": 16}}})
+    assert family(api, again) == Family()
