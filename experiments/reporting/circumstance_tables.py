@@ -66,13 +66,14 @@ def family_table(known: Circumstances) -> Table:
     """Return the earlier ablations that asked the same question, cancelled ones included."""
     return Table(
         title="The same question, asked before",
-        columns=(*codes("ablation"), *texts("name", "state", "created", "words")),
+        columns=(*codes("ablation"), *texts("name", "state", "created", "asked too", "words")),
         rows=tuple(
             row(
                 one.ablation,
                 one.name,
                 one.state.value,
                 wording.moment(one.created_at),
+                ", ".join(one.asked),
                 ", ".join(f"{arm}: {VerdictWord(word).value}" for arm, word in one.words.items()) or wording.NOTHING,
             )
             for one in known.family.earlier

@@ -221,7 +221,12 @@ BROKEN = AttemptRecord(
     block_index=3, number=1, failure_class=FailureClass.TIMEOUT, arm="psiv-on", message="stopped", node="h200-03"
 )
 EARLIER = EarlierAblation(
-    ablation="abl_EARLIER", name="psiv", state=AblationState.CANCELLED, created_at="2026-11-01T00:00:00Z", words={}
+    ablation="abl_EARLIER",
+    name="psiv",
+    state=AblationState.CANCELLED,
+    created_at="2026-11-01T00:00:00Z",
+    words={},
+    asked=("psiv-on",),
 )
 
 
