@@ -58,11 +58,6 @@ def compilations() -> int:
     return sum(count(sys.modules[name]) for name, count in _COUNTERS.items() if name in sys.modules)
 
 
-def lazy_compile_seconds() -> float:
-    """Return the seconds that XLA compiled in this process so far, 0 without XLA."""
-    return xla_device.compile_counts().seconds if xla_device.COMPILER in sys.modules else 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
     """What compiling cost."""

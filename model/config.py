@@ -109,6 +109,8 @@ class HybridConfig:
     mamba: MambaConfig = field(default_factory=MambaConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     scan: ScanSwitches = field(default_factory=ScanSwitches)
+    scan_layers: bool = False
+    """Run neighbouring blocks of one letter as one loop of the graph, traced and compiled once (lane xla)."""
 
     def __post_init__(self) -> None:
         _check_scan(self.scan)

@@ -14,6 +14,8 @@ class ModelFact(StrEnum):
     """Dtype of the hidden states that reached the loss."""
     ROWS = "batch.rows"
     """Rows of the batch that the loss read."""
+    LAYERS_IN_LOOPS = "layers.in_loops"
+    """Blocks of the pattern that ran in loops of the graph (lane xla, scan_layers); 0 where every one ran by itself."""
     COMPILED_GRAPHS = "compile.graphs"
     """Graphs that torch.compile made of the model; absent when it was not compiled."""
     DEVICE = "train.device"

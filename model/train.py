@@ -30,7 +30,6 @@ from model.compilation import (
     Forward,
     compilations,
     generates_code,
-    lazy_compile_seconds,
     record_compilation,
     start_compilation,
 )
@@ -85,7 +84,8 @@ class TrainResult:
     loss_val: float | None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
     compile_s: float
-    """Seconds of the pass that compiles, its one execution included, and of XLA's compiler; 0 without either."""
+    """Seconds of the pass that compiles, its one execution included; 0 when there is none, as on XLA, where the first
+    step's time holds the compilation."""
     compile_cache_hit: bool | None
     """Whether all generated code came from the compilers' caches; None when there is none, or it is not known."""
     kernels: tuple[Mapping[str, facts.Fact], ...]
@@ -135,7 +135,7 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
         warmup_passes=tuple(trainer.warmup_passes),
         foreign_load=foreign_load,
         loss_val=loss_val,
-        compile_s=trainer.compilation.seconds + lazy_compile_seconds(),
+        compile_s=trainer.compilation.seconds,
         compile_cache_hit=trainer.compilation.cache_hit,
         facts=dict(observed),
         kernels=tuple(observed.kernels.values()),

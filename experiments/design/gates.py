@@ -166,6 +166,11 @@ def _psiv_cached(facts: Facts) -> bool | str | None:
     return saved if saved or recomputed else None
 
 
+def _in_loops(facts: Facts) -> bool | None:
+    count = facts.get(ModelFact.LAYERS_IN_LOOPS)
+    return None if count is None else count > 0
+
+
 def _compiled(facts: Facts) -> bool | None:
     return facts.get(ModelFact.COMPILED_GRAPHS, 0) > 0 if facts else None
 
@@ -246,6 +251,20 @@ _ENTRIES = (
         proof="operations that the traced backward graph has in common with the forward graph, PsiV's apart",
         blind_to="what XLA itself decides to make again",
         **_told_by(ScanFact.REMAT),
+    ),
+    Gate(
+        name="scan_layers",
+        question="Does running equal neighbouring layers as one loop shorten compilation, and at what cost in time?",
+        values=(False, True),
+        path="model.scan_layers",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={True: (Lane.XLA,)},
+        requires={"schedule": "chunk_parallel", "psiv_cache": False, "remat": False},
+        unused_with=NOT_XLA,
+        attest=_in_loops,
+        attested_by=f"fact {ModelFact.LAYERS_IN_LOOPS}",
+        proof="the blocks that were handed to a loop; a pattern without equal neighbours has none",
+        blind_to="whether XLA unrolls the loop",
     ),
     Gate(
         name="loss",

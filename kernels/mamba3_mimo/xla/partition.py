@@ -25,11 +25,11 @@ VIEWS = frozenset(
 class Partition:
     """A partitioner for one function, and what its graphs do."""
 
-    v: int
-    """Place of v among the function's tensors."""
-    psi: int
+    v: int | None = None
+    """Place of v among the function's tensors; None where PsiV is a value like others."""
+    psi: int | None = None
     """Place of psi."""
-    psiv_cache: bool
+    psiv_cache: bool = False
     remat: bool
     psiv_saved_bytes: int = field(default=0, init=False)
     """Bytes of PsiV that the forward graph hands to the backward graph."""
@@ -50,6 +50,7 @@ class Partition:
                 node.meta["recompute"], node.meta["ac_graph_id"] = policy, 0
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
         self._count(forward, backward, kinds)
+        _inputs_in_order(forward, backward)
         return forward, backward
 
     def _policy(self, node: fx.Node, psiv: set[fx.Node]) -> CheckpointPolicy | None:
@@ -62,6 +63,8 @@ class Partition:
 
     def _psiv(self, joint: fx.GraphModule) -> set[fx.Node]:
         """Return the nodes that are made from v and psi, from both and nothing else."""
+        if self.v is None or self.psi is None:
+            return set()
         primals = [node for node in joint.graph.nodes if node.op == "placeholder" and "tangents" not in node.name]
         both = frozenset({primals[self.v], primals[self.psi]})
         made_from: dict[fx.Node, frozenset[fx.Node]] = {}
@@ -105,6 +108,30 @@ def _after_barrier(graph: fx.GraphModule) -> Callable[..., Any]:
         return graph(*xla_device.barrier(tensors))
 
     return run
+
+
+def _inputs_in_order(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Hand inputs that are kept to the backward graph in the order in which the function takes them.
+
+    torch_xla 2.9's scan does not keep such inputs a second time. It puts them back in the function's order, wherever
+    the partition had placed them, and two of one shape would silently be exchanged.
+    """
+    order = [node.name for node in forward.graph.nodes if node.op == "placeholder"]
+    output = next(node for node in forward.graph.nodes if node.op == "output")
+    given = list(output.args[0])
+    kept = [at for at, value in enumerate(given) if isinstance(value, fx.Node) and value.name in order]
+    holders = {node.name: node for node in backward.graph.nodes if node.op == "placeholder"}
+    kept = [at for at in kept if given[at].name in holders]
+    in_order = sorted((given[at] for at in kept), key=lambda node: order.index(node.name))
+    renamed = {given[at].name: node.name for at, node in zip(kept, in_order, strict=True)}
+    for at, node in zip(kept, in_order, strict=True):
+        given[at] = node
+    output.args = (type(output.args[0])(given),)
+    begin = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    for name in list(holders):
+        begin.prepend(holders[renamed.get(name, name)])
+    forward.recompile()
+    backward.recompile()
 
 
 def _computed(graph: fx.GraphModule) -> Iterator[str]:

@@ -12,10 +12,11 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels import facts, xla_device
 from kernels.backends import Lane
+from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, step_state
 from kernels.mamba3_mimo.xla.partition import Partition, differentiable
@@ -65,10 +66,26 @@ class Contract:
 def scan(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
     """Return (o, final state [B,H,N,P]); the state receives no gradient."""
     contract = Contract.of(inputs, switches)
+    if type(inputs.v) not in (Tensor, nn.Parameter):
+        return _inside(contract, inputs)
     run, partition, trips = _graph(contract)
     out, state = run(inputs, tuple(getattr(inputs, name) for name in contract.names))
     _record(switches, partition, trips if any(contract.need_gradients) else 0)
     return out, state.detach()
+
+
+def _inside(contract: Contract, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """Be part of a graph that somebody else traces, and divides into forward and backward."""
+    switches = contract.switches
+    if switches.schedule != "chunk_parallel" or switches.psiv_cache:
+        asked = f"schedule '{switches.schedule}' and psiv_cache {str(switches.psiv_cache).lower()}"
+        raise KernelUnsupported(
+            f"inside a loop over layers the scan runs chunk_parallel without psiv_cache, not {asked}"
+        )
+    facts.record(ScanFact.LANE, Lane.XLA.value)
+    facts.record(ScanFact.SCHEDULE, switches.schedule)
+    facts.record(ScanFact.CHUNK_SIZE, switches.chunk_size)
+    return _whole(contract)(*(getattr(inputs, name) for name in contract.names))
 
 
 def _record(switches: ScanSwitches, partition: Partition, trips: int) -> None:
@@ -91,7 +108,8 @@ def _graph(contract: Contract) -> tuple[Run, Partition, int]:
     return _parallel(contract) if parallel else _sequential(contract)
 
 
-def _parallel(contract: Contract) -> tuple[Run, Partition, int]:
+def _whole(contract: Contract) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the scan of all chunks at once as a function of the contract's tensors."""
     chunk_size = contract.switches.chunk_size
 
     def whole(*tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +121,11 @@ def _parallel(contract: Contract) -> tuple[Run, Partition, int]:
         out, state = chunk_outputs(_replaced(inputs, padded), line, before_B1, chunk_size, pass_states)
         return out[:, :length], state.detach()
 
-    partition = _partition(contract, contract.names)
+    return whole
+
+
+def _parallel(contract: Contract) -> tuple[Run, Partition, int]:
+    whole, partition = _whole(contract), _partition(contract, contract.names)
     traced = differentiable(whole, partition)
     run = traced if any(contract.need_gradients) else whole
     return lambda _, tensors: run(*tensors), partition, 1
