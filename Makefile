@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TPU_VENV  := .venv-tpu
+TPU_STAMP := $(TPU_VENV)/.installed
+TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu test-tpu test-containers browser simulate bench-api bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +21,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	    --editable '.[service,embedded,worker,cpu,dev]'
+	@touch $@
+
+$(TPU_STAMP): requirements/tpu.lock requirements/tpu-compiler.lock requirements/install_tpu.py requirements/cuda_stubs.py
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and \
+	    "torch_xla 2.9 needs Python 3.11 to 3.13, $(PYTHON) is %d.%d; name another: make tpu PYTHON=python3.12" % sys.version_info[:2])'
+	@echo "Installing into $(TPU_VENV) (some minutes the first time)"
+	@PJRT_DEVICE=CPU JAX_PLATFORMS=cpu $(PYTHON) requirements/install_tpu.py $(TPU_VENV)
 	@touch $@
 
 install: $(STAMP)  ## create .venv with everything
@@ -64,8 +74,11 @@ test-fast: $(STAMP)  ## tests without servers, some ten seconds
 test-gpu: $(STAMP)  ## only the tests that need an H200
 	$(BIN)/python -m pytest -m gpu
 
-test-tpu: $(STAMP)  ## only the tests that need a TPU v6e
-	$(BIN)/python -m pytest -m tpu
+tpu: $(TPU_STAMP)  ## create .venv-tpu, the environment of lane xla (torch 2.9, torch_xla, jax, libtpu), 3 GB
+
+# XLA on the processors of this machine. What needs a chip is skipped as such.
+test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on this machine's processors
+	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest $(TPU_TESTS)
 
 simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge, into docs/statistics.md; minutes
 	$(BIN)/python -m experiments.simulation

@@ -37,6 +37,12 @@ class NodeClass:
     """Which of the workers' probes finds the devices and reads their memory and state; None while there is none."""
     device_name: str = ""
     """Regular expression that is found in the name of such a device."""
+    tpu_kernels: bool = False
+    """Whether kernels for TPUs (Pallas) can be run there, or compiled where nothing is run."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that a trial on such a device needs before it makes a tensor."""
+    topology: str | None = None
+    """Only on a class that compiles and executes nothing: the chips that it compiles for, by the compiler's name."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
     tells: frozenset[str] = frozenset()
@@ -51,7 +57,12 @@ class NodeClass:
     @property
     def on_host(self) -> bool:
         """Whether trials train on the processors and in the memory of the machine itself."""
-        return self.device_type == "cpu"
+        return self.probe in ("host", "xla_host")
+
+    @property
+    def compiles_only(self) -> bool:
+        """Whether a trial compiles the training step for chips that are not there, and executes nothing."""
+        return self.topology is not None
 
     def fits(self, device_name: str) -> bool:
         """Tell whether a device that calls itself `device_name` belongs to this class."""
@@ -83,7 +94,35 @@ _TABLE = (
         tells=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
         ceilings={"copy": 4.28e12, "bfloat16": 790e12},
     ),
-    NodeClass(name="tpu-v6e", lanes=(), device_type="xla", probe=None),
+    NodeClass(
+        name="xla-cpu",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="xla_host",
+        environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
+        tells=frozenset({"foreign_load"}),
+    ),
+    NodeClass(
+        name="tpu-v6e",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="tpu",
+        device_name=r"\bv6e\b",
+        tpu_kernels=True,
+        environment={"PJRT_DEVICE": "TPU", "JAX_PLATFORMS": "cpu"},
+        peak_flops={"bfloat16": 918e12},
+        tells=frozenset({"foreign_load", "foreign_processes"}),
+    ),
+    NodeClass(
+        name="tpu-v6e-compile",
+        lanes=(Lane.XLA,),
+        device_type="xla",
+        probe="libtpu",
+        device_name=r"\bv6\b",
+        tpu_kernels=True,
+        environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
+        topology="v6e:1x1",
+    ),
 )
 
 NODE_CLASSES: dict[str, NodeClass] = {entry.name: entry for entry in _TABLE}

@@ -33,12 +33,15 @@ class ScanSwitches:
     lane: Lane = Lane.REFERENCE
     """Implementation family."""
     schedule: Schedule = "chunk_parallel"
-    """`sequential` walks time in order, step by step (reference) or chunk by chunk (cuda); `chunk_parallel` computes
-    all chunks (reference) or super-chunks (cuda) at once."""
+    """`sequential` walks time in order, step by step (reference) or chunk by chunk (cuda, xla); `chunk_parallel`
+    computes all chunks (reference, xla) or super-chunks (cuda) at once."""
     chunk_size: int = 16
     """Tokens per chunk C; not read by the reference lane's sequential schedule."""
     psiv_cache: bool = False
     """Save PsiV = v * psi in the forward pass for the backward pass, instead of recomputing it there."""
+    remat: bool = False
+    """Let torch's minimum cut decide which values of a pass are kept for its backward pass, and make the others again
+    there; off: everything that the backward pass reads is kept (lane xla)."""
     superchunk: int = 256
     """Tokens per super-chunk: what one block of the chunk_parallel schedule walks; the sequential one has none."""
     pipeline_stages: int = 1
@@ -79,6 +82,8 @@ class ScanFact(StrEnum):
     """Bytes of the kept PsiV that kernels write and read (lane cuda)."""
     PSIV_RECOMPUTES = "mamba3_mimo.psiv_recomputes"
     """Backward passes that recomputed PsiV."""
+    REMAT = "mamba3_mimo.remat"
+    """Whether backward passes did operations of the forward pass again, those of PsiV apart (lane xla)."""
     HEADS_HALVED = "mamba3_mimo.heads_halved"
     """Whether heads too wide for one block were run as two of half the width (lane cuda)."""
     ATTESTED_FROM = "mamba3_mimo.attested_from"

@@ -7,17 +7,20 @@ The gate `attention` chooses the implementation. Each takes q, k, v [B,H,S,E] an
 [B,H,S,E]: a token attends to itself and to the earlier tokens of its document. A document is a run of equal ids, so an
 id that comes back later in the row is another one.
 
-    sdpa    torch chooses the kernel, with the mask written out [B,1,S,S]
-    flash   FlashAttention over documents laid end to end; no mask exists. Never traced: the number of documents and
-            the longest one differ from batch to batch, and a graph specialised for them is compiled again each time
+    sdpa    torch chooses the kernel, with the mask written out [B,1,S,S]; on XLA that is dense attention
+    flash   on a GPU, FlashAttention over documents laid end to end; no mask exists. Never traced: the number of
+            documents and the longest one differ from batch to batch, and a graph specialised for them is compiled again
+            each time. On XLA, torch_xla's kernel for TPUs
     cudnn   cuDNN's kernel, with the mask written out
     flex    a kernel that torch generates from the mask's definition; blocks of other documents are skipped
+    splash, pallas_softcap   kernels for TPUs (kernels/xla_attention.py)
 
-None replaces another: what cannot run raises KernelUnsupported with the reason.
+None replaces another: what cannot run raises KernelUnsupported with the reason, also where scores are to be capped
+(`softcap`) and an implementation cannot.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +37,8 @@ from model.layers import Linear
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""(q, k, v [B,H,S,E], segment ids [B,S], softcap) -> attended values [B,H,S,E]."""
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -45,6 +49,7 @@ class CausalAttention(nn.Module):
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.backend = config.attention.backend
+        self.softcap = config.attention.softcap
         self.num_heads, self.rope_theta = config.attention.num_heads, config.attention.rope_theta
         self.qkv_proj = Linear(config.d_model, 3 * config.d_model, compute_dtype=compute_dtype)
         self.out_proj = Linear(config.d_model, config.d_model, compute_dtype=compute_dtype)
@@ -59,6 +64,7 @@ class CausalAttention(nn.Module):
             rotate_positions(k_BHSE, self.rope_theta),
             v_BHSE,
             segment_ids_BS,
+            self.softcap,
         )
         mixed: Tensor = self.out_proj(attended_BHSE.transpose(1, 2).flatten(2))
         return mixed
@@ -93,16 +99,20 @@ def document_runs(segment_ids_BS: Tensor) -> Tensor:
     return functional.pad(changes.cumsum(1), (1, 0))
 
 
-def _sdpa(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor) -> Tensor:
+def _sdpa(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
     _ran("sdpa")
+    if softcap:
+        return _capped_attention(q_BHSE, k_BHSE, v_BHSE, document_mask(segment_ids_BS), softcap)
     return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor) -> Tensor:
+def _flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
+    if q_BHSE.device.type == "xla":
+        return _on_tpu("flash", q_BHSE, k_BHSE, v_BHSE, segment_ids_BS, softcap)
     from torch.nn.attention.varlen import varlen_attn
 
-    _need_gpu("flash", q_BHSE, HALF_DTYPES)
+    _need_gpu("flash", q_BHSE, HALF_DTYPES, softcap)
     _ran("flash")
     (edges, longest), (batch, _, length, _) = once_per_batch(segment_ids_BS, documents), q_BHSE.shape
     q_THE, k_THE, v_THE = (t.transpose(1, 2).flatten(0, 1).contiguous() for t in (q_BHSE, k_BHSE, v_BHSE))
@@ -111,19 +121,19 @@ def _flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tenso
     return attended_BHSE
 
 
-def _cudnn(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor) -> Tensor:
+def _cudnn(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    _need_gpu("cudnn", q_BHSE, HALF_DTYPES)
+    _need_gpu("cudnn", q_BHSE, HALF_DTYPES, softcap)
     _ran("cudnn")
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
 
 
-def _flex(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor) -> Tensor:
+def _flex(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    _need_gpu("flex", q_BHSE, (*HALF_DTYPES, torch.float32))
+    _need_gpu("flex", q_BHSE, (*HALF_DTYPES, torch.float32), softcap)
     _ran("flex")
     mask = once_per_batch(segment_ids_BS, block_mask)
     attended: Tensor = _compiled(flex_attention)(q_BHSE, k_BHSE, v_BHSE, block_mask=mask)
@@ -152,14 +162,42 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _need_gpu(backend: str, q_BHSE: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+def _need_gpu(backend: str, q_BHSE: Tensor, dtypes: tuple[torch.dtype, ...], softcap: float) -> None:
     if not q_BHSE.is_cuda:
         raise KernelUnsupported(f"attention '{backend}' runs on an NVIDIA GPU; q is on {q_BHSE.device.type}")
     if q_BHSE.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         given = str(q_BHSE.dtype).removeprefix("torch.")
         raise KernelUnsupported(f"attention '{backend}' takes {allowed}; q is {given}")
+    if softcap:
+        raise KernelUnsupported(f"attention '{backend}' cannot cap scores on a GPU; softcap is {softcap}, allowed: 0")
 
 
-ATTEND: dict[str, Attend] = {"sdpa": _sdpa, "flash": _flash, "cudnn": _cudnn, "flex": _flex}
+def _capped_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask_B1SS: Tensor, softcap: float) -> Tensor:
+    scores_BHSS = (q_BHSE @ k_BHSE.mT).float() * q_BHSE.shape[-1] ** -0.5
+    capped_BHSS = softcap * torch.tanh(scores_BHSS / softcap)
+    weights_BHSS = capped_BHSS.masked_fill(~mask_B1SS, -torch.inf).softmax(-1)
+    return weights_BHSS.to(v_BHSE.dtype) @ v_BHSE
+
+
+def _on_tpu(
+    backend: str, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0
+) -> Tensor:
+    from kernels import xla_attention  # which imports torch_xla and jax where they are
+
+    attended_BHSE = xla_attention.KERNELS[backend](
+        q_BHSE, k_BHSE, v_BHSE, document_runs(segment_ids_BS), softcap=softcap
+    )
+    _ran(backend)
+    return attended_BHSE
+
+
+ATTEND: dict[str, Attend] = {
+    "sdpa": _sdpa,
+    "flash": _flash,
+    "cudnn": _cudnn,
+    "flex": _flex,
+    "splash": partial(_on_tpu, "splash"),
+    "pallas_softcap": partial(_on_tpu, "pallas_softcap"),
+}
 """Implementation of every value of the gate."""

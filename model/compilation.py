@@ -2,7 +2,8 @@
 
 Three things generate code: torch.compile, the scan's lanes cuda and peer, and flex attention. The compiler of torch is
 imported only when it is used: a trial that runs eagerly should not pay for it. So counters of compilers are read from
-modules that something else has imported; what is not imported has compiled nothing.
+modules that something else has imported; what is not imported has compiled nothing. XLA compiles whatever graph a step
+turns out to be when it ends, so there is no pass before step 0 for it: the first steps compile, and none after them.
 """
 
 import sys
@@ -13,7 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from kernels import facts, scan
+from kernels import facts, scan, xla_device
 from kernels.backends import GENERATED_LANES, Lane
 from kernels.scan import ScanFact
 from model.config import TrainConfig
@@ -36,9 +37,14 @@ def _scan_compilations(compiled: ModuleType) -> int:
     return made
 
 
+def _xla_compilations(_: ModuleType) -> int:
+    return xla_device.compile_counts().compile
+
+
 _COUNTERS: Mapping[str, Callable[[ModuleType], int]] = {
     "torch._dynamo.utils": _torch_compilations,
     scan.COMPILER: _scan_compilations,
+    xla_device.COMPILER: _xla_compilations,
 }
 """How each compiler tells how often this process has compiled, by the module that knows. What third-party kernels
 (lane peer) compile by themselves is not counted."""

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from kernels.scan import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
 from model.errors import ConfigError
 
-AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex"]
+AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex", "splash", "pallas_softcap"]
 LossKind: TypeAlias = Literal["dense", "chunked"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -85,10 +85,13 @@ class AttentionConfig:
 
     num_heads: int = 4
     backend: AttentionBackend = "sdpa"
-    """`sdpa` lets torch choose with an explicit document mask."""
+    """`sdpa` writes the document mask out and lets torch choose; see model/attention.py."""
+    softcap: float = 0.0
+    """Scores s are capped to softcap * tanh(s / softcap) before they are masked; 0 caps nothing."""
     rope_theta: float = 10_000.0
 
     def __post_init__(self) -> None:
+        _between("model.attention.softcap", self.softcap, 0.0, 1e4)
         _between("model.attention.num_heads", self.num_heads, 1, 256)
         _between("model.attention.rope_theta", self.rope_theta, 100.0, 1e8)
 
@@ -106,6 +109,8 @@ class HybridConfig:
     mamba: MambaConfig = field(default_factory=MambaConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     scan: ScanSwitches = field(default_factory=ScanSwitches)
+    scan_layers: bool = False
+    """Run neighbouring blocks of one letter as one loop of the graph, traced and compiled once (lane xla)."""
 
     def __post_init__(self) -> None:
         _check_scan(self.scan)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from model.attention import CausalAttention
 from model.config import HybridConfig, MambaConfig, TrainConfig
+from model.layer_loops import LayerLoops
 from model.layers import Linear, RMSNorm
 from model.mamba3 import Mamba3
 from model.mlp import GatedMLP
@@ -57,6 +58,7 @@ class Hybrid(nn.Module):
         self.blocks = nn.ModuleList(
             ResidualBlock(letter, config, compute_dtype=compute_dtype) for letter in config.pattern
         )
+        self._layers = LayerLoops(self.blocks, config) if config.scan_layers else None
         self.final_norm = RMSNorm(config.d_model)
         self.lm_head = Linear(config.d_model, config.vocab_size, compute_dtype=compute_dtype)
 
@@ -67,8 +69,11 @@ class Hybrid(nn.Module):
         does it (model.loss), so that the logits of all tokens need not exist at once.
         """
         x_BSD = nn.functional.embedding(tokens_BS, self.embedding)
-        for block in self.blocks:
-            x_BSD = block(x_BSD, segment_ids_BS)
+        if self._layers is not None:
+            x_BSD = self._layers(x_BSD, segment_ids_BS)
+        else:
+            for block in self.blocks:
+                x_BSD = block(x_BSD, segment_ids_BS)
         hidden: Tensor = self.final_norm(x_BSD).to(self.compute_dtype)
         return hidden
 

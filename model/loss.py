@@ -24,8 +24,9 @@ def cross_entropy(
     `hidden` [...,D], `weight` [V,D] float32, `targets` [...] int64 (anything where invalid), `valid_mask` [...] bool.
     `kind` "dense" keeps all logits for the backward pass; "chunked" holds those of `chunk_tokens` tokens at a time
     and keeps the finished gradients [T,D] and [V,D] instead. Records the facts
-    `ModelFact.LOSS` and `ModelFact.HIDDEN_DTYPE`.
+    `ModelFact.LOSS`, `ModelFact.ROWS` and `ModelFact.HIDDEN_DTYPE`.
     """
+    facts.record(ModelFact.ROWS, targets.shape[0])
     facts.record(ModelFact.HIDDEN_DTYPE, str(hidden.dtype).removeprefix("torch."))
     hidden_TD, valid_T = hidden.flatten(0, -2), valid_mask.flatten()
     targets_T = targets.flatten().where(valid_T, 0)

@@ -1,6 +1,7 @@
 """AdamW over two groups of parameters, and the learning rate of a step."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,12 +21,30 @@ def adamw(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimCon
         {"params": [p for name, p in trained if decays(name, p)], "weight_decay": config.weight_decay},
         {"params": [p for name, p in trained if not decays(name, p)], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
+    groups = [group for group in groups if group["params"]]
+    betas = (config.beta1, config.beta2)
+    if any(parameter.device.type == "xla" for _, parameter in trained):
+        return _compilable(groups, betas, config.learning_rate)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+
+
+def _compilable(groups: list[dict[str, Any]], betas: tuple[float, float], rate: float) -> torch.optim.AdamW:
+    """Return AdamW whose steps are equal graphs from the first one on.
+
+    What changes from step to step is a tensor, because a number would be compiled into the graph, and the state that
+    AdamW makes in its first step is there before it.
+    """
+    device = groups[0]["params"][0].device
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, capturable=True, foreach=False)
+    for group in optimizer.param_groups:  # its constructor would read a tensor's value, and so run a graph
+        group["lr"] = torch.tensor(rate).to(device)
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
@@ -38,4 +57,5 @@ def learning_rate(step: int, config: OptimConfig) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use `rate` in every group from the next step on."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        known = group["lr"]
+        group["lr"] = torch.tensor(rate).to(known.device) if isinstance(known, torch.Tensor) else rate

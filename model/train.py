@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from kernels import facts
-from model import flops, hybrid, loss, optim
+from kernels import facts, xla_device
+from model import flops, hybrid, optim
 from model.compilation import (
     Compilation,
     Forward,
@@ -40,6 +40,7 @@ from model.facts import ModelFact
 from model.host_load import HostLoad
 from model.measurement import PeakMeter, read_clock_mhz
 from model.packing import Batch
+from model.update import DeviceBatch, batch_loss, update
 
 Phase: TypeAlias = Literal["compile", "warmup", "timed"]
 
@@ -83,7 +84,8 @@ class TrainResult:
     loss_val: float | None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
     compile_s: float
-    """Seconds of the pass that compiles, its one execution included; 0 when no code is generated."""
+    """Seconds of the pass that compiles, its one execution included; 0 when there is none, as on XLA, where the first
+    step's time holds the compilation."""
     compile_cache_hit: bool | None
     """Whether all generated code came from the compilers' caches; None when there is none, or it is not known."""
     kernels: tuple[Mapping[str, facts.Fact], ...]
@@ -183,6 +185,7 @@ class _Trainer:
         self._model = hybrid.build(config).to(device)
         self._forward: Forward = self._model
         self._optimizer = optim.adamw(self._model.named_parameters(), config.optim)
+        self._wait()  # on XLA parameters and state are made here, apart from the first step
         self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     def compile(self) -> None:
@@ -224,11 +227,9 @@ class _Trainer:
         start = time.perf_counter()
         optim.set_learning_rate(self._optimizer, optim.learning_rate(index, self.config.optim))
         loss_now = self._loss(self._forward, self._batch(index))
-        loss_now.backward()  # type: ignore[no-untyped-call]
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.grad_clip)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss_value, norm_value = torch.stack((loss_now.detach(), grad_norm)).tolist()
+        told = update(loss_now, self.parameters, self._optimizer, self.config)
+        self._wait()  # on XLA the step is one graph, which runs here
+        loss_value, norm_value = told.tolist()
         end = time.perf_counter()
         self._compiled_last = compilations() - before
         record = StepRecord(
@@ -254,11 +255,13 @@ class _Trainer:
                 count = int(batch.valid.sum())
                 total += self._loss(self._model, batch).double() * count
                 num_valid += count
+                self._wait()
         return float(total) / num_valid if num_valid else None
 
     def one_pass(self) -> None:
         """Run one forward and backward pass without an update."""
         self._loss(self._forward, self._batch(0)).backward()  # type: ignore[no-untyped-call]
+        self._wait()  # before the gradients are dropped: XLA does not compute what nobody holds
         self._optimizer.zero_grad(set_to_none=True)
 
     def held_bytes(self) -> int:
@@ -271,19 +274,14 @@ class _Trainer:
         return self._dataset.batch(step, self.config.micro_batch, self.config.seed)
 
     def _loss(self, forward: Forward, batch: Batch) -> Tensor:
-        tokens_BS, targets_BS, segment_ids_BS, valid_BS = (torch.from_numpy(part).to(self.device) for part in batch)
-        return loss.cross_entropy(
-            forward(tokens_BS, segment_ids_BS),
-            self._model.lm_head.weight,
-            targets_BS,
-            valid_BS,
-            self.config.loss,
-            self.config.loss_chunk_tokens,
-        )
+        on_device = DeviceBatch(*(torch.from_numpy(part).to(self.device) for part in batch))
+        return batch_loss(forward, self._model.lm_head.weight, on_device, self.config)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        elif self.device.type == "xla":
+            xla_device.step_boundary()
 
 
 def _check_fit(config: TrainConfig, dataset: Dataset) -> None:

@@ -25,6 +25,7 @@ from service.settings import ServiceSettings, get_settings
 from service.store import leaders
 from service.store.migrate import current_revision, newest_revision
 from service.store.session import Store
+from service.webhooks import webhook_of
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) ->
     reconciler = Reconciler(
         store, settings.celery_url, sentinel_days=settings.sentinel_days, silent_s=silent_limit_s(settings)
     )
-    handlers = OutboxHandlers(store, Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment))
+    sink = Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment)
+    handlers = OutboxHandlers(store, sink, webhook_of(settings))
 
     def reconcile() -> bool:
         reconciler.tick()
@@ -114,7 +116,10 @@ def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) ->
     def project() -> bool:
         return handlers.run_due(OutboxKind.PROJECT)
 
-    works = {"reconciler": reconcile, "judge": judge, "projector": project}
+    def tell() -> bool:
+        return handlers.run_due(OutboxKind.HOOK)
+
+    works = {"reconciler": reconcile, "judge": judge, "projector": project, "webhooks": tell}
     return [Duty(store, name, work, stop=stop) for name, work in works.items()]
 
 
@@ -148,11 +153,11 @@ def main() -> int:
         store = Store(settings.sqlalchemy_url)
         if not wait_for_schema(store, signals):
             return 0
+        stop = threading.Event()
+        running = duties(store, settings, stop=stop)
     except (ConfigurationError, SQLAlchemyError) as error:
         log.error("cannot start: %s", error)
         return 1
-    stop = threading.Event()
-    running = duties(store, settings, stop=stop)
     for duty in running:
         duty.thread.start()
     log.info("running: %s", ", ".join(duty.thread.name for duty in running))

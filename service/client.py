@@ -14,6 +14,7 @@ import httpx
 import httpx_sse
 from pydantic import BaseModel
 
+from experiments.analysis.history import HistorySeries
 from experiments.analysis.verdicts import Verdict
 from experiments.design.gates import GatePublic
 from experiments.records.receipts import Receipt
@@ -288,6 +289,14 @@ class Client:
     def gates(self) -> list[GatePublic]:
         """Return what can be asked for."""
         return [GatePublic.model_validate(gate) for gate in self._connection.call("GET", "/v1/gates").json()]
+
+    def history(
+        self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None
+    ) -> list[HistorySeries]:
+        """Return the baselines of a recipe over time, a series for every configuration and device."""
+        asked = {"metric": metric, **({"node_class": node_class} if node_class else {})}
+        rows = self._connection.call("GET", f"/v1/history/{recipe}", params=asked).json()
+        return [HistorySeries.model_validate(row) for row in rows]
 
     def calibrations(self) -> CalibrationList:
         """Return what is known about the noise of the nodes, and the service's own rate of false words."""

@@ -146,6 +146,10 @@ class KeyRefused(ServiceError):
     slug = "key-refused"
 
 
+class WebhookRefused(ServiceError):
+    """The receiver of a webhook did not take it; it is sent again later."""
+
+
 class NotYet(ServiceError):
     """This does not exist yet."""
 

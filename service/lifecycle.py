@@ -34,6 +34,8 @@ class OutboxKind(StrEnum):
     REPORT = "report"
     PROJECT = "project"
     """Write an ablation into MLflow."""
+    HOOK = "hook"
+    """Tell another service that an ablation is over."""
 
 
 State = TypeVar("State", AblationState, BlockState, TrialState, AttemptState)

@@ -1,4 +1,4 @@
-"""Handlers of the outbox rows that follow the blocks of an ablation: look, judge, write the report, project it.
+"""Handlers of the outbox rows that follow the blocks of an ablation: look, verdict, report, MLflow, webhook.
 
 Each is idempotent, is done outside any transaction, and is tried again with growing pauses until it succeeds.
 """
@@ -9,13 +9,16 @@ from collections.abc import Callable
 from experiments.analysis.calibration import aa_blocks_of
 from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
+from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
 from service.lifecycle import OutboxKind
 from service.store import calibrations, looks, outbox, results
+from service.store.ablations import get_whole
 from service.store.circumstances import circumstances_of
 from service.store.session import Store
+from service.webhooks import Webhook, content_of
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +31,16 @@ LAST_RETRY_S = 60.0
 class OutboxHandlers:
     """Takes due rows of one kind from the outbox and handles them."""
 
-    def __init__(self, store: Store, sink: Sink) -> None:
+    def __init__(self, store: Store, sink: Sink, webhook: Webhook | None = None) -> None:
         self._store = store
         self._sink = sink
+        self._webhook = webhook
         self._handlers: dict[OutboxKind, Callable[[str], None]] = {
             OutboxKind.LOOK: self._look,
             OutboxKind.JUDGE: self._judge,
             OutboxKind.REPORT: self._report,
             OutboxKind.PROJECT: self._project,
+            OutboxKind.HOOK: self._hook,
         }
 
     def run_due(self, kind: OutboxKind) -> bool:
@@ -100,6 +105,17 @@ class OutboxHandlers:
         html = render(view)
         with self._store.write() as connection:
             results.store_report(connection, ablation_id, html)
+            if self._webhook is not None:
+                outbox.add(connection, OutboxKind.HOOK, ablation_id)
+
+    def _hook(self, ablation_id: str) -> None:
+        """Send a webhook; a row that was asked for by other settings is forgotten."""
+        if self._webhook is None:
+            return
+        with self._store.read() as connection:
+            row = get_whole(connection, ablation_id)
+        verdict = None if row.verdict is None else Verdict.model_validate_json(row.verdict)
+        self._webhook.send(f"msg_{row.id}", content_of(row.id, row.name, row.state, verdict))
 
     def _project(self, ablation_id: str) -> None:
         with self._store.read() as connection:

@@ -19,6 +19,10 @@ CLEAN_EVERY_S = 600.0
 KEY_AGE_S = 48 * 3600.0
 
 
+HOOK_AGE_S = 86_400.0
+"""A webhook that nobody took for so long is given up."""
+
+
 class Reconciler:
     """Compares what is with what should be, a little at every tick."""
 
@@ -43,6 +47,9 @@ class Reconciler:
             self._cleaned_at = now
             with self._store.write() as connection:
                 submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
+                given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
+            if given_up:
+                log.warning("%d webhooks were given up: nobody took them for a day", given_up)
             if self._sentinel_s:
                 sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
 

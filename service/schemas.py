@@ -313,7 +313,6 @@ class NodePublic(_Public):
     code_digest: str
     lacks: list[str]
     public_key: str | None
-    """Key that it signs its blocks with; None for an imported node that could not sign."""
     registered_at: str
     seen_at: str
     running_block: str | None
@@ -331,11 +330,9 @@ class KeyPublic(_Public):
     key: PublicKey
     node: str
     trusted_by: str
-    """Name of the token that trusted it, or "first registration"."""
     trusted_at: str
     revoked_at: str | None
     reason: str | None
-    """Why it was revoked."""
 
 
 class KeyList(_Public):

@@ -69,6 +69,10 @@ class ServiceSettings(BaseSettings):
     """Largest body of a block report or an import: they carry the raw steps of every trial."""
     control_every: int = Field(default=10, ge=0)
     """One ablation in so many gets a control arm, which repeats its baseline to watch the noise; 0 for none."""
+    webhook_url: str = ""
+    """Address that is told when an ablation is over; empty means nobody."""
+    webhook_secret: SecretStr | None = None
+    """Secret that webhooks are signed with: whsec_ and base64 of at least 24 random bytes."""
     sentinel_days: float = Field(default=7.0, ge=0)
     """Calibrations get new A/A blocks when their last is older than this many days; 0 for none."""
     rate_limit_per_s: float = Field(default=2000.0, gt=0)

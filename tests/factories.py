@@ -14,6 +14,7 @@ from experiments.design.plan import BlockPlan, Plan
 from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, Outcome
+from experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
 from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, Step, read_gates, seal, summarise
 from kernels.backends import NODE_CLASSES
 from kernels.scan import ScanFact
@@ -68,6 +69,7 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
         ModelFact.ATTENTION: gates["attention"],
         ModelFact.LOSS: gates["loss"],
         ModelFact.HIDDEN_DTYPE: gates["dtype"],
+        ModelFact.ROWS: gates["micro_batch"],
     }
     if gates["lane"] == "cuda":
         switches = ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math")
@@ -75,6 +77,8 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
     if gates["schedule"] == "chunk_parallel":
         facts[ScanFact.CHUNK_SIZE] = gates["chunk_size"]
         facts[ScanFact.PSIV_SAVED_BYTES if gates["psiv_cache"] else ScanFact.PSIV_RECOMPUTES] = 4096
+    if gates["lane"] == "xla":
+        facts[ScanFact.REMAT] = gates["remat"]
     if gates["compile"]:
         facts[ModelFact.COMPILED_GRAPHS] = 1
     return facts
@@ -145,7 +149,7 @@ def make_receipt(
     wall_s = changes.pop("wall_s", max(3.0, training_s + 0.5))
     position = block.order.index(arm.name)
     summary = None
-    if outcome is Outcome.MEASURED:
+    if outcome is Outcome.MEASURED and steps:
         summary = summarise(steps, flops_per_step=flops, loss_val=loss_val, peak_flops=peak_flops)
     fields: dict[str, Any] = {
         "ids": {**_ids(plan, block, arm).model_dump(), **changes.pop("ids", {})},
@@ -243,3 +247,48 @@ def make_receipts(
         for block in plan.blocks
         for arm in block.order
     ]
+
+
+def make_compiled(plan: Plan, block: BlockPlan | int, arm: Arm | str, *, peak_bytes: int, **changes: Any) -> Receipt:
+    """Return a sealed receipt of a trial that compiled and executed nothing.
+
+    `changes`: report (a mapping over fields of the CompilationReport), needed_bytes (does not fit); as make_receipt.
+    """
+    needed = changes.pop("needed_bytes", None)
+    temp = peak_bytes - _ARGUMENTS - 8
+    plan_of_hbm = HbmPlan(
+        argument_bytes=_ARGUMENTS,
+        output_bytes=_ARGUMENTS + 8,
+        alias_bytes=_ARGUMENTS,
+        temp_bytes=temp,
+        code_bytes=2**24,
+        peak_bytes=peak_bytes,
+    )
+    report = CompilationReport(
+        topology="v6e:1x1",
+        device_kind="TPU v6 lite",
+        chips=1,
+        versions={"libtpu": "0.0.42.1", "jax": "0.7.1", "torch_xla": "2.9.0"},
+        hlo_digest="sha256:module",
+        instructions=26_508,
+        custom_calls=3,
+        kernels={"_flash_attention_kernel": 3},
+        matmul_flops=13_909_050_261_504,
+        hbm=plan_of_hbm if needed is None else None,
+        overflow=None if needed is None else Overflow(memory="hbm", needed_bytes=needed, available_bytes=31 * GIB),
+        trace_s=1.5,
+    ).model_copy(update=changes.pop("report", {}))
+    outcome = Outcome.MEASURED if needed is None else Outcome.OOM
+    environment = {"node_class": plan.node_class, **changes.pop("environment", {})}
+    made = make_receipt(plan, block, arm, outcome=outcome, environment=environment, steps=(), **changes)
+    fields = {
+        **dict(made),
+        "summary": None,
+        "warmup_passes": (),
+        "compilation": report,
+        "digests": {**dict(made.digests), "data": ""},
+    }
+    return seal(fields)
+
+
+_ARGUMENTS = 2**30

@@ -12,6 +12,7 @@ from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
 from experiments.records.signing import Signer
+from kernels.backends import NodeClass
 from workers.device_state import DeviceState, changes
 from workers.devices import memory_is_free
 from workers.errors import BlockBroken, BlockStopped
@@ -92,6 +93,7 @@ class BlockRunner:
             "steps": {**trial.config["steps"], "warmup": 0, "warmup_s": 0.0, "timed": 1, "val_rows": 0},
         }
         order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
+        order = replace(order, trace_only=self._node_class.compiles_only)
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
         how = "ended without a result" if ending.stopped is None else f"took longer than {trial.timeout_s:.0f} s"
         result = read_result(order.paths.result) or TrialResult(
@@ -138,9 +140,17 @@ class BlockRunner:
             config=trial.config,
             paths=paths,
             data_dir=self._context.data_dir,
-            device_type=self._context.node.node_class.device_type,
+            device_type=self._node_class.device_type,
+            environment=self._node_class.environment,
+            topology=self._node_class.topology,
         )
+        if self._node_class.compiles_only:  # reads no data
+            return order
         return replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
+
+    @property
+    def _node_class(self) -> NodeClass:
+        return self._context.node.node_class
 
     def _look(self) -> DeviceState | None:
         """Ask the driver about the trial's device; None where nothing can be asked."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from experiments.records.messages import DeviceInfo
 from kernels.backends import NODE_CLASSES, NodeClass
 from workers.errors import DeviceMissing
-from workers.probes import PROBES, Found, Probe
+from workers.probe_types import Found, Probe
+from workers.probes import PROBES
 
 _FREE_SLACK_BYTES = 64 * 2**20
 _FREE_PATIENCE_S = 15.0

@@ -4,9 +4,11 @@ Apart from the settings, which need a package that an air-gapped node lacks.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.runtime.processes import Mark
+from kernels import xla_compiler
 
 PEER_SITE = "ABLATE_PEER_SITE"
 """Environment variable that names the folder with the official Mamba-3 kernels; see docs/peer.md."""
@@ -31,6 +33,23 @@ def trial_mark(trial_id: str) -> Mark:
 def mark_process(trial_id: str) -> None:
     """Mark this process and all it will start as belonging to `trial_id`."""
     os.environ.update(trial_mark(trial_id).environment)
+
+
+def use_environment(needed: Mapping[str, str]) -> None:
+    """Set what the node class needs before a tensor is made."""
+    os.environ.update(needed)
+
+
+def compiler_environment(root: Path) -> dict[str, str]:
+    """Return the environment of the TPU compiler's process, which finds our packages in `root`.
+
+    Flags are ours and no others, because a receipt names none.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    library = xla_compiler.library()
+    named = {} if library is None else {xla_compiler.LIBRARY_PATH: str(library)}
+    path = os.pathsep.join(part for part in (str(root), kept.get("PYTHONPATH", "")) if part)
+    return kept | xla_compiler.ENVIRONMENT | named | {"PYTHONPATH": path}
 
 
 def keep_kernels(folder: Path) -> None:

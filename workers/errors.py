@@ -45,6 +45,14 @@ class ExecRefused(WorkerError):
     """This node does not run this plan, or not into this folder; nothing was run."""
 
 
+class CompilerFailed(WorkerError):
+    """The TPU compiler gave no answer, or refused a step for another reason than memory."""
+
+
+class CompilerKilled(CompilerFailed):
+    """The TPU compiler's process was killed from outside: most likely this machine has too little memory for it."""
+
+
 class BlockBroken(WorkerError):
     """A trial tells nothing about its arm yet: the block is discarded and rerun whole.
 

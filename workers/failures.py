@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported
 from model.errors import ConfigError, DataError, MeasurementError, NonFiniteLoss, StillCompiling
-from workers.errors import DeviceMissing
+from workers.errors import CompilerKilled, DeviceMissing
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml")
@@ -29,7 +29,7 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((KernelUnsupported,), FailureClass.GATE_REFUSED),
     ((ConfigError, DataError), FailureClass.USER_ERROR),
     ((StillCompiling,), FailureClass.INVALID_MEASUREMENT),
-    ((OSError, MeasurementError, DeviceMissing), FailureClass.INFRA_NODE),
+    ((OSError, MeasurementError, DeviceMissing, CompilerKilled), FailureClass.INFRA_NODE),
 )
 
 FORKSERVER_LOST = 255

@@ -18,7 +18,8 @@ from kernels.backends import NodeClass
 from workers.devices import Devices, find_devices
 from workers.probes import memory_limit_bytes
 
-_DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "torch_xla", "triton")
+_XLA = ("torch_xla", "torchax", "jax", "jaxlib", "libtpu")
+_DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "triton", *_XLA)
 _TOOLS = {"c++": ("g++", "clang++", "c++"), "nvcc": ("nvcc",)}
 """Compilers outside of Python, by the name under which receipts keep their version: the first that is there."""
 _GIT_TIMEOUT_S = 20.0

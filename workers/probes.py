@@ -10,14 +10,15 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
 from experiments.records.messages import DeviceInfo
 from workers.device_state import DeviceState
+from workers.probe_types import Found, Probe
+from workers.tpu_probes import LibtpuProbe, TpuProbe
 
 _GPU = "index,name,serial,memory.total,memory.used,driver_version"
 _STATE = ",".join(
@@ -31,30 +32,6 @@ _STATE = ",".join(
 )
 _SMI_TIMEOUT_S = 20.0
 _MIB = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a probe found."""
-
-    devices: tuple[DeviceInfo, ...] = ()
-    driver: str | None = None
-    """Version of the driver."""
-    lacks: tuple[str, ...] = ()
-    """Sentences about why there is nothing, where that is surprising."""
-
-
-class Probe(Protocol):
-    """What workers ask of a kind of driver."""
-
-    def find(self) -> Found:
-        """Look for devices."""
-
-    def memory_used(self) -> Mapping[int, int]:
-        """Return bytes in use by device index, for the proof that a trial has left nothing; empty on the host."""
-
-    def state(self, index: int) -> DeviceState | None:
-        """Return the counters of a device; None where there are none, or nothing can be asked."""
 
 
 class HostProbe:
@@ -71,6 +48,16 @@ class HostProbe:
     def state(self, index: int) -> DeviceState | None:
         """Return None: there are no such counters."""
         return None
+
+
+class XlaHostProbe(HostProbe):
+    """The machine's own processors under XLA."""
+
+    def find(self) -> Found:
+        """Return the one device, where torch_xla is installed."""
+        if find_spec("torch_xla") is None:
+            return Found(lacks=("torch_xla is not installed in this environment; `make tpu` makes one that has it",))
+        return super().find()
 
 
 class NvidiaProbe:
@@ -106,8 +93,15 @@ class NvidiaProbe:
         return None if counters is None and processes is None else parse_state(counters, processes)
 
 
-PROBES: dict[str, Probe] = {"nvidia": NvidiaProbe(), "host": HostProbe()}
-"""Every probe by the name that node classes give it. Asked in this order; the host is always found, so it is last."""
+PROBES: dict[str, Probe] = {
+    "nvidia": NvidiaProbe(),
+    "tpu": TpuProbe(),
+    "host": HostProbe(),
+    "xla_host": XlaHostProbe(),
+    "libtpu": LibtpuProbe(),
+}
+"""Every probe by the name that node classes give it. Asked in this order; the host is always found, so what comes after
+it is only looked for when it is asked for by name."""
 
 
 def parse_state(counters: str | None, processes: str | None) -> DeviceState:

@@ -118,7 +118,9 @@ class TrialRecord:
         result = read_result(self.paths.result)
         if result is not None:
             return result
-        failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=self.ending.oom_kills)
+        # where a trial only compiles, this machine's memory is not the one that the arm has to fit into
+        oom_kills = 0 if self.node.node_class.compiles_only else self.ending.oom_kills
+        failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=oom_kills)
         return TrialResult(failure_class=failure, message=message)
 
     def _identity(self, result: TrialResult) -> dict[str, Any]:
@@ -195,7 +197,8 @@ def dead_gate(gates: Mapping[str, GateReading]) -> str | None:
 
 def _has_window(result: TrialResult, failure: FailureClass | None) -> bool:
     """Say whether the trial ran its whole window: also when a gate turned out not to be live."""
-    return result.failure_class is None and failure in (None, FailureClass.GATE_REFUSED)
+    whole = result.failure_class is None and failure in (None, FailureClass.GATE_REFUSED)
+    return whole and result.compilation is None
 
 
 def _finite(steps: tuple[Step, ...]) -> tuple[Step, ...]:

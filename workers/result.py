@@ -1,7 +1,7 @@
 """What a trial's process tells its worker: an order on the way in, a result file on the way out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 
 from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
+from experiments.records.compilation_report import CompilationReport
 from experiments.records.receipts import Step
 from workers.paths import TrialPaths
 
@@ -24,6 +25,12 @@ class TrialOrder:
     data_dir: Path
     device_type: str
     """Torch's name for the kind of device to train on."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the node class needs in the environment before a tensor is made."""
+    topology: str | None = None
+    """On a node class that compiles and executes nothing: what for."""
+    trace_only: bool = False
+    """Of a compilation: only trace the step, to see whether every gate can run."""
     dataset: Path | None = None
     """Folder of the dataset if it was prepared before; otherwise the trial looks for it, or builds it."""
     prepare_only: bool = False
@@ -57,6 +64,8 @@ class TrialResult(Frozen):
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     training_s: float = 0.0
+    compilation: CompilationReport | None = None
+    """Of a trial that compiled and trained nothing."""
 
 
 def read_steps(path: Path) -> tuple[Step, ...]:

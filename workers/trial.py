@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from experiments.design.fields import read_config
 from experiments.runtime.processes import die_with_parent
+from kernels.errors import KernelUnsupported
 from model.config import TrainConfig
-from workers.environment_variables import keep_kernels, mark_process, peer_site
+from workers.compile_trial import compile_step
+from workers.environment_variables import keep_kernels, mark_process, peer_site, use_environment
 from workers.errors import DeviceMissing
 from workers.failures import classify
 from workers.paths import write_whole
@@ -35,7 +37,8 @@ def main(order: TrialOrder) -> None:
     _detach(order)
     target = order.paths.prepared if order.prepare_only else order.paths.result
     try:
-        result = _prepare(order) if order.prepare_only else _train(order)
+        use_environment(order.environment)
+        result = _work(order)
     except Exception as error:  # the task boundary: the result file records it
         traceback.print_exc()
         result = TrialResult(failure_class=classify(error), message=_describe(error))
@@ -71,6 +74,12 @@ def _die_with_the_worker() -> None:
         os._exit(1)
 
 
+def _work(order: TrialOrder) -> TrialResult:
+    if order.prepare_only:
+        return _prepare(order)
+    return _train(order) if order.topology is None else compile_step(order, order.topology)
+
+
 def _prepare(order: TrialOrder) -> TrialResult:
     dataset = _dataset(order, read_config(order.config))
     return TrialResult(data_digest=dataset.digest, data_folder=dataset.folder)
@@ -97,11 +106,22 @@ def _device(device_type: str) -> "torch.device":
     """Return the device to train on. Raises DeviceMissing where torch cannot use one: another is no replacement."""
     import torch
 
+    if device_type == "xla":
+        return _xla_device()
     if device_type != "cpu" and not torch.get_device_module(device_type).is_available():
         raise DeviceMissing(
             f"this node trains on devices of type '{device_type}', and torch {torch.__version__} finds none"
         )
     return torch.device(device_type)
+
+
+def _xla_device() -> "torch.device":
+    from kernels import xla_device
+
+    try:
+        return xla_device.device()
+    except (KernelUnsupported, RuntimeError) as error:  # RuntimeError: the runtime finds no chip
+        raise DeviceMissing(f"this node trains on XLA, and no device can be used: {error}") from error
 
 
 def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":

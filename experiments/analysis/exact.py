@@ -95,13 +95,13 @@ def judge_exactly(evidence: Evidence, primary: Primary) -> ExactFinding | None:
         return None
     word, reason = _finding(found, primary)
     short = word is VerdictWord.BETTER and min(found.gains_pct) < primary.threshold_pct
-    note = f"better by {min(found.gains_pct):.2f} %, below the {primary.threshold_pct:g} % from which the rule adopts"
+    below = f"below the {primary.threshold_pct:g} % from which the rule adopts"
     return ExactFinding(
         comparison=found,
         word=word,
         reason=reason,
         decision=Decision.REJECT if short else _DECISIONS[word],
-        notes=(note,) if short else (),
+        notes=(f"better by {min(found.gains_pct):.2f} %, {below}",) if short else (),
     )
 
 

@@ -22,6 +22,7 @@ Facts: TypeAlias = Mapping[str, Any]
 
 ANY_LANE = tuple(Lane)
 ON_CUDA = (Lane.CUDA,)
+NOT_XLA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.XLA)
 NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
 _DEFAULTS = TrainConfig()
 
@@ -52,6 +53,8 @@ class Gate:
     """Lanes that implement a value; a value that is not listed needs no particular lane."""
     device_types: Mapping[GateValue, tuple[str, ...]] = field(default_factory=dict)
     """Torch's device types that can run a value; a value that is not listed runs on any."""
+    tpu_kernels: tuple[GateValue, ...] = ()
+    """Values that on an XLA device are kernels for TPUs, which XLA on other processors cannot run."""
     requires: Mapping[str, GateValue] = field(default_factory=dict)
     """Values that other gates must have when this one is not at its default."""
     unused_with: tuple[Mapping[str, GateValue], ...] = ()
@@ -109,8 +112,13 @@ class Gate:
         return tuple(name for name in able if lanes & set(NODE_CLASSES[name].lanes))
 
     def _with_device_for(self, value: GateValue) -> tuple[str, ...]:
-        types = self.device_types.get(value)
-        return tuple(name for name, entry in NODE_CLASSES.items() if types is None or entry.device_type in types)
+        return tuple(name for name, entry in NODE_CLASSES.items() if self._has_device_for(entry, value))
+
+    def _has_device_for(self, node_class: NodeClass, value: GateValue) -> bool:
+        types = self.device_types.get(value, (node_class.device_type,))
+        if node_class.device_type == "xla" and value in self.tpu_kernels and not node_class.tpu_kernels:
+            return False
+        return node_class.device_type in types
 
     def unused_because(self, gates: Mapping[str, Any]) -> str | None:
         """Return the setting among `gates` under which this gate has no effect, for example "schedule = sequential"."""
@@ -158,6 +166,11 @@ def _psiv_cached(facts: Facts) -> bool | str | None:
     return saved if saved or recomputed else None
 
 
+def _in_loops(facts: Facts) -> bool | None:
+    count = facts.get(ModelFact.LAYERS_IN_LOOPS)
+    return None if count is None else count > 0
+
+
 def _compiled(facts: Facts) -> bool | None:
     return facts.get(ModelFact.COMPILED_GRAPHS, 0) > 0 if facts else None
 
@@ -189,15 +202,11 @@ _ENTRIES = (
         values=SCHEDULES,
         path="model.scan.schedule",
         claim=Claim.RE_ASSOCIATES,
-        lanes={
-            "sequential": tuple(lane for lane in Lane if lane is not Lane.XLA),
-            "chunk_parallel": tuple(lane for lane in Lane if lane is not Lane.PEER),
-        },
+        lanes={"chunk_parallel": tuple(lane for lane in Lane if lane is not Lane.PEER)},
         in_kernels=True,
         block="M",
         proof="lane cuda: which kernels were launched, and that the walks' launch code has as many blocks along time "
-        "as states are handed between; lane reference: the function that computes says it; lane peer: its release "
-        "has one schedule",
+        "as states are handed between; lanes reference and xla: the function that ran; lane peer: it has one schedule",
         blind_to="a row that fits into one super-chunk, where both schedules walk it with one block",
         **_told_by(ScanFact.SCHEDULE),
     ),
@@ -211,8 +220,7 @@ _ENTRIES = (
         in_kernels=True,
         block="M",
         proof="lane cuda: the tokens that one load of q, k, v or z takes in the program of every walk that was "
-        "launched; lane peer: what the official launchers were handed; lane reference: the function that computes "
-        "says it",
+        "launched; lane peer: what the official launchers were handed; lanes reference and xla: the function that ran",
         blind_to="whether the compiler's code follows the program it was made from",
         **_told_by(ScanFact.CHUNK_SIZE),
     ),
@@ -222,14 +230,41 @@ _ENTRIES = (
         values=(False, True),
         path="model.scan.psiv_cache",
         claim=Claim.SCHEDULE_ONLY,
-        lanes={True: (Lane.REFERENCE, Lane.CUDA)},
+        lanes={True: (Lane.REFERENCE, Lane.CUDA, Lane.XLA)},
         in_kernels=True,
         block="M",
         attest=_psiv_cached,
         attested_by=f"facts {ScanFact.PSIV_SAVED_BYTES} and {ScanFact.PSIV_RECOMPUTES}",
         proof="bytes that were kept between the passes (lane cuda: and handed to a launched kernel) against backward "
-        "passes that made PsiV again; lane cuda: both must agree with the parameters of the walks' binaries",
+        "passes that made PsiV again; lane cuda: both agree with the walks' binaries; lane xla: with the traced graphs",
         blind_to="whether a kernel that is given PsiV reads it",
+    ),
+    Gate(
+        name="remat",
+        question="Does making values of the scan again in the backward pass save memory, and at what cost in time?",
+        values=(False, True),
+        path="model.scan.remat",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={True: (Lane.XLA,)},
+        unused_with=NOT_XLA,
+        block="M",
+        proof="operations that the traced backward graph has in common with the forward graph, PsiV's apart",
+        blind_to="what XLA itself decides to make again",
+        **_told_by(ScanFact.REMAT),
+    ),
+    Gate(
+        name="scan_layers",
+        question="Does running equal neighbouring layers as one loop shorten compilation, and at what cost in time?",
+        values=(False, True),
+        path="model.scan_layers",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={True: (Lane.XLA,)},
+        requires={"schedule": "chunk_parallel", "psiv_cache": False, "remat": False},
+        unused_with=NOT_XLA,
+        attest=_in_loops,
+        attested_by=f"fact {ModelFact.LAYERS_IN_LOOPS}",
+        proof="the blocks that were handed to a loop; a pattern without equal neighbours has none",
+        blind_to="whether XLA unrolls the loop",
     ),
     Gate(
         name="loss",
@@ -301,9 +336,14 @@ _ENTRIES = (
         values=get_args(AttentionBackend),
         path="model.attention.backend",
         claim=Claim.RE_ASSOCIATES,
-        device_types=dict.fromkeys(("flash", "cudnn", "flex"), ("cuda",)),
+        device_types={
+            **dict.fromkeys(("cudnn", "flex"), ("cuda",)),
+            **dict.fromkeys(("splash", "pallas_softcap"), ("xla",)),
+            "flash": ("cuda", "xla"),
+        },
+        tpu_kernels=("flash", "splash", "pallas_softcap"),
         block="A",
-        proof="the implementation that runs says it",
+        proof="the implementation that runs, or is traced, says it",
         blind_to="which GPU kernel torch chooses inside sdpa, and whether flex was compiled",
         **_told_by(ModelFact.ATTENTION),
     ),
@@ -328,9 +368,19 @@ _ENTRIES = (
         lanes={str(lane): (lane,) for lane in Lane},
         block="M",
         proof="lane cuda: the code of its compiled walks, which were launched, was read; lane peer: its launchers ran; "
-        "lane reference: the function that computes says it",
+        "lanes reference and xla: the function that computes or traces says it",
         blind_to="nothing that matters to the gate: each lane has code of its own",
         **_told_by(ScanFact.LANE),
+    ),
+    Gate(
+        name="micro_batch",
+        question="How many rows per step fit, and what does a larger step gain?",
+        values=(1, 2, 4, 8, 16, 32, 64),
+        path="micro_batch",
+        claim=Claim.CHANGES_MODEL,
+        proof="the rows of the targets that the loss reads",
+        blind_to="nothing that matters to the gate: a step reads one batch",
+        **_told_by(ModelFact.ROWS),
     ),
     Gate(
         name="dtype",

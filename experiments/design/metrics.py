@@ -21,6 +21,8 @@ class Metric:
     """Where the receipt holds it, as a dotted path; `experiments.records.receipts.read_metric` follows it."""
     per: float = 1.0
     """What the receipt's number is divided by to give `unit`."""
+    source: Literal["training", "compilation", "both"] = "training"
+    """Which trials have it: those that train, those of a node class that compiles and executes nothing, or both."""
     summed: str | None = None
     """Where `field` is a table: the key whose values are added up over its rows."""
     decides: Literal["paired", "exact"] | None = None
@@ -66,7 +68,55 @@ METRICS: dict[str, Metric] = {
         per=GIB,
         decides="exact",
     ),
-    "compile_s": Metric(label="compile time", unit="s", better="lower", kind="absolute", field="compile_s"),
+    "compile_s": Metric(
+        label="compile time", unit="s", better="lower", kind="absolute", field="compile_s", source="both"
+    ),
+    "hbm_peak_gib": Metric(
+        label="peak HBM that the compiler planned",
+        unit="GiB",
+        better="lower",
+        kind="absolute",
+        field="compilation.hbm.peak_bytes",
+        per=GIB,
+        source="compilation",
+        decides="exact",
+    ),
+    "hbm_temp_gib": Metric(
+        label="HBM for temporaries that the compiler planned",
+        unit="GiB",
+        better="lower",
+        kind="absolute",
+        field="compilation.hbm.temp_bytes",
+        per=GIB,
+        source="compilation",
+        decides="exact",
+    ),
+    "matmul_flops": Metric(
+        label="FLOPs of the lowered matrix products outside of kernels",
+        unit="FLOP",
+        better="lower",
+        kind="absolute",
+        field="compilation.matmul_flops",
+        source="compilation",
+        decides="exact",
+    ),
+    "custom_calls": Metric(
+        label="kernels that the lowered step calls",
+        unit="calls",
+        better=None,
+        kind="absolute",
+        field="compilation.custom_calls",
+        source="compilation",
+    ),
+    "graph_instructions": Metric(
+        label="instructions of the lowered step",
+        unit="instructions",
+        better="lower",
+        kind="absolute",
+        field="compilation.instructions",
+        source="compilation",
+        decides="exact",
+    ),
     "kernel_instructions": Metric(
         label="machine instructions of the generated kernels",
         unit="instructions",

@@ -7,13 +7,15 @@ from itertools import chain, count
 from typing import TypeVar
 
 from experiments.design.arms import Arm, resolve
+from experiments.design.metrics import METRICS, PRIMARY_METRICS
 from experiments.design.power import alpha_of, detectable_per_sd, level_shares
-from experiments.design.problems import pointer
+from experiments.design.problems import listed, pointer
 from experiments.design.rule import rule_digest
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import CONTROL, VARIANT
+from kernels.backends import NODE_CLASSES
 
 Item = TypeVar("Item")
 
@@ -80,7 +82,12 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
     Raises SpecError with every problem that only shows when arms are resolved.
     """
     resolution = resolve(spec)
-    problems = [*resolution.problems, *_block_problems(spec), *_requirement_problems(spec)]
+    problems = [
+        *resolution.problems,
+        *_metric_problems(spec),
+        *_block_problems(spec),
+        *_requirement_problems(spec),
+    ]
     if problems:
         raise SpecError(problems)
     arms = (*resolution.arms, _control(resolution.arms)) if control else resolution.arms
@@ -155,6 +162,23 @@ def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
         chosen = int(rng.random() * (last + 1))
         result[last], result[chosen] = result[chosen], result[last]
     return result
+
+
+def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find metrics that trials of the spec's node class do not have."""
+    node_class = NODE_CLASSES[spec.placement.node_class]
+    asked = {pointer("verdict", "primary", "metric"): spec.verdict.primary.metric}
+    asked |= {pointer("verdict", "require", i, "metric"): part.metric for i, part in enumerate(spec.verdict.require)}
+    source, why = (
+        ("compilation", "compiles the step and executes nothing, so it has no speed, no loss and no memory in use")
+        if node_class.compiles_only
+        else ("training", "trains, and asks no compiler for a plan")
+    )
+    there = [name for name in PRIMARY_METRICS if METRICS[name].source in (source, "both")]
+    for where, name in asked.items():
+        if METRICS[name].source not in (source, "both"):
+            detail = f"metric '{name}' is not measured on node class '{node_class}': it {why}"
+            yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
 
 
 def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

@@ -82,7 +82,28 @@ HYBRID_REF_H200 = Recipe(
     ),
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (HYBRID_TINY, HYBRID_REF_H200)}
+HYBRID_REF_V6E = Recipe(
+    name="hybrid-ref-v6e",
+    version=1,
+    summary="The reference hybrid of one TPU v6e: H24 G1 N64 P64 R4, nine mixer and three attention layers, 8 x 2048.",
+    node_classes=("tpu-v6e", "tpu-v6e-compile"),
+    config=TrainConfig(
+        model=HybridConfig(
+            vocab_size=32_768,
+            d_model=768,
+            pattern="MMMAMMMAMMMA",
+            mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=1, mimo_rank=4),
+            attention=AttentionConfig(num_heads=6, backend="flash"),
+            scan=ScanSwitches(lane=Lane.XLA, chunk_size=32),
+        ),
+        data=DataConfig(seq_len=2048, max_corpus_mib=64.0),
+        optim=OptimConfig(learning_rate=1e-3),
+        micro_batch=8,
+        dtype="bfloat16",
+    ),
+)
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (HYBRID_TINY, HYBRID_REF_H200, HYBRID_REF_V6E)}
 """Every recipe by name."""
 
 
@@ -111,6 +132,7 @@ OVERRIDES: dict[str, Override] = {
     "mimo_rank": _int("model.mamba.mimo_rank", "R, MIMO rank", 1, 8),
     "rope_fraction": _float("model.mamba.rope_fraction", "share of N that is rotated: 0.5 or 1.0", 0.5, 1.0),
     "num_heads": _int("model.attention.num_heads", "attention heads", 1, 256),
+    "softcap": _float("model.attention.softcap", "attention scores s become c * tanh(s / c); 0 caps nothing", 0.0, 1e4),
     "mlp_ratio": _float("model.mlp_ratio", "hidden width of the MLP as a multiple of d_model", 0.5, 8.0),
     "vocab_size": _int("model.vocab_size", "tokens in the vocabulary: 256 bytes, end of text, merges", 257, 262_144),
     "learning_rate": _float("optim.learning_rate", "AdamW step size after its warm-up", 1e-8, 1.0),

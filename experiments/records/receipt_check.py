@@ -19,6 +19,7 @@ from experiments.design.problems import shown
 from experiments.documents import first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
+from experiments.records.compilation_report import report_problems
 from experiments.records.receipt_clock import clock_problems, start_problems
 from experiments.records.receipts import SCHEMA_VERSION, Receipt, read_gates, summarise
 from experiments.records.trial_guards import trial_problems
@@ -53,12 +54,29 @@ def contradictions(receipt: Receipt) -> list[str]:
         *_outcome_problems(receipt),
         *_config_problems(receipt, config),
         *_gate_problems(receipt, config),
-        *_step_problems(receipt, config),
-        *_summary_problems(receipt, config),
+        *_work_problems(receipt, config),
         *start_problems(receipt),
-        *(clock_problems(receipt, config.steps) if receipt.outcome is Outcome.MEASURED else ()),
         *trial_problems(receipt),
     ]
+
+
+def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
+    """Find what contradicts itself in the trial's own work: its steps, or what the compiler said in their place."""
+    node_class = NODE_CLASSES.get(receipt.environment.node_class)
+    compiles_only = node_class is not None and node_class.compiles_only
+    if compiles_only != (receipt.compilation is not None) and receipt.outcome is Outcome.MEASURED:
+        there = "compiles and executes nothing" if compiles_only else "trains"
+        yield f"node class '{node_class}' {there}; compilation is {'absent' if compiles_only else 'there'}"
+    if receipt.compilation is None:
+        yield from _step_problems(receipt, config)
+        yield from _summary_problems(receipt, config)
+        if receipt.outcome is Outcome.MEASURED:
+            yield from clock_problems(receipt, config.steps)
+        return
+    yield from report_problems(receipt.compilation)
+    for name in ("steps", "summary", "warmup_passes"):
+        if getattr(receipt, name):
+            yield f"{name} is there, but nothing was executed"
 
 
 def _outcome_problems(receipt: Receipt) -> Iterator[str]:
@@ -67,7 +85,7 @@ def _outcome_problems(receipt: Receipt) -> Iterator[str]:
         yield f"outcome is measured, and failure_class is {receipt.failure_class}"
     if not measured and receipt.failure_class is None:
         yield f"outcome is {receipt.outcome}, but there is no failure_class"
-    if measured and receipt.summary is None:
+    if measured and receipt.summary is None and receipt.compilation is None:
         yield "outcome is measured, but there is no summary"
     if measured and receipt.memory is None:
         yield "outcome is measured, but there is no memory"

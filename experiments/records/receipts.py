@@ -4,24 +4,20 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from experiments import documents
 from experiments.design.gates import GATES, Gate, show
 from experiments.design.metrics import Metric
-from experiments.documents import Frozen, first_problem
+from experiments.documents import Frozen, Told, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
+from experiments.records.compilation_report import CompilationReport
 
 SCHEMA_VERSION = 2
 """2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes."""
-
-_T = TypeVar("_T")
-
-Told: TypeAlias = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
-"""None where the driver did not tell, which is not 0; JSON leaves it out, so that the digest knows the difference."""
 
 
 class Step(Frozen):
@@ -136,7 +132,10 @@ class GateReading(Frozen):
 
 
 class Memory(Frozen):
-    """Peaks in bytes: in tensors (allocated), and held for them (reserved)."""
+    """Peaks in bytes: in tensors (allocated), and held for them (reserved).
+
+    Where a step was compiled and not run, both are what the compiler planned for one chip.
+    """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -189,7 +188,9 @@ class Receipt(Frozen):
     warmup_passes: tuple[float, ...]
     """Seconds of each pass without an update that the warm-up ran besides its steps."""
     summary: Summary | None
-    """None when the trial did not reach its window."""
+    """None when the trial did not reach its window, or compiled and ran nothing."""
+    compilation: Told[CompilationReport] = None
+    """Only on node classes that compile and execute nothing: what the compiler said."""
     memory: Memory | None
     compile_s: float
     """Seconds of the pass before step 0 that compiles graphs and kernels; 0 when nothing was compiled."""

@@ -52,6 +52,11 @@ def window_s(receipt: Receipt) -> float:
 
 
 def _sample_problems(receipt: Receipt) -> Iterator[str]:
+    dead = sorted(name for name, reading in receipt.gates.items() if not reading.live)
+    if dead:
+        yield f"gate '{dead[0]}' was requested and not live"
+    if receipt.compilation is not None:  # nothing was executed
+        return
     if receipt.summary is None:
         yield "samples are missing"
     timed = [step for step in receipt.steps if step.phase == "timed"]
@@ -60,9 +65,6 @@ def _sample_problems(receipt: Receipt) -> Iterator[str]:
         yield f"{len(timed)} timed steps; the configuration asks for {wanted}"
     if any(not (math.isfinite(step.seconds) and math.isfinite(step.loss)) for step in timed):
         yield "a sample is not finite"
-    dead = sorted(name for name, reading in receipt.gates.items() if not reading.live)
-    if dead:
-        yield f"gate '{dead[0]}' was requested and not live"
 
 
 def _compilations(receipt: Receipt) -> Iterator[str]:

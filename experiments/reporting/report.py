@@ -12,6 +12,7 @@ from experiments.analysis.arm_summary import measured_trials
 from experiments.analysis.verdicts import Verdict
 from experiments.records.circumstances import Circumstances
 from experiments.reporting import circumstance_tables, drawing, evidence_tables, pictures, wording
+from experiments.reporting.compilation_table import compilation_table
 from experiments.reporting.table import Table
 from experiments.reporting.verdict_layout import is_exact
 from experiments.reporting.view import AblationView
@@ -33,6 +34,7 @@ def render(view: AblationView) -> str:
                 evidence_tables.arms_table(view),
                 evidence_tables.unmeasured_table(view),
                 evidence_tables.gates_table(view),
+                compilation_table(view),
                 evidence_tables.kernels_table(view),
                 evidence_tables.blocks_table(view),
             ),

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
+from kernels import xla_device
 from kernels.backends import Lane, device_refusal
 from kernels.mamba3_mimo import peer
 from kernels.mamba3_mimo.inputs import ScanInputs
@@ -73,6 +74,16 @@ def _cuda_refusal(switches: ScanSwitches) -> str | None:
     return refusal(Variant(**vars(switches)), shape)
 
 
+def _xla(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
+    from kernels.mamba3_mimo.xla.scan import scan as xla_scan
+
+    return xla_scan(inputs, switches)
+
+
+def _xla_refusal(_: ScanSwitches) -> str | None:
+    return xla_device.version_refusal()
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaneOfScan:
     """One implementation of the scan."""
@@ -86,6 +97,7 @@ class LaneOfScan:
 LANES: dict[Lane, LaneOfScan] = {
     Lane.REFERENCE: LaneOfScan(run=_reference, refusal=_no_refusal),
     Lane.CUDA: LaneOfScan(run=run_cuda, refusal=_cuda_refusal),
+    Lane.XLA: LaneOfScan(run=_xla, refusal=_xla_refusal),
     Lane.PEER: LaneOfScan(run=_peer, refusal=_peer_refusal),
 }
 """Every lane that has an implementation."""

@@ -10,7 +10,8 @@ from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
-from service.cli import aa, bundles, calibration_files, gates_page, keys, published, receipts, show
+from experiments.reporting.pull_request import pull_request_markdown
+from service.cli import aa, bundles, calibration_files, gates_page, history, keys, published, receipts, show
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.sized_spec import with_blocks
@@ -26,6 +27,7 @@ app.add_typer(calibration_files.app)
 app.add_typer(published.app)
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(keys.app, name="keys")
+app.add_typer(history.app)
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
 JudgedArgument = Annotated[
@@ -135,6 +137,7 @@ def verdict(
     require: Annotated[
         Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")
     ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the verdict. Exit code: 0 adopt, 1 reject, 2 same, 3 inconclusive, 4 invalid, 5 error.
@@ -144,6 +147,8 @@ def verdict(
     found = bundles.verdict_of(ablation, read_calibrations(calibration))
     if as_json:
         print_json(found)
+    elif markdown:
+        typer.echo(pull_request_markdown(found, require))
     else:
         console = out()
         console.print(show.verdict(found))

@@ -116,7 +116,7 @@ def test_what_training_measures_reaches_the_receipt() -> None:
     data = {"data_digest", "data_folder"}
     in_parts = {"loss_val", "peak_allocated_bytes", "peak_reserved_bytes", "foreign_load"}
     assert measured - told == {"steps"}
-    assert told - measured == {"failure_class", "message"} | data
+    assert told - measured == {"failure_class", "message", "compilation"} | data
     assert told - set(Receipt.model_fields) == in_parts | data
 
 

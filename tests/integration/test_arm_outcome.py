@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments.design.metrics import METRICS
 from service.lifecycle import OVER, OutboxKind
 from service.outbox_handlers import OutboxHandlers
@@ -70,6 +72,7 @@ def ended(api: Api, link: str) -> dict[str, Any]:
         time.sleep(0.5)
 
 
+@pytest.mark.timeout(900)  # ten trials one after another; on a busy machine each takes half a minute
 def test_a_variant_that_dies_every_time_has_its_word_and_the_others_theirs(tmp_path: Path) -> None:
     home = tmp_path / "node"
     with served_api("sqlite", tmp_path) as api:

@@ -19,7 +19,8 @@ from workers.device_state import DeviceState
 from workers.devices import find_devices
 from workers.node import Node, find_node
 from workers.offline.checks import refusals
-from workers.probes import PROBES, Found, HostProbe
+from workers.probe_types import Found
+from workers.probes import PROBES, HostProbe
 from workers.settings import Settings
 
 ENTRY = NodeClass(

@@ -14,7 +14,7 @@ from experiments.records.calibration import AABlock
 from service.sentinels import submit_due
 from service.store.calibrations import read_calibrations
 from service.store.tables import aa_blocks, ablations
-from tests.api_stack import Api, running_api
+from tests.api_stack import SIGNER, Api, running_api
 from tests.calibrations import aa_spec
 from tests.integration.test_calibrations import run, submit_aa
 
@@ -39,7 +39,8 @@ def calibrate(api: Api, *, days_ago: float, **node: Any) -> None:
             block = AABlock.model_validate_json(row.payload).model_copy(update={"started_at": began})
             where = (aa_blocks.c.ablation_id == row.ablation_id) & (aa_blocks.c.block_index == row.block_index)
             connection.execute(update(aa_blocks).where(where).values(payload=block.model_dump_json()))
-    body = {"node_class": "cpu", "devices": [DEVICE], "versions": {"torch": "2"}, "code_digest": CODE, **node}
+    body = {"node_class": "cpu", "devices": [DEVICE], "versions": {"torch": "2"}, "code_digest": CODE}
+    body |= {"public_key": SIGNER.key, **node}
     assert api.client.put("/v1/nodes/node-a", headers=api.worker, json=body).status_code == 200
 
 

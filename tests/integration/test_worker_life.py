@@ -59,6 +59,6 @@ def test_class_without_its_device_ends_with_a_sentence_and_registers_nothing(tmp
     with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_NODE_CLASS="tpu-v6e") as process:
         assert process.wait(120) == 1
         said = " ".join((tmp_path / "worker.log").read_text().split())
-        assert "worker cannot run: node class 'tpu-v6e' was asked for, and no probe finds its devices yet" in said
+        assert "worker cannot run: node class 'tpu-v6e' was asked for, and no probe finds its device here" in said
     assert service.calls == []
     service.close()

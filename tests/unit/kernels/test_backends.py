@@ -14,7 +14,7 @@ def test_lane_refusal_none_for_every_implemented_lane():
     ("lane", "node", "reason"),
     [
         (Lane.CUDA, "cpu", "lane 'cuda' has no implementation on node class 'cpu'; implemented there: reference"),
-        (Lane.REFERENCE, "tpu-v6e", "implemented there: none yet"),
+        (Lane.REFERENCE, "tpu-v6e", "implemented there: xla"),
     ],
 )
 def test_lane_refusal_says_why(lane, node, reason):

@@ -51,7 +51,7 @@ def test_supports_reference_runs_on_cpu_and_cuda(device, schedule):
         (ScanSwitches(schedule="two_level"), "cpu", "schedule 'two_level' is unknown; known: sequential"),
         (ScanSwitches(chunk_size=0), "cpu", "chunk_size is 0; allowed: at least 1"),
         (ScanSwitches(), "mps", "device type 'mps' is unknown"),
-        (ScanSwitches(), "xla", "implemented there: none yet"),
+        (ScanSwitches(), "xla", "implemented there: xla"),
     ],
 )
 def test_supports_names_what_is_wrong(options, device, part):

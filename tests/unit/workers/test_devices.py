@@ -5,7 +5,7 @@ import pytest
 
 from kernels.backends import NODE_CLASSES
 from tests.nvidia_smi import put_gpus, put_smi
-from workers import devices
+from workers import devices, probes
 from workers.devices import find_devices, memory_is_free
 from workers.errors import DeviceMissing
 from workers.probes import PROBES, HostProbe
@@ -63,15 +63,29 @@ def test_find_devices_h200_asked_for_on_a_machine_without_one(tmp_path: Path, mo
 
 def test_find_devices_tpu_is_not_a_cpu_under_another_name() -> None:
     with pytest.raises(
-        DeviceMissing, match=r"^node class 'tpu-v6e' was asked for, and no probe finds its devices yet$"
+        DeviceMissing,
+        match=r"^node class 'tpu-v6e' was asked for, and no probe finds its device here: its probe found nothing$",
     ):
         find_devices("tpu-v6e")
 
 
+def test_find_devices_xla_on_the_host_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "find_spec", lambda _: None)
+    assert find_devices().node_class is NODE_CLASSES["cpu"]
+    with pytest.raises(DeviceMissing, match=r"node class 'xla-cpu' was asked for, .* torch_xla is not installed"):
+        find_devices("xla-cpu")
+    monkeypatch.setattr(probes, "find_spec", lambda _: object())
+    assert find_devices().node_class is NODE_CLASSES["cpu"]
+    found = find_devices("xla-cpu")
+    assert found.node_class is NODE_CLASSES["xla-cpu"]
+    assert found.node_class.on_host
+    assert found.first.memory_bytes > 2**30
+
+
 def test_every_node_class_names_a_probe_that_exists_and_can_be_told_from_its_neighbours() -> None:
-    probes = [entry.probe for entry in NODE_CLASSES.values() if entry.lanes]
-    assert set(probes) <= set(PROBES)
-    assert list(PROBES)[-1] == "host"
+    named = [entry.probe for entry in NODE_CLASSES.values() if entry.lanes]
+    assert set(named) <= set(PROBES)
+    assert list(PROBES)[-3:] == ["host", "xla_host", "libtpu"]
     patterns = [(entry.probe, entry.device_name) for entry in NODE_CLASSES.values() if entry.probe is not None]
     assert len(set(patterns)) == len(patterns)
 

@@ -14,6 +14,7 @@ from experiments.outcomes import Decision, Outcome, VerdictWord
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Receipt
 from kernels.scan import ScanFact
+from model.facts import ModelFact
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec, observed_facts
 
 SPEC = make_spec()
@@ -183,7 +184,7 @@ def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
         ({"ids": {"position": 9}}, "ids/position is 9; expected"),
         ({"seed": 99}, "seed is 99; expected"),
         ({"summary": None}, "samples are missing"),
-        ({"facts": {ScanFact.PSIV_RECOMPUTES: 1}}, "gate 'psiv_cache' was requested and not live"),
+        ({"facts": {ScanFact.PSIV_RECOMPUTES: 1, ModelFact.ROWS: 2}}, "gate 'psiv_cache' was requested and not live"),
         ({"digests": {"spec": PLAN.spec_digest, "rule": PLAN.rule_digest, "arm": "sha256:x", "code": "sha256:code",
                       "data": "sha256:data"}}, "digests/arm is 'sha256:x'; expected"),
         ({"digests": {"spec": PLAN.spec_digest, "rule": PLAN.rule_digest, "arm": PLAN.arms[1].digest,

@@ -39,5 +39,5 @@ def test_another_lane_of_the_reference_recipe_needs_no_other_gate() -> None:
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_recipe_asks_for_a_lane_that_its_node_classes_have(recipe: Recipe) -> None:
     lane: Lane = recipe.config.model.scan.lane
-    meant = recipe.node_classes or [name for name, entry in NODE_CLASSES.items() if entry.lanes]
-    assert all(lane in NODE_CLASSES[name].lanes for name in meant)
+    meant = recipe.node_classes or [name for name, entry in NODE_CLASSES.items() if entry.device_type != "xla"]
+    assert all(lane in NODE_CLASSES[name].lanes for name in meant)  # a spec for XLA names its only lane

@@ -16,10 +16,11 @@ def accepts(values: Any) -> bool:
     return bool(jsonschema_rs.Draft202012Validator(SCHEMA).is_valid(values))
 
 
-def test_schema_accepts_the_demos_and_refuses_a_lane_that_no_node_runs() -> None:
+def test_schema_accepts_the_demos_and_refuses_a_lane_that_does_not_exist() -> None:
     assert accepts(load_values(read_catalog_file("demo"), "application/yaml"))
     assert accepts(load_values(read_catalog_file("demo-refused"), "application/yaml"))
-    assert not accepts(spec_values(**{"variants__psiv-on__gates": {"lane": "xla"}}))
+    assert accepts(load_values(read_catalog_file("tpu-memory"), "application/yaml"))
+    assert not accepts(spec_values(**{"variants__psiv-on__gates": {"lane": "rocm"}}))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_schema_accepts_the_demos_and_refuses_a_lane_that_no_node_runs() -> None
         {"design__seeds": [1, 1]},
         {"placement__devices": 2},
         {"placement__node_class": "gpu"},
-        {"placement__node_class": "tpu-v6e"},
+        {"placement__node_class": "tpu-v7"},
         {"limits": {"trial": 20}},
         {"verdict__primary__margin": "0%"},
         {"verdict__primary": {"metric": "loss_val", "margin": "1%"}},

@@ -198,7 +198,7 @@ def test_read_gates_refuses_what_was_observed_otherwise(arm: str, fact: str, val
 
 def test_read_gates_without_facts_trusts_defaults_and_nothing_else() -> None:
     readings = read_gates(PLAN.arms[2].gates, {})
-    assert [name for name, reading in readings.items() if not reading.live] == ["chunk_size"]
+    assert [name for name, reading in readings.items() if not reading.live] == ["chunk_size", "micro_batch"]
     assert readings["loss"].how == "default, not observable"
 
 

@@ -1,0 +1,183 @@
+"""The baseline of a recipe over time: one point an ablation, where its level changed, how far it is from its anchor.
+
+A series holds what can be compared: one metric of one baseline configuration on one device. Points are means of ln over
+the baseline's measured trials. Small losses that each stay within a margin add up here: the newest points are compared
+with the oldest, the anchor.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+import ruptures
+from scipy import stats
+
+from experiments.analysis.statistics import percent
+from experiments.design.metrics import METRICS
+from experiments.documents import Frozen
+from experiments.outcomes import Outcome
+from experiments.records.receipts import Receipt, read_metric
+
+MIN_POINTS = 8
+"""Fewer say neither where a level changed nor how far it went."""
+MIN_SEGMENT = 2
+PENALTY = 15.0
+"""Cost of one more change, in variances of a point: a constant level of 8 points or more is split in at most 5 %."""
+ENDS = 3
+"""Points of the anchor, and of the newest level."""
+CONFIDENCE = 0.95
+_MAD_TO_SD = 1.4826
+
+
+class HistoryPoint(Frozen):
+    """What the baseline of one ablation measured."""
+
+    ablation: str
+    name: str
+    at: str
+    """RFC 3339 UTC: start of its first trial."""
+    value: float
+    """Geometric mean over its trials, in the metric's unit."""
+    trials: int
+    code: str
+    """Digest of the code that ran."""
+
+
+class LevelChange(Frozen):
+    """A point from which on the level is another one."""
+
+    ablation: str
+    at: str
+    change_pct: float
+    """Of the level that begins here against the one before."""
+    worse: bool | None
+    """None where the metric claims no direction."""
+    code_changed: bool
+    """Whether its code is another than that of the point before."""
+
+
+class AnchorDrift(Frozen):
+    """The newest points against the oldest."""
+
+    change_pct: float
+    low_pct: float
+    high_pct: float
+    """95 % interval, from the scatter between neighbouring points."""
+    worse: bool | None
+    """Whether all of the interval is a loss; None where the metric claims no direction."""
+
+
+class HistorySeries(Frozen):
+    """One metric of one baseline configuration on one device, oldest first."""
+
+    metric: str
+    node_class: str
+    device: str
+    arm_digest: str
+    points: tuple[HistoryPoint, ...]
+    changes: tuple[LevelChange, ...] = ()
+    since_anchor: AnchorDrift | None = None
+    """None with fewer points than `MIN_POINTS`."""
+
+
+class BaselineRun(Frozen):
+    """The baseline's receipts of one ablation."""
+
+    ablation: str
+    name: str
+    receipts: tuple[Receipt, ...]
+
+
+def history_of(metric: str, runs: Iterable[BaselineRun]) -> list[HistorySeries]:
+    """Return a series for every configuration and device among `runs`; runs without a value are left out."""
+    found = sorted(
+        (row for run in runs for row in _rows(metric, run)), key=lambda row: (row[0], row[1].at, row[1].ablation)
+    )
+    return [_series(metric, key, [point for _, point in own]) for key, own in groupby(found, key=lambda row: row[0])]
+
+
+def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str], HistoryPoint]]:
+    """Yield the point of every device that ran the baseline."""
+    measured = sorted((r for r in run.receipts if r.outcome is Outcome.MEASURED), key=_place)
+    for key, receipts in groupby(measured, key=_place):
+        own = sorted(receipts, key=lambda receipt: receipt.started_at)
+        values = [read_metric(METRICS[metric], receipt) for receipt in own]
+        known = [value for value in values if value is not None and value > 0]
+        if known and len(known) == len(values):
+            yield (
+                key,
+                HistoryPoint(
+                    ablation=run.ablation,
+                    name=run.name,
+                    at=own[0].started_at,
+                    value=statistics.geometric_mean(known),
+                    trials=len(known),
+                    code=own[0].digests.code,
+                ),
+            )
+
+
+def _place(receipt: Receipt) -> tuple[str, str, str]:
+    where = receipt.environment
+    return where.node_class, where.device_serial or f"{where.node_name}: {where.device_name}", receipt.digests.arm
+
+
+def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoint]) -> HistorySeries:
+    logs = np.log([point.value for point in points])
+    enough = len(points) >= MIN_POINTS
+    return HistorySeries(
+        metric=metric,
+        node_class=key[0],
+        device=key[1],
+        arm_digest=key[2],
+        points=tuple(points),
+        changes=tuple(_changes(metric, points, logs)) if enough else (),
+        since_anchor=_drift(metric, logs) if enough else None,
+    )
+
+
+def scatter(logs: np.ndarray) -> float:
+    """Return the standard deviation of a point, from the median step between neighbours, whatever the levels are."""
+    steps = np.abs(np.diff(logs))
+    return float(_MAD_TO_SD * np.median(steps) / math.sqrt(2))
+
+
+def find_changes(logs: np.ndarray) -> list[int]:
+    """Return the indices at which another level begins: least squares with a penalty for every change (PELT)."""
+    sd = scatter(logs)
+    if sd == 0:
+        sd = float(np.finfo(float).eps)
+    search = ruptures.KernelCPD(kernel="linear", min_size=MIN_SEGMENT).fit((logs - logs.mean()) / sd)
+    return [int(index) for index in search.predict(pen=PENALTY)[:-1]]
+
+
+def _changes(metric: str, points: Sequence[HistoryPoint], logs: np.ndarray) -> Iterable[LevelChange]:
+    found = [0, *find_changes(logs), len(points)]
+    for before, index, after in zip(found, found[1:], found[2:], strict=False):
+        change = float(logs[index:after].mean() - logs[before:index].mean())
+        yield LevelChange(
+            ablation=points[index].ablation,
+            at=points[index].at,
+            change_pct=percent(change),
+            worse=_worse(metric, change, change),
+            code_changed=points[index].code != points[index - 1].code,
+        )
+
+
+def _drift(metric: str, logs: np.ndarray) -> AnchorDrift:
+    change = float(logs[-ENDS:].mean() - logs[:ENDS].mean())
+    freedom = (len(logs) - 1) // 2  # a median step knows the scatter about half as well as a standard deviation does
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * scatter(logs) * math.sqrt(2 / ENDS)
+    low, high = change - half, change + half
+    return AnchorDrift(
+        change_pct=percent(change), low_pct=percent(low), high_pct=percent(high), worse=_worse(metric, low, high)
+    )
+
+
+def _worse(metric: str, low: float, high: float) -> bool | None:
+    better = METRICS[metric].better
+    if better is None:
+        return None
+    return high < 0 if better == "higher" else low > 0

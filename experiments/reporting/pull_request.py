@@ -1,0 +1,40 @@
+"""A verdict as the comment of a pull request: what was asked of it, the table, and what stands behind it."""
+
+from collections.abc import Iterator
+
+from experiments.analysis.verdicts import Verdict
+from experiments.block_numbers import block_list
+from experiments.outcomes import Decision
+from experiments.reporting.markdown import verdict_markdown
+
+
+def pull_request_markdown(verdict: Verdict, require: Decision | None = None) -> str:
+    """Return Markdown that says first whether every variant has the decision that is required."""
+    return "\n".join([*_requirement(verdict, require), verdict_markdown(verdict), "", *_evidence(verdict)])
+
+
+def _requirement(verdict: Verdict, require: Decision | None) -> Iterator[str]:
+    if require is None:
+        return
+    others = [f"`{one.arm}` is {one.decision}" for one in verdict.variants if one.decision is not require]
+    met = f"not met: {', '.join(others)}" if others else "met"
+    yield f"**Required of every variant: {require}. {met[0].upper()}{met[1:]}.**"
+    yield ""
+
+
+def _evidence(verdict: Verdict) -> Iterator[str]:
+    known = verdict.circumstances
+    yield f"- {verdict.blocks_counted} of {verdict.blocks_planned} blocks on {verdict.node_class} counted; " + (
+        f"{len(known.attempts)} attempts broke" if known.attempts else "no attempt broke"
+    )
+    for signer in known.signers:
+        who = "nobody signed them" if signer.key is None else f"signed by `{signer.key}`"
+        yield f"- blocks {block_list(signer.blocks)} ran on `{signer.name}`; {who}"
+    if known.admission.refused_because is not None:
+        yield f"- words are capped: {known.admission.refused_because}"
+    if known.family.earlier:
+        yield f"- attempt {known.family.number} of this question; before: {_earlier(verdict)}"
+
+
+def _earlier(verdict: Verdict) -> str:
+    return ", ".join(f"`{one.ablation}` ({one.state})" for one in verdict.circumstances.family.earlier)

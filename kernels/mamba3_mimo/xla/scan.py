@@ -1,0 +1,194 @@
+"""The scan on XLA: one graph for each contract, whatever documents the rows hold.
+
+A contract is what a compiled graph depends on: shapes, dtypes, which tensors are given, which need gradients, and the
+switches. Document ids are run-time tensors and no part of it. Both schedules run the products of chunks.py: all chunks
+at once with the states passed between them as one product (chunk_parallel), or a loop of the graph that carries the
+state from chunk to chunk (sequential). Shape suffixes: see inputs.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from kernels import facts, xla_device
+from kernels.backends import Lane
+from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
+from kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, step_state
+from kernels.mamba3_mimo.xla.partition import Partition, differentiable
+from kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, split, timeline
+from kernels.scan import ScanFact, ScanSwitches
+
+Tensors: TypeAlias = tuple[Tensor, ...]
+Run: TypeAlias = Callable[[ScanInputs, Tensors], tuple[Tensor, Tensor]]
+
+IN_TIME = ("q", "k", "v", "z")
+"""Tensors [B,S,...] that a chunk takes its own tokens of."""
+OF_HEADS = ("q_bias", "k_bias", "psi", "zeta", "phi", "D")
+"""Tensors that every chunk takes whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What one graph is compiled for."""
+
+    switches: ScanSwitches
+    names: tuple[str, ...]
+    """Tensors that are given, the document ids last."""
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    need_gradients: tuple[bool, ...]
+    angles_cumulated: bool
+
+    @classmethod
+    def of(cls, inputs: ScanInputs, switches: ScanSwitches) -> "Contract":
+        """Return the contract that `inputs` and `switches` ask for."""
+        names = (*inputs.names, *(() if inputs.segment_ids is None else ("segment_ids",)))
+        tensors = tuple(getattr(inputs, name) for name in names)
+        return cls(
+            switches=switches,
+            names=names,
+            shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+            dtypes=tuple(tensor.dtype for tensor in tensors),
+            need_gradients=tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors),
+            angles_cumulated=inputs.angles_cumulated,
+        )
+
+    def inputs(self, tensors: Tensors) -> ScanInputs:
+        """Return the inputs made of `tensors`, in the order of `names`."""
+        return _inputs(dict(zip(self.names, tensors, strict=True)), self.angles_cumulated)
+
+
+def scan(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
+    """Return (o, final state [B,H,N,P]); the state receives no gradient."""
+    contract = Contract.of(inputs, switches)
+    if type(inputs.v) not in (Tensor, nn.Parameter):
+        return _inside(contract, inputs)
+    run, partition, trips = _graph(contract)
+    out, state = run(inputs, tuple(getattr(inputs, name) for name in contract.names))
+    _record(switches, partition, trips if any(contract.need_gradients) else 0)
+    return out, state.detach()
+
+
+def _inside(contract: Contract, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """Be part of a graph that somebody else traces, and divides into forward and backward."""
+    switches = contract.switches
+    if switches.schedule != "chunk_parallel" or switches.psiv_cache:
+        asked = f"schedule '{switches.schedule}' and psiv_cache {str(switches.psiv_cache).lower()}"
+        raise KernelUnsupported(
+            f"inside a loop over layers the scan runs chunk_parallel without psiv_cache, not {asked}"
+        )
+    facts.record(ScanFact.LANE, Lane.XLA.value)
+    facts.record(ScanFact.SCHEDULE, switches.schedule)
+    facts.record(ScanFact.CHUNK_SIZE, switches.chunk_size)
+    return _whole(contract)(*(getattr(inputs, name) for name in contract.names))
+
+
+def _record(switches: ScanSwitches, partition: Partition, trips: int) -> None:
+    """Record what ran; `trips` are those of the graph's backward pass, 0 when it has none."""
+    facts.record(ScanFact.LANE, Lane.XLA.value)
+    facts.record(ScanFact.SCHEDULE, switches.schedule)
+    facts.record(ScanFact.CHUNK_SIZE, switches.chunk_size)
+    if trips:
+        facts.record(ScanFact.REMAT, partition.recomputed > 0)
+        if partition.psiv_saved_bytes:
+            facts.add(ScanFact.PSIV_SAVED_BYTES, partition.psiv_saved_bytes * trips)
+        if partition.psiv_recomputed:
+            facts.add(ScanFact.PSIV_RECOMPUTES, 1)
+
+
+@lru_cache(maxsize=256)
+def _graph(contract: Contract) -> tuple[Run, Partition, int]:
+    """Return how to run `contract`, its partition, and how often its backward graph is run per pass."""
+    parallel = contract.switches.schedule == "chunk_parallel"
+    return _parallel(contract) if parallel else _sequential(contract)
+
+
+def _whole(contract: Contract) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the scan of all chunks at once as a function of the contract's tensors."""
+    chunk_size = contract.switches.chunk_size
+
+    def whole(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = contract.inputs(tensors)
+        length = inputs.v.shape[1]
+        line = timeline(inputs, chunk_size)
+        padded = {name: pad_time(getattr(inputs, name), chunk_size, axis=1) for name in _given(inputs, IN_TIME)}
+        before_B1 = torch.zeros_like(line.run_BT[:, :1])
+        out, state = chunk_outputs(_replaced(inputs, padded), line, before_B1, chunk_size, pass_states)
+        return out[:, :length], state.detach()
+
+    return whole
+
+
+def _parallel(contract: Contract) -> tuple[Run, Partition, int]:
+    whole, partition = _whole(contract), _partition(contract, contract.names)
+    traced = differentiable(whole, partition)
+    run = traced if any(contract.need_gradients) else whole
+    return lambda _, tensors: run(*tensors), partition, 1
+
+
+def _sequential(contract: Contract) -> tuple[Run, Partition, int]:
+    chunk_size = contract.switches.chunk_size
+    kept = [name for name in OF_HEADS if name in contract.names]
+    sliced = [name for name in IN_TIME if name in contract.names]
+    batch, length = contract.shapes[contract.names.index("v")][:2]
+
+    def one_chunk(carry: Tensors, x: Tensors) -> tuple[Tensors, Tensor]:
+        state_BHNP, *of_heads = carry
+        before_B1, *line = x[: 1 + _TIMELINE]
+        tensors = dict(zip([*kept, *sliced], [*of_heads, *x[1 + _TIMELINE :]], strict=True))
+        out, state_BHNP = chunk_outputs(
+            _inputs(tensors, contract.angles_cumulated),
+            Timeline.of(tuple(line)),
+            before_B1,
+            chunk_size,
+            step_state(state_BHNP, before_B1),
+        )
+        return (state_BHNP, *of_heads), out
+
+    partition = _partition(contract, ["state", *kept, "before", *["line"] * _TIMELINE, *sliced])
+
+    def run(inputs: ScanInputs, _: Tensors) -> tuple[Tensor, Tensor]:
+        line = timeline(inputs, chunk_size)
+        heads, width, state_size = *inputs.v.shape[2:], inputs.state_size
+        state = torch.zeros(batch, heads, state_size, width, dtype=inputs.accumulate_dtype, device=inputs.v.device)
+        ends_BK = line.run_BT[:, chunk_size - 1 :: chunk_size]
+        before_KB1 = torch.cat((torch.zeros_like(ends_BK[:, :1]), ends_BK[:, :-1]), dim=1).T.unsqueeze(-1)
+        xs = [_by_chunk(pad_time(getattr(inputs, name), chunk_size, axis=1), chunk_size, axis=1) for name in sliced]
+        times = [_by_chunk(t, chunk_size, axis=axis) for t, axis in zip(line.tensors(), Timeline.AXES, strict=True)]
+        init = (state, *(getattr(inputs, name) for name in kept))
+        (last, *_rest), out_KBC = xla_device.loop(one_chunk, init, (before_KB1, *times, *xs), partition)
+        return out_KBC.transpose(0, 1).flatten(1, 2)[:, :length], last
+
+    return run, partition, -(-length // chunk_size)
+
+
+def _partition(contract: Contract, places: Any) -> Partition:
+    switches, order = contract.switches, list(places)
+    return Partition(v=order.index("v"), psi=order.index("psi"), psiv_cache=switches.psiv_cache, remat=switches.remat)
+
+
+_TIMELINE = len(Timeline.AXES)
+
+
+def _by_chunk(t: Tensor, chunk_size: int, *, axis: int) -> Tensor:
+    """Return [K,...,C,...]: `t` by chunks along `axis`."""
+    return split(t, axis, -1, chunk_size).movedim(axis, 0)
+
+
+def _given(inputs: ScanInputs, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if getattr(inputs, name) is not None]
+
+
+def _replaced(inputs: ScanInputs, tensors: dict[str, Tensor]) -> ScanInputs:
+    return ScanInputs.unchecked(**{**vars(inputs), **tensors})
+
+
+def _inputs(tensors: dict[str, Tensor], angles_cumulated: bool) -> ScanInputs:
+    """Return inputs with None for what is not given; the whole was checked before it was taken apart."""
+    absent = dict.fromkeys((*DIFFERENTIABLE, "segment_ids"))
+    return ScanInputs.unchecked(**{**absent, **tensors}, angles_cumulated=angles_cumulated)

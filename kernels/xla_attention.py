@@ -1,0 +1,177 @@
+"""Attention kernels for TPUs, put into the graph of torch_xla: causal, inside documents, no S x S array.
+
+    flash           torch_xla's kernel; cannot cap scores
+    splash          JAX's splash attention with its fused backward pass, called as JAX functions
+    pallas_softcap  our own forward kernel (xla_softcap.py) as a native custom call, with splash's backward pass
+
+Each takes q, k, v [B,H,S,E] and document numbers [B,S] that only grow along a row, as run-time tensors. On a machine
+without a TPU they can be traced and compiled, not run; `interpret` runs splash and pallas_softcap on a CPU, for tests.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import xla_jax
+from kernels.errors import KernelUnsupported
+from kernels.xla_softcap import BLOCK, LANES, SUBLANES, softcap_attention
+
+LARGEST_BLOCK = 512
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, run_BS: Tensor, *, softcap: float) -> Tensor:
+    """Return the attended values [B,H,S,E] by torch_xla's kernel."""
+    from torch_xla.experimental import custom_kernel
+
+    _check("flash", q_BHSE)
+    if softcap:
+        raise KernelUnsupported(f"attention 'flash' on lane xla cannot cap scores; softcap is {softcap}, allowed: 0")
+    xla_jax.lower_kernels_for_tpu()
+    documents_BS = run_BS.float()  # the kernel's backward pass wants floating point here
+    scale = q_BHSE.shape[-1] ** -0.5
+    out: Tensor = custom_kernel.flash_attention(q_BHSE, k_BHSE, v_BHSE, True, documents_BS, documents_BS, scale)
+    return out
+
+
+def splash(
+    q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, run_BS: Tensor, *, softcap: float, interpret: bool = False
+) -> Tensor:
+    """Return the attended values [B,H,S,E] by JAX's splash attention."""
+    _check("splash", q_BHSE)
+    kernel = _Splash.of(q_BHSE, softcap, interpret)
+    out: Tensor = _SplashFunction.apply(kernel, _scaled(q_BHSE), k_BHSE, v_BHSE, run_BS.int())  # type: ignore[no-untyped-call]
+    return out
+
+
+def pallas_softcap(
+    q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, run_BS: Tensor, *, softcap: float, interpret: bool = False
+) -> Tensor:
+    """Return the attended values [B,H,S,E] by our own kernel."""
+    _check("pallas_softcap", q_BHSE)
+    kernel = _Splash.of(q_BHSE, softcap, interpret)
+    out: Tensor = _SoftcapFunction.apply(kernel, _scaled(q_BHSE), k_BHSE, v_BHSE, run_BS.int())  # type: ignore[no-untyped-call]
+    return out
+
+
+def _scaled(q_BHSE: Tensor) -> Tensor:
+    scale: float = q_BHSE.shape[-1] ** -0.5
+    return q_BHSE * scale
+
+
+def _check(name: str, q_BHSE: Tensor) -> None:
+    if q_BHSE.device.type != "xla":
+        raise KernelUnsupported(f"attention '{name}' of lane xla runs on an XLA device; q is on {q_BHSE.device.type}")
+    if q_BHSE.dtype not in DTYPES:
+        raise KernelUnsupported(f"attention '{name}' takes float32, bfloat16; q is {q_BHSE.dtype}")
+    if q_BHSE.shape[2] % BLOCK:
+        length = q_BHSE.shape[2]
+        raise KernelUnsupported(f"attention '{name}' takes rows of a multiple of {BLOCK} tokens; they have {length}")
+
+
+class _Splash:
+    """JAX's splash attention for one number of heads, length and cap, as functions of flat arrays."""
+
+    def __init__(self, heads: int, length: int, softcap: float, interpret: bool) -> None:
+        self._heads, self._length, self._softcap, self._interpret = heads, length, softcap, interpret
+        self.softcap = softcap_attention(softcap, interpret)
+        self.platform = "cpu" if interpret else "tpu"
+        self.native = not interpret
+        self._residuals: Any = None
+
+    @classmethod
+    def of(cls, q_BHSE: Tensor, softcap: float, interpret: bool) -> "_Splash":
+        return _splash(q_BHSE.shape[1], q_BHSE.shape[2], softcap, interpret)
+
+    def forward(self, q: Any, k: Any, v: Any, documents: Any) -> Any:
+        """Return the attended values and what the backward pass needs."""
+        import jax
+
+        out, pullback = jax.vjp(partial(self._attend, documents), q, k, v)
+        leaves, self._residuals = jax.tree.flatten(pullback)
+        return out, *leaves
+
+    def backward(self, grad: Any, *leaves: Any) -> Any:
+        """Return the gradients of q, k and v from that of the output and what `forward` left."""
+        import jax
+
+        return jax.tree.unflatten(self._residuals, leaves)(grad)
+
+    def gradients(self, q: Any, k: Any, v: Any, documents: Any, grad: Any) -> Any:
+        """Return the gradients of q, k and v, the forward pass computed again."""
+        import jax
+
+        return jax.vjp(partial(self._attend, documents), q, k, v)[1](grad)
+
+    def _attend(self, documents: Any, q: Any, k: Any, v: Any) -> Any:
+        """Return the attended values [B,H,S,E]."""
+        import jax
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+        size = next(size for size in (LARGEST_BLOCK, 256, BLOCK) if self._length % size == 0)
+        names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
+        kernel = kernels.make_splash_mha(
+            masks.MultiHeadMask([masks.CausalMask((self._length, self._length))] * self._heads),
+            head_shards=1,
+            q_seq_shards=1,
+            attn_logits_soft_cap=self._softcap or None,
+            interpret=self._interpret,
+            block_sizes=kernels.BlockSizes(**{f"block_{name}": size for name in names}, use_fused_bwd_kernel=True),
+        )
+
+        def of_row(q: Any, k: Any, v: Any, documents: Any) -> Any:
+            return kernel(q, k, v, segment_ids=kernels.SegmentIds(documents, documents))
+
+        return jax.vmap(of_row)(q, k, v, documents)
+
+
+@lru_cache(maxsize=16)
+def _splash(heads: int, length: int, softcap: float, interpret: bool) -> _Splash:
+    return _Splash(heads, length, softcap, interpret)
+
+
+class _SplashFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernel: _Splash, *tensors: Tensor) -> Tensor:
+        out, *residuals = xla_jax.call_jax(_method(kernel, "forward"), tensors, platform=kernel.platform)
+        ctx.kernel = kernel
+        ctx.save_for_backward(*residuals)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = (grad, *ctx.saved_tensors)
+        return None, *xla_jax.call_jax(_method(ctx.kernel, "backward"), tensors, platform=ctx.kernel.platform), None
+
+
+class _SoftcapFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernel: _Splash, q: Tensor, k: Tensor, v: Tensor, run_BS: Tensor) -> Tensor:
+        ctx.kernel = kernel
+        ctx.save_for_backward(q, k, v, run_BS)
+        lanes = run_BS.unsqueeze(-1).expand(*run_BS.shape, LANES).contiguous()
+        sublanes = run_BS.unsqueeze(1).expand(-1, SUBLANES, -1).contiguous()
+        tensors = (q, k, v, lanes, sublanes)
+        if kernel.native:
+            return xla_jax.pallas_call(kernel.softcap, tensors, [(q.shape, q.dtype)])[0]
+        return xla_jax.call_jax(kernel.softcap, tensors, platform=kernel.platform)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = (*ctx.saved_tensors, grad)
+        return None, *xla_jax.call_jax(_method(ctx.kernel, "gradients"), tensors, platform=ctx.kernel.platform), None
+
+
+@lru_cache(maxsize=64)
+def _method(kernel: _Splash, name: str) -> Callable[..., Any]:
+    """Return the bound method as one object: lowered functions are known by identity."""
+    bound: Callable[..., Any] = getattr(kernel, name)
+    return bound
+
+
+KERNELS: dict[str, Callable[..., Tensor]] = {"flash": flash, "splash": splash, "pallas_softcap": pallas_softcap}
+"""Every kernel by its name."""

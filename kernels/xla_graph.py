@@ -1,0 +1,167 @@
+"""What a lowered XLA module contains: its kernels by name, its matrix products, its collectives, its digest.
+
+Read from the module's own text, so it tells what the compiler was given and not what was asked for. Kernels written in
+Pallas are `tpu_custom_call`s whose payload is a Mosaic module. The payload carries the paths of the source files that
+it was traced from, so the digest takes it without its locations.
+
+jax is imported inside functions: what reads plain text here is tested without it.
+"""
+
+import base64
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*\) -> .* )?\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
+_OPCODE = re.compile(r"^(?:\([^=]*?\)|[a-z0-9]+\[[^ ]*) ([a-z][a-z0-9-]*)\(")
+_SHAPE = re.compile(r"[a-z][a-z0-9]*\[([0-9,]*)\]")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_BODY = re.compile(r'"body": ?"([A-Za-z0-9+/=]*)"')
+_CALLED = re.compile(r"(?:to_apply|calls|body|true_computation|false_computation)=%?([\w.-]+)")
+_CONDITION = re.compile(r"condition=%?([\w.-]+)")
+_LIMIT = re.compile(r"compare\(\w+\[\][^ ]* %?[\w.-]+, \w+\[\][^ ]* %?([\w.-]+)\), direction=LT")
+_NUMBER = re.compile(r"^\w+\[\][^ ]* constant\((\d+)\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """One lowered module, read."""
+
+    digest: str
+    """SHA-256 of the module's text with every kernel's locations left out: equal for equal programs."""
+    instructions: int
+    custom_calls: Mapping[str, int]
+    """Calls by the kernel's name (Pallas), or by target."""
+    matmul_flops: int | None
+    """FLOPs of all matrix products outside of kernels, loops times their trips; None where a loop's trips are not
+    constant."""
+
+
+def read_graph(module: bytes) -> Graph:
+    """Read a serialized HloModuleProto."""
+    text = _text_of(module)
+    bodies = {body: _without_locations(base64.b64decode(body)) for body in set(_BODY.findall(text))}
+    plain = _BODY.sub(lambda found: f'"body": "{bodies[found[1]].digest}"', text)
+    names = {kernel.digest: kernel.name for kernel in bodies.values()}
+    return Graph(
+        digest="sha256:" + hashlib.sha256(plain.encode()).hexdigest(),
+        instructions=sum(1 for line in plain.splitlines() if _INSTRUCTION.match(line)),
+        custom_calls=count_custom_calls(plain, names),
+        matmul_flops=matmul_flops(plain),
+    )
+
+
+def count_custom_calls(text: str, names: Mapping[str, str]) -> dict[str, int]:
+    """Count the custom calls of a module; `names` gives the kernel's name by what stands in its body."""
+    found: Counter[str] = Counter()
+    for line in text.splitlines():
+        target = _TARGET.search(line)
+        if target is not None:
+            body = re.search(r'"body": ?"([^"]*)"', line)
+            found[names.get(body[1], target[1]) if body else target[1]] += 1
+    return dict(sorted(found.items()))
+
+
+def count_collectives(text: str) -> dict[str, int]:
+    """Count the collectives of a compiled program by kind; an asynchronous pair (start, done) counts once."""
+    return {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in COLLECTIVES}
+
+
+def matmul_flops(text: str) -> int | None:
+    """Return the FLOPs of the module's matrix products, each loop's body times its trips; None when not constant."""
+    module = _Module(text)
+    try:
+        return module.flops(module.entry)
+    except _UnknownTrips:
+        return None
+
+
+class _UnknownTrips(Exception):
+    """A loop's condition is not a counter against a constant."""
+
+
+class _Module:
+    """The computations of a module's text."""
+
+    def __init__(self, text: str) -> None:
+        self.entry = ""
+        self._lines: dict[str, dict[str, str]] = {}
+        self._known: dict[str, int] = {}
+        current: dict[str, str] = {}
+        for line in text.splitlines():
+            header = _COMPUTATION.match(line)
+            if header is not None:
+                current = self._lines.setdefault(header[1], {})
+                self.entry = header[1] if line.startswith("ENTRY") else self.entry
+            elif instruction := _INSTRUCTION.match(line):
+                current[instruction[1]] = instruction[2]
+
+    def flops(self, name: str) -> int:
+        """Return the FLOPs of one computation with all that it calls."""
+        if name not in self._known:
+            self._known[name] = sum(self._of(line) for line in self._lines[name].values())
+        return self._known[name]
+
+    def _of(self, line: str) -> int:
+        opcode = _OPCODE.match(line)
+        if opcode is None:
+            return 0
+        if opcode[1] == "dot":
+            return _dot_flops(line)
+        inside = sum(self.flops(called) for called in _CALLED.findall(line))
+        return inside * self._trips(line) if inside and opcode[1] == "while" else inside
+
+    def _trips(self, line: str) -> int:
+        condition = _CONDITION.search(line)
+        lines = self._lines[condition[1]] if condition else {}
+        limit = next((found for part in lines.values() if (found := _LIMIT.search(part))), None)
+        number = _NUMBER.match(lines.get(limit[1], "")) if limit else None
+        if number is None:
+            raise _UnknownTrips
+        return int(number[1])
+
+
+def _dot_flops(line: str) -> int:
+    """Return 2 * (elements of the result) * (contracted elements) of one matrix product."""
+    result, left = (_dims(found) for found in _SHAPE.findall(line)[:2])
+    contracted = re.search(r"lhs_contracting_dims=\{([0-9,]*)\}", line)
+    return 2 * math.prod(result) * math.prod(left[dim] for dim in _dims(contracted[1] if contracted else ""))
+
+
+def _dims(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kernel:
+    name: str
+    digest: str
+
+
+def _without_locations(body: bytes) -> _Kernel:
+    """Read a Mosaic module: its name, and the digest of its text, which has no locations."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+
+    context = mlir.make_ir_context()
+    context.allow_unregistered_dialects = True
+    with context, ir.Location.unknown(context):
+        module = ir.Module.parse(body)
+        name = ir.StringAttr(module.operation.attributes["sym_name"]).value
+        return _Kernel(name=name, digest=hashlib.sha256(str(module).encode()).hexdigest())
+
+
+def _text_of(module: bytes) -> str:
+    """Return the text of a serialized HloModuleProto: shapes of operands, no metadata."""
+    from jax._src.lib import xla_client
+
+    options = xla_client._xla.HloPrintOptions()
+    options.print_operand_shape, options.print_metadata, options.print_large_constants = True, False, True
+    read: Callable[..., str] = xla_client._xla.HloModule.from_serialized_hlo_module_proto(module).to_string
+    return read(options)

@@ -1,0 +1,116 @@
+"""Calls of JAX functions and Pallas kernels from a torch_xla graph; part of the seam (kernels/xla_device.py).
+
+Both are lowered here and put into the recorded graph. They are lowered for the platform that is asked for, not for the
+one that JAX finds, so a machine without a TPU can trace and compile what only a TPU runs.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kernels import xla_device
+
+Key: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+"""Shapes and dtypes of tensors."""
+
+
+def call_jax(function: Callable[..., Any], tensors: Sequence[Tensor], *, platform: str = "tpu") -> list[Tensor]:
+    """Return the leaves of what the pure JAX function makes of `tensors`; no gradient passes.
+
+    Lowered once for each function, shapes and dtypes, so pass the same function object again. `platform` is "tpu" or
+    "cpu": which machine the graph is for.
+    """
+    run = _lowered(function, _key(tensors), platform)
+    made = run(list(tensors))
+    return list(made) if isinstance(made, list | tuple) else [made]
+
+
+def structs(tensors: Sequence[Tensor]) -> list[Any]:
+    """Return JAX's descriptions of `tensors`."""
+    return _structs(_key(tensors))
+
+
+def pallas_call(
+    kernel: Callable[..., Any], tensors: Sequence[Tensor], outputs: Sequence[tuple[Sequence[int], torch.dtype]]
+) -> list[Tensor]:
+    """Put one Pallas kernel into the graph as a native custom call, which only a TPU can run; no gradient passes.
+
+    `kernel` is a JAX function whose one operation is a pallas_call; `outputs` are shape and dtype of its results.
+    """
+    import torch_xla
+
+    payload = _payload(kernel, _key(tensors))
+    shapes, dtypes = [list(shape) for shape, _ in outputs], [dtype for _, dtype in outputs]
+    made: list[Tensor] = torch_xla._XLAC._xla_tpu_custom_call(list(tensors), payload, shapes, dtypes)
+    return made
+
+
+@lru_cache(maxsize=1)
+def lower_kernels_for_tpu() -> None:
+    """Make torch_xla's own Pallas kernels lower for a TPU everywhere; it asks JAX for the platform of this machine."""
+    from torch_xla.experimental import custom_kernel
+
+    custom_kernel.trace_pallas = _trace_pallas
+
+
+def _trace_pallas(
+    kernel: Callable[..., Any],
+    *args: Any,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    use_cache: bool = False,
+    **options: Any,
+) -> tuple[str, list[Tensor]]:
+    """Stand in for torch_xla's function of this name."""
+    del use_cache
+    import jax
+
+    given = [_structs(_key([arg]))[0] if isinstance(arg, Tensor) else arg for arg in args]
+    traced = jax.jit(kernel, static_argnums=static_argnums, static_argnames=static_argnames).trace(*given, **options)
+    return _custom_call_payload(traced), [arg for arg in args if isinstance(arg, Tensor)]
+
+
+@lru_cache(maxsize=256)
+def _payload(kernel: Callable[..., Any], key: Key) -> str:
+    import jax
+
+    return _custom_call_payload(jax.jit(kernel).trace(*_structs(key)))
+
+
+def _custom_call_payload(traced: Any) -> str:
+    from torch_xla.experimental import custom_kernel
+
+    module = traced.lower(lowering_platforms=("tpu",)).compiler_ir()
+    payload = custom_kernel._extract_backend_config(module)
+    if payload is None:
+        raise RuntimeError(f"no {xla_device.TPU_CALL} in the lowered kernel")
+    return str(payload)
+
+
+@lru_cache(maxsize=256)
+def _lowered(function: Callable[..., Any], key: Key, platform: str) -> Callable[[list[Tensor]], Any]:
+    import jax
+    from torch_xla.core import xla_builder
+
+    def flat(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(jax.tree.leaves(function(*arrays)))
+
+    traced = jax.jit(flat, keep_unused=True).trace(*_structs(key))
+    module = traced.lower(lowering_platforms=(platform,)).compiler_ir("hlo")
+    computation = xla_builder.computation_from_module_proto("jax", module.as_serialized_hlo_module_proto())
+    made: Callable[[list[Tensor]], Any] = xla_builder.xla_computation_as_func(computation, "jax")
+    return made
+
+
+def _key(tensors: Sequence[Tensor]) -> Key:
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+
+
+def _structs(key: Key) -> list[Any]:
+    import jax
+    from torch_xla.experimental.custom_kernel import convert_torch_dtype_to_jax
+
+    return [jax.ShapeDtypeStruct(shape, convert_torch_dtype_to_jax(dtype)) for shape, dtype in key]

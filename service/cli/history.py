@@ -1,0 +1,68 @@
+"""`ablate history`: the baseline of a recipe over time."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.analysis.history import MIN_POINTS, HistorySeries, LevelChange
+from experiments.design.metrics import METRICS
+from experiments.reporting import wording
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def history(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, for example hybrid-tiny.")],
+    metric: Annotated[str, typer.Option(help="A metric of receipts.")] = "tokens_per_s",
+    node_class: Annotated[str | None, typer.Option(help="Only this node class.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how the baseline of a recipe went over time, where its level changed, and what small losses add up to."""
+    with Client() as client:
+        found = client.history(recipe, metric=metric, node_class=node_class)
+    if as_json:
+        print_json(found)
+        return
+    for series in found:
+        _show(series)
+    if not found:
+        out().print(f"no ended ablation of {escape(recipe)} has a baseline with this metric")
+
+
+def _show(series: HistorySeries) -> None:
+    unit = METRICS[series.metric].unit
+    title = f"{wording.metric(series.metric)} of {series.arm_digest[:19]} on {series.node_class}, {series.device}"
+    table = Table(title=escape(title), title_justify="left")
+    for column in ("when", "ablation", f"value ({unit})", "to the anchor", "trials", "code", "level"):
+        table.add_column(column, overflow="fold")
+    changes = {change.ablation: change for change in series.changes}
+    anchor = series.points[0].value
+    for point in series.points:
+        change = changes.get(point.ablation)
+        gone = wording.percent(100 * (point.value / anchor - 1))
+        what = "" if change is None else _change(change)
+        cells = (point.at, point.ablation, f"{point.value:,.5g}", gone, str(point.trials), point.code[7:15], what)
+        table.add_row(*cells)
+    out().print(table)
+    out().print(f"  {_conclusion(series)}")
+
+
+def _change(change: LevelChange) -> str:
+    code = ", other code" if change.code_changed else ", same code"
+    colour = {True: "red", False: "green", None: "yellow"}[change.worse]
+    return f"[{colour}]{wording.percent(change.change_pct)}[/]{code}"
+
+
+def _conclusion(series: HistorySeries) -> str:
+    drift = series.since_anchor
+    if drift is None:
+        return f"{len(series.points)} points; {MIN_POINTS} are needed to tell a changed level from scatter"
+    interval = wording.interval(drift.low_pct, drift.high_pct)
+    loss = "; [red]that is a loss[/]" if drift.worse else ""
+    return f"newest against oldest: {wording.percent(drift.change_pct)}, 95 % interval {interval}{loss}"

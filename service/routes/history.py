@@ -1,0 +1,44 @@
+"""Route about the baselines of a recipe over time."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from experiments.analysis.history import HistorySeries, history_of
+from experiments.design.metrics import METRICS
+from experiments.design.problems import listed, nearest, shown
+from experiments.design.recipes import RECIPES
+from experiments.errors import SpecProblem
+from service.deps import Reader, ServicesDep
+from service.errors import Invalid
+from service.responses import secured
+from service.store.history import baseline_runs
+
+router = APIRouter(prefix="/v1", tags=["ablations"])
+
+
+@router.get(
+    "/history/{recipe}",
+    operation_id="getHistory",
+    summary="The baseline of a recipe over time",
+    responses=secured(422),
+)
+def get_history(
+    recipe: Annotated[str, Path(examples=["hybrid-tiny"])],
+    services: ServicesDep,
+    principal: Reader,
+    metric: Annotated[str, Query(description="A metric of receipts.")] = "tokens_per_s",
+    node_class: Annotated[str | None, Query(description="Only this node class.")] = None,
+) -> list[HistorySeries]:
+    """Return a series for every baseline configuration and device, with changes of its level and its anchor."""
+    _check("recipe", recipe, list(RECIPES))
+    _check("metric", metric, list(METRICS))
+    with services.store.read() as connection:
+        runs = baseline_runs(connection, recipe, node_class=node_class)
+    return history_of(metric, runs)
+
+
+def _check(what: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        detail = f"unknown {what} {shown(name)}; known: {listed(known)}"
+        raise Invalid(problems=[SpecProblem(pointer=f"#/{what}", detail=detail, hint=nearest(name, known))])

@@ -1,0 +1,45 @@
+"""The history of a recipe over REST and in the terminal."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from service.cli import history
+from service.cli.client import app
+from service.client import Client
+from tests.api_stack import ADMIN, running_api, served_api
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_history_holds_a_point_for_every_ended_ablation(tmp_path: Path, kind: str) -> None:
+    with running_api(kind, tmp_path) as api:
+        node = api.register()
+        made = [api.submit(), api.submit()]
+        api.finish(node)
+        api.cancel(api.submit()["id"])
+        (series,) = api.get("/v1/history/hybrid-tiny").json()
+        assert [point["ablation"] for point in series["points"]] == [one["id"] for one in made]
+        assert [point["trials"] for point in series["points"]] == [6, 6]
+        assert series["since_anchor"] is None
+        assert api.get("/v1/history/hybrid-tiny?node_class=h200").json() == []
+        for wrong, where in (("hybrid-tin", "#/recipe"), ("hybrid-tiny?metric=speed", "#/metric")):
+            answer = api.get(f"/v1/history/{wrong}")
+            assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, where)
+
+
+def test_history_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        url = str(api.client.base_url)
+        monkeypatch.setattr(history, "Client", lambda: Client(url, ADMIN))
+        none = CliRunner().invoke(app, ["history", "hybrid-tiny"])
+        assert "no ended ablation of hybrid-tiny" in none.stdout
+        made = api.submit()
+        api.finish(api.register())
+        shown = CliRunner().invoke(app, ["history", "hybrid-tiny"])
+        assert shown.exit_code == 0, shown.output
+        assert made["id"] in shown.stdout
+        assert "8 are needed" in shown.stdout
+        told = json.loads(CliRunner().invoke(app, ["history", "hybrid-tiny", "--json"]).stdout)
+        assert told[0]["points"][0]["ablation"] == made["id"]

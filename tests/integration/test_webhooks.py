@@ -1,0 +1,175 @@
+"""Webhooks: signed as the standard says, sent by the outbox until somebody takes them."""
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import select, update
+
+from experiments.reporting.mlflow_sink import Sink
+from service.errors import ConfigurationError, WebhookRefused
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
+from service.reconciler import HOOK_AGE_S, Reconciler
+from service.settings import ServiceSettings
+from service.store.columns import db_now
+from service.store.tables import outbox
+from service.webhooks import Webhook, key_of, signed_headers, webhook_of
+from tests.api_stack import Api, nobody_url, running_api
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+class Receiver:
+    """Keeps what it is sent, and answers with the statuses that it is told, then with 204."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 204)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/ablations"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
+    with running_api(request.param, tmp_path) as running:
+        yield running
+
+
+def handlers(api: Api, url: str | None) -> OutboxHandlers:
+    webhook = None if url is None else Webhook(url=url, key=key_of(SECRET))
+    return OutboxHandlers(api.store, Sink(tracking_uri=nobody_url(), experiment="x"), webhook)
+
+
+def finished(api: Api) -> str:
+    made = api.submit()
+    api.finish(api.register())
+    return str(made["id"])
+
+
+def rows(api: Api) -> list[Any]:
+    with api.store.read() as connection:
+        return list(connection.execute(select(outbox).where(outbox.c.kind == OutboxKind.HOOK)))
+
+
+def test_signature_is_the_one_of_the_standard() -> None:
+    body = b'{"test": 2432232314}'
+    headers = signed_headers(key_of(SECRET), "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_end_of_an_ablation_is_told_once_it_is_taken(api: Api, receiver: Receiver) -> None:
+    ablation = finished(api)
+    receiver.statuses = [500]
+    own = handlers(api, receiver.url)
+    for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.HOOK):
+        assert own.run_due(kind)
+    (row,) = rows(api)
+    assert (row.tries, "answered 500" in row.last_error) == (1, True)
+    assert own.run_due(OutboxKind.HOOK) is False
+    with api.store.write() as connection:
+        connection.execute(update(outbox).values(due_at=db_now()))
+    assert own.run_due(OutboxKind.HOOK)
+    assert rows(api) == []
+    (first, body), (second, again) = receiver.got
+    assert body == again
+    assert first["webhook-id"] == second["webhook-id"] == f"msg_{ablation}"
+    told = json.loads(body)
+    assert (told["type"], told["data"]["ablation"], told["data"]["state"]) == ("ablation.over", ablation, "completed")
+    verdict = api.get(f"/v1/ablations/{ablation}/verdict").json()
+    assert told["data"]["verdict_digest"] == verdict["digest"]
+    words = {one["arm"]: {"word": one["verdict"], "decision": one["decision"]} for one in verdict["variants"]}
+    assert told["data"]["variants"] == words
+    signed = f"{second['webhook-id']}.{second['webhook-timestamp']}.".encode() + again
+    expected = hmac.new(base64.b64decode(SECRET[6:]), signed, hashlib.sha256).digest()
+    assert second["webhook-signature"] == f"v1,{base64.b64encode(expected).decode()}"
+    assert abs(time.time() - int(second["webhook-timestamp"])) < 60
+
+
+def test_cancelled_ablation_is_told_without_a_verdict(api: Api, receiver: Receiver) -> None:
+    made = api.submit()
+    api.cancel(made["id"])
+    own = handlers(api, receiver.url)
+    assert own.run_due(OutboxKind.REPORT)
+    assert own.run_due(OutboxKind.HOOK)
+    ((_, body),) = receiver.got
+    data = json.loads(body)["data"]
+    assert (data["state"], data["verdict_digest"], data["variants"]) == ("cancelled", None, {})
+
+
+def test_nothing_is_asked_for_without_an_address(api: Api) -> None:
+    finished(api)
+    own = handlers(api, None)
+    for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):
+        assert own.run_due(kind)
+    assert rows(api) == []
+
+
+def test_webhook_that_nobody_takes_for_a_day_is_given_up(api: Api) -> None:
+    finished(api)
+    own = handlers(api, nobody_url())
+    for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.HOOK):
+        assert own.run_due(kind)
+    (row,) = rows(api)
+    assert "ConnectError" in row.last_error
+    Reconciler(api.store, "memory://").tick()
+    assert len(rows(api)) == 1
+    with api.store.write() as connection:
+        connection.execute(update(outbox).values(created_at=db_now() - HOOK_AGE_S - 1))
+    Reconciler(api.store, "memory://").tick()
+    assert rows(api) == []
+
+
+def test_redirect_is_not_followed(receiver: Receiver) -> None:
+    receiver.statuses = [302]
+    with pytest.raises(WebhookRefused, match="answered 302"):
+        Webhook(url=receiver.url, key=key_of(SECRET)).send("msg_1", {})
+    assert len(receiver.got) == 1
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_!!!", "whsec_c2hvcnQ=", "secret", SECRET[6:]])
+def test_weak_or_wrong_secret_is_refused(secret: str) -> None:
+    with pytest.raises(ConfigurationError, match="base64 of at least 24 bytes"):
+        webhook_of(ServiceSettings(webhook_url="https://x.example/hook", webhook_secret=SecretStr(secret)))
+
+
+def test_settings_without_a_secret_or_with_another_scheme_are_refused() -> None:
+    assert webhook_of(ServiceSettings()) is None
+    with pytest.raises(ConfigurationError, match="webhooks are signed"):
+        webhook_of(ServiceSettings(webhook_url="https://x.example/hook"))
+    with pytest.raises(ConfigurationError, match="allowed: https"):
+        webhook_of(ServiceSettings(webhook_url="ftp://x.example", webhook_secret=SecretStr(SECRET)))
+    found = webhook_of(ServiceSettings(webhook_url="https://x.example/hook", webhook_secret=SecretStr(SECRET)))
+    assert found is not None
+    assert found.url == "https://x.example/hook"

@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+
+from experiments.analysis.history import MIN_POINTS, BaselineRun, find_changes, history_of, scatter
+from experiments.outcomes import Outcome
+from experiments.records.receipts import Receipt
+from tests.factories import make_plan, make_receipt
+
+PLAN = make_plan()
+SD = 0.005
+
+
+def run(number: int, speed: float, *, code: str = "sha256:code", **changes: object) -> BaselineRun:
+    receipts: list[Receipt] = []
+    for block in PLAN.blocks[:2]:
+        made = make_receipt(PLAN, block, "baseline", tokens_per_s=speed, **changes)
+        at = made.started_at.replace("2026-11-20", f"2026-{1 + number // 28:02d}-{1 + number % 28:02d}")
+        digests = made.digests.model_copy(update={"code": code})
+        receipts.append(made.model_copy(update={"started_at": at, "digests": digests}))
+    return BaselineRun(ablation=f"abl_{number:03d}", name=f"a{number}", receipts=tuple(receipts))
+
+
+@pytest.mark.parametrize("points", [8, 12, 20, 50, 100])
+def test_constant_level_is_rarely_split(points: int) -> None:
+    rng = np.random.default_rng(points)
+    tries = 600
+    false = sum(bool(find_changes(rng.normal(0, SD, points))) for _ in range(tries))
+    assert false / tries <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / tries)
+
+
+def test_changed_level_is_found_where_it_begins() -> None:
+    rng = np.random.default_rng(3)
+    found = 0
+    for _ in range(200):
+        logs = rng.normal(0, SD, 24)
+        logs[15:] -= 4 * SD
+        found += any(abs(index - 15) <= 1 for index in find_changes(logs))
+    assert found >= 190
+
+
+def test_scatter_is_that_of_points_and_not_of_levels() -> None:
+    rng = np.random.default_rng(4)
+    logs = rng.normal(0, SD, 400)
+    logs[200:] += 1.0
+    assert scatter(logs) == pytest.approx(SD, rel=0.15)
+
+
+def test_series_tells_level_code_and_anchor() -> None:
+    rng = np.random.default_rng(5)
+    runs = [
+        run(n, 5000 * np.exp(rng.normal(0, 0.002)) * (0.97 if n >= 12 else 1), code=f"sha256:{'b' if n >= 12 else 'a'}")
+        for n in range(20)
+    ]
+    (series,) = history_of("tokens_per_s", reversed(runs))
+    assert [point.ablation for point in series.points] == [one.ablation for one in runs]
+    assert [point.trials for point in series.points] == [2] * 20
+    (change,) = series.changes
+    assert (change.ablation, change.worse, change.code_changed) == ("abl_012", True, True)
+    assert change.change_pct == pytest.approx(-3, abs=0.4)
+    assert series.since_anchor is not None
+    assert series.since_anchor.worse is True
+    assert series.since_anchor.low_pct < -3 < series.since_anchor.high_pct
+
+
+def test_small_losses_add_up_against_the_anchor() -> None:
+    rng = np.random.default_rng(6)
+    runs = [run(n, 5000 * np.exp(rng.normal(0, 0.001) - 0.002 * n)) for n in range(16)]
+    (series,) = history_of("tokens_per_s", runs)
+    assert series.since_anchor is not None
+    assert series.since_anchor.worse is True
+    assert series.since_anchor.change_pct == pytest.approx(100 * np.expm1(-0.002 * 13), abs=0.4)
+    (seconds,) = history_of("step_s", runs)
+    assert seconds.since_anchor is not None
+    assert (seconds.since_anchor.worse, seconds.since_anchor.change_pct > 2) == (True, True)
+
+
+def test_few_points_say_nothing_and_equal_ones_no_change() -> None:
+    (few,) = history_of("tokens_per_s", [run(n, 5000) for n in range(MIN_POINTS - 1)])
+    assert (few.changes, few.since_anchor) == ((), None)
+    (equal,) = history_of("tokens_per_s", [run(n, 5000) for n in range(MIN_POINTS)])
+    assert equal.changes == ()
+    assert equal.since_anchor is not None
+    assert equal.since_anchor.worse is False
+
+
+def test_other_devices_and_what_did_not_measure_stand_apart() -> None:
+    here, there = run(0, 5000), run(1, 4000, environment={"device_serial": "other"})
+    oom = run(2, 5000, outcome=Outcome.OOM)
+    found = history_of("tokens_per_s", [here, there, oom])
+    assert sorted(len(series.points) for series in found) == [1, 1]
+    assert {series.device for series in found} == {"other", found[0].device, found[1].device}

@@ -1,0 +1,68 @@
+"""What only a TPU can prove. Without one every test here is skipped, "no TPU", and none counts as passed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.backends import NODE_CLASSES
+from workers.devices import memory_is_free
+from workers.tpu_probes import TpuProbe
+
+PROBE = TpuProbe()
+TPU = NODE_CLASSES["tpu-v6e"]
+pytestmark = [pytest.mark.tpu, pytest.mark.skipif(not PROBE.find().devices, reason="no TPU")]
+
+STEP = """
+from kernels import xla_device
+import torch
+
+held = torch.ones(1024, 1024, 256, device=xla_device.device())
+xla_device.step_boundary()
+print("held", float(held[0, 0, 0].cpu()), xla_device.peak_bytes(), flush=True)
+input()
+"""
+
+
+def _started(program: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, **TPU.environment, "PYTHONPATH": str(Path.cwd())}
+    return subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_chip_is_held_by_one_process_tells_its_peak_and_is_free_when_that_ends() -> None:
+    before = PROBE.memory_used()
+    process = _started(STEP)
+    assert process.stdout is not None
+    word, value, peak = process.stdout.readline().split()
+    assert (word, float(value)) == ("held", 1.0)
+    assert int(peak) >= 2**30
+    state = PROBE.state(0)
+    assert state is not None
+    assert state.processes == (process.pid,)
+    second = _started("from kernels import xla_device; xla_device.device()")
+    second.communicate()
+    assert second.returncode != 0
+    process.communicate("\n")
+    assert memory_is_free(PROBE, before) is None
+
+
+def test_the_module_that_a_chip_compiles_is_the_one_that_was_traced_without_it() -> None:
+    program = """
+from tests.xla.test_compile_step import config_of
+from kernels import xla_graph
+from model.traced_step import trace_step
+
+print(xla_graph.read_graph(trace_step(config_of()).module).digest)
+"""
+    said = []
+    for device in ("CPU", "TPU"):
+        environment = {**os.environ, "PJRT_DEVICE": device, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path.cwd())}
+        ended = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        said.append(ended.stdout.splitlines()[-1])
+    assert said[0] == said[1]

@@ -1,0 +1,198 @@
+"""The compile lane with the real torch_xla and libtpu: what is traced, what the compiler says, what it refuses."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
+
+from experiments.design.fields import config_to_json
+from experiments.outcomes import FailureClass
+from experiments.records.compilation_report import CompilationReport
+from kernels import xla_compiler, xla_graph
+from kernels.backends import NODE_CLASSES, Lane
+from kernels.scan import ScanSwitches
+from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
+from model.traced_step import trace_step
+from workers.compile_trial import compile_step
+from workers.paths import WorkPaths
+from workers.result import TrialOrder, TrialResult
+from workers.xla_compilation import ask_compiler, find_overflow
+
+COMPILE = NODE_CLASSES["tpu-v6e-compile"]
+pytestmark = pytest.mark.skipif(xla_compiler.refusal() is not None, reason=str(xla_compiler.refusal()))
+
+
+def config_of(pattern: str = "MA", **changes: Any) -> TrainConfig:
+    values: dict[str, Any] = {
+        "model": HybridConfig(
+            vocab_size=512,
+            d_model=64,
+            pattern=pattern,
+            mamba=MambaConfig(d_state=32, expand=2, headdim=32, mimo_rank=2),
+            attention=AttentionConfig(num_heads=2),
+            scan=ScanSwitches(lane=Lane.XLA, chunk_size=32),
+        ),
+        "data": DataConfig(seq_len=128),
+        "micro_batch": 2,
+        "dtype": "bfloat16",
+    }
+    return TrainConfig(**{**values, **changes})
+
+
+def compiled(folder: Path, config: TrainConfig, name: str = "trl_1") -> TrialResult:
+    """Run the whole trial in this process, but for what the worker does around it."""
+    order = TrialOrder(
+        trial_id=name,
+        config=config_to_json(config),
+        paths=WorkPaths(home=folder).trial("att_1", name),
+        data_dir=folder,
+        device_type=COMPILE.device_type,
+        environment=COMPILE.environment,
+        topology=COMPILE.topology,
+    )
+    assert order.topology is not None
+    return compile_step(order, order.topology)
+
+
+def report_of(result: TrialResult) -> CompilationReport:
+    assert result.compilation is not None
+    return result.compilation
+
+
+@pytest.mark.slow
+def test_a_step_is_compiled_for_a_chip_that_is_not_here_and_again_to_the_byte(tmp_path: Path) -> None:
+    results = [compiled(tmp_path, config_of(), f"trl_{number}") for number in range(2)]
+    first, again = (report_of(result) for result in results)
+    assert first.hbm is not None
+    traced = trace_step(config_of())
+    assert traced.input_bytes <= first.hbm.argument_bytes < 1.5 * traced.input_bytes  # small tensors are padded
+    state = 3 * 4 * traced.parameters
+    assert first.hbm.alias_bytes >= state  # parameters and both moments are overwritten in place
+    assert first.hbm.code_bytes > 0
+    assert (first.topology, first.device_kind, first.chips) == ("v6e:1x1", "TPU v6 lite", 1)
+    assert (first.custom_calls, first.kernels) == (0, {})
+    assert {"libtpu", "jax", "jaxlib", "torch_xla"} <= set(first.versions)
+    if (Path(sys.prefix) / xla_compiler.BESIDE).is_file():  # not the one that jax names when it is imported
+        assert xla_compiler.release(first.versions["libtpu"]) >= xla_compiler.OLDEST_WITH_COSTS
+        assert (first.compiler_flops or 0) > 0
+        assert (first.compiler_bytes or 0) > 0
+    assert results[0].compile_s > 0
+    same = {"trace_s"}
+    assert first.model_dump(exclude=same) == again.model_dump(exclude=same)
+
+
+@pytest.mark.slow
+def test_a_step_that_no_chip_holds_is_an_answer_with_its_bytes(tmp_path: Path) -> None:
+    wide = HybridConfig(vocab_size=262_144, d_model=8192, pattern="F", scan=ScanSwitches(lane=Lane.XLA))
+    config = config_of(model=wide, micro_batch=1, data=DataConfig(seq_len=8))  # 54 GB of parameters and moments
+    result = compiled(tmp_path, config)
+    overflow = report_of(result).overflow
+    assert overflow is not None
+    assert (result.failure_class, overflow.memory) == (FailureClass.OOM, "hbm")
+    assert overflow.needed_bytes > overflow.available_bytes > 30 * 2**30
+    assert report_of(result).hbm is None
+    assert result.message is not None
+    assert result.message.startswith("the step does not fit into the HBM of one TPU v6 lite: it needs ")
+
+
+def test_a_kernel_that_exceeds_the_chips_own_memory_is_told_from_hbm(tmp_path: Path) -> None:
+    import jax
+    from jax.experimental import pallas
+
+    def whole(x: Any, out: Any) -> None:
+        out[...] = x[...] * 2.0
+
+    shape = jax.ShapeDtypeStruct((8192, 4096), "float32")
+    double = jax.jit(pallas.pallas_call(whole, out_shape=shape))
+    lowered = double.trace(shape).lower(lowering_platforms=("tpu",))
+    module = tmp_path / "module.pb"
+    module.write_bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+    answer = ask_compiler(xla_compiler.Order(topology="v6e:1x1", module=str(module), donate=False))
+    overflow = find_overflow(answer["refusal"])
+    assert overflow is not None
+    assert (overflow.memory, overflow.needed_bytes > overflow.available_bytes) == ("vmem", True)
+
+
+@pytest.mark.parametrize("pattern", ["A", "AF", "FAAF"])
+def test_without_loops_the_graph_has_the_products_that_the_model_counts(pattern: str) -> None:
+    traced = trace_step(config_of(pattern))
+    assert xla_graph.read_graph(traced.module).matmul_flops == traced.flops_per_step
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_products_in_a_loop_of_jax_are_counted_with_every_trip(seed: int) -> None:
+    import jax
+
+    draw = random.Random(seed)  # noqa: S311
+    size, trips, inner = draw.randint(1, 64), draw.randint(2, 40), draw.randint(2, 10)
+
+    def nested(x: Any) -> Any:
+        once = jax.lax.fori_loop(0, trips, lambda _i, y: jax.lax.fori_loop(0, inner, lambda _j, z: z @ x, y), x)
+        return once @ x
+
+    lowered = jax.jit(nested).lower(jax.ShapeDtypeStruct((size, size), "float32"))
+    graph = xla_graph.read_graph(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+    assert graph.matmul_flops == 2 * size**3 * (trips * inner + 1)
+
+
+ALONE = """
+from tests.xla.test_compile_step import config_of
+from kernels import xla_device, xla_graph
+from model.traced_step import trace_step
+
+graph = xla_graph.read_graph(trace_step(config_of()).module)
+print(graph.digest, tuple(xla_device.compile_counts()))
+"""
+
+
+def test_tracing_computes_nothing_and_gives_every_process_the_same_module(tmp_path: Path) -> None:
+    environment = {**os.environ, **COMPILE.environment, "PYTHONPATH": str(Path.cwd())}
+    assert DEVICE.type == "xla"
+    said = []
+    for folder in (tmp_path, Path.cwd()):
+        ended = subprocess.run(
+            [sys.executable, "-c", ALONE], env=environment, cwd=folder, capture_output=True, text=True, check=True
+        )
+        said.append(ended.stdout.strip().splitlines()[-1])
+    assert said[0] == said[1]
+    assert " (0, 0, 0," in said[0]
+
+
+def test_the_rows_of_a_step_change_the_module() -> None:
+    graphs = [xla_graph.read_graph(trace_step(config_of(micro_batch=rows)).module) for rows in (1, 2, 4)]
+    assert len({graph.digest for graph in graphs}) == 3
+    flops = [graph.matmul_flops or 0 for graph in graphs]
+    assert flops[1] - flops[0] == (flops[2] - flops[1]) / 2
+
+
+SHARDED = """
+import sys
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+jax.config.update("jax_use_shardy_partitioner", False)
+mesh = Mesh(jax.devices()[:4], ("chips",))
+rows, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("chips",), ()))
+shape = jax.ShapeDtypeStruct((1024, 1024), "float32")
+step = jax.jit(lambda x, w: (x @ w) @ w.T, in_shardings=(rows, rows), out_shardings=whole)
+Path(sys.argv[1]).write_bytes(step.lower(shape, shape).compiler_ir("hlo").as_serialized_hlo_module_proto())
+"""
+
+
+def test_a_module_that_is_spread_over_four_chips_is_compiled_with_its_collectives(tmp_path: Path) -> None:
+    module = tmp_path / "module.pb"
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SHARDED, str(module)], env={**os.environ, **flags}, check=True)
+    order = xla_compiler.Order(topology="v6e:2x2", module=str(module), partitions=4, donate=False)
+    answer = ask_compiler(order)
+    assert (answer["chips"], answer["partitions"]) == (4, 4)
+    assert answer["memory"]["argument_bytes"] == 2 * 4 * 1024**2 // 4
+    assert answer["collectives"]["all-gather"] > 0

@@ -1,0 +1,188 @@
+"""Training on XLA with this machine's processors: as the reference lane, and compiled once whatever the rows hold."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
+
+from kernels import facts, xla_device
+from kernels.backends import Lane
+from kernels.errors import KernelUnsupported
+from kernels.scan import ScanFact, ScanSwitches
+from model import hybrid, optim
+from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
+from model.data import Dataset
+from model.facts import ModelFact
+from model.train import TrainResult, train
+from model.update import DeviceBatch, batch_loss, update
+from tests.corpora import small_config, small_dataset
+
+pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine
+ENVELOPE = 2e-3
+"""Nats, over 20 steps: both lanes compute the same in another order, and training amplifies the difference."""
+TINY = HybridConfig(
+    vocab_size=512,
+    d_model=32,
+    pattern="MFA",
+    mamba=MambaConfig(d_state=8, headdim=16, mimo_rank=2),
+    attention=AttentionConfig(num_heads=2),
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("xla")
+
+
+@pytest.fixture(scope="module")
+def dataset(home: Path) -> Dataset:
+    return small_dataset(home)
+
+
+def config_for(home: Path, **changes: Any) -> TrainConfig:
+    base = TrainConfig(
+        model=TINY,
+        data=small_config(home / "corpus"),
+        optim=OptimConfig(learning_rate=1e-2),
+        steps=StepsConfig(warmup=3, timed=16, val_rows=4),
+        micro_batch=4,
+        threads=1,
+        seed=11,
+    )
+    return replace(base, **changes)
+
+
+def on_xla(config: TrainConfig, **switches: Any) -> TrainConfig:
+    return replace(config, model=replace(config.model, scan=ScanSwitches(lane=Lane.XLA, **switches)))
+
+
+def run(config: TrainConfig, dataset: Dataset, device: torch.device) -> TrainResult:
+    return train(config, dataset=dataset, on_step=lambda _: None, device=device)
+
+
+def test_losses_are_those_of_the_reference_lane_and_steps_compile_once(home: Path, dataset: Dataset) -> None:
+    config = config_for(home)
+    reference = run(config, dataset, torch.device("cpu"))
+    result = run(on_xla(config), dataset, DEVICE)
+    for ours, theirs in zip(result.steps, reference.steps, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, abs=ENVELOPE), ours.index
+    assert result.loss_val == pytest.approx(reference.loss_val, abs=ENVELOPE)
+    assert [step.compilations for step in result.steps] == [1] + [0] * 19
+    assert result.facts[ScanFact.LANE] == "xla"
+    assert result.facts[ModelFact.DEVICE] == "xla"
+    assert result.facts[ModelFact.ATTENTION] == "sdpa"
+    assert 0 < result.peak_allocated_bytes == result.peak_reserved_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "switches", "tolerance"),
+    [
+        ({"loss": "chunked", "loss_chunk_tokens": 48}, {"schedule": "sequential", "remat": True}, 1e-3),
+        ({"dtype": "bfloat16"}, {"psiv_cache": True, "chunk_size": 32}, 5e-2),
+    ],
+    ids=["chunked_sequential_remat", "bfloat16_cached"],
+)
+def test_gates_run_and_keep_the_first_loss(
+    home: Path, dataset: Dataset, changes: dict[str, Any], switches: dict[str, Any], tolerance: float
+) -> None:
+    short = config_for(home, steps=StepsConfig(warmup=1, timed=2, val_rows=0), **changes)
+    reference = run(short, dataset, torch.device("cpu"))
+    result = run(on_xla(short, **switches), dataset, DEVICE)
+    assert result.steps[0].loss == pytest.approx(reference.steps[0].loss, abs=tolerance)
+    assert result.steps[-1].compilations == 0
+    assert result.facts[ModelFact.LOSS] == short.loss
+    assert result.facts[ModelFact.HIDDEN_DTYPE] == short.dtype
+    assert result.facts[ScanFact.SCHEDULE] == switches.get("schedule", "chunk_parallel")
+    assert result.facts[ScanFact.REMAT] is switches.get("remat", False)
+
+
+def outputs_and_gradients(config: TrainConfig, device: torch.device) -> tuple[dict[str, Tensor], facts.Facts]:
+    """Return the hidden states and every parameter's gradient on the host, and the facts."""
+    generator = torch.Generator().manual_seed(1)
+    tokens_BS, ids_BS = torch.randint(0, 512, (2, 40), generator=generator), (torch.arange(40) // 13).repeat(2, 1)
+    weight_BSD = torch.randn(2, 40, config.model.d_model, generator=generator)
+    model = hybrid.build(config).to(device)
+    with facts.collect() as seen:
+        hidden_BSD = model(tokens_BS.to(device), ids_BS.to(device))
+    (hidden_BSD * weight_BSD.to(device)).sum().backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    if device.type == "xla":
+        xla_device.step_boundary()
+    return {name: tensor.detach().cpu() for name, tensor in {**found, "hidden": hidden_BSD}.items()}, seen
+
+
+def test_layers_in_loops_compute_what_the_reference_does(home: Path) -> None:
+    config = config_for(home, model=replace(TINY, pattern="MMMFFA"))
+    expected, _ = outputs_and_gradients(config, torch.device("cpu"))
+    looped = on_xla(replace(config, model=replace(config.model, scan_layers=True)))
+    actual, seen = outputs_and_gradients(looped, DEVICE)
+    assert seen[ModelFact.LAYERS_IN_LOOPS] == 5
+    assert set(actual) == set(expected)
+    for name, value in actual.items():
+        assert float((value - expected[name]).abs().max() / expected[name].abs().max()) < 1e-3, name
+
+
+@pytest.mark.parametrize(("pattern", "blocks"), [("MFA", 0), ("MFMF", 0), ("MMA", 2)])
+def test_patterns_without_equal_neighbours_say_that_no_layer_ran_in_a_loop(
+    home: Path, pattern: str, blocks: int
+) -> None:
+    model = replace(TINY, pattern=pattern, scan_layers=True)
+    config = on_xla(config_for(home, model=model))
+    tokens_BS = torch.ones(1, 16, dtype=torch.int64).to(DEVICE)
+    with facts.collect() as seen, torch.no_grad():
+        hybrid.build(config).to(DEVICE)(tokens_BS, tokens_BS)
+    xla_device.forget_pending()
+    assert seen[ModelFact.LAYERS_IN_LOOPS] == blocks
+
+
+def test_what_a_loop_over_layers_cannot_do_is_refused(home: Path) -> None:
+    looped = config_for(home, model=replace(TINY, pattern="MM", scan_layers=True))
+    tokens_BS = torch.ones(1, 16, dtype=torch.int64)
+    with pytest.raises(KernelUnsupported, match="scan_layers with remat"):
+        hybrid.build(on_xla(looped, remat=True))
+    with pytest.raises(KernelUnsupported, match="scan_layers runs on XLA devices; the model is on cpu"):
+        hybrid.build(looped)(tokens_BS, tokens_BS)
+    with pytest.raises(KernelUnsupported, match="not schedule 'sequential'"):
+        hybrid.build(on_xla(looped, schedule="sequential")).to(DEVICE)(tokens_BS.to(DEVICE), tokens_BS.to(DEVICE))
+    xla_device.forget_pending()
+
+
+class Steps:
+    """Training steps by hand, with documents told as tensors or as numbers."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._model = hybrid.build(config).to(DEVICE)
+        self._optimizer = optim.adamw(self._model.named_parameters(), config.optim)
+        self._parameters = list(self._model.parameters())
+        xla_device.step_boundary()
+
+    def run(self, segment_ids_BS: Tensor) -> tuple[int, str]:
+        """Run a step; return how often it compiled, and the hash of its graph."""
+        before = xla_device.compile_counts().compile
+        tokens_BS = torch.ones(4, 64, dtype=torch.int64).to(DEVICE)
+        batch = DeviceBatch(tokens_BS, tokens_BS, segment_ids_BS, torch.ones(4, 64, dtype=torch.bool).to(DEVICE))
+        loss_now = batch_loss(self._model, self._model.lm_head.weight, batch, self._config)
+        told = update(loss_now, self._parameters, self._optimizer, self._config)
+        digest = xla_device.graph_hash([told, *self._parameters])
+        xla_device.step_boundary()
+        return xla_device.compile_counts().compile - before, digest
+
+
+def test_documents_as_tensors_are_one_graph_and_as_numbers_one_each(home: Path) -> None:
+    steps = Steps(on_xla(config_for(home, model=replace(TINY, pattern="M"))))
+    told = [steps.run((torch.arange(64).repeat(4, 1) * count // 64).to(DEVICE)) for count in (1, 3, 7, 64)]
+    assert [compiled for compiled, _ in told] == [1, 0, 0, 0]
+    assert len({digest for _, digest in told}) == 1
+    numbers = []
+    for cut in (9, 50):
+        ids_BS = torch.zeros(4, 64, dtype=torch.int64, device=DEVICE)
+        ids_BS[:, cut:] = 1
+        numbers.append(steps.run(ids_BS))
+    assert [compiled for compiled, _ in numbers] == [1, 1]
+    assert len({digest for _, digest in numbers}) == 2

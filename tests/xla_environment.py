@@ -1,0 +1,19 @@
+"""What tests of lane xla need before torch_xla is imported: import this first; it skips the module without the lane.
+
+XLA runs on this machine's processors unless whoever starts the tests names a TPU, and compiles without optimising the
+machine code, which is most of the time of a small test. The device is made here, because autograd counts the devices
+of the process at its first backward pass.
+"""
+
+import os
+
+import pytest
+
+pytest.importorskip("torch_xla", reason="lane xla needs its own environment: make tpu, then make test-tpu")
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+from kernels import xla_device
+
+DEVICE = xla_device.device()
