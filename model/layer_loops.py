@@ -25,8 +25,8 @@ class LayerLoops:
     def __init__(self, blocks: nn.ModuleList, config: HybridConfig) -> None:
         if config.scan.remat:
             raise KernelUnsupported(
-                "scan_layers with remat: a loop over layers that makes values again gave wrong gradients in our tests with "
-                "torch_xla 2.9, for a reason not found yet; allowed: one of the two"
+                "scan_layers with remat: a loop over layers that makes values again gave wrong gradients in our tests "
+                "with torch_xla 2.9, for a reason not found yet; allowed: one of the two"
             )
         self._runs = [_Run(list(blocks)[at], letter, config) for letter, at in _runs(config.pattern)]
 
