@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kernels import facts, xla_device
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.xla.partition import Partition
+from kernels.xla_partition import Partition
 from model.config import HybridConfig
 from model.facts import ModelFact
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from experiments.analysis.history import HistorySeries
 from experiments.analysis.verdicts import Verdict
-from experiments.design.gates import GatePublic
+from experiments.design.gate import GatePublic
 from experiments.records.receipts import Receipt
 from service.lifecycle import EventKind
 from service.schemas import (

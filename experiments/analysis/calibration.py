@@ -62,8 +62,12 @@ def estimator_digest(config: Mapping[str, Any]) -> str:
     return digest({"estimator": ESTIMATOR, "steps": steps})
 
 
+_ALSO_SHAPE = {"micro_batch"}
+"""Gates whose value is a size: it is part of the shape, because the noise of a step depends on how long it takes."""
+
+
 def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    gates = {gate.path for gate in GATES.values()}
+    gates = {gate.path for gate in GATES.values()} - _ALSO_SHAPE
     return {
         name: _without_gates(value, f"{where}{name}.") if isinstance(value, Mapping) else value
         for name, value in config.items()

@@ -14,7 +14,8 @@ from experiments.analysis.guards import (
 )
 from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
-from experiments.design.gates import GATES, Claim
+from experiments.design.gate import Claim
+from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.plan import BlockPlan, Plan
 from experiments.errors import ReceiptError

@@ -89,7 +89,7 @@ def order_problems(receipts: Sequence[Receipt]) -> Iterator[str]:
     """
     in_order = sorted(receipts, key=lambda receipt: receipt.ids.position)
     for earlier, later in pairwise(in_order):
-        if later.ids.position != earlier.ids.position + 1:
+        if later.ids.position - earlier.ids.position != 1:
             continue
         pause = (_start(later) - _start(earlier)).total_seconds() - earlier.wall_s
         if pause < -MAX_BACKWARD_S:

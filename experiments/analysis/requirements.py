@@ -9,7 +9,7 @@ from scipy import special
 from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.verdicts import RequirementResult
 from experiments.block_numbers import block_name
-from experiments.design.gates import Claim
+from experiments.design.gate import Claim
 from experiments.design.metrics import METRICS, Metric
 from experiments.design.spec import Requirement
 from experiments.records.receipts import Receipt, read_metric

@@ -6,7 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from experiments.design.fields import config_to_json, replace_fields
-from experiments.design.gates import GATES, Gate, GateValue, show
+from experiments.design.gate import Gate, GateValue, show
+from experiments.design.gates import GATES
 from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
 from experiments.design.spec import AblationSpec

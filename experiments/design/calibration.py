@@ -5,7 +5,8 @@ from typing import Any
 import yaml
 
 from experiments.design.arms import resolve
-from experiments.design.gates import GATES, GateValue
+from experiments.design.gate import GateValue
+from experiments.design.gates import GATES
 from experiments.design.load import parse_spec
 from experiments.design.recipes import RECIPES
 from experiments.design.spec import AblationSpec

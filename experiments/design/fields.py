@@ -41,8 +41,10 @@ def config_to_json(config: TrainConfig) -> dict[str, Any]:
     return asdict(config)
 
 
-def read_config(config: Mapping[str, Any]) -> TrainConfig:
+def read_config(config: Mapping[str, Any], *, may_be_older: bool = False) -> TrainConfig:
     """Build the typed configuration from its JSON.
+
+    With `may_be_older` a field that the JSON lacks is one that came after it: its default is what happened then.
 
     Raises:
         ConfigError: a value is illegal, or the JSON has other fields than TrainConfig.
@@ -53,21 +55,21 @@ def read_config(config: Mapping[str, Any]) -> TrainConfig:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(".".join(str(part) for part in first["loc"]) or "config", first["msg"]) from error
-    strange = sorted(_difference(_CONFIG.dump_python(typed, mode="json"), config))
+    strange = sorted(_difference(_CONFIG.dump_python(typed, mode="json"), config, newer_too=may_be_older))
     if strange:
         raise ConfigError(strange[0], "is missing, unknown to this code, or changed its value when read")
     return typed
 
 
-def _difference(one: Any, other: Any, where: str = "") -> set[str]:
-    """Return the dotted paths at which two JSON values differ."""
+def _difference(one: Any, other: Any, where: str = "", *, newer_too: bool = False) -> set[str]:
+    """Return the dotted paths at which two JSON values differ; with `newer_too` `one` may have fields more."""
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
         return set() if one == other else {where or "config"}
     found: set[str] = set()
     for key in {*one, *other}:
         path = f"{where}.{key}" if where else str(key)
-        if key not in one or key not in other:
+        if key in one and key in other:
+            found |= _difference(one[key], other[key], path, newer_too=newer_too)
+        elif key in other or not newer_too:
             found.add(path)
-        else:
-            found |= _difference(one[key], other[key], path)
     return found

@@ -11,7 +11,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from experiments.design.gates import GATES, GateValue, show
+from experiments.design.gate import GateValue, show
+from experiments.design.gates import GATES
 from experiments.design.problems import listed, nearest, shown
 from experiments.design.recipes import OVERRIDES, Override
 

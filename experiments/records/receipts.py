@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from experiments import documents
-from experiments.design.gates import GATES, Gate, show
+from experiments.design.gate import Gate, show
+from experiments.design.gates import GATES
 from experiments.design.metrics import Metric
 from experiments.documents import Frozen, Told, first_problem
 from experiments.errors import ReceiptError

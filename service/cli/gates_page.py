@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from experiments.design.gates import GatePublic, GateValue, show
+from experiments.design.gate import GatePublic, GateValue, show
 
 _HEAD = """\
 # Gates

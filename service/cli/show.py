@@ -11,7 +11,7 @@ from rich.text import Text
 from experiments.analysis.published import PublishedTable, PublishedVerdict
 from experiments.analysis.verdicts import Verdict
 from experiments.block_numbers import block_number, place_number
-from experiments.design.gates import GatePublic, show
+from experiments.design.gate import GatePublic, show
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Tone

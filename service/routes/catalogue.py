@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
 
-from experiments.design.gates import GatePublic, catalogue
+from experiments.design.gate import GatePublic
+from experiments.design.gates import catalogue
 from experiments.design.problems import listed, nearest, shown
 from experiments.design.spec import ablation_json_schema
 from experiments.errors import SpecProblem

@@ -118,9 +118,7 @@ def test_an_ablation_lives_through_a_restart_of_every_part(environment):
 
 def test_the_api_scales(environment):
     if stack.ENGINE != "docker":
-        pytest.skip(
-            "scaling was not tried with podman-compose"
-        )
+        pytest.skip("scaling was not tried with podman-compose")
     stack.compose("up", "-d", "--no-build", "--scale", "api=2", "api")
     for _ in range(50):
         assert httpx.get(f"{environment['ABLATE_URL']}/healthz", timeout=5).text == "ok"

@@ -146,8 +146,9 @@ def config_json(folder: Path, **changes: Any) -> dict[str, Any]:
 def block(
     configs: list[dict[str, Any]], *, attempt: str, timeout_s: float = 60.0, lease_s: float = 60.0
 ) -> ClaimedBlock:
-    """A claimed block with one arm for each configuration, all gates at their defaults."""
-    requested = {name: gate.default for name, gate in gates.GATES.items()}
+    """A claimed block with one arm for each configuration, all gates at their defaults but the number of rows."""
+    defaults = {name: gate.default for name, gate in gates.GATES.items()}
+    requested = {**defaults, "micro_batch": configs[0]["micro_batch"]}
     trials = tuple(
         ClaimedTrial(
             trial_id=f"trl_{attempt}_{position}",

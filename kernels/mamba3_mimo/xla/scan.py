@@ -19,9 +19,9 @@ from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, step_state
-from kernels.mamba3_mimo.xla.partition import Partition, differentiable
 from kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, split, timeline
 from kernels.scan import ScanFact, ScanSwitches
+from kernels.xla_partition import Partition, differentiable
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Run: TypeAlias = Callable[[ScanInputs, Tensors], tuple[Tensor, Tensor]]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.design.gates import GATES, Gate, GateValue, show
+from experiments.design.gate import Gate, GateValue, show
+from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.scan import ScanFact, ScanSwitches

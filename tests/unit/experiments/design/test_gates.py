@@ -5,7 +5,8 @@ import pytest
 
 from experiments.design.arms import _typed
 from experiments.design.fields import config_to_json
-from experiments.design.gates import GATES, Claim, Gate, GateValue, catalogue, show
+from experiments.design.gate import Claim, Gate, GateValue, show
+from experiments.design.gates import GATES, catalogue
 from experiments.design.recipes import RECIPES
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.scan import ScanFact, ScanSwitches
