@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
-from tests.api_stack import Api, served_api
+from tests.api_stack import SIGNER, Api, served_api
 from tests.golden.freeze_openapi import GOLDEN
 
 CASES = 20
@@ -47,6 +47,8 @@ def _real_ids(api: Api) -> dict[str, list[str]]:
         "trial_id": [block["trials"][0]["trial_id"], held["trials"][0]["trial_id"]],
         "attempt_id": [block["attempt_id"], held["attempt_id"]],
         "name": ["node-a"],
+        "key": [SIGNER.key],
+        "recipe": ["hybrid-tiny"],
     }
 
 
