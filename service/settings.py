@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from experiments.runtime.container_secrets import secrets_folder
 from service.errors import ConfigurationError
 
 PLACEHOLDERS = frozenset(
@@ -22,9 +23,6 @@ PLACEHOLDERS = frozenset(
 """Values that people leave in a template; the service refuses to start with one."""
 
 MIN_SECRET_CHARS = 16
-
-SECRETS = Path("/run/secrets")
-"""Where container engines put secrets: a file `ablate_admin_token` there is as good as ABLATE_ADMIN_TOKEN."""
 
 
 def _absolute(path: Path) -> Path:
@@ -37,9 +35,7 @@ HomePath = Annotated[Path, AfterValidator(_absolute)]
 class ServiceSettings(BaseSettings):
     """Settings of the API and of the background process."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=SECRETS if SECRETS.is_dir() else None
-    )
+    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=secrets_folder())
 
     home: HomePath = Path(".ablate")
     """Folder of everything that an embedded stack keeps."""

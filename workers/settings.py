@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from experiments.runtime.container_secrets import secrets_folder
 from kernels.backends import NODE_CLASSES
 from workers.errors import SettingsError
 
@@ -15,16 +16,11 @@ PLACEHOLDERS = frozenset(
 )
 """Values that people leave in example files; none of them is accepted as a token."""
 
-SECRETS = Path("/run/secrets")
-"""Where container engines put secrets: a file `ablate_worker_token` there is as good as ABLATE_WORKER_TOKEN."""
-
 
 class Settings(BaseSettings):
     """Everything a worker can be told from outside."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=SECRETS if SECRETS.is_dir() else None
-    )
+    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=secrets_folder())
 
     home: Path = Path(".ablate")
     """State folder; trials write below its `work`."""

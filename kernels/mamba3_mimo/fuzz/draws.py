@@ -91,8 +91,10 @@ def _switches(rnd: Random, chunk: int) -> dict[str, Any]:
 
 
 def _length(rnd: Random, units: tuple[int, ...], most: int) -> int:
-    """Draw S: a few tokens, or at an edge of a chunk, super-chunk, block or vector, or anywhere."""
+    """Draw S: a few tokens, or at an edge of a chunk, super-chunk, block or vector, or anywhere, or the most."""
     kind = rnd.random()
+    if kind > 0.97:
+        return most
     if kind < 0.2:
         return min(rnd.randint(1, 20), most)
     if kind < 0.4:
