@@ -8,7 +8,7 @@ Each takes q, k, v [B,H,S,E] and document numbers [B,S] that only grow along a r
 without a TPU they can be traced and compiled, not run; `interpret` runs splash and pallas_softcap on a CPU, for tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -175,3 +175,25 @@ def _method(kernel: _Splash, name: str) -> Callable[..., Any]:
 
 KERNELS: dict[str, Callable[..., Tensor]] = {"flash": flash, "splash": splash, "pallas_softcap": pallas_softcap}
 """Every kernel by its name."""
+
+CALLED: dict[str, tuple[str, ...]] = {
+    "flash": ("_flash_attention_kernel", "_flash_attention_dkv_kernel", "_flash_attention_dq_kernel"),
+    "splash": ("splash_mha_fwd_residuals", "splash_mha_dkv_dq"),
+    "pallas_softcap": ("softcap_attention", "splash_mha_fwd_residuals", "splash_mha_dkv_dq"),
+}
+"""The kernels that one layer's forward and backward pass call once each, by the names in their Mosaic modules."""
+
+
+def calls_problem(attention: str, calls: Mapping[str, int], *, layers: int) -> str | None:
+    """Return how the `calls` of a training step's graph differ from those of `layers` layers of `attention`.
+
+    None where they are the same; an attention that is no kernel calls none.
+    """
+    expected = dict.fromkeys(CALLED.get(attention, ()), layers)
+    if calls == expected:
+        return None
+    return f"not in the graph: {layers} layers of it call {_counted(expected)}, the graph {_counted(calls)}"
+
+
+def _counted(calls: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(calls.items())) or "no kernel"

@@ -155,9 +155,15 @@ def forget_pending() -> None:
 
 
 def placeholder(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor without memory, for graphs that are compiled and never run."""
+    """Return a tensor without memory, for graphs that are compiled and never run.
+
+    Where several devices share a step it holds zeros: what has no memory cannot be laid out on them.
+    """
+    from torch_xla import runtime
     from torch_xla.core import xla_builder
 
+    if runtime.is_spmd():
+        return torch.zeros(tuple(shape), dtype=dtype).to(device())
     device()
     made: Tensor = xla_builder.create_placeholder_tensor(tuple(shape), dtype)
     return made

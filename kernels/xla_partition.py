@@ -31,6 +31,8 @@ class Partition:
     """Place of psi."""
     psiv_cache: bool = False
     remat: bool
+    handed_bytes: int = field(default=0, init=False)
+    """Bytes of everything that the backward graph takes, gradients included."""
     psiv_saved_bytes: int = field(default=0, init=False)
     """Bytes of PsiV that the forward graph hands to the backward graph."""
     psiv_recomputed: int = field(default=0, init=False)
@@ -77,8 +79,9 @@ class Partition:
         again = set(_computed(forward)) & set(_computed(backward)) & set(kinds)
         self.psiv_recomputed = sum(kinds[name] for name in again)
         self.recomputed = len(again) - self.psiv_recomputed
-        handed = [node for node in backward.graph.nodes if node.op == "placeholder" and kinds.get(node.name)]
-        self.psiv_saved_bytes = sum(_nbytes(node.meta["val"]) for node in handed)
+        sizes = {node.name: _nbytes(node.meta["val"]) for node in backward.graph.nodes if node.op == "placeholder"}
+        self.handed_bytes = sum(sizes.values())
+        self.psiv_saved_bytes = sum(size for name, size in sizes.items() if kinds.get(name))
 
 
 def differentiable(function: Callable[..., Any], partition: Partition) -> Callable[..., Any]:
