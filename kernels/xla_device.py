@@ -24,7 +24,6 @@ from kernels.xla_compiler import libtpu_refusal
 DISTRIBUTIONS = ("torch", "torch_xla", "jax", "jaxlib", "torchax", "libtpu")
 PINNED = {"torch": "2.9.", "torch_xla": "2.9.", "jax": "0.7.1", "jaxlib": "0.7.1", "torchax": "0.0.13"}
 """Begin of the version that the lane was written for."""
-TPU_CALL = "tpu_custom_call"
 COMPILER = "torch_xla"
 """Module whose import means that XLA may compile in this process."""
 

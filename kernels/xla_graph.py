@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+TPU_CALL = "tpu_custom_call"
+"""Target of every call of a Pallas kernel."""
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*\) -> .* )?\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
@@ -83,6 +85,11 @@ def count_custom_calls(text: str, names: Mapping[str, str]) -> dict[str, int]:
 def count_collectives(text: str) -> dict[str, int]:
     """Count the collectives of a compiled program by kind; an asynchronous pair (start, done) counts once."""
     return {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in COLLECTIVES}
+
+
+def count_kernel_calls(text: str) -> int:
+    """Count the calls of Pallas kernels in a compiled program, whose kernels have lost their names."""
+    return sum(target == TPU_CALL for target in _TARGET.findall(text))
 
 
 def matmul_flops(text: str) -> int | None:

@@ -58,6 +58,7 @@ def _report(answer: Answer, traced: "TracedStep") -> CompilationReport:
         hbm=None if memory is None else _plan(memory),
         overflow=overflow,
         collectives=answer.get("collectives"),
+        compiled_calls=answer.get("compiled_calls"),
         compiler_flops=cost.get("flops"),
         compiler_bytes=cost.get("bytes_accessed"),
         trace_s=traced.seconds,
