@@ -5,7 +5,8 @@ Run as a program, one process for each compilation, because libtpu ends the proc
     python -m kernels.xla_compiler ORDER.json ANSWER.json
 
 The answer is one JSON object, written again whenever more of it is known: `versions`, `device_kind`, `graph`, then
-`memory`, `collectives`, `compiled_calls` and `cost`, or `refusal` where the compiler raised an error, or `unusable` where it cannot work.
+`memory`, `collectives`, `compiled_calls` and `cost`, or `refusal` where the compiler raised an error, or `unusable`
+where it cannot work.
 jax is imported inside functions: the caller reads the answer without it.
 """
 
@@ -247,7 +248,7 @@ def _memory(executable: Any) -> Mapping[str, int]:
 
 
 def _program(executable: Any) -> Mapping[str, Any]:
-    """Count collectives and kernels of the compiled program; nothing where this pair of jax and libtpu cannot print it."""
+    """Count collectives and kernels of the compiled program; nothing where jax cannot print what libtpu made."""
     try:
         text = "\n".join(part.to_string() for part in executable.hlo_modules())
     except RuntimeError:

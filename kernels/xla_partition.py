@@ -44,6 +44,7 @@ class Partition:
         """Return the forward and the backward graph of `joint`."""
         from functorch.compile import min_cut_rematerialization_partition
 
+        _negate_truth_values(joint)
         psiv = self._psiv(joint)
         kinds = {node.name: node in psiv for node in joint.graph.nodes if node.op == "call_function"}
         for node in joint.graph.nodes:
@@ -111,6 +112,16 @@ def _after_barrier(graph: fx.GraphModule) -> Callable[..., Any]:
         return graph(*xla_device.barrier(tensors))
 
     return run
+
+
+def _negate_truth_values(joint: fx.GraphModule) -> None:
+    """Write ~ of truth values as logical_not.
+
+    torch_xla 2.9 computes ~ of one that enters a loop on its byte: ~1 becomes -2, and counts as true.
+    """
+    for node in joint.graph.nodes:
+        if node.target is torch.ops.aten.bitwise_not.default and node.meta["val"].dtype is torch.bool:
+            node.target = torch.ops.aten.logical_not.default
 
 
 def _inputs_in_order(forward: fx.GraphModule, backward: fx.GraphModule) -> None:

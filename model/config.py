@@ -277,7 +277,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _between("micro_batch", self.micro_batch, 1, 4096)
         if self.micro_batch % self.mesh.devices:
-            detail = f"is {self.micro_batch}; every one of the {self.mesh.devices} devices takes as many rows as the others"
+            detail = (
+                f"is {self.micro_batch}; every one of the {self.mesh.devices} devices takes as many rows as the others"
+            )
             raise ConfigError("micro_batch", detail)
         _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
         _between("threads", self.threads, 0, 1024)

@@ -1,4 +1,4 @@
-"""How the tensors of one training step lie on the devices of a mesh (lane xla): said once, the partitioner does the rest.
+"""How the tensors of one training step lie on the devices of a mesh (lane xla); the partitioner does the rest.
 
 Every device takes an equal share of a batch's rows, and of the residual stream between blocks. With `fsdp` weight
 matrices and their two moments are divided along their longest axis that the number of devices divides, and gathered
@@ -63,13 +63,15 @@ class Mesh:
 def _check(config: TrainConfig) -> None:
     devices, model = config.mesh.devices, config.model
     if model.scan_layers:
-        raise KernelUnsupported(f"scan_layers with {devices} devices: inside a loop nothing can be laid out; allowed: 1")
+        raise KernelUnsupported(
+            f"scan_layers with {devices} devices: inside a loop nothing can be laid out; allowed: 1"
+        )
     if "M" in model.pattern and model.scan.schedule != "chunk_parallel":
         raise KernelUnsupported(f"schedule '{model.scan.schedule}' runs on one device, not on {devices}")
     if "A" in model.pattern and model.attention.backend not in DIVISIBLE_ATTENTION:
         name, able = model.attention.backend, ", ".join(DIVISIBLE_ATTENTION)
         raise KernelUnsupported(
-            f"attention '{name}' is a kernel, which the partitioner cannot divide over {devices} devices; allowed: {able}"
+            f"attention '{name}' is a kernel, which cannot be divided over {devices} devices; allowed: {able}"
         )
 
 

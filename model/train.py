@@ -39,8 +39,8 @@ from model.data import Dataset
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
 from model.host_load import HostLoad
-from model.mesh import Mesh
 from model.measurement import PeakMeter, read_clock_mhz
+from model.mesh import Mesh
 from model.packing import Batch
 from model.update import DeviceBatch, batch_loss, update
 

@@ -4,7 +4,7 @@ Imports torch only inside functions, as `workers.trial` does.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.design.fields import read_config
 from experiments.outcomes import FailureClass

@@ -124,7 +124,7 @@ _ENTRIES = (
         path="model.scan_layers",
         claim=Claim.RE_ASSOCIATES,
         lanes={True: (Lane.XLA,)},
-        requires={"schedule": "chunk_parallel", "psiv_cache": False, "remat": False},
+        requires={"schedule": "chunk_parallel", "psiv_cache": False},
         unused_with=NOT_XLA,
         attest=_in_loops,
         attested_by=f"fact {ModelFact.LAYERS_IN_LOOPS}",
@@ -208,8 +208,8 @@ _ENTRIES = (
         },
         tpu_kernels=("flash", "splash", "pallas_softcap"),
         block="A",
-        proof="the implementation that runs, or is traced, says it; lane xla: the lowered step calls its kernels, by name "
-        "and once for each layer and pass, or none",
+        proof="the implementation that runs, or is traced, says it; lane xla: the kernels that the lowered step calls, "
+        "by name, for each layer and pass",
         blind_to="which GPU kernel torch chooses inside sdpa, and whether flex was compiled",
         **_told_by(ModelFact.ATTENTION),
     ),
@@ -240,7 +240,7 @@ _ENTRIES = (
     ),
     Gate(
         name="sharding",
-        question="Does dividing parameters and optimiser state over the devices save the memory that it costs in traffic?",
+        question="Does dividing parameters and optimiser state over the devices lower the memory of each?",
         values=get_args(Sharding),
         path="mesh.sharding",
         claim=Claim.RE_ASSOCIATES,

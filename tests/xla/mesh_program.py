@@ -1,6 +1,6 @@
 """Train or trace a small hybrid over several virtual devices, and tell it as one JSON line: run by test_mesh_xla.py.
 
-    python -m tests.xla.mesh_program '{"home": "/tmp/x", "devices": 4}'
+python -m tests.xla.mesh_program '{"home": "/tmp/x", "devices": 4}'
 """
 
 import json

@@ -65,7 +65,7 @@ def test_matrices_that_are_whole_although_they_should_be_divided_are_found(home:
     [
         ({"pattern": "MM", "scan_layers": True}, "scan_layers with 4 devices"),
         ({"schedule": "sequential"}, "schedule 'sequential' runs on one device, not on 4"),
-        ({"attention": "flash"}, "attention 'flash' is a kernel, which the partitioner cannot divide over 4 devices"),
+        ({"attention": "flash"}, "attention 'flash' is a kernel, which cannot be divided over 4 devices"),
         ({"d_model": 34, "num_heads": 1, "headdim": 17, "vocab_size": 511}, "4 devices divide neither axis"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -1,7 +1,7 @@
-"""Gates of lane xla that were asked for and are not live: a lie is planted in what is traced, and the readings find it.
+"""Gates of lane xla that were asked for and are not live: a lie is planted in what is traced, the readings find it.
 
-The lies of single operations leave what the code says of itself untouched: only the lowered step shows them. Those about
-several devices are in test_mesh_xla.py, because they need a process of their own.
+Most leave what the code says of itself untouched: only the lowered step shows them. Those about several devices are in
+test_mesh_xla.py, because they need a process of their own.
 """
 
 from collections.abc import Callable, Iterator

@@ -8,7 +8,8 @@ def module(lines: list[str]) -> str:
 
 
 def instruction(number: int, opcode: str, source: int, *, tail: str = "") -> str:
-    return f'%{opcode}.{number} = f32[4,64]{{1,0}} {opcode}(f32[4,64]{{1,0}} %x.{source}){tail}, metadata={{op_name="s{number}"}}'
+    named = f'metadata={{op_name="s{number}"}}'
+    return f"%{opcode}.{number} = f32[4,64]{{1,0}} {opcode}(f32[4,64]{{1,0}} %x.{source}){tail}, {named}"
 
 
 def test_numbers_of_instructions_and_metadata_are_no_difference() -> None:
