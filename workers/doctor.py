@@ -60,7 +60,7 @@ def _service(settings: Settings) -> list[Finding]:
         return [Finding(name="worker key", passed=False, needed=True, detail=detail)]
     api = ServiceApi(settings.url, token)
     try:
-        return [_reachable(api, settings.url), _key(api)]
+        return [_reachable(api, settings.url), _key(api, settings.node_name)]
     finally:
         api.close()
 
@@ -82,12 +82,13 @@ def _reachable(api: ServiceApi, url: str) -> Finding:
     return Finding(name="service", passed=True, needed=True, detail=f"{url}: {version}")
 
 
-def _key(api: ServiceApi) -> Finding:
+def _key(api: ServiceApi, name: str) -> Finding:
     try:
-        api.check_key()
+        node = api.key_node()
     except WorkerError as error:
         return Finding(name="worker key", passed=False, needed=True, detail=str(error))
-    return Finding(name="worker key", passed=True, needed=True, detail="accepted")
+    detail = "accepted" if node == name else f"belongs to node '{node}', and ABLATE_NODE_NAME here is '{name}'"
+    return Finding(name="worker key", passed=node == name, needed=True, detail=detail)
 
 
 def _broker(settings: Settings) -> Finding:
