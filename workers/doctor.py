@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kombu.exceptions import OperationalError
+from kombu.utils.url import maybe_sanitize_url
 
 from experiments.errors import SigningUnavailable
 from experiments.records.signing import signing_problem
@@ -92,14 +93,15 @@ def _key(api: ServiceApi, name: str) -> Finding:
 
 
 def _broker(settings: Settings) -> Finding:
+    shown = maybe_sanitize_url(settings.broker)
     app = celery_app(settings.broker, name="ablate.doctor")
     try:
         with app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=2)
     except (OperationalError, OSError) as error:
-        detail = f"{settings.broker}: {error}; work is found by polling every {settings.poll_s:g} s"
+        detail = f"{shown}: {error}; work is found by polling every {settings.poll_s:g} s"
         return Finding(name="broker", passed=False, needed=False, detail=detail)
-    return Finding(name="broker", passed=True, needed=False, detail=settings.broker)
+    return Finding(name="broker", passed=True, needed=False, detail=shown)
 
 
 def _torch() -> Finding:
