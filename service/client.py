@@ -34,6 +34,7 @@ _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 _WATCH_PATIENCE_S = 60.0
 """How long a watcher tries to reach a service that went away."""
 
+
 class Ablations:
     """Calls about ablations."""
 

@@ -11,7 +11,19 @@ from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
 from experiments.reporting.pull_request import pull_request_markdown
-from service.cli import aa, bundles, calibration_files, gates_page, history, keys, nodes, published, receipts, show, tokens
+from service.cli import (
+    aa,
+    bundles,
+    calibration_files,
+    gates_page,
+    history,
+    keys,
+    nodes,
+    published,
+    receipts,
+    show,
+    tokens,
+)
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.sized_spec import with_blocks

@@ -32,6 +32,6 @@ def check_quota(connection: Connection, principal: Principal) -> None:
     used = used_minutes(connection, [principal.token_id]).get(principal.token_id, 0.0)
     if used >= principal.device_minutes:
         raise QuotaUsedUp(
-            f"the ablations of token '{principal.name}' have used {used:.1f} of its {principal.device_minutes:g} device "
-            "minutes; an administrator may change the quota: ablate tokens quota"
+            f"the ablations of token '{principal.name}' have used {used:.1f} of its {principal.device_minutes:g} "
+            "device minutes; an administrator may change the quota: ablate tokens quota"
         )

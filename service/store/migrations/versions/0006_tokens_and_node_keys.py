@@ -37,9 +37,7 @@ def _create_tokens() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
     )
     live = sa.text("revoked_at IS NULL")
-    op.create_index(
-        "uq_tokens_live_name", "tokens", ["name"], unique=True, sqlite_where=live, postgresql_where=live
-    )
+    op.create_index("uq_tokens_live_name", "tokens", ["name"], unique=True, sqlite_where=live, postgresql_where=live)
     op.create_table(
         "token_secrets",
         sa.Column("digest", sa.String(71), nullable=False),
