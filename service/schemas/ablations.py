@@ -50,7 +50,7 @@ class AblationPublic(Public):
     """What a queued ablation waits for, in words."""
     labels: dict[str, str]
     mlflow_url: str | None
-    bundles: list[str] = []
+    bundles: list[str] = Field(default=[])
     """Digests of the bundles that it was imported from; empty when it was submitted here."""
     links: Links
 
