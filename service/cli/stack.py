@@ -16,7 +16,7 @@ from service.settings import get_settings
 from service.stack import control
 from service.stack.layout import StackFiles, home_files
 from service.stack.parts import check_installed
-from service.stack.state import StackState
+from service.stack.state import PartPhase, StackState
 from service.stack.supervisor import supervise
 
 if TYPE_CHECKING:
@@ -29,6 +29,13 @@ app.add_typer(mlflow, name="mlflow")
 NOT_RUNNING_EXIT_CODE = 1
 _LOOK_EVERY_S = 0.5
 _PATIENCE_S = 600.0
+_FINDINGS_SHOWN = 5
+_PHASES = {
+    PartPhase.STARTING: "[yellow]starting[/]",
+    PartPhase.READY: "[green]runs[/]",
+    PartPhase.RESTARTING: "[yellow]starts again[/]",
+    PartPhase.GIVEN_UP: "[red]given up[/]",
+}
 
 
 @app.command()
@@ -68,7 +75,7 @@ def down(as_json: JsonOption = False) -> None:
 @app.command()
 @guarded
 def status(as_json: JsonOption = False) -> None:
-    """Show what runs in this home. Exit 1 when nothing does or a part has ended."""
+    """Show what runs in this home, and what was started again. Exit 1 when nothing runs or a part is not there."""
     files = home_files()
     state = control.running(files)
     if as_json:
@@ -77,7 +84,7 @@ def status(as_json: JsonOption = False) -> None:
         out().print(f"nothing runs in {escape(str(files.home))}; start it: ablate up")
     else:
         _show_parts(files, state)
-    if state is None or state.exited:
+    if state is None or not state.is_whole:
         raise typer.Exit(NOT_RUNNING_EXIT_CODE)
 
 
@@ -121,6 +128,8 @@ def show_addresses(files: StackFiles, state: StackState) -> None:
     console.print(f"stack is up in {escape(str(files.home))}")
     console.print(f"  API     {state.api_url}/docs")
     console.print(f"  MLflow  {state.mlflow_url}")
+    if state.broker_port is not None:
+        console.print(f"  broker  port {state.broker_port} for workers elsewhere; password in {escape(str(files.broker_password))}")
     console.print("  next    ablate run demo    ablate status    ablate down")
 
 
@@ -144,12 +153,14 @@ def _show_parts(files: StackFiles, state: StackState) -> None:
     console = out()
     console.print(f"stack of {wording.moment(state.started_at)}: {state.phase}")
     console.print(f"  API     {state.api_url}\n  MLflow  {state.mlflow_url}")
-    made = show.table("part", "pid", "state", "log")
-    for name, pid in state.pids.items():
-        ended = state.exited.get(name)
-        condition = "[green]runs[/]" if ended is None else f"[red]ended with exit code {ended}[/]"
-        made.add_row(name, str(pid), condition, escape(str(files.log(name))))
+    made = show.table("part", "pid", "state", "started again", "log")
+    for name, part in state.parts.items():
+        times = wording.counted(part.restarts, "time") if part.restarts else "never"
+        made.add_row(name, str(state.pids[name]), _PHASES[part.phase], times, escape(str(files.log(name))))
     console.print(made)
+    for finding in state.findings[-_FINDINGS_SHOWN:]:
+        said = f"{finding.part} {finding.what}; {finding.then}"
+        console.print(f"  {wording.moment(finding.at)}  {escape(said)}")
 
 
 def rebuild_all(database_url: str, *, patience_s: float) -> int:
