@@ -1,6 +1,7 @@
 """Commands of the embedded stack: up, down, status, demo, and the rebuilding of MLflow."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -86,6 +87,38 @@ def status(as_json: JsonOption = False) -> None:
         _show_parts(files, state)
     if state is None or not state.is_whole:
         raise typer.Exit(NOT_RUNNING_EXIT_CODE)
+
+
+@app.command()
+@guarded
+def backup(
+    file: Annotated[Path, typer.Argument(help="The new file.")], as_json: JsonOption = False
+) -> None:
+    """Copy the database of this home into a new file, while everything runs."""
+    from service.cli.backup import back_up
+
+    size = back_up(get_settings().sqlalchemy_url, file)
+    if as_json:
+        print_json({"file": str(file.absolute()), "bytes": size})
+    else:
+        out().print(f"{escape(str(file))}: {size:,} bytes; what MLflow shows is made from it: ablate mlflow rebuild")
+
+
+@app.command()
+@guarded
+def restore(
+    file: Annotated[Path, typer.Argument(help="What `ablate backup` wrote.")], as_json: JsonOption = False
+) -> None:
+    """Put a backup in the place of this home's database; the stack must be down."""
+    from service.cli.backup import restore as put_back
+
+    kept = put_back(get_settings().sqlalchemy_url, file, home_files())
+    if as_json:
+        print_json({"kept": None if kept is None else str(kept)})
+        return
+    if kept is not None:
+        out().print(f"the database that was here is now {escape(str(kept))}")
+    out().print("restored; next: ablate up    ablate mlflow rebuild")
 
 
 @app.command()

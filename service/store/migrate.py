@@ -32,14 +32,18 @@ def upgrade(store: Store) -> None:
     with store.write() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
-        _refuse_newer(config, MigrationContext.configure(connection).get_current_revision())
+        _refuse_newer(MigrationContext.configure(connection).get_current_revision())
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
 
-def _refuse_newer(config: Config, current: str | None) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if current is not None and current not in known:
+def known_revisions() -> frozenset[str]:
+    """Return the revisions that this code can bring to the newest one."""
+    return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
+
+
+def _refuse_newer(current: str | None) -> None:
+    if current is not None and current not in known_revisions():
         raise ConfigurationError(
             f"the database is at schema {current!r}, which this code does not know (it ends at {newest_revision()!r}): "
             "newer code has migrated it; run that code, or restore the backup from before the upgrade"
