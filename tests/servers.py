@@ -43,7 +43,8 @@ def no_postgres() -> str | None:
 
 def no_redis() -> str | None:
     """Return why there is no Redis server here, or None."""
-    return None if shutil.which("redis-server") else "no redis-server is installed (Debian: apt-get install redis-server)"
+    found = shutil.which("redis-server")
+    return None if found else "no redis-server is installed (Debian: apt-get install redis-server)"
 
 
 def _unprivileged() -> str | None:

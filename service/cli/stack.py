@@ -162,7 +162,8 @@ def show_addresses(files: StackFiles, state: StackState) -> None:
     console.print(f"  API     {state.api_url}/docs")
     console.print(f"  MLflow  {state.mlflow_url}")
     if state.broker_port is not None:
-        console.print(f"  broker  port {state.broker_port} for workers elsewhere; password in {escape(str(files.broker_password))}")
+        where = escape(str(files.broker_password))
+        console.print(f"  broker  port {state.broker_port} for workers elsewhere; password in {where}")
     console.print("  next    ablate run demo    ablate status    ablate down")
 
 

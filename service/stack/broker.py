@@ -1,4 +1,4 @@
-"""The embedded stack's broker: Valkey on a Unix socket; on an address too, with a password, once other machines may come.
+"""The embedded stack's broker: Valkey on a Unix socket; with a password on an address, too, for other machines.
 
 Its configuration is a file that only this user reads, so that the password stands in no list of processes.
 """

@@ -1,4 +1,4 @@
-"""What is dropped after a while: logs and progress of ablations that are long over. Receipts, verdicts and moves stay."""
+"""What is dropped after a while: logs and progress of ablations that are long over. All that was measured stays."""
 
 import time
 
@@ -37,7 +37,8 @@ class Retention:
 
 
 def _oldest_due(connection: Connection, *, age_s: float) -> str | None:
-    due = select(ablations.c.id).where(ablations.c.logs_dropped_at.is_(None), ablations.c.finished_at < db_now() - age_s)
+    logged, old = ablations.c.logs_dropped_at.is_(None), ablations.c.finished_at < db_now() - age_s
+    due = select(ablations.c.id).where(logged, old)
     found: str | None = connection.execute(due.order_by(ablations.c.finished_at).limit(1)).scalar_one_or_none()
     return found
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,10 +48,11 @@ class Stack:
         self.stack_id = uuid.uuid4().hex
         self.findings: list[tuple[str, str, str]] = []
 
-    def run(self, code: str, *words: str, answers: Callable[[], bool] = lambda: True, **more: object) -> PartRun:
+    def run(self, code: str, *words: str, answers: Callable[[], bool] = lambda: True, **more: Any) -> PartRun:
         command = (sys.executable, "-c", code, *words)
-        part = StackPart(name="part", command=command, environment={}, answers=answers, **more)  # type: ignore[arg-type]
-        run = PartRun(part, self.files, stack_id=self.stack_id, tell=lambda *told: self.findings.append(told))
+        part = StackPart(name="part", command=command, environment={}, answers=answers, **more)
+        tell = lambda *told: self.findings.append(told)  # noqa: E731
+        run = PartRun(part, self.files, stack_id=self.stack_id, tell=tell)
         run.start()
         return run
 

@@ -89,7 +89,8 @@ class Client(threading.Thread):
             self.tries[key] += 1
             try:
                 headers = {**HEADERS, "Idempotency-Key": key}
-                answer = httpx.post(f"{api.url}/v1/ablations", json=values, headers=headers, trust_env=False, timeout=30)
+                url = f"{api.url}/v1/ablations"
+                answer = httpx.post(url, json=values, headers=headers, trust_env=False, timeout=30)
             except httpx.TransportError:
                 time.sleep(0.02)
                 continue

@@ -1,4 +1,4 @@
-"""A database of every earlier schema, with data in it, comes to the newest one and loses nothing; newer ones are refused."""
+"""A database of every earlier schema, with data in it, comes to the newest one and loses nothing; a newer is refused."""
 
 import random
 import string
@@ -53,7 +53,8 @@ def tables_of(connection: Connection) -> list[Table]:
 
 def random_rows(rng: random.Random, table: Table, known: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return rows of random values that fit the table's types and foreign keys."""
-    return [{column.name: random_value(rng, column, number, known) for column in table.columns} for number in range(ROWS)]
+    columns = list(table.columns)
+    return [{one.name: random_value(rng, one, number, known) for one in columns} for number in range(ROWS)]
 
 
 def random_value(rng: random.Random, column: Any, number: int, known: dict[str, list[dict[str, Any]]]) -> Any:
@@ -145,6 +146,7 @@ def test_a_database_of_newer_code_is_refused_by_its_name(url: str, store: Store,
 
 
 def test_every_migration_follows_another() -> None:
-    scripts = {script.revision: script.down_revision for script in ScriptDirectory(str(migrate.FOLDER)).walk_revisions()}
+    walked = ScriptDirectory(str(migrate.FOLDER)).walk_revisions()
+    scripts = {script.revision: script.down_revision for script in walked}
     heads = set(scripts) - {before for before in scripts.values() if isinstance(before, str)}
     assert len(heads) == 1
