@@ -1,4 +1,4 @@
-"""A database of every earlier schema, with data in it, comes to the newest one and loses nothing; a newer is refused."""
+"""A database of every earlier schema, with data in it, comes to the newest and loses nothing; a newer is refused."""
 
 import random
 import string
