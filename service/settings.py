@@ -78,7 +78,7 @@ class ServiceSettings(BaseSettings):
     generate_tokens: bool = False
     """Generate tokens that are not set, on whatever address; an embedded stack does, which keeps them in its home."""
     log_days: float = Field(default=90.0, ge=0)
-    """Logs and progress are dropped when their ablation was over for so many days, receipts never; 0 keeps them."""
+    """Logs are dropped when their ablation was over for so many days, receipts never; 0 keeps them."""
     admin_token: SecretStr | None = None
     """Secret of the first administrator; on loopback one is generated."""
     worker_token: SecretStr | None = None

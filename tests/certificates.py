@@ -26,9 +26,7 @@ def write(folder: Path, *, names: list[x509.GeneralName] | None = None) -> None:
     key = folder / "server.key"
     key.touch(mode=0o600)
     key.write_bytes(
-        leaf.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        leaf.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
 
 

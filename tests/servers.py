@@ -173,7 +173,7 @@ class RedisServer(Server):
         config = self.folder / "redis.conf"
         config.touch(mode=0o600)
         config.write_text(
-            f"port 0\ntls-port {self.port}\nbind 127.0.0.1\nrequirepass {self.password}\nappendonly yes\nsave \"\"\n"
+            f'port 0\ntls-port {self.port}\nbind 127.0.0.1\nrequirepass {self.password}\nappendonly yes\nsave ""\n'
             f"tls-cert-file {self.folder}/server.pem\ntls-key-file {self.folder}/server.key\n"
             f"tls-ca-cert-file {self.ca}\ntls-auth-clients no\ndir {self.folder}\n"
         )

@@ -91,9 +91,7 @@ def status(as_json: JsonOption = False) -> None:
 
 @app.command()
 @guarded
-def backup(
-    file: Annotated[Path, typer.Argument(help="The new file.")], as_json: JsonOption = False
-) -> None:
+def backup(file: Annotated[Path, typer.Argument(help="The new file.")], as_json: JsonOption = False) -> None:
     """Copy the database of this home into a new file, while everything runs."""
     from service.cli.backup import back_up
 

@@ -198,4 +198,3 @@ def is_ok(base: str, path: str) -> bool:
         return httpx.get(base + path, timeout=_ANSWER_S, trust_env=False).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
-

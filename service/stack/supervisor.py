@@ -196,7 +196,6 @@ def _choose_ports(files: StackFiles, report: Report) -> Addresses:
     for name, asked, got in chosen:
         if got != asked:
             report("note", f"port {asked} is taken; {name} uses {got}")
-    open_host = LOOPBACK if settings.is_loopback else host
     return Addresses(files=files, api_port=api, mlflow_port=mlflow, host=host, broker_port=broker_port)
 
 

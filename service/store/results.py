@@ -36,8 +36,8 @@ def store_verdict(connection: Connection, ablation_id: str, verdict_json: str, *
 
 def store_report(connection: Connection, ablation_id: str, html: str) -> None:
     """Store the report and ask for the projection; one without a verdict lets the others go first."""
-    stored = update(ablations).where(ablations.c.id == ablation_id).values(report_html=html)
-    judged = connection.execute(stored.returning(ablations.c.verdict.is_not(None))).scalar_one()
+    connection.execute(update(ablations).where(ablations.c.id == ablation_id).values(report_html=html))
+    judged = connection.execute(select(ablations.c.verdict.is_not(None)).where(ablations.c.id == ablation_id)).scalar()
     rank = outbox.Rank.FIRST if judged else outbox.Rank.LATER
     outbox.add(connection, OutboxKind.PROJECT, ablation_id, rank=rank)
 

@@ -1,13 +1,12 @@
-"""What is dropped after a while: logs and progress of ablations that are long over. All that was measured stays."""
+"""What is dropped after a while: logs of ablations that are long over. All that was measured or decided stays."""
 
 import time
 
 from sqlalchemy import Connection, delete, select, update
 
-from service.lifecycle import EventKind
 from service.store.columns import db_now
 from service.store.session import Store
-from service.store.tables import ablations, events, log_chunks, trials
+from service.store.tables import ablations, log_chunks, trials
 
 TRIALS_AT_ONCE = 200
 """A transaction drops the logs of so many trials, so that nobody waits for it."""
@@ -16,7 +15,7 @@ REST_S = 600.0
 
 
 class Retention:
-    """Drops the logs and the progress of one old ablation after another."""
+    """Drops the logs of one old ablation after another."""
 
     def __init__(self, store: Store, *, age_s: float) -> None:
         self._store = store
@@ -30,7 +29,8 @@ class Retention:
         with self._store.write() as connection:
             ablation_id = _oldest_due(connection, age_s=self._age_s)
             if ablation_id is not None and not _drop_logs(connection, ablation_id):
-                _finish(connection, ablation_id)
+                done = update(ablations).where(ablations.c.id == ablation_id)
+                connection.execute(done.values(logs_dropped_at=db_now()))
         if ablation_id is None:
             self._rests_until = time.monotonic() + REST_S
         return ablation_id is not None
@@ -50,9 +50,3 @@ def _drop_logs(connection: Connection, ablation_id: str) -> int:
     ids = list(connection.execute(some).scalars())
     connection.execute(delete(log_chunks).where(log_chunks.c.trial_id.in_(ids)))
     return len(ids)
-
-
-def _finish(connection: Connection, ablation_id: str) -> None:
-    progress = (events.c.ablation_id == ablation_id, events.c.kind == EventKind.TRIAL_PROGRESS)
-    connection.execute(delete(events).where(*progress))
-    connection.execute(update(ablations).where(ablations.c.id == ablation_id).values(logs_dropped_at=db_now()))

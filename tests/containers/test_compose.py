@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.timeout(1500), pytest.mark.skipif(stack.why_not() is n
 
 SPEC = Path(__file__).with_name("six-blocks.yaml")
 MLFLOW = "http://127.0.0.1:8322"
+DUMP = "/var/lib/postgresql/dump"
 RESTARTED = ("redis", "api", "background", "mlflow", "gateway", "postgres", "worker-cpu")
 
 
@@ -122,13 +123,13 @@ def test_the_database_is_restored_from_a_dump_and_mlflow_is_made_anew(environmen
     (before,) = json.loads(ablate(environment, "list", "--json"))
     shown = contents(MLFLOW)
     in_postgres = ("exec", stack.container("postgres"))
-    stack.engine(*in_postgres, "pg_dump", "-U", "postgres", "-Fc", "-f", "/tmp/dump", "ablate")
+    stack.engine(*in_postgres, "pg_dump", "-U", "postgres", "-Fc", "-f", DUMP, "ablate")
     later = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
     for service in ("api", "background"):
         stack.engine("stop", "-t", "10", stack.container(service))
     stack.engine(*in_postgres, "dropdb", "-U", "postgres", "--force", "ablate")
     stack.engine(*in_postgres, "createdb", "-U", "postgres", "-O", "ablate", "ablate")
-    stack.engine(*in_postgres, "pg_restore", "-U", "postgres", "-d", "ablate", "/tmp/dump")
+    stack.engine(*in_postgres, "pg_restore", "-U", "postgres", "-d", "ablate", DUMP)
     for service in ("api", "background"):
         stack.engine("start", stack.container(service))
     eventually(lambda: get(environment, "/readyz").get("ready"), "readiness")

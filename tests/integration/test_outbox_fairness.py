@@ -22,6 +22,7 @@ from service.store.outbox import Rank
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, running_api
 
+QUERY = " SELECT * FROM outbox WHERE kind = 'project' AND due_at <= 1e12 ORDER BY rank, due_at, id LIMIT 1"
 PROJECTED = Projection(parent_run_id="run1", experiment_id="7")
 
 
@@ -109,9 +110,7 @@ def test_five_thousand_rows_that_may_wait_cost_a_take_next_to_nothing(api: Api) 
     with api.store.read() as connection:
         if told == "EXPLAIN":
             connection.exec_driver_sql("ANALYZE outbox")
-        plan = connection.exec_driver_sql(
-            f"{told} SELECT * FROM outbox WHERE kind = 'project' AND due_at <= 1e12 ORDER BY rank, due_at, id LIMIT 1"
-        )
+        plan = connection.exec_driver_sql(told + QUERY)
         said = "\n".join(str(tuple(row)) for row in plan)
     assert "ix_outbox_kind_rank_due_at" in said
 

@@ -47,6 +47,7 @@ class Stack:
         self.files.make_folders()
         self.stack_id = uuid.uuid4().hex
         self.findings: list[tuple[str, str, str]] = []
+        self.runs: list[PartRun] = []
 
     def run(self, code: str, *words: str, answers: Callable[[], bool] = lambda: True, **more: Any) -> PartRun:
         command = (sys.executable, "-c", code, *words)
@@ -54,6 +55,7 @@ class Stack:
         tell = lambda *told: self.findings.append(told)  # noqa: E731
         run = PartRun(part, self.files, stack_id=self.stack_id, tell=tell)
         run.start()
+        self.runs.append(run)
         return run
 
     def look(self, run: PartRun, until: Callable[[], bool], *, patience_s: float = 60) -> None:
@@ -69,6 +71,8 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     made = Stack(tmp_path)
     yield made
     processes.kill_members(made.stack_id)
+    for run in made.runs:
+        run.process.wait(10)
 
 
 @pytest.fixture
@@ -170,6 +174,8 @@ def test_another_part_s_processes_are_left_alone(stack: Stack, hasty: None) -> N
     os.kill(run.pid, signal.SIGKILL)
     stack.look(run, lambda: run.state.restarts == 1)
     assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 @pytest.mark.parametrize("depends", [False, True])

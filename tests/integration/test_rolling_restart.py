@@ -144,4 +144,3 @@ def listed(api: ApiProcess) -> Iterator[dict[str, Any]]:
         cursor = page.get("next_cursor")
         if cursor is None:
             return
-

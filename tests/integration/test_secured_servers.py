@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
 from service.lifecycle import OutboxKind
 from service.store.session import Store
 from tests import certificates, servers
-from tests.api_stack import ADMIN, WORKER, Api, nobody_url, running_api, served_api
+from tests.api_stack import ADMIN, WORKER, nobody_url, running_api, served_api
 from tests.mlflow_server import free_port
 from tests.servers import Postgres, RedisServer
 
@@ -140,10 +140,8 @@ class Ear:
 
     def listen(self, seconds: float) -> int:
         """Return how many were heard so far, after waiting for one."""
-        try:
+        with suppress(TimeoutError):
             self._connection.drain_events(timeout=seconds)
-        except TimeoutError:
-            pass
         return self.heard
 
     def close(self) -> None:
