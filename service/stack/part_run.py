@@ -32,7 +32,7 @@ Tell = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class PartEnd:
     """When what an ended part left is killed, and when the part starts again."""
 
     kill_at: float
@@ -52,7 +52,7 @@ class PartRun:
         self._since = 0.0
         self._restarts = 0
         self._ends = 0
-        self._ending: Ending | None = None
+        self._ending: PartEnd | None = None
 
     @property
     def state(self) -> PartState:
@@ -106,7 +106,7 @@ class PartRun:
         now = time.monotonic()
         self._ends += 1
         pause_s = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._ends - 1))
-        self._ending = Ending(kill_at=now + GRACE_S, restart_at=now + pause_s)
+        self._ending = PartEnd(kill_at=now + GRACE_S, restart_at=now + pause_s)
         left = self._members()
         send(left, signal.SIGTERM)
         if left:

@@ -38,7 +38,7 @@ class PartState(BaseModel):
     """How often it was started again."""
 
 
-class Finding(BaseModel):
+class StackFinding(BaseModel):
     """Something that happened to a part by itself."""
 
     model_config = ConfigDict(frozen=True)
@@ -67,7 +67,7 @@ class StackState(BaseModel):
     pids: dict[str, int] = {}
     """The present process of every part; the last one of a part that is down."""
     parts: dict[str, PartState] = {}
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[StackFinding, ...] = ()
     """The latest, oldest first; the supervisor's log has all of them."""
     started_at: str
 

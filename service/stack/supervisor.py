@@ -23,7 +23,7 @@ from service.stack import broker, processes
 from service.stack.layout import StackFiles
 from service.stack.part_run import PartRun
 from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, is_ok
-from service.stack.state import Finding, StackState, exclusive, write_state
+from service.stack.state import StackFinding, StackState, exclusive, write_state
 
 Report = Callable[[str, str], None]
 """Receives (kind, text) while the stack starts; kinds: note, part, ready."""
@@ -72,7 +72,7 @@ class _Supervisor:
         self._runs: dict[str, PartRun] = {}
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._where = _choose_ports(files, report)
-        self._findings: list[Finding] = []
+        self._findings: list[StackFinding] = []
         self._unrecorded = False
         self._state = StackState(
             stack_id=uuid.uuid4().hex,
@@ -155,7 +155,7 @@ class _Supervisor:
     def _found(self, part: str, what: str, then: str) -> None:
         _log.error("%s %s; %s", part, what, then)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._findings = [*self._findings, Finding(part=part, at=at, what=what, then=then)][-_FINDINGS_KEPT:]
+        self._findings = [*self._findings, StackFinding(part=part, at=at, what=what, then=then)][-_FINDINGS_KEPT:]
 
     def _log_tail(self, name: str) -> str:
         lines = self._files.log(name).read_text(errors="replace").splitlines()

@@ -60,8 +60,8 @@ def _append_one(connection: Connection, attempt_id: str, chunk: LogChunk, number
 
 def read_log(connection: Connection, trial_id: str, *, offset: int) -> LogPage:
     """Return the log of the trial's newest attempt from `offset`. Raises NotFound."""
-    query = select(trials.c.state, trials.c.attempt_id, ablations.c.logs_dropped_at).join_from(trials, ablations)
-    trial = connection.execute(query.where(trials.c.id == trial_id)).first()
+    known = select(trials.c.state, trials.c.attempt_id, ablations.c.logs_dropped_at).join_from(trials, ablations)
+    trial = connection.execute(known.where(trials.c.id == trial_id)).first()
     if trial is None:
         raise NotFound(f"there is no trial {trial_id!r}")
     if trial.logs_dropped_at is not None:
