@@ -33,6 +33,8 @@ class Fault:
     @property
     def room(self) -> str:
         """What it needs for itself: two faults in one room would hide each other, or excuse what neither may do."""
+        if self.kind == "clock":
+            return "clock"
         node = self.target.rpartition(":")[2]
         return node if self.kind in ("kill", "freeze", "end", "fill", "remove") else f"{self.kind}:{self.target}"
 

@@ -149,7 +149,10 @@ class System:
             "ABLATE_NODE_CLASS": "cpu",
             "ABLATE_POLL_S": "1",
             "ABLATE_GRACE_S": "0.5",
+            "ABLATE_DRAIN_S": "20",
             "ABLATE_KEEP_ATTEMPTS": "1000",
+            "ABLATE_LEAST_DISK_GIB": "0.01",
+            "ABLATE_DEVICE_LOCKS": str(self.home),
             "OMP_NUM_THREADS": "1",
         }
         command = ["taskset", "-c", str(core), sys.executable, "-m", "workers.app"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.chaos.processes import command_line, look
 
 EVERY_S = 0.03
-_YOUNG_S = 2.0
+_YOUNG_S = 10.0
 """A fork becomes a trainer, with a session and a log of its own, some milliseconds after it is there."""
 
 

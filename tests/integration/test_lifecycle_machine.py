@@ -108,23 +108,22 @@ class Histories(RuleBasedStateMachine):
         with self.api.store.read() as connection:
             return set(connection.execute(ready).scalars())
 
+    def _busy(self, data: some.DataObject) -> int:
+        return data.draw(some.sampled_from(sorted(self.model.held)))
+
     @precondition(lambda self: self.model.held)
-    @rule(worker=workers, steps=some.integers(0, 5))
-    def beat(self, worker: int, steps: int) -> None:
-        held = self.model.held.get(worker)
-        if held is None:
-            return
+    @rule(data=some.data(), steps=some.integers(0, 5))
+    def beat(self, data: some.DataObject, steps: int) -> None:
+        held = self.model.held[self._busy(data)]
         progress = [{"trial_id": held.block["trials"][0]["trial_id"], "steps_done": steps, "steps_total": 5}]
         answer = self.api.attempt(held.block, "heartbeat", progress=progress)
         assert answer.status_code == 200, answer.text
         assert answer.json()["cancel"] == (held.block["ablation_id"] in self.model.cancelled)
 
     @precondition(lambda self: self.model.held)
-    @rule(worker=workers, twice=some.booleans())
-    def report(self, worker: int, twice: bool) -> None:
-        held = self.model.held.pop(worker, None)
-        if held is None:
-            return
+    @rule(data=some.data(), twice=some.booleans())
+    def report(self, data: some.DataObject, twice: bool) -> None:
+        held = self.model.held.pop(self._busy(data))
         body = {"receipts": held.receipts()}
         for _ in range(1 + twice):
             answer = self.api.attempt(held.block, "report", **body)
@@ -133,11 +132,9 @@ class Histories(RuleBasedStateMachine):
         held.report = body
 
     @precondition(lambda self: self.model.held)
-    @rule(worker=workers, failure=some.sampled_from(BREAKS), knows_arm=some.booleans(), receipts_too=some.booleans())
-    def break_(self, worker: int, failure: str, knows_arm: bool, receipts_too: bool) -> None:
-        held = self.model.held.pop(worker, None)
-        if held is None:
-            return
+    @rule(data=some.data(), failure=some.sampled_from(BREAKS), knows_arm=some.booleans(), receipts_too=some.booleans())
+    def break_(self, data: some.DataObject, failure: str, knows_arm: bool, receipts_too: bool) -> None:
+        held = self.model.held.pop(self._busy(data))
         arm = held.block["trials"][-1]["arm"] if knows_arm else None
         body = {"failure_class": failure, "message": "it broke", "arm": arm}
         answer = self.api.attempt(held.block, "report", **body, **({"receipts": held.receipts()} if receipts_too else {}))
@@ -145,11 +142,11 @@ class Histories(RuleBasedStateMachine):
         self._ended_without_result(held, answer.json()["block_state"])
 
     @precondition(lambda self: self.model.held)
-    @rule(worker=workers)
-    def release(self, worker: int) -> None:
-        held = self.model.held.pop(worker, None)
-        if held is None:
-            return
+    @rule(data=some.data())
+    def release(self, data: some.DataObject) -> None:
+        self._give_back(self.model.held.pop(self._busy(data)))
+
+    def _give_back(self, held: Held) -> None:
         answer = self.api.attempt(held.block, "release", failure_class="preempted", message="the node goes away")
         assert answer.status_code == 200, answer.text
         self._ended_without_result(held, answer.json()["block_state"])
@@ -160,11 +157,9 @@ class Histories(RuleBasedStateMachine):
         self.model.over.append(held)
 
     @precondition(lambda self: self.model.held)
-    @rule(worker=workers)
-    def fall_silent(self, worker: int) -> None:
-        held = self.model.held.pop(worker, None)
-        if held is None:
-            return
+    @rule(data=some.data())
+    def fall_silent(self, data: some.DataObject) -> None:
+        held = self.model.held.pop(self._busy(data))
         block = held.block["block_id"]
         with self.api.store.write() as connection:
             connection.execute(update(blocks).where(blocks.c.id == block).values(lease_until=db_now() - 1))
@@ -239,8 +234,8 @@ class Histories(RuleBasedStateMachine):
         for ablation in sorted(set(self.model.shapes) - self.model.cancelled):
             if self.api.cancel(ablation).status_code == 202:
                 self.model.cancelled.add(ablation)
-        for worker in sorted(self.model.held):
-            self.release(worker)
+        for held in self.model.held.values():
+            self._give_back(held)
         CANCELLED.update(self.model.cancelled)
         settle(self.api.store, self.ledger)
         books = books_of(self.api.store, self.ledger)
