@@ -70,12 +70,14 @@ def measure(kind: str, folder: Path, *, queued: int, calls: int) -> Costs:
         node, names = api.register("meter"), itertools.count()
         idle = api.register("idle", "h200")
         before = size_of(store)
-        found = {call: (0.0, 0.0) for call in CALLS}
+        found = dict.fromkeys(CALLS, (0.0, 0.0))
         for _ in range(calls):
             block = meter.of(found, "claim", lambda: api.claim(node))
             assert block is not None, "the queue is shorter than the measurement"
             step = {"trial_id": block["trials"][0]["trial_id"], "steps_done": next(names) % 9, "steps_total": 9}
-            meter.of(found, "heartbeat", lambda block=block, step=step: api.attempt(block, "heartbeat", progress=[step]))
+            meter.of(
+                found, "heartbeat", lambda block=block, step=step: api.attempt(block, "heartbeat", progress=[step])
+            )
             body = receipts_of(block, node)
             meter.of(found, "report", lambda block=block, body=body: api.attempt(block, "report", receipts=body))
             meter.of(found, "poll", lambda: api.claim(idle))

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.bench.costs import CALLS, Costs, measure
 from tests.bench.api import say
+from tests.bench.costs import CALLS, Costs, measure
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 YEAR_S = 365 * 86_400.0
@@ -47,7 +47,9 @@ FLEETS = (
     Fleet(name="as it comes: one API process, a heartbeat every second"),
     Fleet(name="heartbeat every 10 s", heartbeat_s=10.0),
     Fleet(name="heartbeat every 10 s, 4 API processes", heartbeat_s=10.0, api_processes=4),
-    Fleet(name="blocks of 10 s, heartbeat every 10 s, 4 API processes", heartbeat_s=10.0, api_processes=4, block_s=10.0),
+    Fleet(
+        name="blocks of 10 s, heartbeat every 10 s, 4 API processes", heartbeat_s=10.0, api_processes=4, block_s=10.0
+    ),
     Fleet(name="nothing to do: 1,000 nodes that only poll", idle_share=1.0),
 )
 
@@ -127,8 +129,8 @@ def page(stores: Mapping[str, Costs], seconds: float) -> str:
 
 _INTRODUCTION = """# A large fleet
 
-Written by `make bench-fleet`: 1,000 nodes and 10,000 queued ablations of six blocks and three arms, simulated from costs
-that were measured on one machine. The costs are of that machine; what is full first, and what moves it, is not.
+Written by `make bench-fleet`: 1,000 nodes and 10,000 queued ablations of six blocks and three arms, simulated from
+costs that were measured on one machine. The costs are of that machine; what is full first, and what moves it, is not.
 
 ## Measured
 
@@ -140,8 +142,12 @@ def _measured(stores: Mapping[str, Costs]) -> list[str]:
     for call in CALLS:
         told = " | ".join(f"{c.api_ms[call]:.2f} API, {c.database_ms[call]:.2f} database" for c in stores.values())
         lines.append(f"| {call} | {told} |")
-    lines.append("| verdict and report of an ablation, s | " + " | ".join(f"{c.settle_s:.2f}" for c in stores.values()) + " |")
-    lines.append("| its projection into MLflow, s | " + " | ".join(f"{c.project_s:.2f}" for c in stores.values()) + " |")
+    lines.append(
+        "| verdict and report of an ablation, s | " + " | ".join(f"{c.settle_s:.2f}" for c in stores.values()) + " |"
+    )
+    lines.append(
+        "| its projection into MLflow, s | " + " | ".join(f"{c.project_s:.2f}" for c in stores.values()) + " |"
+    )
     lines.append("| bytes that a block leaves | " + " | ".join(f"{c.block_bytes:,.0f}" for c in stores.values()) + " |")
     return lines
 

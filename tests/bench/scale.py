@@ -26,7 +26,6 @@ from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url
 from tests.bench.api import free_port, say, server
 from tests.bench.streams import Streams
 from tests.chaos.ledger import Ledger, settle
-from tests.factories import spec_values
 
 MEDIAN_MS, WORST_MS, MEMORY_MIB = 100.0, 1000.0, 1024
 ARMS_IN_LARGE, LARGE_BLOCKS = 50, 2000
@@ -175,9 +174,9 @@ def tell(kind: str, times: Times, watched: Streams, *, before: int, peak: int) -
     claims = sum(map(len, times.held.values()))
     mib = {"before": before / 2**20, "peak": peak / 2**20}
     say(f"{kind}: {watched.open} streams open, {watched.events} events; memory MiB {json.dumps(mib)}")
-    say(f"{kind}: {claims} blocks held by workers, {times.double_claims()} by two at once; failures {times.failures[:5]}")
+    say(f"{kind}: {claims} blocks held, {times.double_claims()} by two workers at once; failures {times.failures[:5]}")
     held &= not times.failures and not times.double_claims() and mib["peak"] < MEMORY_MIB
-    say(f"{kind}: bars (median {MEDIAN_MS:.0f} ms, worst {WORST_MS:.0f} ms, {MEMORY_MIB} MiB) {'held' if held else 'MISSED'}")
+    say(f"{kind}: median {MEDIAN_MS:.0f} ms, worst {WORST_MS:.0f} ms, {MEMORY_MIB} MiB: {'held' if held else 'MISSED'}")
     return held
 
 
@@ -190,9 +189,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=30.0)
     given = parser.parse_args()
-    held = run(
-        given.store, clients=given.clients, workers=given.workers, streams=given.streams, seconds=given.seconds
-    )
+    held = run(given.store, clients=given.clients, workers=given.workers, streams=given.streams, seconds=given.seconds)
     return 0 if held else 1
 
 

@@ -1,4 +1,4 @@
-"""Everything that is known after a run, as plain rows: database, MLflow's own database, receipts on the nodes, trainers.
+"""All that is known after a run, as plain rows: database, MLflow's own database, receipts on the nodes, trainers.
 
 Nothing here asks the service or its code.
 """

@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from tests.chaos.books import Books, Row
@@ -98,19 +99,24 @@ def _state_fits(row: Row, states: Counter[str], books: Books) -> Iterator[str]:
         yield f"{row['id']} is cancelled with blocks {dict(states)}; somebody asked for it: {wanted}"
     if row["state"] == "completed" and not states["done"]:
         yield f"{row['id']} is completed without a finished block"
-    if row["state"] == "completed" and states["cancelled"] and not json.loads(row["spec_text"])["design"]["blocks"].get("looks"):
+    if (
+        row["state"] == "completed"
+        and states["cancelled"]
+        and not json.loads(row["spec_text"])["design"]["blocks"].get("looks")
+    ):
         yield f"{row['id']} is completed, and blocks of it were cancelled"
 
 
 def one_receipt_for_every_counted_trial(books: Books) -> Iterator[str]:
-    """Every trial of a finished block has exactly one receipt, of the attempt that finished it; no other trial has one."""
+    """Every trial of a finished block has exactly one receipt, of the attempt that finished it; no other has one."""
     attempts = {row["id"]: row for row in books.tables["attempts"]}
     blocks = {row["id"]: row for row in books.tables["blocks"]}
     receipts: dict[str, list[Row]] = defaultdict(list)
     for row in books.tables["receipts"]:
         receipts[row["trial_id"]].append(row)
     for trial in books.tables["trials"]:
-        found, block = receipts.pop(trial["id"], []), blocks[trial["block_id"]]
+        block = blocks.get(trial["block_id"], {"id": trial["block_id"], "state": "missing", "attempt_id": None})
+        found = receipts.pop(trial["id"], [])
         if len(found) != (block["state"] == "done"):
             yield f"trial {trial['id']} of block {block['id']} ({block['state']}) has {len(found)} receipts"
         for row in found:
@@ -128,7 +134,12 @@ def _receipt_fits(row: Row, trial: Row, block: Row, attempt: Row | None) -> Iter
     if not content["digest"] == row["digest"] == trial["receipt_digest"] == sealed(content):
         yield f"{where} does not carry the digest of its content everywhere"
     ids = content["ids"]
-    expected = {"ablation": row["ablation_id"], "block": block["id"], "trial": trial["id"], "attempt": row["attempt_id"]}
+    expected = {
+        "ablation": row["ablation_id"],
+        "block": block["id"],
+        "trial": trial["id"],
+        "attempt": row["attempt_id"],
+    }
     if {name: ids[name] for name in expected} != expected or content["arm"] != trial["arm"]:
         yield f"{where} is of another trial by its ids: {ids}, arm {content['arm']}"
 
@@ -140,8 +151,9 @@ def attempts_follow_each_other(books: Books) -> Iterator[str]:
         by_block[row["block_id"]].append(row)
     for block in books.tables["blocks"]:
         tried = sorted(by_block[block["id"]], key=lambda row: row["number"])
-        if [row["number"] for row in tried] != list(range(1, len(tried) + 1)) or len(tried) != block["attempt_no"]:
-            yield f"block {block['id']} had attempts {[row['number'] for row in tried]}, it counts {block['attempt_no']}"
+        numbers = [row["number"] for row in tried]
+        if numbers != list(range(1, block["attempt_no"] + 1)):
+            yield f"block {block['id']} had attempts {numbers}, it counts {block['attempt_no']}"
         ended = Counter(row["state"] for row in tried)
         if ended["done"] != (block["state"] == "done"):
             yield f"block {block['id']} is {block['state']} with attempts {dict(ended)}"
@@ -155,7 +167,7 @@ def attempts_follow_each_other(books: Books) -> Iterator[str]:
 
 
 def _in_time(block: Row, tried: list[Row]) -> Iterator[str]:
-    for earlier, later in zip(tried, tried[1:], strict=False):
+    for earlier, later in pairwise(tried):
         if earlier["ended_at"] is None or later["started_at"] < earlier["ended_at"] - 0.002:
             yield f"block {block['id']}: attempt {later['number']} began before attempt {earlier['number']} had ended"
 
@@ -244,7 +256,8 @@ def never_two_trainers_on_one_device(books: Books) -> Iterator[str]:
         for earlier in by_node[span.node][-8:]:
             together = span.overlaps(earlier)
             if together > LEAST_OVERLAP_S and span.pid != earlier.pid:
-                yield f"{span.node}: trainers of {earlier.attempt} and {span.attempt} lived together for {together:.2f} s"
+                both = f"{earlier.attempt} and {span.attempt}"
+                yield f"{span.node}: trainers of {both} lived together for {together:.2f} s"
         by_node[span.node].append(span)
 
 

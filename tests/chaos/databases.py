@@ -136,8 +136,9 @@ def _unprivileged(folder: Path) -> str | None:
     """Return a user that PostgreSQL runs as, who owns `folder`, where we are root; else None."""
     if os.geteuid() != 0:
         return None
-    from pgserver.utils import ensure_user_exists
-
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pgserver.utils import ensure_user_exists
     ensure_user_exists(_PERSON)
     shutil.chown(folder, _PERSON, _PERSON)
     return _PERSON

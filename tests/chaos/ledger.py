@@ -38,7 +38,7 @@ def settle(store: Store, ledger: Ledger) -> None:
     """Do everything that the outbox asks for."""
     handlers = OutboxHandlers(store, ledger)  # type: ignore[arg-type]  # it takes projections as a sink does
     kinds = (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT)
-    while any([handlers.run_due(kind) for kind in kinds]):
+    while any(handlers.run_due(kind) for kind in kinds):
         pass
     with store.write() as connection:
         connection.execute(text("DELETE FROM outbox WHERE kind = 'wake'"))

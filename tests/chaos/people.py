@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 _EVERY_S = 0.4
-_ACTIVE = 4
-"""Ablations that wait, run or are on their way to MLflow."""
+_OPEN, _UNFINISHED = 3, 8
+"""Most ablations that wait or run, and most that are not in MLflow yet."""
 _PATIENCE_S = 4.0
 _OVER = ("completed", "failed", "cancelled")
 
@@ -39,7 +39,7 @@ def small_spec(chance: random.Random, number: int) -> dict[str, Any]:
         "baseline": {"gates": {"schedule": "chunk_parallel", "chunk_size": 16}},
         "variants": {name: gates[name] for name in names},
         "design": {
-            "seeds": [1, 2],
+            "seeds": [1],
             "blocks": {"looks": [6, 8]} if looks else {"count": chance.randint(2, 4)},
             "order_seed": number,
         },
@@ -107,7 +107,7 @@ class People:
         newest = self._send("GET", "/v1/ablations?limit=100").json()["items"]
         self.open = [item["id"] for item in newest if item["state"] not in _OVER]
         unfinished = sum(item["state"] not in _OVER or not item["mlflow_url"] for item in newest)
-        if self._submitting.is_set() and self._waiting is None and unfinished < _ACTIVE:
+        if self._submitting.is_set() and self._waiting is None and len(self.open) < _OPEN and unfinished < _UNFINISHED:
             self._number += 1
             self._waiting = f"{self._seed}-{self._number}", small_spec(self._chance, self._number)
 

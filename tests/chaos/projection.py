@@ -51,7 +51,8 @@ def _projected(row: Row, books: Books) -> list[Row]:
 
 def _parent(row: Row, run: Run) -> Iterator[str]:
     if run.id != row["mlflow_run_id"] or run.status != _STATUS[row["state"]]:
-        yield f"the parent run of {row['id']} ({row['state']}) is {run.id}, {run.status}; stored: {row['mlflow_run_id']}"
+        state = f"{row['state']}, run {row['mlflow_run_id']}"
+        yield f"the parent run of {row['id']} is {run.id}, {run.status}; stored: {state}"
     if row["verdict"] is None:
         return
     verdict: dict[str, Any] = json.loads(row["verdict"])

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from tests.api_stack import Api, receipts_of, running_api
 from tests.chaos.books import Books, Run
 from tests.chaos.checker import RULES, problems, sealed
 from tests.chaos.ledger import Ledger, books_of, settle
 from tests.chaos.trainers import Span
+
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Books:

@@ -87,7 +87,7 @@ class TrainerWatch:
     def _span(self, pid: int) -> Span | None:
         """Read from its log's path which trial a trainer runs."""
         try:
-            log = Path(os.readlink(f"/proc/{pid}/fd/1"))
+            log = Path(f"/proc/{pid}/fd/1").readlink()
         except OSError:
             return None
         if log.name != "log.txt" or not log.is_relative_to(self._home):
