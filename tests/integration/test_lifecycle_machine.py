@@ -4,8 +4,10 @@ Every rule is something that a worker, a person or time does. The model knows wh
 must follow from it. At the end of a history the independent checker of the chaos runs reads the database.
 """
 
-from collections.abc import Iterator
+import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from sqlalchemy import func, select, update
 from service.reconciler import Reconciler
 from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, receipts
-from tests.api_stack import Api, receipts_of, running_api
+from tests.api_stack import receipts_of, running_api
 from tests.chaos.checker import problems
 from tests.chaos.ledger import Ledger, books_of, settle
 
@@ -39,12 +41,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "looks": {**EXACT, "design__blocks": {"looks": [6, 7]}},
 }
 workers = some.integers(0, WORKERS - 1)
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(request.param, tmp_path_factory.mktemp("machine")) as running:
-        yield running
 
 
 @dataclass
@@ -79,15 +75,17 @@ class Model:
 
 
 class Histories(RuleBasedStateMachine):
-    """One history; `api`, `nodes` and `ledger` are those of the whole test."""
+    """One history, on a database of its own of the kind that the test names."""
 
-    api: Api
-    nodes: list[str]
-    ledger: Ledger
+    kind: str
 
     @initialize()
     def begin(self) -> None:
-        self.model = Model()
+        self.stack = ExitStack()
+        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="ablate-machine-")))
+        self.api = self.stack.enter_context(running_api(self.kind, folder))
+        self.nodes = [self.api.register(f"machine-{number}", devices=1) for number in range(WORKERS)]
+        self.model, self.ledger = Model(), Ledger()
 
     @rule(shape=some.sampled_from(sorted(SHAPES)), priority=some.integers(0, 2))
     def submit(self, shape: str, priority: int) -> None:
@@ -97,6 +95,7 @@ class Histories(RuleBasedStateMachine):
     @rule(worker=workers)
     def claim(self, worker: int) -> None:
         if worker in self.model.held:
+            self._claims_in_vain(worker)
             return
         waiting = self._claimable()
         block = self.api.claim(self.nodes[worker])
@@ -109,6 +108,11 @@ class Histories(RuleBasedStateMachine):
             self.model.over.append(lost)
         shape = self.model.shapes[block["ablation_id"]]
         self.model.held[worker] = Held(block, self.nodes[worker], shape)
+
+    def _claims_in_vain(self, worker: int) -> None:
+        """Ask for a second block on a node with one device."""
+        headers, body = self.api.worker_of(f"machine-{worker}"), {"node_id": self.nodes[worker]}
+        assert self.api.client.post("/v1/blocks:claim", headers=headers, json=body).status_code == 409
 
     def _claimable(self) -> set[str]:
         ready = select(blocks.c.id).where(blocks.c.state == "queued", blocks.c.not_before <= db_now())
@@ -242,30 +246,28 @@ class Histories(RuleBasedStateMachine):
         assert stored == {name: count for name, count in told.items() if count}
 
     def teardown(self) -> None:
-        if not hasattr(self, "model"):
-            return
+        if hasattr(self, "model"):
+            with self.stack:
+                self._end()
+
+    def _end(self) -> None:
+        """End what goes on, and let the checker read the books."""
         for ablation in sorted(set(self.model.shapes) - self.model.cancelled):
             if self.api.cancel(ablation).status_code == 202:
                 self.model.cancelled.add(ablation)
         for held in self.model.held.values():
             self._give_back(held)
-        CANCELLED.update(self.model.cancelled)
         settle(self.api.store, self.ledger)
         books = books_of(self.api.store, self.ledger)
-        books.cancelled = CANCELLED
+        books.cancelled = self.model.cancelled
         assert problems(books) == []
 
 
-CANCELLED: set[str] = set()
-"""By all histories: they share a database."""
-
-
-def test_any_history_of_workers_people_and_time_leaves_true_books(api: Api) -> None:
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_any_history_of_workers_people_and_time_leaves_true_books(store: str) -> None:
     class Here(Histories):
-        """Histories of this database."""
+        kind = store
 
-    Here.api, Here.ledger = api, Ledger()
-    Here.nodes = [api.register(f"machine-{number}") for number in range(WORKERS)]
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     few = settings(max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=checks, database=None)
     run_state_machine_as_test(Here, settings=few)
