@@ -116,7 +116,7 @@ class RequestMiddleware:
 
     def _log(self, scope: HttpScope, status: int, seconds: float) -> None:
         if self._settings.log_requests:
-            log.info("%s %s %d in %.1f ms", scope["method"], scope["path"], status, 1000 * seconds)
+            log.info("%s %a %d in %.1f ms", scope["method"], scope["path"], status, 1000 * seconds)
 
 
 def _marks(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:

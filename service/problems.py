@@ -128,7 +128,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 def _client_left(request: Request, _error: Any) -> Response:
     """Say it to the log; a client may go away whenever it likes."""
-    log.info("%s %s: the client went away before its request was whole", request.method, request.url.path)
+    log.info("%s %a: the client went away before its request was whole", request.method, request.url.path)
     return Response(status_code=_CLIENT_LEFT)
 
 
@@ -143,7 +143,7 @@ def _database_error(request: Request, error: Any) -> Response:
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     with requested_by(request.scope.get("state", {}).get("request_id")):
-        log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
+        log.error("unexpected error in %s %a", request.method, request.url.path, exc_info=error)
     detail = "an unexpected error was recorded; tell an operator the request id"
     return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters but tab and newline, and signs that turn the direction of text."""
 
 
@@ -39,7 +39,7 @@ def current_request_id() -> str | None:
 
 def visible(text: str) -> str:
     """Return text from outside with nothing in it that steers a terminal: such signs are shown as pictures."""
-    return _UNSEEN.sub(_picture, text)
+    return UNSEEN.sub(_picture, text)
 
 
 def _picture(found: re.Match[str]) -> str:

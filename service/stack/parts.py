@@ -133,7 +133,7 @@ def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[S
             port=where.mlflow_port,
         ),
         ours(API, "service.app", lambda: _ok(where.api_url, "/healthz"), port=where.api_port),
-        ours(BACKGROUND, "service.background", lambda: _ok(where.api_url, "/readyz")),
+        ours(BACKGROUND, "service.background", lambda: _whole(where.api_url)),
         ours(WORKER, "workers.app", node_is_ready),
     )
 
@@ -180,6 +180,15 @@ def _mlflow(where: Addresses) -> tuple[str, ...]:
 def _ok(base: str, path: str) -> bool:
     try:
         return httpx.get(base + path, timeout=5.0, trust_env=False).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _whole(api_url: str) -> bool:
+    """Tell whether the API finds everything working, the background process too."""
+    try:
+        answer = httpx.get(api_url + "/readyz", timeout=5.0, trust_env=False)
+        return answer.status_code == httpx.codes.OK and answer.json()["degraded"] == []
     except httpx.TransportError:
         return False
 
