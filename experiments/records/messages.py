@@ -96,6 +96,8 @@ class ClaimedBlock(Frozen):
     """Share of the cores' time that others may take during a trial on the host, where times decide."""
     spec_digest: str
     rule_digest: str
+    request_id: str | None = None
+    """Of the request that submitted the ablation: the worker's log lines and calls carry it, too."""
     trials: tuple[ClaimedTrial, ...]
 
 

@@ -97,6 +97,7 @@ ablations = Table(
     Column("mlflow_experiment_id", String(64)),
     Column("mlflow_run_id", String(64)),
     Column("bundles", Text),
+    Column("request_id", String(64)),
     Index("ix_ablations_state_id", "state", "id"),
 )
 
