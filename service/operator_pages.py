@@ -1,9 +1,11 @@
 """What operators may ask without a token, each made once for all who ask: readiness, metrics, version."""
 
+import logging
 from importlib.metadata import version as package_version
 
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import generate_latest
+from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.records.receipts import SCHEMA_VERSION
 from service.metrics import PROCESS_REGISTRY, dependency_lines, registry_for
@@ -13,6 +15,8 @@ from service.settings import ServiceSettings
 from service.shared_answer import SharedAnswer
 from service.store.migrate import current_revision
 from service.store.session import Store
+
+log = logging.getLogger(__name__)
 
 METRICS_FRESH_S = 2.0
 VERSION_FRESH_S = 10.0
@@ -36,7 +40,12 @@ class OperatorPages:
     async def metrics(self) -> bytes:
         """Return all metrics in Prometheus' text form."""
         reachable = dependency_lines((await self._monitor.readiness()).checks)
-        return generate_latest(PROCESS_REGISTRY) + reachable + await self._of_store.get()
+        lines = generate_latest(PROCESS_REGISTRY) + reachable
+        try:
+            return lines + await self._of_store.get()
+        except SQLAlchemyError as error:  # the rest says that the database is away
+            log.warning("metrics without what is in the database: %s", error)
+            return lines
 
     async def version(self) -> Version:
         """Return which code and schema answer."""

@@ -1,9 +1,11 @@
 """Routes that tell what can be asked for and what is there to run it."""
 
+import json
 import re
+from functools import lru_cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Response
 
 from experiments.design.gate import GatePublic
 from experiments.design.gates import catalogue
@@ -71,8 +73,15 @@ def register_node(
     "/schema/ablation.json",
     operation_id="getSpecSchema",
     summary="The JSON Schema of a spec",
+    response_model=dict[str, Any],
     responses=problems(),
 )
-def get_spec_schema() -> dict[str, Any]:
+async def get_spec_schema() -> Response:
     """Return the schema that editors and other tools check a spec file with."""
-    return ablation_json_schema()
+    return Response(_spec_schema(), media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _spec_schema() -> bytes:
+    """Made once: anybody may ask for it."""
+    return json.dumps(ablation_json_schema()).encode()
