@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5
 DISCONNECT_S = 30
+_MAX_FILES = 65_536
 
 
 def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI:
@@ -91,9 +92,10 @@ class _Server(uvicorn.Server):
 
 
 def _allow_many_files() -> None:
-    """Take as many open files as the system gives: every stream and every connection is one."""
+    """Take as many open files as the system gives, within reason: every stream and every connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    wanted = _MAX_FILES if most == resource.RLIM_INFINITY else min(most, _MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def main() -> int:

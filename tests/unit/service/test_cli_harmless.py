@@ -13,7 +13,7 @@ from service.cli import show
 from service.cli.output import err, out, print_json, print_text, show_problem
 from service.schemas.nodes import NodePublic
 from service.schemas.problems import Problem, ProblemDetail
-from tests.public_rows import ablation
+from tests.public_rows import ablation_row
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m",
@@ -71,7 +71,7 @@ def test_nothing_from_outside_steers_a_terminal(
     monkeypatch.setattr("sys.stdout", stdout)
     monkeypatch.setattr("sys.stderr", stderr)
     out().print(show.nodes([_node(text)]))
-    out().print(show.ablations([ablation(name=text, waiting_for=text)]))
+    out().print(show.ablations([ablation_row(name=text, waiting_for=text)]))
     print_text(text)
     print_json(_node(text))
     problem = Problem(title="x", detail=text, errors=(ProblemDetail(pointer=text, detail=text, hint=text),))
