@@ -42,7 +42,7 @@ class ChangeFeed:
         self._task: asyncio.Task[None] | None = None
 
     async def changed(self, subject: str, seen: Mark | None, *, patience_s: float) -> Mark | None:
-        """Return the subject's mark as soon as it is not `seen`; `seen` after `patience_s`, or when the process ends."""
+        """Return the subject's mark as soon as it is not `seen`; `seen` after `patience_s`, or at the process's end."""
         waiter = _Waiter(seen=seen, told=asyncio.get_running_loop().create_future())
         self._waiting.setdefault(subject, set()).add(waiter)
         if self._task is None or self._task.done():

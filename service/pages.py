@@ -75,5 +75,5 @@ def encode_cursor(key: tuple[str | int, ...]) -> str:
 
 def decode_cursor(cursor: str, like: Key) -> Key:
     """Read a cursor that fits its list's pattern as a key with the types of `like`."""
-    values = tuple(type(part)(given) for part, given in zip(like, cursor.split("."), strict=True))
-    return values  # type: ignore[return-value]  # of the same types, one by one
+    parts = zip(like, cursor.split("."), strict=True)
+    return tuple(type(part)(given) for part, given in parts)  # type: ignore[return-value]  # of the same types

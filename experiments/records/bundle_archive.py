@@ -78,6 +78,8 @@ def read_tar(path: Path) -> dict[str, bytes]:
                 size.add(member.size)
                 content = archive.extractfile(member)
                 found[member.name] = b"" if content is None else content.read()
+    except BundleError:
+        raise
     except _BROKEN as error:
         raise refused(where, f"is not a tar file: {error}") from error
     return found

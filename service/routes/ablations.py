@@ -123,7 +123,11 @@ def _blocks_of(ablation_id: str) -> Listing[tuple[int], BlockPublic]:
     **_page_of(BlockPublic, 404, 422),
 )
 def list_blocks(
-    request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: Annotated[BlockQuery, Query()]
+    request: Request,
+    ablation_id: AblationId,
+    services: ServicesDep,
+    principal: Reader,
+    wanted: Annotated[BlockQuery, Query()],
 ) -> Response:
     """Return a page of blocks, by index."""
     return page(request, services.store, wanted, _blocks_of(ablation_id))
@@ -145,7 +149,11 @@ def _trials_of(ablation_id: str) -> Listing[tuple[int, int], TrialPublic]:
     **_page_of(TrialPublic, 404, 422),
 )
 def list_trials(
-    request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: Annotated[TrialQuery, Query()]
+    request: Request,
+    ablation_id: AblationId,
+    services: ServicesDep,
+    principal: Reader,
+    wanted: Annotated[TrialQuery, Query()],
 ) -> Response:
     """Return a page of trials, in running order."""
     return page(request, services.store, wanted, _trials_of(ablation_id))

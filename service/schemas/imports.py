@@ -14,7 +14,8 @@ class BundleFiles(Public):
 
     files: dict[str, str] = Field(
         max_length=MAX_BUNDLE_FILES,
-        description="Text of every file by its path below the bundle.", examples=[{"manifest.json": "{...}"}]
+        description="Text of every file by its path below the bundle.",
+        examples=[{"manifest.json": "{...}"}],
     )
 
 

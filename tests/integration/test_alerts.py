@@ -59,7 +59,9 @@ def _selectors(expression: str) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """Metric names in an expression, with their label matchers."""
     bare = re.sub(r"\b(by|on)\s*\([^)]*\)", "", expression)
     found = []
-    for name, inner in re.findall(r"\b([a-z_][a-z0-9_]*)\b(?:\s*\{([^}]*)\})?(?!\s*\()", re.sub(r"\[\d+[smhd]\]", "", bare)):
+    for name, inner in re.findall(
+        r"\b([a-z_][a-z0-9_]*)\b(?:\s*\{([^}]*)\})?(?!\s*\()", re.sub(r"\[\d+[smhd]\]", "", bare)
+    ):
         if name not in FUNCTIONS | WORDS and not re.search(rf'"[^"]*\b{name}\b[^"]*"', expression):
             found.append((name, re.findall(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"', inner)))
     return found
@@ -104,6 +106,7 @@ def test_the_page_names_no_alert_that_is_not_there() -> None:
 
 
 def test_a_metric_that_is_not_there_would_be_found() -> None:
-    expression = 'sum by (le) (rate(ablate_gone_total{status=~"5.."}[5m])) / up > 0.01 and on (instance) ablate_nodes == 0'
+    expression = (
+        'sum by (le) (rate(ablate_gone_total{status=~"5.."}[5m])) / up > 0.01 and on (instance) ablate_nodes == 0'
+    )
     assert [name for name, _ in _selectors(expression)] == ["ablate_gone_total", "up", "ablate_nodes"]
-

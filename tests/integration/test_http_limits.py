@@ -100,7 +100,7 @@ def test_the_large_limit_is_for_those_who_may_send_such_bodies(api: Api) -> None
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_head_is_taken_up_to_its_limit_and_refused_beyond(api: Api, seed: int) -> None:
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 - draws that repeat
     size = draw.choice([0, 10, 1000, MAX_HEAD_BYTES - 200, MAX_HEAD_BYTES + 1, 3 * MAX_HEAD_BYTES, 4 * MIB])
     size = max(0, size - draw.randrange(100))
     head = _head("/healthz", method="GET", Connection="close")[:-2]
@@ -118,30 +118,35 @@ def test_a_head_is_taken_up_to_its_limit_and_refused_beyond(api: Api, seed: int)
     assert status in ((200,) if size < MAX_HEAD_BYTES - 100 else (0, 431)), said[:300]
 
 
-def test_an_endless_head_is_cut_off(api: Api) -> None:
+def _send_until_closed(connection: socket.socket, piece: bytes, *, pause_s: float = 0.0) -> int:
+    """Send a piece again and again, 100 MB at most; return how much went out before the other side closed."""
     sent = 0
-    with _connect(api) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Endless: ")
+    try:
         while sent < 100 * MIB:
-            connection.sendall(b"a" * 65_536)
-            sent += 65_536
-    assert sent < 32 * MIB  # what the kernel's buffers took
+            connection.sendall(piece)
+            sent += len(piece)
+            time.sleep(pause_s)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return sent
+
+
+def test_an_endless_head_is_cut_off(api: Api) -> None:
+    with _connect(api) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Endless: ")
+        assert _send_until_closed(connection, b"a" * 65_536) < 32 * MIB  # what the kernel's buffers took
 
 
 def test_endless_trailers_are_cut_off(api: Api) -> None:
-    sent = 0
     head = _head("/v1/ablations", ADMIN, Content_Type="application/json", Transfer_Encoding="chunked")
-    with _connect(api) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+    with _connect(api) as connection:
         connection.sendall(head + b"1\r\n{\r\n0\r\n")
-        while sent < 100 * MIB:
-            connection.sendall(b"X-Trailer: " + b"a" * 8000 + b"\r\n")
-            sent += 8000
-    assert sent < 32 * MIB
+        assert _send_until_closed(connection, b"X-Trailer: " + b"a" * 8000 + b"\r\n") < 32 * MIB
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_an_honest_body_in_pieces_of_any_size_is_taken(api: Api, seed: int) -> None:
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 - draws that repeat
     body = json.dumps(spec_values(ablation=f"pieces-{seed}")).encode()
     pieces, rest = [], body
     while rest:
@@ -227,10 +232,9 @@ def test_300_stalled_connections_are_closed_and_hold_nobody_up(
 
 def test_a_drip_of_a_head_is_cut_off(impatient: Api) -> None:
     """A byte now and then does not count as progress."""
-    with _connect(impatient) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
-        for sign in b"GET /healthz HTTP/1.1\r\nHost: " + b"x" * 1000:
-            connection.sendall(bytes([sign]))
-            time.sleep(0.05)
+    with _connect(impatient) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
+        assert _send_until_closed(connection, b"x", pause_s=0.05) < 200
 
 
 def test_a_quiet_stream_outlives_the_time_for_requests(impatient: Api) -> None:
@@ -239,10 +243,7 @@ def test_a_quiet_stream_outlives_the_time_for_requests(impatient: Api) -> None:
         connection.sendall(_head(made["links"]["events"], ADMIN, method="GET"))
         while b"event: ablation.state" not in connection.recv(65536):
             pass
-        connection.settimeout(2.0)
-        with pytest.raises(TimeoutError):  # neither closed nor anything to say
-            while connection.recv(65536):
-                pass
+        assert not _is_closed(connection, within_s=2.0)
         impatient.cancel(made["id"])
         connection.settimeout(20)
         data = b""
@@ -285,9 +286,7 @@ def _eventually(holds: Callable[[], bool], within_s: float = 20) -> bool:
 
 def test_bodies_that_are_read_at_once_stay_within_a_budget(api: Api) -> None:
     """Four imports that stop before their end hold all that is allowed; a fifth waits until one of them is gone."""
-    head = _head(
-        "/v1/ablations:import", ADMIN, Content_Type="application/json", Content_Length=str(SMALL_REPORTS - 1)
-    )
+    head = _head("/v1/ablations:import", ADMIN, Content_Type="application/json", Content_Length=str(SMALL_REPORTS - 1))
     held = [_connect(api) for _ in range(4)]
     for connection in held:
         connection.sendall(head + b" " * (SMALL_REPORTS - 2))
@@ -308,7 +307,7 @@ def test_bodies_that_are_read_at_once_stay_within_a_budget(api: Api) -> None:
 
 def test_a_client_that_goes_away_is_no_error(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    draw = random.Random(7)
+    draw = random.Random(7)  # noqa: S311 - draws that repeat
     paths = ["/v1/ablations", "/v1/ablations:plan", "/v1/blocks:claim", "/v1/ablations:import"]
     for number in range(40):
         path = draw.choice(paths)

@@ -45,9 +45,7 @@ def followers() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.mark.slow
-def test_500_streams_hear_everything_and_hold_nobody_up(
-    tmp_path: Path, followers: asyncio.AbstractEventLoop
-) -> None:
+def test_500_streams_hear_everything_and_hold_nobody_up(tmp_path: Path, followers: asyncio.AbstractEventLoop) -> None:
     with served_api("sqlite", tmp_path) as api:
         made = [api.submit(ablation=f"followed-{number}") for number in range(20)]
         port = api.client.base_url.port or 0

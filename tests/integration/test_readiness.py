@@ -243,4 +243,3 @@ def test_sqlite_that_only_reads_for_a_while_is_written_to_again() -> None:
         folder.chmod(0o700)
         shutil.rmtree(folder)
     assert done.stdout == "well\n", done.stderr
-

@@ -57,16 +57,14 @@ def _node(text: str) -> NodePublic:
 
 
 def _texts() -> list[str]:
-    draw = random.Random(10)
+    draw = random.Random(10)  # noqa: S311 - draws that repeat
     signs = [*HOSTILE, "plain ", "[bold]", "é", "中", "\n", "[/]"]
     return [*HOSTILE, *("".join(draw.choices(signs, k=6)) for _ in range(40))]
 
 
 @pytest.mark.parametrize("on_terminal", [True, False], ids=["terminal", "file"])
 @pytest.mark.parametrize("text", _texts())
-def test_nothing_from_outside_steers_a_terminal(
-    text: str, on_terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_from_outside_steers_a_terminal(text: str, on_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stdout, stderr = (_Terminal(), _Terminal()) if on_terminal else (io.StringIO(), io.StringIO())
     monkeypatch.setattr("sys.stdout", stdout)
     monkeypatch.setattr("sys.stderr", stderr)

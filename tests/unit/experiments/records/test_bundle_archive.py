@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from experiments.errors import BundleError
+from experiments.records.bundle import Bundle
 from experiments.records.bundle_archive import MAX_BUNDLE_BYTES, MAX_BUNDLE_FILES
 from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.bundle_reader import open_bundle
@@ -38,7 +39,7 @@ def _named(name: str, **values: object) -> tarfile.TarInfo:
 
 
 def _zeros(path: Path, head: bytes, count_mib: int) -> Path:
-    with gzip.open(path, "wb", compresslevel=9) as file:
+    with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(head)
         for _ in range(count_mib):
             file.write(bytes(MIB))
@@ -46,16 +47,16 @@ def _zeros(path: Path, head: bytes, count_mib: int) -> Path:
 
 
 def _one_large_file(path: Path) -> Path:
-    return _zeros(path, _named("b/manifest.json", size=1600 * MIB).tobuf(), 1600)
+    return _zeros(path, _named("b/manifest.json", size=450 * MIB).tobuf(), 450)
 
 
 def _a_large_header(path: Path) -> Path:
-    """A pax header of 1.6 GB, which the standard library would read whole before anybody sees a name."""
-    return _zeros(path, _named("b/pax", size=1600 * MIB, type=tarfile.XHDTYPE).tobuf(), 1600)
+    """A pax header of 450 MB, which the standard library would read whole before anybody sees a name."""
+    return _zeros(path, _named("b/pax", size=450 * MIB, type=tarfile.XHDTYPE).tobuf(), 450)
 
 
 def _a_large_name(path: Path) -> Path:
-    return _zeros(path, _named("b/name", size=1600 * MIB, type=tarfile.GNUTYPE_LONGNAME).tobuf(), 1600)
+    return _zeros(path, _named("b/name", size=450 * MIB, type=tarfile.GNUTYPE_LONGNAME).tobuf(), 450)
 
 
 def _many_files(path: Path) -> Path:
@@ -134,7 +135,7 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(150))
 def test_a_damaged_archive_is_refused_or_still_says_what_it_said(seed: int, suffix: str, tmp_path: Path) -> None:
     """Random damage of every kind: either an error of ours, or the very bundle that went in."""
-    draw = random.Random(f"{seed}{suffix}")
+    draw = random.Random(f"{seed}{suffix}")  # noqa: S311 - draws that repeat
     plain = tmp_path / "b.tar"
     write_tar(FILES, plain)
     data = bytearray(plain.read_bytes())
@@ -146,12 +147,17 @@ def test_a_damaged_archive_is_refused_or_still_says_what_it_said(seed: int, suff
         data = _damaged(data, draw)
     path = tmp_path / f"c{suffix}"
     path.write_bytes(data)
+    assert _read(path) in (None, open_bundle(FILES))
+
+
+def _read(path: Path) -> Bundle | None:
+    """The bundle, None where it was refused with something said."""
     try:
-        bundle = open_bundle(read_bundle_files(path))
+        return open_bundle(read_bundle_files(path))
     except BundleError as error:
-        assert all(problem.detail for problem in error.problems)
-    else:
-        assert bundle == open_bundle(FILES)
+        if not all(problem.detail for problem in error.problems):
+            raise
+        return None
 
 
 def _damaged(data: bytearray, draw: random.Random) -> bytearray:
@@ -177,10 +183,21 @@ def _damaged(data: bytearray, draw: random.Random) -> bytearray:
 @pytest.mark.parametrize("seed", range(150))
 def test_damaged_files_of_a_bundle_are_refused_with_their_names(seed: int) -> None:
     """Every file changed at random, also into things that parsers choke on."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 - draws that repeat
     files = dict(FILES)
     path = draw.choice(sorted(files))
-    nasty = [b"", b"null", b"[" * 100_000, b"{}", b"\xff\xfe", b"1" * 10_000, b'{"a":NaN}', b'"\\ud800"', b"1e999", b"[]"]
+    nasty = [
+        b"",
+        b"null",
+        b"[" * 100_000,
+        b"{}",
+        b"\xff\xfe",
+        b"1" * 10_000,
+        b'{"a":NaN}',
+        b'"\\ud800"',
+        b"1e999",
+        b"[]",
+    ]
     files[path] = draw.choice([*nasty, bytes(_damaged(bytearray(files[path]), draw))])
     if files[path] == FILES[path]:
         return
