@@ -57,14 +57,10 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set
 
 def _selectors(expression: str) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """Metric names in an expression, with their label matchers."""
-    bare = re.sub(r"\b(by|on)\s*\([^)]*\)", "", expression)
-    found = []
-    for name, inner in re.findall(
-        r"\b([a-z_][a-z0-9_]*)\b(?:\s*\{([^}]*)\})?(?!\s*\()", re.sub(r"\[\d+[smhd]\]", "", bare)
-    ):
-        if name not in FUNCTIONS | WORDS and not re.search(rf'"[^"]*\b{name}\b[^"]*"', expression):
-            found.append((name, re.findall(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"', inner)))
-    return found
+    bare = re.sub(r"\b(by|on)\s*\([^)]*\)|\[\d+[smhd]\]", "", expression)
+    named = re.findall(r"\b([a-z_][a-z0-9_]*)\b(?:\s*\{([^}]*)\})?(?!\s*\()", re.sub(r"\d+e\d+", "", bare))
+    matchers = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
+    return [(name, matchers.findall(inner)) for name, inner in named if name not in FUNCTIONS | WORDS]
 
 
 @pytest.mark.parametrize("rule", _rules(), ids=lambda rule: rule["alert"])

@@ -89,13 +89,13 @@ def test_more_streams_than_allowed_are_refused_until_one_ends(tmp_path: Path) ->
     with served_api("sqlite", tmp_path, max_streams=3) as api:
         path = api.submit()["links"]["events"]
         held = [api.client.stream("GET", path, headers=api.admin) for _ in range(3)]
-        for one in held:
-            lines = one.__enter__().iter_lines()
-            assert "event: ablation.state" in lines
+        lines = [one.__enter__().iter_lines() for one in held]  # kept: a generator that goes closes its stream
+        assert all("event: ablation.state" in one for one in lines)
         refused = api.get(path)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "5"
         assert "3 streams are open" in refused.json()["detail"]
+        lines.pop().close()
         held.pop().__exit__(None, None, None)
         deadline = time.monotonic() + 20
         while True:
