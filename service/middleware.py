@@ -21,8 +21,9 @@ from service.body_budget import BodyBudget
 from service.errors import HeadTooLarge, Unauthorized
 from service.http_limits import MAX_HEAD_BYTES
 from service.metrics import observe_request
+from service.principals import Principal, Scope
 from service.settings import ServiceSettings
-from service.tokens import Authenticator, Principal, Scope
+from service.tokens import Authenticator
 
 HttpScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -22,6 +22,7 @@ from service.serializers import ablation_public, block_public, trial_public, wai
 from service.settings import ServiceSettings
 from service.sse import streams_of
 from service.store import ablations as store_ablations
+from service.store import tokens
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
@@ -168,8 +169,12 @@ def list_trials(
     responses=secured(404, 409, 422),
 )
 def cancel_ablation(ablation_id: AblationId, services: ServicesDep, principal: Submitter) -> AblationPublic:
-    """Cancel queued blocks at once and running ones through their workers; repeating it changes nothing."""
+    """Cancel queued blocks at once and running ones through their workers; repeating it changes nothing.
+
+    Operators cancel any ablation, others what they submitted.
+    """
     with services.store.write() as connection:
+        tokens.check_owner(connection, principal, ablation_id)
         store_ablations.cancel(connection, ablation_id, actor=principal.name)
     return _load(services, ablation_id)
 
