@@ -137,7 +137,9 @@ def _database_error(request: Request, error: Any) -> Response:
     if isinstance(error, InternalError) and not read_only:
         raise error
     what = "takes no changes now; what is stored can be read" if read_only else "cannot be reached or is too busy"
-    log.warning("the database %s: %s", what, getattr(error, "orig", None) or error)  # without the statement and its values
+    log.warning(
+        "the database %s: %s", what, getattr(error, "orig", None) or error
+    )  # without the statement and its values
     return _from_service_error(request, Unavailable(f"the database {what}", headers={"Retry-After": "1"}))
 
 

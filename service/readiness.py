@@ -36,7 +36,7 @@ class _Finished:
     check: DependencyCheck
 
 
-class Probe:
+class DependencyProbe:
     """Asks for one thing; a question that hangs is never asked twice, and holds up nobody."""
 
     def __init__(self, name: str, ask: Callable[[], str]) -> None:
@@ -80,12 +80,12 @@ class ReadinessMonitor:
     """Answers `/readyz` for everybody who asks, with one round of checks every two seconds at most."""
 
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
-        self._essential = Probe("database", lambda: _database(store))
+        self._essential = DependencyProbe("database", lambda: _database(store))
         self._others = (
-            Probe("writes", lambda: _writes(store)),
-            Probe("background", lambda: _background(store)),
-            Probe("broker", lambda: _broker(settings.celery_url)),
-            Probe("mlflow", lambda: _mlflow(settings.mlflow_url)),
+            DependencyProbe("writes", lambda: _writes(store)),
+            DependencyProbe("background", lambda: _background(store)),
+            DependencyProbe("broker", lambda: _broker(settings.celery_url)),
+            DependencyProbe("mlflow", lambda: _mlflow(settings.mlflow_url)),
         )
         self._shared = SharedAnswer(self._ask_all, fresh_s=FRESH_S)
 

@@ -69,7 +69,7 @@ def read_tar(path: Path) -> dict[str, bytes]:
     where = str(path)
     found: dict[str, bytes] = {}
     try:
-        with _opened(path) as source, tarfile.open(fileobj=_BoundedStream(source, where), mode="r|") as archive:
+        with _opened(path) as source, _stream_of(_BoundedStream(source, where)) as archive:
             size = BundleSize(where)
             for member in archive:
                 if member.isdir():
@@ -83,6 +83,10 @@ def read_tar(path: Path) -> dict[str, bytes]:
     except _BROKEN as error:
         raise refused(where, f"is not a tar file: {error}") from error
     return found
+
+
+def _stream_of(source: _BoundedStream) -> tarfile.TarFile:
+    return tarfile.open(fileobj=source, mode="r|")  # type: ignore[call-overload,no-any-return]  # it only reads
 
 
 def _check(member: tarfile.TarInfo, found: dict[str, bytes]) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import httpx_sse
@@ -17,8 +16,8 @@ import pytest
 from sqlalchemy import Connection
 
 from service.lifecycle import EventKind
-from service.store.session import Store
 from service.store.changes import Mark, ablation_marks
+from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.bench.api import free_port
 
