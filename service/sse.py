@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.outcomes import AblationState
 from service.change_feed import ChangeFeed
-from service.errors import Unavailable
+from service.errors import ServiceError, Unavailable
 from service.lifecycle import OVER, EventKind
 from service.schemas.events import Event
 from service.serializers import event_public
@@ -86,7 +86,7 @@ class Streams:
             yield format_sse_event(comment="the stream begins")
             async for frames in self._news(feed, subject, look, position):
                 yield frames
-        except SQLAlchemyError as error:  # the reader connects again and asks from where it was
+        except (SQLAlchemyError, ServiceError) as error:  # the reader connects again and asks from where it was
             log.warning("a stream ends early: %s", error)
         finally:
             self._open -= 1

@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import make_url
 
-from service.background import duties
+from service.background import threads
 from service.store import leaders
 from tests.api_stack import Api, running_api, served_api, settings_for
 from tests.factories import spec_values
@@ -56,7 +56,7 @@ def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         found = _readiness(api)
         assert (found["ready"], found["degraded"]) == (True, ["background", "broker", "mlflow"])
-        assert "nobody does: judge, projector, reconciler, webhooks" in found["checks"]["background"]["detail"]
+        assert "nobody does: judge, projector, reconciler, retention, webhooks" in found["checks"]["background"]["detail"]
         assert found["checks"]["database"] == {"ok": True, "detail": "sqlite"}
         assert api.submit()["state"] == "queued"
         metrics = api.client.get("/metrics").text
@@ -79,8 +79,8 @@ def test_background_counts_while_its_duties_are_held(tmp_path: Path) -> None:
 def test_the_duties_that_are_watched_are_those_of_the_background_process(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         settings = settings_for(api.store.url, tmp_path)
-        names = [duty.thread.name for duty in duties(api.store, settings, stop=threading.Event())]
-    assert sorted(names) == sorted(leaders.DUTIES)
+        names = {thread.name for thread in threads(api.store, settings, stop=threading.Event())}
+    assert names - {"keeper"} == set(leaders.DUTIES)
 
 
 @pytest.mark.slow
