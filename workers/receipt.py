@@ -144,6 +144,7 @@ class TrialRecord:
             peak_flops=self._peak_flops(),
             load_average_before=self.load_average,
             foreign_load=result.foreign_load,
+            stolen_load=result.stolen_load,
             foreign_busiest=self.foreign_busiest,
             throttle=self.device_events,
         )

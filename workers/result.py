@@ -60,7 +60,9 @@ class TrialResult(Frozen):
     flops_per_step: int = 0
     warmup_passes: tuple[float, ...] = ()
     foreign_load: float | None = None
-    """Share of the cores' time, from the warm-up to the window's end, that went to other processes."""
+    """Share of the cores' time, from the warm-up to the window's end, that went to others."""
+    stolen_load: float | None = None
+    """What of it a hypervisor gave to other machines."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     training_s: float = 0.0
