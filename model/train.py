@@ -29,7 +29,6 @@ from model.compilation import (
     Compilation,
     Forward,
     compilations,
-    generates_code,
     record_compilation,
     start_compilation,
 )
@@ -37,6 +36,7 @@ from model.config import TrainConfig
 from model.data import Dataset
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
+from model.generated_code import generates_code
 from model.host_load import HostLoad, HostShares
 from model.measurement import PeakMeter, read_clock_mhz
 from model.packing import Batch

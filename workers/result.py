@@ -31,6 +31,8 @@ class TrialOrder:
     """On a node class that compiles and executes nothing: what for."""
     trace_only: bool = False
     """Of a compilation: only trace the step, to see whether every gate can run."""
+    cold_caches: bool = False
+    """Whether compilers start with empty caches on disk."""
     dataset: Path | None = None
     """Folder of the dataset if it was prepared before; otherwise the trial looks for it, or builds it."""
     prepare_only: bool = False

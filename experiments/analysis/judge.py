@@ -17,7 +17,7 @@ from experiments.analysis.spreads import spreads_differ
 from experiments.analysis.stalls import stalls_differ
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
-from experiments.design.metrics import PAIRED_METRICS
+from experiments.design.metrics import PAIRED_METRICS, WINDOW_METRICS
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, alpha_of
 from experiments.design.rule import rule_digest, rule_of
@@ -74,15 +74,17 @@ class _Judge:
         self._spec = spec
         self._rule = spec.verdict
         self._family = len(plan.variants)
+        primary = self._rule.primary.metric
+        self._compared = tuple(m for m in PAIRED_METRICS if m == primary or m in WINDOW_METRICS)
         self._circumstances = circumstances
         self._block_minutes = _block_minutes(plan, whole)
 
     def comparisons(self, evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
-        """Compare every variant that has all its numbers on every ratio metric."""
+        """Compare every variant that has all its numbers on every metric of the window, and on the one that decides."""
         alphas = {one.arm.name: self._alpha(one) for one in evidence}
         levels = Levels(family=self._family, alphas=alphas, margin_pct=self._rule.primary.margin)
         found: dict[tuple[str, str], Comparison] = {}
-        for metric in PAIRED_METRICS:
+        for metric in self._compared:
             samples = {one.arm.name: sample_of(one, metric) for one in evidence}
             known = {arm: sample for arm, sample in samples.items() if sample is not None}
             found |= {(arm, metric): compared for arm, compared in compare(metric, known, levels).items()}
@@ -96,7 +98,7 @@ class _Judge:
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
     ) -> VariantVerdict:
         name, rule = evidence.arm.name, self._rule.primary
-        own = {metric: comparisons[name, metric] for metric in PAIRED_METRICS if (name, metric) in comparisons}
+        own = {metric: comparisons[name, metric] for metric in self._compared if (name, metric) in comparisons}
         primary = own.pop(rule.metric, None)
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)

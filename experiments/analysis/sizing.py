@@ -73,5 +73,6 @@ def sizing_problems(spec: AblationSpec, sizing: Sizing | None) -> list[SpecProbl
 
 def workload_of(plan: Plan, spec: AblationSpec) -> str:
     """Return the digest of what a calibration must agree with to size `plan`, on any device and whatever code ran."""
-    config = plan.baseline.config
-    return workload_digest(plan.node_class, spec.workload.recipe, shape_digest(config), estimator_digest(config))
+    config, recipe = plan.baseline.config, spec.workload.recipe
+    estimator = estimator_digest(config, spec.verdict.primary.metric)
+    return workload_digest(plan.node_class, recipe, shape_digest(config), estimator)

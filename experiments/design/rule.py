@@ -3,6 +3,7 @@
 from typing import Any
 
 from experiments.design.guard_limits import guard_limits
+from experiments.design.metrics import METRICS
 from experiments.design.power import ALPHA, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
@@ -15,6 +16,12 @@ ESTIMATOR: dict[str, Any] = {
     "5 %), or where outlier steps are more in one arm (sign-flip test over blocks at 5 %)",
 }
 """How one trial's timed steps become one number."""
+
+COMPILE_TIME: dict[str, Any] = {
+    "estimate": "wall seconds of the pass before step 0 that compiles, its one execution included",
+    "caches": "empty on disk when a trial starts",
+}
+"""How one trial's compilation becomes one number."""
 
 COMPARISON: dict[str, Any] = {
     "unit": "one trial per arm and block, d = ln(variant / baseline) within the block",
@@ -63,7 +70,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "blocks": spec.design.blocks.number,
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
-        "estimator": ESTIMATOR,
+        "estimator": COMPILE_TIME if METRICS[primary.metric].cold else ESTIMATOR,
         "comparison": EXACT_COMPARISON if primary.exact else COMPARISON,
         "guards": guard_limits(spec.placement.max_foreign_load / 100),
     }

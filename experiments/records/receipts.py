@@ -275,6 +275,8 @@ def _count_outliers(seconds: Sequence[float]) -> int:
 def read_metric(metric: Metric, receipt: Receipt) -> float | None:
     """Return `metric` in its unit; None where the receipt holds no value: no window, no memory, no generated kernel."""
     found: Any = reduce(_attribute, metric.field.split("."), receipt)  # type: ignore[arg-type]
+    if metric.counted:
+        return len(found) or None
     value: float | None = found if metric.summed is None else _sum(found, metric.summed)
     return value if value is None or metric.per == 1 else value / metric.per
 

@@ -48,6 +48,13 @@ def timing_problems(receipt: Receipt, *, max_foreign_load: float) -> list[str]:
     return [*_compilations(receipt), *_slow_downs(receipt), *_load_problems(receipt, max_foreign_load)]
 
 
+def cache_problems(receipt: Receipt) -> list[str]:
+    """Return the guard that one trial breaks if compile time decides: nothing may come from a cache on disk."""
+    if receipt.outcome is not Outcome.MEASURED or not receipt.compile_cache_hit:
+        return []
+    return ["everything that was compiled came from caches on disk, and compile time decides"]
+
+
 def window_s(receipt: Receipt) -> float:
     """Return the seconds of the timed steps."""
     return math.fsum(step.seconds for step in receipt.steps if step.phase == "timed")

@@ -14,6 +14,7 @@ from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
 from experiments.ids import new_id
 from kernels.backends import NODE_CLASSES, NodeClass
+from service.auto_blocks import sized_by
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
@@ -28,7 +29,7 @@ from service.serializers import accepted_public, links_of, plan_public, silent_l
 from service.store.ablations import mean_trial_s
 from service.store.calibrations import read_sizing
 from service.store.nodes import count_live
-from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, known_answer, store_submission
+from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, find_answer, store_submission
 
 router = APIRouter(prefix="/v1", tags=["submissions"])
 
@@ -63,6 +64,8 @@ _HEADERS = {
 def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -> PlanPublic:
     """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
     spec = parse_spec(body.content, body.content_type)
+    if spec.design.blocks.auto:
+        spec = _numbered(services, body)[1]
     plan = make_plan(spec)
     with services.store.read() as connection:
         live = count_live(connection, silent_s=silent_limit_s(services.settings))
@@ -72,6 +75,12 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
     return plan_public(
         plan, expected_device_minutes=_device_minutes(plan, seconds), node_classes=answers, sizing=sizing
     )
+
+
+def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpec]:
+    """Return a spec that leaves its number of blocks to the noise, with the number. Raises SpecError."""
+    found = sized_by(services.store, body)
+    return found, parse_spec(found.content, found.content_type)
 
 
 def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
@@ -140,6 +149,12 @@ def _body_digest(body: SpecBody) -> str:
 
 def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_by: str) -> GivenAnswer:
     spec = parse_spec(body.content, body.content_type)
+    if spec.design.blocks.auto:
+        with services.store.read() as connection:
+            before = find_answer(connection, key)
+        if before is not None:
+            return before
+        body, spec = _numbered(services, body)
     ablation_id = new_id("abl")
     submission = Submission(
         ablation_id=ablation_id,
@@ -157,7 +172,10 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_b
             _check_size(connection, submission)
     except KeyKnown:
         with services.store.read() as connection:
-            return known_answer(connection, key)
+            before = find_answer(connection, key)
+        if before is None:
+            raise
+        return before
     return answer
 
 
