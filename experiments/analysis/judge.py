@@ -7,6 +7,7 @@ from typing import Any
 from experiments.analysis.answer import Answer, capped, decide, granted, open_because, rejected_first, told
 from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.comparing import Levels, compare, sample_of
+from experiments.analysis.dependence import dependence_of
 from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactFinding, judge_exactly
 from experiments.analysis.prediction import ENOUGH, chances_of
@@ -29,6 +30,8 @@ from experiments.records.receipts import Receipt
 
 _NAMED_EARLIER = 3
 """Earlier askings that a note names."""
+_WORTH_A_NOTE = 1.005
+"""Widening from which a note says it."""
 
 
 def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumstances: Circumstances) -> Verdict:
@@ -82,7 +85,12 @@ class _Judge:
     def comparisons(self, evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
         """Compare every variant that has all its numbers on every metric of the window, and on the one that decides."""
         alphas = {one.arm.name: self._alpha(one) for one in evidence}
-        levels = Levels(family=self._family, alphas=alphas, margin_pct=self._rule.primary.margin)
+        levels = Levels(
+            family=self._family,
+            alphas=alphas,
+            margin_pct=self._rule.primary.margin,
+            dependence=dependence_of(self._circumstances.admission.calibrations),
+        )
         found: dict[tuple[str, str], Comparison] = {}
         for metric in self._compared:
             samples = {one.arm.name: sample_of(one, metric) for one in evidence}
@@ -165,6 +173,10 @@ class _Judge:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:g} % from which the rule adopts"
         if chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
+        if primary is not None and primary.widened >= _WORTH_A_NOTE:
+            yield (
+                f"neighbouring A/A blocks resemble each other: tests and intervals are {primary.widened:.2f} times wider"
+            )
         yield from self._family_notes(arm)
 
     def _family_notes(self, arm: str) -> Iterator[str]:
