@@ -106,9 +106,10 @@ def _blocks_schema(schema: dict[str, Any]) -> None:
     without_null(schema, "count", "looks")
     schema["properties"]["looks"] |= {"maxItems": MAX_LOOKS, "uniqueItems": True}
     schema["oneOf"] = [{"required": ["count"]}, {"required": ["looks"]}]
-    given = dict(schema)
-    schema.clear()
-    schema["anyOf"] = [{"const": AUTO}, given]
+
+
+def _or_auto(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"const": AUTO}, {"$ref": schema.pop("$ref")}]
 
 
 def _few_blocks_schema(schema: dict[str, Any]) -> None:
@@ -175,7 +176,8 @@ class Design(_SpecPart):
         Field(strict=False, min_length=1, max_length=MAX_SEEDS, json_schema_extra={"uniqueItems": True}),
     ] = Field(default=(1,), description="Training seeds; blocks cycle through them.")
     blocks: Blocks = Field(
-        description="Number of blocks, each of which holds every arm once; auto: as many as the measured noise asks for."
+        description="How many blocks, each of which holds every arm once; auto: as many as the measured noise asks for.",
+        json_schema_extra=_or_auto,
     )
     order_seed: int = Field(default=0, ge=0, le=2**53 - 1, description="Seed of the balanced random running order.")
     underpowered: bool = Field(
