@@ -1,4 +1,4 @@
-"""Which configurations generate code: by torch.compile, by the scan's lanes cuda and peer, by flex attention. Torch-free.
+"""Which configurations generate code: torch.compile, the scan in lanes cuda and peer, flex attention. Torch-free.
 
 XLA compiles whatever graph a step turns out to be when it ends, so there is no pass before step 0 for it: the first
 steps compile, and none after them.

@@ -16,12 +16,14 @@ from experiments.records.calibration import Calibration
 
 
 def with_number(body: bytes, content_type: str, known: Sequence[Calibration]) -> tuple[bytes, str]:
-    """Return (text, content type) of the spec in `body` with the number of blocks that it needs; it says `auto`.
+    """Return (text, content type) of the spec in `body` with the number of blocks that it needs, if it says `auto`.
 
     Statistics need as many as find `adopt_if` with the power of a planned design at the upper bound of the noise of
     the noisiest device among `known`; an exact metric two for every seed; a calibration those that admit a device.
     Raises SpecError where the noise is not known, or no allowed number is enough.
     """
+    if not parse_spec(body, content_type).design.blocks.auto:
+        return body, content_type
     count, because = _number(_with(load_values(body, content_type), MIN_BLOCKS), known)
     values = load_values(body, content_type)
     values["design"]["blocks"] = {"count": count}
@@ -43,7 +45,9 @@ def _number(spec: AblationSpec, known: Sequence[Calibration]) -> tuple[int, str]
     sizing = size_of(spec, make_plan(spec), known)
     if sizing is None:
         raise SpecError([unsized(spec)])
-    repeats = 2 * len(spec.design.seeds) if any(one.rule in COMPARED_WITH_REPEATS for one in spec.verdict.require) else 0
+    repeats = (
+        2 * len(spec.design.seeds) if any(one.rule in COMPARED_WITH_REPEATS for one in spec.verdict.require) else 0
+    )
     noise = f"sd of d at most {sizing.sd_upper_pct:.2f} %"
     if sizing.blocks_needed is None:
         detail = f"no allowed number of blocks finds {sizing.adopt_if_pct:g} %: {noise}"

@@ -174,9 +174,8 @@ class _Judge:
         if chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
-            yield (
-                f"neighbouring A/A blocks resemble each other: tests and intervals are {primary.widened:.2f} times wider"
-            )
+            wider = f"{primary.widened:.2f} times wider"
+            yield f"neighbouring A/A blocks resemble each other: tests and intervals are {wider}"
         yield from self._family_notes(arm)
 
     def _family_notes(self, arm: str) -> Iterator[str]:

@@ -115,9 +115,7 @@ def _or_auto(schema: dict[str, Any]) -> None:
 def _few_blocks_schema(schema: dict[str, Any]) -> None:
     """Publish that only an exact metric may decide after fewer blocks than statistics take."""
     enough = nested({"minimum": MIN_BLOCKS}, "design", "blocks", "count")
-    exact = nested(
-        {"required": ["metric"], "properties": {"metric": {"enum": [*EXACT_METRICS]}}}, "verdict", "primary"
-    )
+    exact = nested({"required": ["metric"], "properties": {"metric": {"enum": [*EXACT_METRICS]}}}, "verdict", "primary")
     schema["anyOf"] = [enough, exact]
 
 
@@ -176,7 +174,7 @@ class Design(_SpecPart):
         Field(strict=False, min_length=1, max_length=MAX_SEEDS, json_schema_extra={"uniqueItems": True}),
     ] = Field(default=(1,), description="Training seeds; blocks cycle through them.")
     blocks: Blocks = Field(
-        description="How many blocks, each of which holds every arm once; auto: as many as the measured noise asks for.",
+        description="How many blocks; each holds every arm once. auto: as many as the measured noise asks for.",
         json_schema_extra=_or_auto,
     )
     order_seed: int = Field(default=0, ge=0, le=2**53 - 1, description="Seed of the balanced random running order.")

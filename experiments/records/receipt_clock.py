@@ -74,7 +74,8 @@ def _pause_problems(receipt: Receipt) -> Iterator[str]:
     older, step_s = timed[0].began_s is None, statistics.median(step.seconds for step in timed)
     pause, which = (statistics.median(found), "median") if older else (found[len(found) // 4], "first quartile")
     if pause > MAX_GAP_S + MAX_GAP_SHARE * step_s:
-        yield f"between timed steps {pause:.3g} s pass ({which}) beside steps of {step_s:.3g} s: their seconds are short"
+        beside = f"beside steps of {step_s:.3g} s: their seconds are short"
+        yield f"between timed steps {pause:.3g} s pass ({which}) {beside}"
 
 
 def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:

@@ -67,7 +67,9 @@ def first_screen(view: AblationView) -> FirstScreen | None:
         )
         for layout in answer.by_effect
     )
-    return FirstScreen(lines=lines, baseline=_absolute(view, verdict.baseline), warnings=tuple(_warnings(view, verdict)))
+    return FirstScreen(
+        lines=lines, baseline=_absolute(view, verdict.baseline), warnings=tuple(_warnings(view, verdict))
+    )
 
 
 def _word(variant: VariantVerdict, word: Cell) -> Cell:
@@ -160,7 +162,7 @@ def _load(view: AblationView) -> Iterator[str]:
 def _drift(view: AblationView, verdict: Verdict) -> Iterator[str]:
     """Tell a change of the baseline from the first block to the last, by a straight line."""
     own = [r for r in view.whole_blocks.of(verdict.baseline) if r.outcome is Outcome.MEASURED and r.summary]
-    if len(own) < 3:  # noqa: PLR2004  # a line through two points says nothing
+    if len(own) < 3:  # a line through two points says nothing
         return
     order = sorted(own, key=lambda r: r.started_at)
     logs = np.log([r.summary.tokens_per_s for r in order if r.summary])

@@ -11,7 +11,9 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
     """Return what the rule asks for, in sentences."""
     primary, metric = rule["primary"], METRICS[rule["primary"]["metric"]]
     blocks = wording.counted(rule["blocks"], "block")
-    return " ".join((_decides(primary, metric.label, metric.decides == "exact", blocks), *_requirements(rule["require"])))
+    return " ".join(
+        (_decides(primary, metric.label, metric.decides == "exact", blocks), *_requirements(rule["require"]))
+    )
 
 
 def _decides(primary: Mapping[str, Any], label: str, exact: bool, blocks: str) -> str:

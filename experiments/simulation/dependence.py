@@ -1,4 +1,4 @@
-"""Dependence between blocks: what it does to wrong words, where it comes from, and what widening by A/A blocks mends."""
+"""Dependence between blocks: what it does to words, where it comes from, what widening mends."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
@@ -17,7 +18,6 @@ from experiments.records.bundle_reader import open_bundle
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import make_plan_file, plan_file_text
 from experiments.reporting.view import bundle_view, judge_bundle
-from service.auto_blocks import sized
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 from service.schemas import SpecBody
@@ -61,10 +61,10 @@ def import_(
 
 
 def write_plan(body: SpecBody, path: Path, *, known: Sequence[Calibration] = (), as_json: bool) -> None:
-    """Write the plan file of a spec, sized by what is `known` about noise if it asks for that; say what to do with it."""
-    spec = sized(body, known)
-    plan = make_plan(parse_spec(spec.content, spec.content_type))
-    file = make_plan_file(plan, spec_text=spec.content.decode(), content_type=spec.content_type)
+    """Write the plan file of a spec, sized by what is `known` about noise if it asks so; say what to do with it."""
+    content, content_type = with_number(body.content, body.content_type, known)
+    plan = make_plan(parse_spec(content, content_type))
+    file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type)
     path.write_text(plan_file_text(file), encoding="utf-8")
     if as_json:
         print_json({"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest})

@@ -34,7 +34,7 @@ def verify_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute digests, signatures and statistics from the raw samples; say who signed. Exit 1 when anything is not good."""
+    """Recompute digests, signatures and statistics from raw samples; say who signed. Exit 1 unless all is good."""
     findings = {name: found for path in files for name, found in _examine(path, frozenset(key or ()))}
     if as_json:
         print_json({"receipts": [{"receipt": name, "problems": found} for name, found in findings.items()]})

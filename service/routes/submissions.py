@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 from sqlalchemy import Connection
 
+from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.sizing import sizing_problems
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
@@ -14,7 +15,6 @@ from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
 from experiments.ids import new_id
 from kernels.backends import NODE_CLASSES, NodeClass
-from service.auto_blocks import sized_by
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
@@ -27,7 +27,7 @@ from service.schemas import (
 )
 from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.store.ablations import mean_trial_s
-from service.store.calibrations import read_sizing
+from service.store.calibrations import read_calibrations, read_sizing
 from service.store.nodes import count_live
 from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, find_answer, store_submission
 
@@ -79,8 +79,10 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
 
 def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpec]:
     """Return a spec that leaves its number of blocks to the noise, with the number. Raises SpecError."""
-    found = sized_by(services.store, body)
-    return found, parse_spec(found.content, found.content_type)
+    with services.store.read() as connection:
+        known = read_calibrations(connection)
+    content, content_type = with_number(body.content, body.content_type, known)
+    return SpecBody(content=content, content_type=content_type), parse_spec(content, content_type)
 
 
 def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:

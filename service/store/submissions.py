@@ -60,7 +60,7 @@ class KeyKnown(ServiceError):
 
 
 def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | None:
-    """Return the answer given before to this key, None before the first. Raises IdempotencyMismatch for another body."""
+    """Return the answer given before to this key, or None. Raises IdempotencyMismatch for another body."""
     query = _KNOWN.where(idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
     row = connection.execute(query).first()
     if row is None:

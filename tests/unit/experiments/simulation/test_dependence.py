@@ -1,4 +1,4 @@
-"""Dependence between blocks, simulated: drawn orders keep it out of the differences; what follows the arms is widened."""
+"""Dependence between blocks, simulated: drawn orders keep it out of d; what follows the arms is widened."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_independent_blocks_lose_little():
     found = dependent(following_arms, 0.0, blocks=10, repetitions=REPETITIONS)
     assert is_at_most(found.plain, alpha_of(1))
     assert is_at_most(found.widened, alpha_of(1))
-    assert found.factor < 1.15
+    assert found.factor < 1.2
 
 
 def test_the_simulated_estimate_is_the_one_of_calibrations():
