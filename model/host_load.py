@@ -65,7 +65,7 @@ class HostLoad:
 
 
 def _share(part: float, whole: float) -> float:
-    return min(1.0, max(0.0, part) / whole)
+    return round(min(1.0, max(0.0, part) / whole), 6)
 
 
 def core_times(cores: set[int]) -> CoreTimes | None:

@@ -29,6 +29,8 @@ COMPARISON: dict[str, Any] = {
     "askings": "4 % for the first asking of a question, 1 % / (m (m - 1)) for the m-th: 5 % over all",
     "covariate": "place of the variant in the block minus place of the baseline, least squares",
     "test": "Student's t at every number of blocks",
+    "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
+    "the A/A blocks asks for (bias corrected, 0 to 0.9)",
     "interval": "t, simultaneous over the variants (Bonferroni), ending at zero or margin where Holm proves the side",
     "beside": "sign flip p, exact up to 16 blocks, 9999 seeded flips beyond; reported, not decisive",
     "several_variants": "Holm over all planned variants, for difference and for sameness",

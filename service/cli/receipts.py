@@ -60,9 +60,11 @@ def get(
     if output is None:
         print_json(found)
         return
-    one = isinstance(found, SignedReceipt)
-    plain = found.model_dump(mode="json") if one else [r.model_dump(mode="json") for r in found]
-    output.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    plain = [one.model_dump(mode="json") for one in (found if isinstance(found, list) else [found])]
+    output.write_text(
+        json.dumps(plain if isinstance(found, list) else plain[0], indent=2, ensure_ascii=False) + "\n",
+        encoding="utf-8",
+    )
     out().print(str(output))
 
 
