@@ -104,6 +104,13 @@ class Invalid(ServiceError):
     slug = "invalid-request"
 
 
+class HeadTooLarge(ServiceError):
+    """Request line and headers are larger than allowed."""
+
+    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    slug = "head-too-large"
+
+
 class UnsupportedMediaType(ServiceError):
     """The body's content type is not supported."""
 
@@ -144,6 +151,48 @@ class KeyRefused(ServiceError):
 
     status = HTTPStatus.FORBIDDEN
     slug = "key-refused"
+
+
+class NotOwner(ServiceError):
+    """A token may change only what it submitted itself; operators may change everything."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "not-owner"
+
+
+class QuotaUsedUp(ServiceError):
+    """The ablations of this token have used its device minutes up."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "quota-used-up"
+
+
+class NameTaken(ServiceError):
+    """There is something of this name already."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "name-taken"
+
+
+class TokenOfSettings(ServiceError):
+    """The secret of this token comes from the service's settings; change it there."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "token-of-settings"
+
+
+class NodeTaken(ServiceError):
+    """A living node of this name is registered as something else."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "node-taken"
+
+
+class NodeBusy(ServiceError):
+    """This node holds as many blocks as it has devices."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "node-busy"
 
 
 class WebhookRefused(ServiceError):

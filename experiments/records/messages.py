@@ -1,23 +1,37 @@
 """Wire messages between service and workers, the only place where the two meet. All are JSON over HTTP."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 from experiments.records.signing import PublicKey, Signature, block_statement
 from experiments.retries import FINAL_WITH_RECEIPT
 
+FencingToken = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{22}$", examples=["hZ3V5T8QW2R4Y6M9N0P1Sw"])]
+"""128 random bits, URL-safe: whoever shows it was given the block."""
+
+
+def _number(value: Any) -> Any:
+    """Refuse text and truth values, which pydantic would turn into numbers; the schema forbids them."""
+    if isinstance(value, str | bytes | bool):
+        raise ValueError(f"expected a number, got {value!r:.80}")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number)]
+
 
 class DeviceInfo(Frozen):
     """One accelerator, or the CPU of a CPU node."""
 
-    index: int
+    index: Whole
     name: str
     serial: str | None = None
-    memory_bytes: int
+    memory_bytes: Whole
 
 
 class NodeRegistration(Frozen):
@@ -65,11 +79,10 @@ class ClaimedTrial(Frozen):
 
 
 class ClaimedBlock(Frozen):
-    """A block under a lease. Every later call carries `token`; a stale one gets 409."""
+    """A block under a lease. Every later call carries `token`; any other gets 409."""
 
     attempt_id: str
-    token: int
-    """Fencing token; grows with every attempt at this block."""
+    token: FencingToken
     attempt_no: int
     lease_s: float
     heartbeat_s: float
@@ -83,8 +96,12 @@ class ClaimedBlock(Frozen):
     """Whether times decide: what disturbs nothing but times (load, clocks, heat) spoils the block then only."""
     max_foreign_load: float
     """Share of the cores' time that others may take during a trial on the host, where times decide."""
+    cold_caches: bool
+    """Whether every trial starts with empty caches of compilers on disk: where compile time decides."""
     spec_digest: str
     rule_digest: str
+    request_id: str | None = None
+    """Of the request that submitted the ablation: the worker's log lines and calls carry it, too."""
     trials: tuple[ClaimedTrial, ...]
 
 
@@ -92,17 +109,17 @@ class TrialProgress(Frozen):
     """Where the running trial is, for people who watch."""
 
     trial_id: str
-    steps_done: int
-    steps_total: int
-    tokens_per_s: float | None = None
-    loss: float | None = None
+    steps_done: Whole
+    steps_total: Whole
+    tokens_per_s: Number | None = None
+    loss: Number | None = None
 
 
 class LogChunk(Frozen):
     """A piece of a trial's log; a chunk at an offset already stored is ignored."""
 
     trial_id: str
-    offset: int = Field(ge=0)
+    offset: Whole = Field(ge=0)
     """Absolute byte offset of the first byte of `text` encoded as UTF-8."""
     text: str
 
@@ -110,7 +127,7 @@ class LogChunk(Frozen):
 class Heartbeat(Frozen):
     """`POST /v1/attempts/{id}:heartbeat`."""
 
-    token: int
+    token: FencingToken
     progress: tuple[TrialProgress, ...] = ()
     logs: tuple[LogChunk, ...] = ()
 
@@ -125,7 +142,7 @@ class HeartbeatReply(Frozen):
 class BlockReport(Frozen):
     """`POST /v1/attempts/{id}:report`: the whole block at once, or why it broke."""
 
-    token: int
+    token: FencingToken
     receipts: tuple[Mapping[str, Any], ...] = ()
     """Receipts as JSON, one for each trial; empty when the block broke."""
     logs: tuple[LogChunk, ...] = ()
@@ -149,6 +166,6 @@ class BlockReport(Frozen):
 class Release(Frozen):
     """`POST /v1/attempts/{id}:release`: give the block back without a result."""
 
-    token: int
+    token: FencingToken
     failure_class: FailureClass
     message: str
