@@ -11,7 +11,7 @@ from sqlalchemy import func, select, update
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import breaks, used_up_by
-from experiments.retries import MAX_ATTEMPTS, final_failures
+from experiments.retries import RETRY_RULES, final_failures
 from service.reconciler import Reconciler
 from service.store.breaks import broken_attempts
 from service.store.columns import db_now
@@ -243,7 +243,7 @@ def test_release_gives_the_block_to_the_next_at_once(api: Api) -> None:
 def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    limit = MAX_ATTEMPTS[FailureClass.TIMEOUT]
+    limit = RETRY_RULES[FailureClass.TIMEOUT].attempts
     for _ in range(6 * limit):
         block = claimed(api, node)
         answer = api.attempt(block, "report", failure_class="timeout", message="trial took\x00 too long")
