@@ -19,22 +19,13 @@ from experiments.analysis.verdicts import Verdict
 from experiments.design.gate import GatePublic
 from experiments.records.receipts import Receipt
 from service.lifecycle import EventKind
-from service.schemas import (
-    AblationAccepted,
-    AblationPublic,
-    BlockPublic,
-    CalibrationList,
-    Event,
-    ImportPublic,
-    KeyList,
-    NodeList,
-    NodePublic,
-    PlanPublic,
-    Problem,
-    SpecBody,
-    SpecText,
-    TrialPublic,
-)
+from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
+from service.schemas.calibrations import CalibrationList
+from service.schemas.events import Event
+from service.schemas.imports import ImportPublic
+from service.schemas.nodes import KeyList, NodeList, NodePublic
+from service.schemas.problems import Problem
+from service.schemas.submissions import AblationAccepted, PlanPublic, SpecBody, SpecText
 from service.settings import get_client_settings
 
 _TIMEOUT = httpx.Timeout(30.0, connect=3.0)

@@ -16,7 +16,7 @@ from experiments.ids import id_pattern
 from service.dispatch import WakePublisher
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
 from service.rate_limit import RateLimiter
-from service.schemas import SpecBody
+from service.schemas.submissions import SpecBody
 from service.settings import ServiceSettings
 from service.store.session import Store
 from service.tokens import Authenticator, Principal, Scope

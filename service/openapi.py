@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from experiments.design.spec import ablation_json_schema
-from service.schemas import Problem
+from service.schemas.problems import Problem
 
 DESCRIPTION = """Submit an ablation, watch it, and read its verdict.
 

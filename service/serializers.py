@@ -10,21 +10,18 @@ from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState
 from experiments.records.messages import NodeRegistration
-from service.schemas import (
-    AblationAccepted,
+from service.schemas.ablations import (
     AblationPublic,
     BlockCounts,
     BlockPublic,
-    Event,
-    KeyPublic,
     Links,
-    NodeClassAnswer,
-    NodePublic,
-    PlanPublic,
     Progress,
     TrialCounts,
     TrialPublic,
 )
+from service.schemas.events import Event
+from service.schemas.nodes import KeyPublic, NodePublic
+from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
 from service.settings import ServiceSettings
 from service.store.ablations import blocks_ahead
 from service.store.columns import rfc3339

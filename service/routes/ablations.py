@@ -15,7 +15,8 @@ from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
 from service.pages import Listing, PageQuery, PageQueryDep, page
 from service.responses import document, secured
-from service.schemas import AblationPublic, BlockPublic, Page, TrialPublic
+from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
+from service.schemas.public import Page
 from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
 from service.settings import ServiceSettings
 from service.sse import ablation_events, event_stream

@@ -8,7 +8,7 @@ from experiments.outcomes import AttemptState, BlockState
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
 from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
 from service.responses import secured
-from service.schemas import AttemptClosed
+from service.schemas.attempts import AttemptClosed
 from service.signatures import checked_signature
 from service.store import attempts, claims, keys, logs, nodes, reports
 from service.verification import claimed_block, report_digest, verify_report

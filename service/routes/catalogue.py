@@ -15,7 +15,7 @@ from kernels.backends import NODE_CLASSES
 from service.deps import Reader, ServicesDep, Worker, json_only
 from service.errors import Invalid
 from service.responses import problems, secured
-from service.schemas import NodeList
+from service.schemas.nodes import NodeList
 from service.serializers import node_public
 from service.store import keys, nodes
 

@@ -18,12 +18,7 @@ from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
 from service.responses import etag_of, secured
-from service.schemas import (
-    AblationAccepted,
-    NodeClassAnswer,
-    PlanPublic,
-    SpecBody,
-)
+from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.store.ablations import mean_trial_s
 from service.store.calibrations import read_sizing
