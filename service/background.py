@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from experiments.ids import new_id
 from experiments.reporting.mlflow_sink import Sink
 from service.errors import ConfigurationError
+from service.dispatch import WakeResender
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
@@ -101,8 +102,12 @@ class Duty:
 def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) -> list[Duty]:
     """Build the duties of this process."""
     reconciler = Reconciler(
-        store, settings.celery_url, sentinel_days=settings.sentinel_days, silent_s=silent_limit_s(settings)
+        store,
+        sentinel_days=settings.sentinel_days,
+        silent_s=silent_limit_s(settings),
+        node_breaks=settings.node_breaks,
     )
+    resender = WakeResender(store, settings.celery_url)
     sink = Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment)
     handlers = OutboxHandlers(store, sink, webhook_of(settings))
 
@@ -119,7 +124,13 @@ def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) ->
     def tell() -> bool:
         return handlers.run_due(OutboxKind.HOOK)
 
-    works = {"reconciler": reconcile, "judge": judge, "projector": project, "webhooks": tell}
+    works = {
+        "reconciler": reconcile,
+        "wakes": resender.run_due,
+        "judge": judge,
+        "projector": project,
+        "webhooks": tell,
+    }
     return [Duty(store, name, work, stop=stop) for name, work in works.items()]
 
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 import httpx_sse
@@ -157,6 +158,11 @@ class Ablations:
             self._connection.call("POST", f"/v1/ablations/{ablation_id}:cancel").json()
         )
 
+    def set_priority(self, ablation_id: str, priority: int) -> AblationPublic:
+        """Change the priority of what is not over; higher runs first."""
+        answer = self._connection.call("PATCH", f"/v1/ablations/{ablation_id}", json={"priority": priority})
+        return AblationPublic.model_validate(answer.json())
+
     def verdict(self, ablation_id: str) -> Verdict:
         """Return the verdict; raises Refused (409) before there is one."""
         return self._connection.get(f"/v1/ablations/{ablation_id}/verdict", Verdict)
@@ -296,6 +302,23 @@ class Client:
     def nodes(self) -> list[NodePublic]:
         """Return the nodes that have registered."""
         return self._connection.get("/v1/nodes", NodeList).items
+
+    def drain_node(self, name: str) -> list[NodePublic]:
+        """Let a node finish its block and give it no other; return all nodes."""
+        return self._stop_or_go(name, "drain")
+
+    def quarantine_node(self, name: str, *, reason: str) -> list[NodePublic]:
+        """Give a node nothing more, for a reason that people read; return all nodes."""
+        return self._stop_or_go(name, "quarantine", reason=reason)
+
+    def resume_node(self, name: str) -> list[NodePublic]:
+        """Give a drained or quarantined node work again; return all nodes."""
+        return self._stop_or_go(name, "resume")
+
+    def _stop_or_go(self, name: str, verb: str, **body: str) -> list[NodePublic]:
+        options = {"json": body} if body else {}
+        path = f"/v1/nodes/{quote(name, safe='')}:{verb}"
+        return NodeList.model_validate(self._connection.call("POST", path, **options).json()).items
 
 
 def checked(response: httpx.Response) -> httpx.Response:

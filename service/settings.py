@@ -59,6 +59,8 @@ class ServiceSettings(BaseSettings):
     """Workers report this often."""
     claim_poll_s: float = Field(default=5.0, gt=0)
     """Workers ask for work at least this often."""
+    node_breaks: int = Field(default=3, ge=0)
+    """A node is quarantined after so many attempts in a row that broke for its sake; 0 for never."""
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body, block reports and imports excepted."""
     max_report_bytes: int = Field(default=67_108_864, ge=1024)

@@ -11,7 +11,7 @@ from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
 from experiments.reporting.pull_request import pull_request_markdown
-from service.cli import aa, bundles, calibration_files, gates_page, history, keys, published, receipts, show
+from service.cli import aa, bundles, calibration_files, gates_page, history, keys, priority, published, receipts, show
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.sized_spec import with_blocks
@@ -28,6 +28,7 @@ app.add_typer(published.app)
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(keys.app, name="keys")
 app.add_typer(history.app)
+app.add_typer(priority.app)
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
 JudgedArgument = Annotated[

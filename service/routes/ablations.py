@@ -17,10 +17,11 @@ from service.pages import Listing, PageQuery, PageQueryDep, page
 from service.responses import document, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.public import Page
-from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
+from service.serializers import ablation_public, block_public, silent_limit_s, trial_public
 from service.settings import ServiceSettings
 from service.sse import ablation_events, event_stream
 from service.store import ablations as store_ablations
+from service.waiting import waiting
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
@@ -70,9 +71,9 @@ def list_ablations(
 
 def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
     labels = store_ablations.labels_of(connection, [row.id for row in rows])
-    waiting = waiting_reasons(connection, rows, settings)
+    waits = waiting(connection, rows, silent_s=silent_limit_s(settings))
     url = settings.mlflow_link_url
-    return [ablation_public(r, labels[r.id], waiting_for=waiting.get(r.id), mlflow=url) for r in rows]
+    return [ablation_public(r, labels[r.id], waiting=waits.get(r.id), mlflow=url) for r in rows]
 
 
 @router.get(
@@ -84,10 +85,11 @@ def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSetti
 )
 def get_ablation(request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader) -> Response:
     """Return the ablation as it stands."""
-    return document(request, _load(services, ablation_id))
+    return document(request, load(services, ablation_id))
 
 
-def _load(services: Services, ablation_id: str) -> AblationPublic:
+def load(services: Services, ablation_id: str) -> AblationPublic:
+    """Return the ablation as it stands. Raises NotFound."""
     with services.store.read() as connection:
         return _public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
 
@@ -148,7 +150,7 @@ def cancel_ablation(ablation_id: AblationId, services: ServicesDep, principal: S
     """Cancel queued blocks at once and running ones through their workers; repeating it changes nothing."""
     with services.store.write() as connection:
         store_ablations.cancel(connection, ablation_id, actor=principal.name)
-    return _load(services, ablation_id)
+    return load(services, ablation_id)
 
 
 @router.get(

@@ -101,14 +101,6 @@ def get_receipt(connection: Connection, trial_id: str) -> Row[Any]:
     return row
 
 
-def blocks_ahead(connection: Connection, row: Row[Any]) -> int:
-    """Return how many queued blocks of the same node class will be claimed before this ablation's first."""
-    mine = select(func.max(blocks.c.priority)).where(blocks.c.ablation_id == row.id).scalar_subquery()
-    waiting = select(func.count()).where(blocks.c.state == BlockState.QUEUED, blocks.c.node_class == row.node_class)
-    earlier = (blocks.c.priority > mine) | ((blocks.c.priority == mine) & (blocks.c.ablation_id < row.id))
-    return int(connection.execute(waiting.where(earlier)).scalar_one())
-
-
 def count_by_state(connection: Connection, table: Table) -> dict[str, int]:
     """Return the number of rows of `table` in each state."""
     query = select(table.c.state, func.count()).group_by(table.c.state)

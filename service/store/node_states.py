@@ -8,12 +8,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from experiments.outcomes import AttemptState, FailureClass
+from experiments.records.messages import DeviceHealth
 from experiments.retries import SPEAKS_AGAINST_NODE
 from service.errors import NotFound
 from service.store.columns import db_now, storable
 from service.store.tables import attempts, nodes
 
-_ENDED = (AttemptState.DONE, AttemptState.BROKEN, AttemptState.EXPIRED)
+_ENDED = tuple(state for state in AttemptState if state is not AttemptState.RUNNING)
 _LOOK_BACK = 30
 """Attempts of a node that are looked at."""
 
@@ -39,9 +40,9 @@ def _change(connection: Connection, name: str, **values: Any) -> None:
         raise NotFound(f"there is no node {name!r}; ablate nodes lists all")
 
 
-def note_device(connection: Connection, node_id: str, *, state: str, reason: str | None) -> None:
+def note_device(connection: Connection, node_id: str, state: DeviceHealth, reason: str | None) -> None:
     """Quarantine a node that says so of its device; that it says "ok" again later ends nothing."""
-    if state == "ok":
+    if state is DeviceHealth.OK:
         return
     told = f"its worker says: {reason or 'no reason given'}"
     healthy = (nodes.c.id == node_id, nodes.c.quarantined_reason.is_(None))
@@ -58,7 +59,8 @@ def judge_node(connection: Connection, node_id: str, *, limit: int) -> str | Non
     if limit == 0:
         return None
     broken = _broken_in_a_row(connection, node_id)
-    broken = [row for row in broken if row.ablation_id not in _broken_elsewhere(connection, node_id, broken)]
+    elsewhere = _broken_elsewhere(connection, node_id, broken)
+    broken = [row for row in broken if row.ablation_id not in elsewhere]
     if len(broken) < limit or len({_work(row) for row in broken}) < 2:
         return None
     last = broken[0]
@@ -86,10 +88,10 @@ def _broken_in_a_row(connection: Connection, node_id: str) -> list[Row[Any]]:
 def _broken_elsewhere(connection: Connection, node_id: str, broken: list[Row[Any]]) -> set[str]:
     """Return the ablations among those of `broken` that broke by such a class on another node as well."""
     query = select(attempts.c.ablation_id).where(
-        attempts.c.ablation_id.in_({row.ablation_id for row in broken}),
+        attempts.c.ablation_id.in_(sorted({row.ablation_id for row in broken})),
         attempts.c.node_id != node_id,
         attempts.c.state.in_(_ENDED),
-        attempts.c.failure_class.in_(SPEAKS_AGAINST_NODE),
+        attempts.c.failure_class.in_(sorted(SPEAKS_AGAINST_NODE)),
     )
     return set(connection.execute(query.distinct()).scalars())
 

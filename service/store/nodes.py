@@ -10,6 +10,7 @@ from experiments.outcomes import BlockState
 from experiments.records.messages import NodeRegistration
 from service.errors import NotFound
 from service.store.columns import db_now
+from service.store.placement import lanes_that_ran
 from service.store.tables import blocks, nodes
 
 _ID = re.compile(id_pattern("nod"))
@@ -20,6 +21,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration) 
     values = {
         "node_class": registration.node_class,
         "registration": registration.model_dump_json(),
+        "lanes": lanes_that_ran(registration.lanes),
         "registered_at": db_now(),
         "seen_at": db_now(),
     }

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, Row, or_, select
 
 from experiments.design.plan import Plan
 from service.store.columns import db_now
@@ -13,8 +14,17 @@ from service.store.tables import blocks, nodes
 ELSEWHERE_S = 300.0
 """A block that broke for a node's sake waits so long for another one, where another one takes work."""
 
+HEARD_S = 60.0
+"""A node that was silent for longer is no better place: it may be gone."""
+
 ANY_LANE = ""
 """What a block needs that was stored before it was known."""
+
+_TAKES_WORK = (
+    nodes.c.seen_at > db_now() - HEARD_S,
+    nodes.c.quarantined_reason.is_(None),
+    nodes.c.draining.is_(False),
+)
 
 
 def lanes_of(plan: Plan) -> str:
@@ -27,11 +37,11 @@ def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:
     return None if lanes is None else json.dumps(sorted(lane for lane, problem in lanes.items() if problem is None))
 
 
-def fits(node: Row[tuple[object, ...]]) -> ColumnElement[bool]:
+def fits(node: Row[Any]) -> ColumnElement[bool]:
     """Return the condition that a waiting block may be given to `node`."""
-    elsewhere = (blocks.c.avoid_node_id == node.id) & (blocks.c.avoid_until > db_now())
-    may = func.coalesce(elsewhere, False) == False  # noqa: E712  # NULL where the block broke nowhere
-    return may if node.lanes is None else may & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
+    avoid = blocks.c.avoid_node_id
+    free = or_(avoid.is_(None), avoid != node.id, blocks.c.avoid_until <= db_now())
+    return free if node.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
 
 
 def _runnable(lanes: list[str]) -> list[str]:
@@ -40,16 +50,12 @@ def _runnable(lanes: list[str]) -> list[str]:
     return [ANY_LANE, *(",".join(chosen) for size in sizes for chosen in combinations(sorted(lanes), size))]
 
 
-def works_elsewhere(connection: Connection, node_id: str, node_class: str, *, silent_s: float) -> bool:
+def can_run(lanes: str | None, needed: str) -> bool:
+    """Tell whether a node whose check stored `lanes` may run a block that stored `needed`."""
+    return lanes is None or set(needed.split(",")) <= {ANY_LANE, *json.loads(lanes)}
+
+
+def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bool:
     """Tell whether another node of the class takes work now."""
-    others = select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *takes_work(silent_s))
+    others = select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *_TAKES_WORK)
     return connection.execute(others.limit(1)).first() is not None
-
-
-def takes_work(silent_s: float) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions that a node was heard lately and is not stopped."""
-    return (
-        nodes.c.seen_at > db_now() - silent_s,
-        nodes.c.quarantined_reason.is_(None),
-        nodes.c.draining.is_(False),
-    )

@@ -7,7 +7,7 @@ block in every round, nobody who comes later is served twice before, and a claim
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, func, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect, func, select, text, update
 
 from experiments.outcomes import BlockState
 from service.errors import AblationOver
@@ -44,18 +44,19 @@ def reach(connection: Connection, node_class: str, priority: int, turn: int) -> 
         connection.execute(_REACH, {"node_class": node_class, "priority": priority, "turn": turn})
 
 
-def next_turn(connection: Connection, ablation_id: str, node_class: str, priority: int) -> int:
+def next_turn(connection: Connection, block: Row[Any]) -> int:
     """Return the turn of a block that comes back to the queue: its ablation's next one; the others move one back.
 
     A retry is a block like any other, so that an ablation which breaks often gets no more of the nodes. A block that is
     being claimed at this moment is skipped instead of waited for: locks are taken on blocks first.
     """
     own = select(blocks.c.id, blocks.c.turn).where(
-        blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.QUEUED
+        blocks.c.ablation_id == block.ablation_id, blocks.c.state == BlockState.QUEUED
     )
     rows = connection.execute(own.order_by(blocks.c.id).with_for_update(skip_locked=True)).all()
     if not rows:
-        return connection.scalar(select(reached(node_class, priority))) or 0
+        now = connection.scalar(select(reached(block.node_class, block.priority))) or 0
+        return max(now, block.turn + 1)
     later = update(blocks).where(blocks.c.id.in_([row.id for row in rows]))
     connection.execute(later.values(turn=blocks.c.turn + 1))
     return min(row.turn for row in rows)

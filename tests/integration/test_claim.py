@@ -39,13 +39,13 @@ def expire(api: Api) -> int:
     """Let every lease run out and the reconciler see it."""
     with api.store.write() as connection:
         connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() - 1))
-    return Reconciler(api.store, "memory://").expire_leases()
+    return Reconciler(api.store).expire_leases()
 
 
 def ready(api: Api) -> None:
     """Let the pause before every retry be over."""
     with api.store.write() as connection:
-        connection.execute(update(blocks).values(not_before=0.0))
+        connection.execute(update(blocks).values(not_before=0.0, avoid_until=0.0))
 
 
 def state_of(api: Api, ablation_id: str) -> dict[str, Any]:
