@@ -17,7 +17,7 @@ from service.errors import Invalid
 from service.responses import problems, secured
 from service.schemas.nodes import NodeList
 from service.serializers import node_public
-from service.store import keys, nodes
+from service.store import keys, node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 
@@ -64,6 +64,7 @@ def register_node(
     with services.store.write() as connection:
         keys.admit(connection, name, registration.public_key)
         node_id = nodes.register(connection, name, registration)
+        node_states.note_device(connection, node_id, registration.device_state, registration.device_reason)
     return NodeRegistered(node_id=node_id, claim_poll_s=services.settings.claim_poll_s)
 
 

@@ -8,7 +8,7 @@ from service.store.columns import db_now
 from service.store.placement import fits
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 from service.store.transitions import Transitions, lock_ablation
-from service.store.turns import ORDER, reach
+from service.store.turns import ORDER, took_turn
 
 BESIDE_TRIAL_S = 300.0
 """What a worker may need beside each trial of a block: data to prepare, a device to be released, a report to send."""
@@ -69,7 +69,7 @@ def claim_block(connection: Connection, node_id: str, *, lease_s: float) -> str 
             started_at=db_now(),
         )
     transitions.flush()
-    reach(connection, block.node_class, block.priority, block.turn)
+    took_turn(connection, block)
     return attempt_id
 
 

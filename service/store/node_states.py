@@ -74,7 +74,7 @@ def judge_node(connection: Connection, node_id: str, *, limit: int) -> str | Non
 def _broken_in_a_row(connection: Connection, node_id: str) -> list[Row[Any]]:
     """Return what broke on a node since its last finished block and since it was resumed, newest first."""
     since = select(nodes.c.resumed_at).where(nodes.c.id == node_id).scalar_subquery()
-    query = select(attempts).where(attempts.c.node_id == node_id, attempts.c.started_at > since)
+    query = select(attempts).where(attempts.c.node_id == node_id, attempts.c.ended_at > since)
     query = query.where(attempts.c.state.in_(_ENDED)).order_by(attempts.c.started_at.desc()).limit(_LOOK_BACK)
     found = []
     for row in connection.execute(query):

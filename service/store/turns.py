@@ -7,7 +7,7 @@ block in every round, nobody who comes later is served twice before, and a claim
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect, func, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect, bindparam, func, select, text, update
 
 from experiments.outcomes import BlockState
 from service.errors import AblationOver
@@ -26,6 +26,8 @@ ORDER: tuple[ColumnElement[Any], ...] = (
 _WAITING = (BlockState.HELD, BlockState.QUEUED)
 _OPEN = (*_WAITING, BlockState.RUNNING)
 
+_SET_TURN = update(blocks).where(blocks.c.id == bindparam("own_id")).values(turn=bindparam("own_turn"))
+
 _REACH = text(
     "INSERT INTO turns (node_class, priority, turn) VALUES (:node_class, :priority, :turn) "
     "ON CONFLICT (node_class, priority) DO UPDATE SET turn = excluded.turn WHERE turns.turn < excluded.turn"
@@ -38,10 +40,15 @@ def reached(node_class: ColumnElement[str] | str, priority: ColumnElement[int] |
     return select(func.coalesce(turn.scalar_subquery(), 0)).scalar_subquery()
 
 
-def reach(connection: Connection, node_class: str, priority: int, turn: int) -> None:
-    """Note that a block of this turn was given out."""
-    if turn > (connection.scalar(select(reached(node_class, priority))) or 0):
-        connection.execute(_REACH, {"node_class": node_class, "priority": priority, "turn": turn})
+def took_turn(connection: Connection, block: Row[Any]) -> None:
+    """Note that a waiting block was given out. An ablation that stayed behind, because nobody could take its blocks,
+    goes on with the others and does not catch up."""
+    now = connection.scalar(select(reached(block.node_class, block.priority))) or 0
+    if block.turn > now:
+        queue = {"node_class": block.node_class, "priority": block.priority, "turn": block.turn}
+        connection.execute(_REACH, queue)
+    elif block.turn < now:
+        join_queue(connection, block.ablation_id, later=1)
 
 
 def next_turn(connection: Connection, block: Row[Any]) -> int:
@@ -62,19 +69,22 @@ def next_turn(connection: Connection, block: Row[Any]) -> int:
     return min(row.turn for row in rows)
 
 
-def join_queue(connection: Connection, ablation_id: str, *, first: int) -> None:
-    """Give the waiting blocks of an ablation from the index `first` on turns that start where its queue is now."""
-    row = connection.execute(
-        select(ablations.c.node_class, ablations.c.priority).where(ablations.c.id == ablation_id)
-    ).one()
-    waiting = update(blocks).where(blocks.c.ablation_id == ablation_id, blocks.c.state.in_(_WAITING))
-    turn = reached(row.node_class, row.priority) + blocks.c["index"] - first
-    connection.execute(waiting.where(blocks.c["index"] >= first).values(turn=turn))
+def join_queue(connection: Connection, ablation_id: str, *, later: int = 0) -> None:
+    """Give the waiting blocks of an ablation, in their order, turns that start `later` than where its queue is now."""
+    queue = select(ablations.c.node_class, ablations.c.priority).where(ablations.c.id == ablation_id)
+    row = connection.execute(queue).one()
+    start = later + (connection.scalar(select(reached(row.node_class, row.priority))) or 0)
+    waiting = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state.in_(_WAITING))
+    ordered = waiting.order_by(blocks.c.turn, blocks.c["index"]).with_for_update(skip_locked=True)
+    ids = connection.execute(ordered).scalars().all()
+    if ids:
+        turns_of = [{"own_id": block_id, "own_turn": start + place} for place, block_id in enumerate(ids)]
+        connection.execute(_SET_TURN, turns_of)
 
 
 def set_priority(connection: Connection, ablation_id: str, priority: int, *, actor: str) -> None:
     """Change the priority of an ablation's blocks that are not over. Raises AblationOver when all are."""
-    first = _lock_open(connection, ablation_id)
+    _lock_open(connection, ablation_id)
     state = lock_ablation(connection, ablation_id)
     if state in OVER:
         raise AblationOver(f"ablation {ablation_id} is {state}; its priority decides nothing any more")
@@ -85,16 +95,13 @@ def set_priority(connection: Connection, ablation_id: str, priority: int, *, act
     connection.execute(update(ablations).where(own).values(priority=priority))
     is_open = (blocks.c.ablation_id == ablation_id, blocks.c.state.in_(_OPEN))
     connection.execute(update(blocks).where(*is_open).values(priority=priority))
-    join_queue(connection, ablation_id, first=first)
+    join_queue(connection, ablation_id, later=1)
     transitions = Transitions(connection, ablation_id, actor=actor)
     reason, data = f"priority {old} became {priority}", {"priority": priority}
     transitions.add_event(EventKind.PRIORITY, ablation_id, reason=reason, data=data)
     transitions.flush()
 
 
-def _lock_open(connection: Connection, ablation_id: str) -> int:
-    """Lock the blocks that are not over, by id; return the lowest index of those that wait, 0 where none does."""
-    index = blocks.c["index"].label("block_index")
-    own = select(blocks.c.state, index).where(blocks.c.ablation_id == ablation_id, blocks.c.state.in_(_OPEN))
-    rows = connection.execute(own.order_by(blocks.c.id).with_for_update()).all()
-    return min((row.block_index for row in rows if row.state in _WAITING), default=0)
+def _lock_open(connection: Connection, ablation_id: str) -> None:
+    own = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state.in_(_OPEN))
+    connection.execute(own.order_by(blocks.c.id).with_for_update()).all()
