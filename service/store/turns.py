@@ -23,6 +23,9 @@ ORDER: tuple[ColumnElement[Any], ...] = (
 )
 """How blocks of one node class are given out."""
 
+CATCH_UP = 3
+"""Turns that an ablation may make up for at once after a time in which nobody could take its blocks."""
+
 _WAITING = (BlockState.HELD, BlockState.QUEUED)
 _OPEN = (*_WAITING, BlockState.RUNNING)
 
@@ -41,13 +44,15 @@ def reached(node_class: ColumnElement[str] | str, priority: ColumnElement[int] |
 
 
 def took_turn(connection: Connection, block: Row[Any]) -> None:
-    """Note that a waiting block was given out. An ablation that stayed behind, because nobody could take its blocks,
-    goes on with the others and does not catch up."""
+    """Note that a waiting block was given out.
+
+    An ablation that stayed far behind, because nobody could take its blocks, goes on with the others.
+    """
     now = connection.scalar(select(reached(block.node_class, block.priority))) or 0
     if block.turn > now:
         queue = {"node_class": block.node_class, "priority": block.priority, "turn": block.turn}
         connection.execute(_REACH, queue)
-    elif block.turn < now:
+    elif block.turn < now - CATCH_UP:
         join_queue(connection, block.ablation_id, later=1)
 
 
