@@ -54,6 +54,7 @@ class FinalWhen(Enum):
     ARM_IN_BLOCK = auto()
     """Those of the same arm in the same block."""
 
+
 FINAL_WHEN_REPEATED: dict[FailureClass, FinalWhen] = {
     FailureClass.TIMEOUT: FinalWhen.ARM,
     FailureClass.NO_RECEIPT: FinalWhen.ARM,

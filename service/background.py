@@ -16,8 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.ids import new_id
 from experiments.reporting.mlflow_sink import Sink
-from service.errors import ConfigurationError
 from service.dispatch import WakeResender
+from service.errors import ConfigurationError
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler

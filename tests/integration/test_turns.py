@@ -139,7 +139,9 @@ def test_waiting_says_which_worker_is_gone(api: Api) -> None:
         connection.execute(update(nodes).values(seen_at=db_now() - 95))
         connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() + 20))
     text = shown(api, made)["waiting_for"]
-    assert text.startswith("node 'gone', which runs block 1 and was last heard 95 s ago; the block goes back to the queue in")
+    assert text.startswith(
+        "node 'gone', which runs block 1 and was last heard 95 s ago; the block goes back to the queue in"
+    )
 
 
 def test_waiting_names_every_node_that_does_not_work_and_why(api: Api) -> None:
@@ -184,7 +186,6 @@ def test_list_answers_for_all_rows_with_a_fixed_number_of_queries(api: Api) -> N
 
 
 def _queries_of_list(api: Api) -> int:
-
 
     seen = []
     engine = api.store.reader
