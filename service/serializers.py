@@ -22,6 +22,7 @@ from service.schemas.ablations import (
 from service.schemas.events import Event
 from service.schemas.nodes import KeyPublic, NodePublic
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
+from service.schemas.tokens import SecretPublic, TokenPublic
 from service.settings import ServiceSettings
 from service.store.columns import rfc3339
 from service.waiting import Waiting
@@ -132,3 +133,13 @@ def _node_state(row: Row[Any]) -> str:
     if row.draining:
         return "draining" if row.running_block else "drained"
     return "works"
+
+
+def token_public(row: Row[Any], *, secrets: list[SecretPublic], used: float) -> TokenPublic:
+    """Build the wire type; `secrets` are those that count, `used` the device minutes of its ablations."""
+    return TokenPublic.model_validate(_fields(row, secrets=secrets, device_minutes_used=used))
+
+
+def secret_public(row: Row[Any]) -> SecretPublic:
+    """Build the wire type."""
+    return SecretPublic.model_validate(_fields(row))

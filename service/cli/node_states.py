@@ -19,7 +19,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's na
 def drain(node: NameArgument, as_json: JsonOption = False) -> None:
     """Let a node finish the block that it runs, and give it no other."""
     with Client() as client:
-        _show(client.drain_node(node), as_json=as_json)
+        _show(client.node_states.drain(node), as_json=as_json)
 
 
 @app.command()
@@ -31,7 +31,7 @@ def quarantine(
 ) -> None:
     """Give a node nothing more until it is resumed; what it runs goes on."""
     with Client() as client:
-        _show(client.quarantine_node(node, reason=reason), as_json=as_json)
+        _show(client.node_states.quarantine(node, reason=reason), as_json=as_json)
 
 
 @app.command()
@@ -39,7 +39,7 @@ def quarantine(
 def resume(node: NameArgument, as_json: JsonOption = False) -> None:
     """Give a drained or quarantined node work again. What broke on it until now does not count any more."""
     with Client() as client:
-        _show(client.resume_node(node), as_json=as_json)
+        _show(client.node_states.resume(node), as_json=as_json)
 
 
 def _show(rows: list[NodePublic], *, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from service.serializers import ablation_public, block_public, silent_limit_s, t
 from service.settings import ServiceSettings
 from service.sse import ablation_events, event_stream
 from service.store import ablations as store_ablations
+from service.store import tokens
 from service.waiting import waiting
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
@@ -147,8 +148,12 @@ def list_trials(
     responses=secured(404, 409, 422),
 )
 def cancel_ablation(ablation_id: AblationId, services: ServicesDep, principal: Submitter) -> AblationPublic:
-    """Cancel queued blocks at once and running ones through their workers; repeating it changes nothing."""
+    """Cancel queued blocks at once and running ones through their workers; repeating it changes nothing.
+
+    Operators cancel any ablation, others what they submitted.
+    """
     with services.store.write() as connection:
+        tokens.check_owner(connection, principal, ablation_id)
         store_ablations.cancel(connection, ablation_id, actor=principal.name)
     return load(services, ablation_id)
 

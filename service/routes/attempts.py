@@ -23,15 +23,16 @@ router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_on
     response_model=ClaimedBlock,
     responses={
         204: {"description": "Nothing waits that this node can run, or it is stopped."},
-        **secured(404, 413, 415, 422),
+        **secured(404, 409, 413, 415, 422),
     },
 )
 def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) -> Response:
     """Give the node the block whose turn it is among those that it can run; nothing while it is stopped."""
     settings = services.settings
     with services.store.write() as connection:
-        nodes.mark_seen(connection, wanted.node_id)
+        nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
         node_states.note_device(connection, wanted.node_id, wanted.device_state, wanted.device_reason)
+        claims.check_capacity(connection, wanted.node_id)
         attempt_id = claims.claim_block(connection, wanted.node_id, lease_s=settings.lease_s)
     if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -48,12 +49,12 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
 def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, principal: Worker) -> HeartbeatReply:
     """Extend the lease of an attempt that still holds its block."""
     with services.store.write() as connection:
+        node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
+        nodes.mark_seen(connection, node_id, owner=principal.node)
         locked = attempts.lock_attempt(connection, attempt_id, beat.token)
         logs.append(connection, locked, beat.logs)
         attempts.store_progress(connection, locked, beat.progress)
         cancel, lease_s = attempts.renew_lease(connection, locked, lease_s=services.settings.lease_s)
-        nodes.mark_seen(connection, locked.attempt.node_id)
-        node_states.note_device(connection, locked.attempt.node_id, beat.device_state, beat.device_reason)
     return HeartbeatReply(lease_s=lease_s, cancel=cancel)
 
 
@@ -67,6 +68,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
     """Store the receipts of a whole block, or why it broke. Repeating the same report changes nothing."""
     digest = report_digest(report)
     with services.store.read() as connection:
+        nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         if reports.was_reported(connection, attempt_id, report.token, digest):
             return _closed(services, attempt_id)
         if report.failure_class is None:
@@ -99,6 +101,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
 def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep, principal: Worker) -> AttemptClosed:
     """End the attempt; the block waits for another worker, or is over when its attempts are used up."""
     with services.store.write() as connection:
+        nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         locked = attempts.lock_attempt(connection, attempt_id, release.token)
         why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
         attempts.end_without_result(connection, locked, AttemptState.RELEASED, why, actor=locked.attempt.node_id)

@@ -8,7 +8,7 @@ from service.deps import AblationId, ServicesDep, Submitter, json_only
 from service.responses import secured
 from service.routes.ablations import load
 from service.schemas.ablations import AblationPublic
-from service.store import ablations, turns
+from service.store import tokens, turns
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
@@ -27,6 +27,6 @@ def set_priority(
 ) -> AblationPublic:
     """Move the blocks that are not over to another priority; those that run go on, and keep it if they break."""
     with services.store.write() as connection:
-        ablations.check_exists(connection, ablation_id)
+        tokens.check_owner(connection, principal, ablation_id)
         turns.set_priority(connection, ablation_id, priority, actor=principal.name)
     return load(services, ablation_id)

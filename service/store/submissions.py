@@ -39,6 +39,8 @@ class Submission:
     spec_text: str
     content_type: str
     submitted_by: str
+    token_id: str | None = None
+    """Whose it is; None for the service itself and for what was imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,7 @@ def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
         "trial_timeout_s": spec.limits.trial,
         "device_minutes": spec.limits.device_minutes,
         "submitted_by": submission.submitted_by,
+        "token_id": submission.token_id,
         "blocks_planned": len(plan.blocks),
         "device_s": 0.0,
         "priority": spec.limits.priority,
@@ -167,7 +170,6 @@ def _work_rows(
             "turn": turn + block.index,
             "lanes": lanes,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
-            "token": 0,
             "attempt_no": 0,
             "not_before": 0.0,
             "avoid_until": 0.0,

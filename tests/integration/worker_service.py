@@ -77,6 +77,8 @@ class Service:
         self.calls.append((path, body, time.monotonic()))
         if self.away or (path.endswith(":report") and self._refuses_report()):
             return 503, {"title": "away"}
+        if path == "/v1/identity":
+            return 200, {"name": "node/tester", "scope": "worker", "node": "tester"}
         if path.startswith("/v1/nodes/"):
             return 200, {"node_id": "nod_1", "claim_poll_s": 5.0}
         if path == "/v1/blocks:claim":
@@ -164,7 +166,7 @@ def block(
     )
     return ClaimedBlock(
         attempt_id=f"att_{attempt}",
-        token=1,
+        token="t" * 22,
         attempt_no=1,
         lease_s=lease_s,
         heartbeat_s=0.2,
