@@ -51,6 +51,7 @@ def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, pri
     with services.store.write() as connection:
         node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         nodes.mark_seen(connection, node_id, owner=principal.node)
+        node_states.note_device(connection, node_id, beat.device_state, beat.device_reason)
         locked = attempts.lock_attempt(connection, attempt_id, beat.token)
         logs.append(connection, locked, beat.logs)
         attempts.store_progress(connection, locked, beat.progress)

@@ -107,7 +107,7 @@ def block_state(connection: Connection, attempt_id: str) -> tuple[str, str]:
 
 
 def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float) -> tuple[bool, float]:
-    """Extend the lease up to the block's limit; return whether the worker is asked to stop, and what the lease is now."""
+    """Extend the lease up to the block's limit; return whether the worker is asked to stop, and what is left of it."""
     until = case((blocks.c.limit_at < db_now() + lease_s, blocks.c.limit_at), else_=db_now() + lease_s)
     renewed = update(blocks).where(blocks.c.id == locked.block.id).values(lease_until=until)
     left_s = connection.execute(renewed.returning(blocks.c.lease_until - db_now())).scalar_one()

@@ -102,7 +102,7 @@ def test_worker_that_distrusts_its_device_is_quarantined_until_an_operator_resum
     assert api.claim(one) is None
     act(api, "one", "resume")
     claim = {"node_id": one, **bad}
-    assert api.client.post("/v1/blocks:claim", headers=api.worker, json=claim).status_code == 204
+    assert api.client.post("/v1/blocks:claim", headers=api.worker_of("one"), json=claim).status_code == 204
     assert node(api, "one")["state"] == "quarantined"
     act(api, "one", "resume")
     assert claimed(api, one)["block_index"] == 1
@@ -221,11 +221,12 @@ def test_block_goes_only_where_its_lanes_ran(api: Api) -> None:
 
     def registered(lanes: dict[str, str | None] | None) -> str:
         body = {**registration, "lanes": lanes}
-        answer = api.client.put("/v1/nodes/one", headers=api.worker, json=body)
+        answer = api.client.put("/v1/nodes/one", headers=api.worker_of("one"), json=body)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["node_id"])
 
-    one = registered({"reference": "the answer was wrong", "cuda": None})
+    one = api.register("one")
+    assert registered({"reference": "the answer was wrong", "cuda": None}) == one
     assert api.claim(one) is None
     assert node(api, "one")["lanes"] == {"reference": "the answer was wrong", "cuda": None}
     assert api.claim(registered({"reference": None, "cuda": "no device"})) is not None

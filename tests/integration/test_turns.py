@@ -61,7 +61,8 @@ def test_higher_priority_runs_first_and_leaves_the_turns_of_others_alone(api: Ap
     node = api.register()
     first, second = api.submit(), api.submit()
     assert given(api, node, 3, lettered(first, second)) == "aba"
-    urgent = api.submit(limits={"priority": 90})
+    urgent = api.submit()
+    assert set_priority(api, urgent, 90).status_code == 200
     assert given(api, node, 10, lettered(first, second, urgent)) == "ccccccbaba"
 
 
