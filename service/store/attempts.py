@@ -110,9 +110,9 @@ def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float
     """Extend the lease up to the block's limit; return whether the worker is asked to stop, and what is left of it."""
     until = case((blocks.c.limit_at < db_now() + lease_s, blocks.c.limit_at), else_=db_now() + lease_s)
     renewed = update(blocks).where(blocks.c.id == locked.block.id).values(lease_until=until)
-    left_s = connection.execute(renewed.returning(blocks.c.lease_until - db_now())).scalar_one()
+    limit_s = connection.execute(renewed.returning(blocks.c.limit_at - db_now())).scalar_one()
     cancel = lock_ablation(connection, locked.block.ablation_id) == AblationState.CANCELLING
-    return cancel, max(0.0, min(lease_s, left_s))
+    return cancel, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
 
 
 def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:

@@ -287,6 +287,7 @@ def test_submit_wakes_every_worker_of_the_class_at_once(
 
 def test_resender_wakes_again_for_blocks_that_nobody_claimed(tmp_path: Path, broker: str) -> None:
     with running_api("sqlite", tmp_path, broker_url="memory://") as api, Listener(broker, "cpu") as ear:
+        api.register()
         made = api.submit()
         WakeResender(api.store, broker).run_due()
         until(lambda: ear.heard)
