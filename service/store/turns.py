@@ -68,10 +68,10 @@ def next_turn(connection: Connection, block: Row[Any]) -> int:
     rows = connection.execute(own.order_by(blocks.c.id).with_for_update(skip_locked=True)).all()
     if not rows:
         now = connection.scalar(select(reached(block.node_class, block.priority))) or 0
-        return max(now, block.turn + 1)
+        return max(now, int(block.turn) + 1)
     later = update(blocks).where(blocks.c.id.in_([row.id for row in rows]))
     connection.execute(later.values(turn=blocks.c.turn + 1))
-    return min(row.turn for row in rows)
+    return min(int(row.turn) for row in rows)
 
 
 def join_queue(connection: Connection, ablation_id: str, *, later: int = 0) -> None:

@@ -26,7 +26,7 @@ def upgrade() -> None:
     op.create_index("ix_attempts_node_id_started_at", "attempts", ["node_id", "started_at"])
     _fill()
     op.drop_index("ix_blocks_queue", table_name="blocks")
-    order = ["node_class", sa.text("priority DESC"), "turn", "ablation_id", "index"]
+    order: list[str | sa.TextClause] = ["node_class", sa.text("priority DESC"), "turn", "ablation_id", "index"]
     op.create_index("ix_blocks_queue", "blocks", order, sqlite_where=_QUEUED, postgresql_where=_QUEUED)
 
 
@@ -77,5 +77,5 @@ def downgrade() -> None:
         op.drop_column("blocks", column)
     for column in ("priority", "device_s", *(f"blocks_{name}" for name in _COUNTED)):
         op.drop_column("ablations", column)
-    order = ["node_class", sa.text("priority DESC"), "ablation_id", "index"]
+    order: list[str | sa.TextClause] = ["node_class", sa.text("priority DESC"), "ablation_id", "index"]
     op.create_index("ix_blocks_queue", "blocks", order, sqlite_where=_QUEUED, postgresql_where=_QUEUED)
