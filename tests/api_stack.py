@@ -144,10 +144,16 @@ class Api:
             "code_digest": "sha256:c",
             "public_key": SIGNER.key,
         }
-        answer = self.client.put(f"/v1/nodes/{name}", headers=self.worker_of(name), json=body)
+        answer = self.put_node(name, body)
         assert answer.status_code == 200, answer.text
-        self._names[answer.json()["node_id"]] = name
         return str(answer.json()["node_id"])
+
+    def put_node(self, name: str, body: dict[str, Any]) -> httpx.Response:
+        """Register with the key of the node."""
+        answer = self.client.put(f"/v1/nodes/{name}", headers=self.worker_of(name), json=body)
+        if answer.is_success:
+            self._names[answer.json()["node_id"]] = name
+        return answer
 
     def claim(self, node_id: str) -> dict[str, Any] | None:
         name = self._names.get(node_id, NODE)

@@ -48,8 +48,8 @@ class ServiceApi:
         """Return the name of the node that the key belongs to. Raises SettingsError for anything but a node's key."""
         found = self._send("GET", "/v1/identity").json()
         if found.get("node") is None:
-            told = f"ABLATE_WORKER_TOKEN is the token '{found.get('name')}' with scope '{found.get('scope')}', not the key of a node"
-            raise SettingsError(told)
+            what = f"the token '{found.get('name')}' with scope '{found.get('scope')}'"
+            raise SettingsError(f"ABLATE_WORKER_TOKEN is {what}, not the key of a node; ask for one: ablate nodes add")
         return str(found["node"])
 
     def register(self, name: str, node: NodeRegistration) -> NodeRegistered:

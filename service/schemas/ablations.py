@@ -55,7 +55,7 @@ class AblationPublic(Public):
     """Seconds until its next block starts, at the pace of late; null where nothing of the kind was measured."""
     labels: dict[str, str]
     mlflow_url: str | None
-    bundles: list[str] = []
+    bundles: list[str] = Field(default=[])
     """Digests of the bundles that it was imported from; empty when it was submitted here."""
     links: Links
 

@@ -20,13 +20,13 @@ DeviceMinutes = Annotated[
 Why = Annotated[str, Field(pattern="^[ -~]{1,500}$", description="People will read it.", examples=["Ada left"])]
 
 
-class Asked(Public):
+class AccessRequest(Public):
     """A request about tokens; what it does not know is refused, so that no misspelt limit is passed over."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class TokenRequest(Asked):
+class TokenRequest(AccessRequest):
     """A token that is wanted."""
 
     name: str = Field(pattern=TOKEN_NAME, examples=["ada"])
@@ -34,26 +34,26 @@ class TokenRequest(Asked):
     device_minutes: DeviceMinutes = None
 
 
-class NodeKeyRequest(Asked):
+class NodeKeyRequest(AccessRequest):
     """A node that wants a key."""
 
     name: str = Field(pattern=NODE_NAME, examples=["gpu-7"])
     node_class: str | None = Field(default=None, description="The only class that it may have; null for any.")
 
 
-class RotateRequest(Asked):
+class RotateRequest(AccessRequest):
     """How a secret is replaced."""
 
     grace_s: float = Field(default=DAY_S, ge=0, le=MAX_GRACE_S, description="So long do the secrets before it count.")
 
 
-class RevokeRequest(Asked):
+class RevokeRequest(AccessRequest):
     """What ends, and why."""
 
     reason: Why
 
 
-class QuotaRequest(Asked):
+class QuotaRequest(AccessRequest):
     """What the ablations of a token may use in all."""
 
     device_minutes: DeviceMinutes

@@ -36,8 +36,8 @@ def check_capacity(connection: Connection, node_id: str) -> None:
     devices = max(1, len(NodeRegistration.model_validate_json(text).devices))
     if len(ids) >= devices:
         raise NodeBusy(
-            f"node {node_id} has {devices} device{'s' if devices > 1 else ''} and holds {', '.join(ids)}; report or release "
-            "first, or let the lease run out"
+            f"node {node_id} has {devices} device{'s' if devices > 1 else ''} and holds {', '.join(ids)}; "
+            "report or release first, or let the lease run out"
         )
 
 

@@ -26,7 +26,8 @@ def check_key(principal: Principal, name: str, node_class: str) -> None:
         )
     if principal.node_class not in (None, node_class):
         raise Forbidden(
-            f"the key of node '{name}' was issued for class '{principal.node_class}'; the node registers as '{node_class}'"
+            f"the key of node '{name}' was issued for class '{principal.node_class}'; "
+            f"the node registers as '{node_class}'"
         )
 
 
@@ -50,8 +51,8 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         return node_id
     if known.node_class != registration.node_class and known.silent_s <= silent_s:
         raise NodeTaken(
-            f"node '{name}' is of class '{known.node_class}' and was heard {known.silent_s:.1f} s ago; it cannot register as "
-            f"'{registration.node_class}' before it was silent for {silent_s:g} s"
+            f"node '{name}' is of class '{known.node_class}' and was heard {known.silent_s:.1f} s ago; it cannot "
+            f"register as '{registration.node_class}' before it was silent for {silent_s:g} s"
         )
     connection.execute(update(nodes).where(nodes.c.id == known.id).values(**values))
     return str(known.id)

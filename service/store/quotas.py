@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from service.errors import QuotaUsedUp
 from service.principals import Principal
@@ -15,14 +15,14 @@ _S_PER_MINUTE = 60.0
 
 def used_minutes(connection: Connection, token_ids: Sequence[str]) -> Mapping[str, float]:
     """Return the device minutes that the ablations of tokens have used until now, by token id."""
-    query: Select[tuple[str, float]] = (
+    query = (
         select(ablations.c.token_id, _USED_S)
         .join(blocks, blocks.c.ablation_id == ablations.c.id)
         .join(attempts, attempts.c.block_id == blocks.c.id)
         .where(ablations.c.token_id.in_(token_ids))
         .group_by(ablations.c.token_id)
     )
-    return {row[0]: row[1] / _S_PER_MINUTE for row in connection.execute(query)}
+    return {row[0]: float(row[1]) / _S_PER_MINUTE for row in connection.execute(query)}
 
 
 def check_quota(connection: Connection, principal: Principal) -> None:
@@ -32,6 +32,6 @@ def check_quota(connection: Connection, principal: Principal) -> None:
     used = used_minutes(connection, [principal.token_id]).get(principal.token_id, 0.0)
     if used >= principal.device_minutes:
         raise QuotaUsedUp(
-            f"the ablations of token '{principal.name}' have used {used:.1f} of its {principal.device_minutes:g} device "
-            "minutes; an administrator may change the quota: ablate tokens quota"
+            f"the ablations of token '{principal.name}' have used {used:.1f} of its {principal.device_minutes:g} "
+            "device minutes; an administrator may change the quota: ablate tokens quota"
         )

@@ -1,4 +1,4 @@
-"""Tokens and node keys: a name with a scope, and its secrets as SHA-256. Several secrets count while one is replaced."""
+"""Tokens and node keys: a name with a scope, and its secrets as SHA-256; several count while one is replaced."""
 
 import secrets
 from collections.abc import Sequence
@@ -195,6 +195,6 @@ def check_owner(connection: Connection, principal: Principal, ablation_id: str) 
         raise NotFound(f"there is no ablation {ablation_id!r}")
     if row.token_id != principal.token_id and not principal.scope.includes(Scope.OPERATE):
         raise NotOwner(
-            f"ablation {ablation_id} was submitted by '{row.submitted_by}'; token '{principal.name}' may change what it "
-            "submitted itself, a token with scope 'operate' everything"
+            f"ablation {ablation_id} was submitted by '{row.submitted_by}'; token '{principal.name}' may change what "
+            "it submitted itself, a token with scope 'operate' everything"
         )

@@ -65,7 +65,8 @@ class Stack:
 
     def worker(self, name: str, key: str = TOKEN) -> Any:
         """Run the worker of node `name` with its key; the service's settings hold that of `first`."""
-        extra = {"ABLATE_BROKER_URL": self.broker, "ABLATE_NODE_NAME": name, "ABLATE_POLL_S": "3600", "ABLATE_WORKER_TOKEN": key}
+        extra = {"ABLATE_BROKER_URL": self.broker, "ABLATE_NODE_NAME": name, "ABLATE_POLL_S": "3600"}
+        extra["ABLATE_WORKER_TOKEN"] = key
         return worker(self.home / name, self.url, **extra, ABLATE_DATA_DIR=str(self.home / "data"))
 
 

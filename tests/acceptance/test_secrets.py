@@ -81,12 +81,22 @@ def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path
     finally:
         home.run("down")
     assert receiver.told, "the webhook was sent"
-    left = {path: path.read_bytes() for path in home.files.home.rglob("*") if path.is_file() and _is_searched(home, path)}
+    left = {
+        path: path.read_bytes() for path in home.files.home.rglob("*") if path.is_file() and _is_searched(home, path)
+    }
     assert {"api.log", "worker.log", "background.log", "mlflow.db"} <= {path.name for path in left}
-    everything = {**{str(path): data for path, data in left.items()}, "command lines": "\n".join(command_lines).encode()}
+    everything = {
+        **{str(path): data for path, data in left.items()},
+        "command lines": "\n".join(command_lines).encode(),
+    }
     everything |= {f"answer {number}": text.encode() for number, text in enumerate(said)}
     everything |= {f"webhook {number}": told for number, told in enumerate(receiver.told)}
-    found = [(name, where) for where, data in everything.items() for name, secret in planted.items() if secret.encode() in data]
+    found = [
+        (name, where)
+        for where, data in everything.items()
+        for name, secret in planted.items()
+        if secret.encode() in data
+    ]
     fencing = [(name, where) for name, where in found if name.startswith("fencing") and "ablate.db" in where]
     assert [one for one in found if one not in fencing] == []
     assert fencing, "the search finds what is there: the database holds the tokens of attempts"
@@ -134,7 +144,16 @@ def _answers(url: str, admin: str) -> list[str]:
     """Every answer to a GET, for every ablation and trial that there is."""
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin}"}, trust_env=False, timeout=60) as http:
         listed = [http.get("/v1/ablations").json()["items"][0]["links"]["self"]]
-        paths = ["/v1/tokens", "/v1/nodes", "/v1/keys", "/v1/identity", "/v1/calibrations", "/metrics", "/readyz", "/version"]
+        paths = [
+            "/v1/tokens",
+            "/v1/nodes",
+            "/v1/keys",
+            "/v1/identity",
+            "/v1/calibrations",
+            "/metrics",
+            "/readyz",
+            "/version",
+        ]
         for own in listed:
             paths += [own, *(f"{own}/{part}" for part in ("blocks", "trials", "verdict", "report", "events", "spec"))]
             for trial in http.get(f"{own}/trials?limit=500").json()["items"]:
@@ -146,6 +165,13 @@ def _answers(url: str, admin: str) -> list[str]:
 
 def _commands(home: Home) -> list[str]:
     """What the commands print about tokens, nodes and the stack."""
-    asked = (["tokens", "list"], ["tokens", "list", "--json"], ["nodes"], ["nodes", "--json"], ["status", "--json"], ["list"])
+    asked = (
+        ["tokens", "list"],
+        ["tokens", "list", "--json"],
+        ["nodes"],
+        ["nodes", "--json"],
+        ["status", "--json"],
+        ["list"],
+    )
     done = [home.run(*words) for words in (*asked, ["worker", "doctor"])]
     return [one.stdout + one.stderr for one in done]

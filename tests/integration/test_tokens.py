@@ -1,4 +1,4 @@
-"""Tokens and node keys on both databases: secrets that are replaced, quotas, the settings' own, and what a claim may hold."""
+"""Tokens and node keys on both databases: replaced secrets, quotas, the settings' own, and what a claim may hold."""
 
 import threading
 import time
@@ -352,35 +352,26 @@ def test_tokens_and_ablations_of_the_schema_before_are_kept(tmp_path: Path) -> N
         store.close()
 
 
+OLD_ROWS = """
+INSERT INTO nodes (id, name, node_class, registration, registered_at, seen_at) VALUES ('nod_1', 'n', 'cpu', '{}', 1, 1);
+INSERT INTO ablations (id, name, question, state, node_class, spec_text, content_type, spec_digest, rule_digest, plan,
+  trial_timeout_s, device_minutes, submitted_by, created_at, blocks_planned, blocks_done, blocks_failed,
+  blocks_cancelled, trials_planned, trials_done)
+  VALUES ('abl_1', 'a', 'q', 'running', 'cpu', 's', 'c', 'd', 'r', '{}', 1, 1, 'admin', 1, 1, 0, 0, 0, 1, 0);
+INSERT INTO blocks (id, ablation_id, "index", seed, "order", node_class, priority, state, token, attempt_no, attempt_id,
+  node_id, not_before) VALUES ('blk_1', 'abl_1', 0, 1, '[]', 'cpu', 50, 'running', 1, 1, 'att_1', 'nod_1', 0);
+INSERT INTO attempts (id, block_id, token, number, node_id, state, started_at)
+  VALUES ('att_1', 'blk_1', 1, 1, 'nod_1', 'running', 1);
+INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_1', 'admin', 'admin', '{admin}', 1.0);
+INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_2', 'reader', 'read', '{reader}', 1.0);
+INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_3', 'worker', 'worker', '{worker}', 1.0)
+"""
+"""What a database of revision 0005 may hold."""
+
+
 def _old_rows(connection: Connection) -> None:
-    for number, (name, scope) in enumerate([("admin", "admin"), ("reader", "read"), ("worker", "worker")], start=1):
-        values = {"id": f"tok_{number}", "name": name, "scope": scope, "digest": secret_digest(f"the-secret-of-{name}")}
-        columns = "id, name, scope, digest, created_at"
-        connection.execute(text(f"INSERT INTO tokens ({columns}) VALUES (:id, :name, :scope, :digest, 1.0)"), values)
-    connection.execute(
-        text(
-            "INSERT INTO ablations (id, name, question, state, node_class, spec_text, content_type, spec_digest, "
-            "rule_digest, plan, trial_timeout_s, device_minutes, submitted_by, created_at, blocks_planned, blocks_done, "
-            "blocks_failed, blocks_cancelled, trials_planned, trials_done) VALUES ('abl_1', 'a', 'q', 'running', 'cpu', "
-            "'s', 'c', 'd', 'r', '{}', 1, 1, 'admin', 1, 1, 0, 0, 0, 1, 0)"
-        )
-    )
-    connection.execute(
-        text(
-            "INSERT INTO nodes (id, name, node_class, registration, registered_at, seen_at) "
-            "VALUES ('nod_1', 'n', 'cpu', '{}', 1, 1)"
-        )
-    )
-    connection.execute(
-        text(
-            'INSERT INTO blocks (id, ablation_id, "index", seed, "order", node_class, priority, state, token, attempt_no, '
-            "attempt_id, node_id, not_before) VALUES ('blk_1', 'abl_1', 0, 1, '[]', 'cpu', 50, 'running', 1, 1, 'att_1', "
-            "'nod_1', 0)"
-        )
-    )
-    connection.execute(
-        text(
-            "INSERT INTO attempts (id, block_id, token, number, node_id, state, started_at) "
-            "VALUES ('att_1', 'blk_1', 1, 1, 'nod_1', 'running', 1)"
-        )
-    )
+    for statement in OLD_ROWS.strip().split(";\n"):
+        filled = statement
+        for name in ("admin", "reader", "worker"):
+            filled = filled.replace(f"{{{name}}}", secret_digest(f"the-secret-of-{name}"))
+        connection.exec_driver_sql(filled)

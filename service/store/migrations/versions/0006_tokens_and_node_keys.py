@@ -1,5 +1,7 @@
 """Tokens with several secrets, an owner and a quota; keys of nodes; who submitted; random tokens of attempts."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -50,7 +52,7 @@ def _create_tokens() -> None:
     op.create_index(op.f("ix_token_secrets_token_id"), "token_secrets", ["token_id"])
 
 
-def _fill_tokens(known: list[sa.Row]) -> None:
+def _fill_tokens(known: list[sa.Row[Any]]) -> None:
     """Keep the tokens of people; the one key of all workers ends here, as every node has its own from now on."""
     names = ("id", "name", "scope", "created_at", "created_by")
     made = sa.table("tokens", *(sa.column(name) for name in names))
