@@ -41,7 +41,7 @@ class ServiceSettings(BaseSettings):
     home: HomePath = Path(".ablate")
     """Folder of everything that an embedded stack keeps."""
     host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback needs an administrator's token."""
+    """Address to listen on; anything but loopback needs an administrator's token. The embedded broker, too."""
     port: int = Field(default=8321, ge=1, le=65535)
     """Port of the API; an embedded stack takes the next free one."""
     database_url: str = ""
@@ -78,6 +78,10 @@ class ServiceSettings(BaseSettings):
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)
     """Requests that one token may send at once."""
+    generate_tokens: bool = False
+    """Generate tokens that are not set, on whatever address; an embedded stack does, which keeps them in its home."""
+    log_days: float = Field(default=90.0, ge=0)
+    """Logs are dropped when their ablation was over for so many days, receipts never; 0 keeps them."""
     admin_token: SecretStr | None = None
     """Secret of the administrator `admin`; on loopback one is generated."""
     worker_token: SecretStr | None = None
@@ -118,7 +122,7 @@ class ServiceSettings(BaseSettings):
         variable = f"ABLATE_{name.upper()}_TOKEN"
         secret: SecretStr | None = getattr(self, f"{name}_token")
         if secret is None:
-            if name == "admin" and not self.is_loopback:
+            if name == "admin" and not self.is_loopback and not self.generate_tokens:
                 raise ConfigurationError(
                     f"{variable} is not set and ABLATE_HOST is {self.host!r}; an API that other machines can reach "
                     f"needs a secret of at least {MIN_SECRET_CHARS} characters there"

@@ -69,7 +69,8 @@ def _end(connection: Connection, row: Row[Any], old: AblationState) -> None:
     transitions = Transitions(connection, row.id, actor="service")
     transitions.move([row.id], old, new, reason=reason, finished_at=db_now())
     transitions.flush()
-    outbox.add(connection, next_kind, row.id)
+    rank = outbox.Rank.LATER if new == AblationState.CANCELLED else outbox.Rank.FIRST
+    outbox.add(connection, next_kind, row.id, rank=rank)
 
 
 def cancel_blocks(
