@@ -275,7 +275,7 @@ def test_nodes_gates_and_schema(api: Api) -> None:
 
 def test_operators_pages_need_no_token(api: Api) -> None:
     assert api.client.get("/healthz").text == "ok"
-    assert api.client.get("/version").json()["schema_revision"] == "0007"
+    assert api.client.get("/version").json()["schema_revision"] == "0008"
     metrics = api.client.get("/metrics").text
     assert 'ablate_blocks{state="queued"}' in metrics
     assert 'route="/v1/ablations/{ablation_id}"' in metrics
