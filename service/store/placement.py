@@ -33,7 +33,7 @@ def lanes_of(plan: Plan) -> str:
 
 
 def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:
-    """Return what a node's check of its lanes says, as it is stored: a JSON list of those that ran; None without one."""
+    """Return what a node's check of its lanes says, as it is stored: a JSON list of those that ran, or None."""
     return None if lanes is None else json.dumps(sorted(lane for lane, problem in lanes.items() if problem is None))
 
 
