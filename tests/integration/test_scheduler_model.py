@@ -9,19 +9,27 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
+from experiments.retries import retry_wait_s
 from service.reconciler import Reconciler
 from service.store.columns import db_now
-from service.store.tables import ablations, attempts, blocks, nodes, receipts
+from service.store.tables import ablations, attempts, blocks, events, nodes, receipts
 from tests.api_stack import Api, receipts_of, running_api
-from tests.integration.queue_model import MOST_BREAKS, NODE_BREAKS, Model
+from tests.integration.queue_model import MOST_BREAKS, NODE_BREAKS, Model, Node
 
 LIMITS = {"device_minutes": 100_000}
 NODES = ("one", "two", "three")
 FINAL = ("completed", "failed", "cancelled")
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses last until the model lets time pass, however slow this machine is."""
+    monkeypatch.setattr("service.store.attempts.retry_wait_s", lambda *why: 10_000 * retry_wait_s(*why))
+    monkeypatch.setattr("service.store.attempts.ELSEWHERE_S", 1e7)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
+def api(request: pytest.FixtureRequest, tmp_path: Path, patient: None) -> Iterator[Api]:
     with running_api(request.param, tmp_path, node_breaks=NODE_BREAKS, control_every=0) as running:
         yield running
 
@@ -35,15 +43,10 @@ class Run:
         self.model = Model()
         self._ids = {name: api.register(name) for name in NODES}
         for name in NODES:
-            self.model.nodes[name] = self._model_node(name)
+            self.model.nodes[name] = Node(name)
         self._held: dict[str, dict[str, Any]] = {}
         self._late: list[tuple[dict[str, Any], str, int]] = []
         self.acts: Counter[str] = Counter()
-
-    def _model_node(self, name: str) -> Any:
-        from tests.integration.queue_model import Node
-
-        return Node(name)
 
     def run(self, steps: int) -> None:
         acts = {
@@ -106,8 +109,6 @@ class Run:
         return self.model.priorities[ablation]
 
     def _events_of_priority(self, ablation: str) -> list[tuple[str, dict[str, Any]]]:
-        from service.store.tables import events
-
         with self._api.store.read() as connection:
             query = select(events.c.kind, events.c.reason).where(events.c.ablation_id == ablation)
             rows = connection.execute(query.order_by(events.c.seq)).all()
