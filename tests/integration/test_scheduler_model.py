@@ -229,9 +229,9 @@ class Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_interleaving_gives_what_the_model_says(api: Api, seed: int) -> None:
     run = Run(api, seed)
-    for _ in range(8):
+    for _ in range(5):
         run.run(60)
     assert min(run.acts[name] for name in ("submit", "claim", "report", "break_one", "expire", "resume")) > 5
