@@ -29,6 +29,7 @@ class Reconciler:
     ) -> None:
         self._store = store
         self._cleaned_at = float("-inf")
+        self._watched_at = float("-inf")
         self._sentinel_s = sentinel_days * 86_400
         self._silent_s = silent_s
         self._node_breaks = node_breaks
@@ -43,6 +44,9 @@ class Reconciler:
         if now - self._cleaned_at >= CLEAN_EVERY_S:
             self._cleaned_at = now
             self._clean()
+        if self._sentinel_s and now - self._watched_at >= min(CLEAN_EVERY_S, self._sentinel_s / 10):
+            self._watched_at = now
+            sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
 
     def _clean(self) -> None:
         with self._store.write() as connection:
@@ -50,8 +54,6 @@ class Reconciler:
             given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
         if given_up:
             log.warning("%d webhooks were given up: nobody took them for a day", given_up)
-        if self._sentinel_s:
-            sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
 
     def expire_leases(self) -> int:
         """Requeue every block whose lease ran out, each in its own transaction; return how many."""
