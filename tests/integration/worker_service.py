@@ -21,6 +21,7 @@ from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
 
 TOKEN = "test-worker-key-of-a-worker"
+IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
@@ -77,8 +78,8 @@ class Service:
         self.calls.append((path, body, time.monotonic()))
         if self.away or (path.endswith(":report") and self._refuses_report()):
             return 503, {"title": "away"}
-        if path.startswith("/v1/nodes/"):
-            return 200, {"node_id": "nod_1", "claim_poll_s": 5.0}
+        if path == "/v1/identity" or path.startswith("/v1/nodes/"):
+            return 200, IDENTITY if path == "/v1/identity" else {"node_id": "nod_1", "claim_poll_s": 5.0}
         if path == "/v1/blocks:claim":
             return (200, self.blocks.pop(0).model_dump(mode="json")) if self.blocks else (204, None)
         if self.stale:
@@ -164,7 +165,7 @@ def block(
     )
     return ClaimedBlock(
         attempt_id=f"att_{attempt}",
-        token=1,
+        token="t" * 22,
         attempt_no=1,
         lease_s=lease_s,
         heartbeat_s=0.2,
