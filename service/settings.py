@@ -41,7 +41,7 @@ class ServiceSettings(BaseSettings):
     home: HomePath = Path(".ablate")
     """Folder of everything that an embedded stack keeps."""
     host: str = "127.0.0.1"
-    """Address to listen on; any but loopback needs an administrator's token. An embedded stack opens its broker, too."""
+    """Address to listen on; any but loopback needs an administrator's token. An embedded stack opens its broker too."""
     port: int = Field(default=8321, ge=1, le=65535)
     """Port of the API; an embedded stack takes the next free one."""
     database_url: str = ""
