@@ -138,6 +138,10 @@ def written_earlier(source: Store, url: str, revision: str) -> None:
             rows = [] if table.name.startswith("token") else known.get(table.name, [])
             if rows:
                 connection.execute(insert(table), [{one.name: then(row, one) for one in table.columns} for row in rows])
+        if connection.dialect.name == "postgresql":
+            for name, key in (("events", "seq"), ("outbox", "id")):
+                last = f"(SELECT max({key}) FROM {name})"  # noqa: S608
+                connection.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('{name}', '{key}'), {last})")
     store.close()
 
 
