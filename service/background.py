@@ -14,6 +14,7 @@ import time
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.reporting.mlflow_sink import Sink
+from experiments.runtime.logs import configure_logging
 from service.duties import TICK_S, Duty, Keeper
 from service.errors import ConfigurationError
 from service.lifecycle import OutboxKind
@@ -109,9 +110,9 @@ def wait_for_schema(store: Store, signals: StopSignals) -> bool:
 
 def main() -> int:
     """Run until a signal; return 1 when the settings or the database do not allow a start."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signals = StopSignals()
     settings = get_settings()
+    configure_logging(settings.log_format)
     try:
         store = Store(settings.sqlalchemy_url)
         if not wait_for_schema(store, signals):

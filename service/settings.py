@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.runtime.container_secrets import secrets_folder
+from experiments.runtime.logs import LogFormat
 from service.errors import ConfigurationError
 
 PLACEHOLDERS = frozenset(
@@ -64,6 +65,12 @@ class ServiceSettings(BaseSettings):
     """Largest request body, block reports and imports excepted."""
     max_report_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest body of a block report or an import: they carry the raw steps of every trial."""
+    max_streams: int = Field(default=1000, ge=1)
+    """Event and log streams that one API process keeps open at once."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How log lines are written: text, or json for programs."""
+    log_requests: bool = False
+    """Whether the API logs a line for every request."""
     control_every: int = Field(default=10, ge=0)
     """One ablation in so many gets a control arm, which repeats its baseline to watch the noise; 0 for none."""
     webhook_url: str = ""

@@ -143,6 +143,7 @@ class BlockRunner:
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
             topology=self._node_class.topology,
+            cold_caches=block.cold_caches,
         )
         if self._node_class.compiles_only:  # reads no data
             return order

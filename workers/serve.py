@@ -7,6 +7,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from experiments.errors import SigningUnavailable
+from experiments.runtime.logs import configure_logging
 from workers.blocks import NodeContext
 from workers.environment_variables import wait_passively
 from workers.errors import ApiUnreachable, WorkerError
@@ -36,12 +37,11 @@ class StoppedEarly(Exception):
 
 def serve() -> int:
     """Run a worker with the settings of the environment; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    for name in ("httpx", "celery.worker.strategy", "celery.app.trace"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     console = Console(stderr=True)
     try:
-        _serve(get_settings(), console)
+        settings = get_settings()
+        configure_logging(settings.log_format, quiet=("httpx", "celery.worker.strategy", "celery.app.trace"))
+        _serve(settings, console)
     except StoppedEarly:
         return 0
     except (WorkerError, SigningUnavailable, ValueError) as error:

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.runtime.container_secrets import secrets_folder
+from experiments.runtime.logs import LogFormat
 from kernels.backends import NODE_CLASSES
 from workers.errors import SettingsError
 
@@ -40,6 +41,8 @@ class Settings(BaseSettings):
     """Ask for work at least this often, wake-up or not."""
     grace_s: float = Field(default=5.0, ge=0, le=600)
     """Between SIGTERM and SIGKILL when a trial is stopped."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How log lines are written: text, or json for programs."""
     keep_attempts: int = Field(default=20, ge=1)
     """Attempt folders to keep on disk."""
 

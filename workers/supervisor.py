@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from experiments.outcomes import FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, Release
+from experiments.runtime.logs import requested_by
 from workers.blocks import BlockRunner, NodeContext
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
 from workers.heartbeat import LeaseRenewal
@@ -55,7 +56,8 @@ class Supervisor:
                 self._link.wake_event.wait(self._link.poll_s)
                 continue
             self._context.paths.clean(keep=self._link.keep_attempts - 1)
-            self.run_block(block, asked_at=asked_at)
+            with requested_by(block.request_id):
+                self.run_block(block, asked_at=asked_at)
 
     def run_block(self, block: ClaimedBlock, *, asked_at: float) -> None:
         """Run one claimed block to its report, its release, or, when the lease is lost, to nothing."""

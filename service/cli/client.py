@@ -25,8 +25,7 @@ from service.cli import (
     tokens,
 )
 from service.cli.calibration_files import CalibrationOption, read_calibrations
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.cli.sized_spec import with_blocks
+from service.cli.output import JsonOption, guarded, out, print_json, print_text
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import announce, follow_to_end, run_spec
 from service.client import Client
@@ -59,19 +58,16 @@ def plan(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
     ] = None,
-    sized: Annotated[
-        Path | None, typer.Option("--sized", help="Write the spec with as many blocks as the measured noise asks for.")
-    ] = None,
+    calibration: CalibrationOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
     if out_file is not None:
-        bundles.write_plan(read_spec(spec), out_file, as_json=as_json)
+        bundles.write_plan(read_spec(spec), out_file, known=read_calibrations(calibration), as_json=as_json)
         return
+    bundles.only_offline(calibration)
     with Client() as client:
         answer = client.ablations.plan(read_spec(spec))
-    if sized is not None:
-        sized.write_bytes(with_blocks(read_spec(spec), answer))
     print_json(answer) if as_json else out().print(show.plan(answer))
 
 
@@ -162,7 +158,7 @@ def verdict(
     if as_json:
         print_json(found)
     elif markdown:
-        typer.echo(pull_request_markdown(found, require))
+        print_text(pull_request_markdown(found, require) + "\n")
     else:
         console = out()
         console.print(show.verdict(found))
@@ -196,7 +192,7 @@ def report(
     """Save the report: one HTML page that needs nothing else. Default: $ABLATE_HOME/reports/<id>.html."""
     name, page = bundles.report_of(ablation, read_calibrations(calibration))
     if output == "-":
-        typer.echo(page)
+        print_text(page + "\n")
         return
     path = home_files().save_report(name, page, Path(output) if output else None)
     print_json({"path": str(path)}) if as_json else out().print(str(path))
@@ -214,7 +210,7 @@ def log(
     """Print a trial's log as far as it has come."""
     with Client() as client:
         text, end = client.trials.log(trial, offset=offset)
-    print_json({"text": text, "end": end}) if as_json else typer.echo(text, nl=False)
+    print_json({"text": text, "end": end}) if as_json else print_text(text)
 
 
 @app.command()

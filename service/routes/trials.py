@@ -4,34 +4,40 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from experiments.records.receipts import Receipt
+from experiments.records.signed_receipt import SignedReceipt
 from service.deps import Reader, ServicesDep, TrialId
 from service.errors import NotYet
+from service.pages import Absent
 from service.responses import secured
-from service.sse import event_stream, log_events
+from service.sse import streams_of
 from service.store.ablations import get_receipt
+from service.store.block_signatures import block_signature
 from service.store.logs import read_log
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"])
 
 END_HEADER = "X-Log-End-Offset"
-_OFFSET_MAX = 2**53 - 1
+_OFFSET_MAX = 10**15 - 1
+_OFFSET = "^(0|[1-9][0-9]{0,14})$"
 
 
 @router.get(
     "/{trial_id}/receipt",
     operation_id="getReceipt",
-    summary="Show a trial's receipt",
-    response_model=Receipt,
+    summary="Show a trial's receipt with its block's signature",
+    response_model=SignedReceipt,
     responses=secured(404, 409, 422),
 )
 def read_receipt(trial_id: TrialId, services: ServicesDep, principal: Reader) -> Response:
-    """Return the receipt exactly as it was stored."""
+    """Return the receipt exactly as it was stored, and beside it the signature of its block."""
     with services.store.read() as connection:
         row = get_receipt(connection, trial_id)
+        signature = block_signature(connection, trial_id)
     if row.payload is None:
         raise NotYet(f"the trial is {row.state}; it has no receipt")
-    return Response(row.payload, media_type="application/json", headers={"ETag": f'"{row.digest}"'})
+    signed = "null" if signature is None else signature.model_dump_json()
+    text = f'{row.payload[:-1]},"signature":{signed}}}'
+    return Response(text, media_type="application/json", headers={"ETag": f'"{row.digest}"'})
 
 
 @router.get(
@@ -54,7 +60,7 @@ def read_trial_log(
     services: ServicesDep,
     principal: Reader,
     offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX, description="Absolute byte offset to begin at.")] = 0,
-    last_event_id: Annotated[int | None, Header(ge=0, le=_OFFSET_MAX, description="Go on after this offset.")] = None,
+    last_event_id: Annotated[str | Absent, Header(pattern=_OFFSET, description="Go on after this offset.")] = None,
 ) -> Response:
     """Return the log of the newest attempt; at most 4 MiB, go on from X-Log-End-Offset."""
     with services.store.read() as connection:
@@ -62,6 +68,4 @@ def read_trial_log(
     if "text/event-stream" not in request.headers.get("accept", ""):
         headers = {END_HEADER: str(page.end_offset)}
         return Response(page.data, media_type="text/plain; charset=utf-8", headers=headers)
-    return event_stream(
-        request, log_events(services.store, trial_id), offset if last_event_id is None else last_event_id
-    )
+    return streams_of(request).of_log(trial_id, offset if last_event_id is None else int(last_event_id))

@@ -164,7 +164,7 @@ def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[S
             port=where.mlflow_port,
         ),
         ours(API, "service.app", lambda: is_ok(where.api_url, "/healthz"), port=where.api_port),
-        ours(BACKGROUND, "service.background", lambda: is_ok(where.api_url, "/readyz"), depends=True),
+        ours(BACKGROUND, "service.background", lambda: _is_on_duty(where.api_url), depends=True),
         ours(WORKER, "workers.app", node_is_ready, depends=True, stop_signal=signal.SIGINT),
     )
 
@@ -198,3 +198,12 @@ def is_ok(base: str, path: str) -> bool:
         return httpx.get(base + path, timeout=_ANSWER_S, trust_env=False).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
+
+
+def _is_on_duty(api_url: str) -> bool:
+    """Tell whether the API knows of a background process that does everything."""
+    try:
+        answer = httpx.get(api_url + "/readyz", timeout=_ANSWER_S, trust_env=False)
+    except httpx.TransportError:
+        return False
+    return answer.status_code == httpx.codes.OK and bool(answer.json()["checks"]["background"]["ok"])

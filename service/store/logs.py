@@ -58,8 +58,8 @@ def _append_one(connection: Connection, attempt_id: str, chunk: LogChunk, number
         )
 
 
-def read_log(connection: Connection, trial_id: str, *, offset: int) -> LogPage:
-    """Return the log of the trial's newest attempt from `offset`. Raises NotFound."""
+def read_log(connection: Connection, trial_id: str, *, offset: int, most: int = PAGE_BYTES) -> LogPage:
+    """Return at most `most` bytes of the log of the trial's newest attempt, from `offset`. Raises NotFound."""
     known = select(trials.c.state, trials.c.attempt_id, ablations.c.logs_dropped_at).join_from(trials, ablations)
     trial = connection.execute(known.where(trials.c.id == trial_id)).first()
     if trial is None:
@@ -72,8 +72,8 @@ def read_log(connection: Connection, trial_id: str, *, offset: int) -> LogPage:
     data = b""
     for start, piece in connection.execute(query.order_by(log_chunks.c.offset)):
         data += piece[max(0, offset - start) :]
-        if len(data) > PAGE_BYTES:
-            page = data[: _whole_characters(data, PAGE_BYTES)]
+        if len(data) > most:
+            page = data[: _whole_characters(data, most)]
             return LogPage(data=page, end_offset=offset + len(page), complete=False)
     return LogPage(data=data, end_offset=offset + len(data), complete=trial.state in TRIAL_OVER)
 

@@ -13,6 +13,7 @@ from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.identity import BlockIds, new_block_ids
+from experiments.runtime.logs import current_request_id
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
@@ -61,10 +62,12 @@ class KeyKnown(ServiceError):
     """This Idempotency-Key was answered before."""
 
 
-def known_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer:
-    """Return the answer given before to this key. Raises IdempotencyMismatch when it was for another body."""
+def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | None:
+    """Return the answer given before to this key, or None. Raises IdempotencyMismatch for another body."""
     query = _KNOWN.where(idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
-    row = connection.execute(query).one()
+    row = connection.execute(query).first()
+    if row is None:
+        return None
     if row.body_digest != key.body_digest:
         raise IdempotencyMismatch
     return GivenAnswer(ablation_id=row.ablation_id, text=row.answer)
@@ -130,6 +133,7 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
         "trial_timeout_s": spec.limits.trial,
         "device_minutes": spec.limits.device_minutes,
         "submitted_by": submission.submitted_by,
+        "request_id": current_request_id(),
         "token_id": submission.token_id,
         "blocks_planned": len(plan.blocks),
         "blocks_done": 0,
