@@ -185,7 +185,7 @@ class BlockRunner:
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
         """Run a process to its end, which may be that its time was up, and look what it left on the devices.
 
-        What is left there breaks the block before its next process starts; the process itself has measured all the same.
+        What is left there breaks the block before its next process starts; this process has measured all the same.
         """
         if self.quarantine is not None:
             raise BlockBroken(FailureClass.INFRA_NODE, f"this node must be repaired first: {self.quarantine}")

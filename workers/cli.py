@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -71,7 +71,7 @@ def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's 
 ) -> None:
     """Write a systemd unit and its environment file for a worker on this machine; start nothing."""
     console = Console(soft_wrap=True, highlight=False)
-    given = {"node_name": name, "node_class": node_class, "broker_url": broker_url}
+    given: dict[str, Any] = {"node_name": name, "node_class": node_class, "broker_url": broker_url}
     try:
         settings = Settings(
             url=url,

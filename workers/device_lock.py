@@ -17,6 +17,7 @@ from workers.errors import DeviceBusy
 _LOOK_EVERY_S = 0.02
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 64
+_SHOWN = 120  # characters
 _HOLDER_PATIENCE_S = 1.0
 
 
@@ -81,4 +82,5 @@ def _holder(address: str) -> str:
         except OSError:
             return "a process that does not say which"
     pid, _user, _group = _CREDENTIALS.unpack(told)
-    return f"process {pid} ({command_of(pid) or 'of another container or user'})"
+    command = " ".join(command_of(pid).split())[:_SHOWN] or "of another container or user"
+    return f"process {pid} ({command})"

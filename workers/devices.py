@@ -13,6 +13,7 @@ from workers.probe_types import Found, Probe
 from workers.probes import PROBES
 from workers.release import ReleaseProof
 
+
 @dataclass(frozen=True, kw_only=True)
 class Devices:
     """What this machine can train on."""

@@ -26,8 +26,8 @@ def state_folder() -> Path:
 
 
 DEVICE_LOCKS = "ABLATE_DEVICE_LOCKS"
-"""Environment variable that names the set of device locks. Workers of different sets do not keep each other off a device:
-for tests, and for stacks beside each other that measure nothing. "home" stands for a set of each state folder."""
+"""Environment variable that names the set of device locks. Workers of different sets do not keep each other off a
+device: for tests, and for stacks beside each other that measure nothing. "home": each state folder has its own set."""
 
 
 def lock_scope() -> str:

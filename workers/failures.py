@@ -46,6 +46,18 @@ FORKSERVER_LOST = 255
 """Exit code that multiprocessing reports when the fork server died with the trial."""
 
 
+_OF_THE_NODE = {
+    CANNOT_WRITE: "the trial could not write its result: this node's disk is full or broken",
+    TOO_LATE: "the trial was started after the end of its lease, and did nothing",
+    FORKSERVER_LOST: "the trial was lost together with the fork server",
+    **{
+        -number: f"the trial was killed from outside ({number.name})"
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    },
+}
+"""Exit codes that say nothing about the arm."""
+
+
 def classify(error: BaseException) -> FailureClass:
     """Return the failure class of an exception raised by a trial."""
     if _is_oom(error):
@@ -72,14 +84,11 @@ def classify_exit(exit_code: int, *, oom_kills: int, disk_full: bool = False) ->
     """
     if exit_code == -signal.SIGKILL and oom_kills:
         return FailureClass.OOM, "the kernel's out-of-memory killer ended the trial"
-    if exit_code == CANNOT_WRITE or disk_full:
-        return FailureClass.INFRA_NODE, "the trial could not write its result: this node's disk is full or broken"
-    if exit_code == TOO_LATE:
-        return FailureClass.INFRA_NODE, "the trial was started after the end of its lease, and did nothing"
-    if exit_code == FORKSERVER_LOST:
-        return FailureClass.INFRA_NODE, "the trial was lost together with the fork server"
-    if exit_code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
-        return FailureClass.INFRA_NODE, f"the trial was killed from outside ({signal.Signals(-exit_code).name})"
+    known = _OF_THE_NODE.get(exit_code)
+    if known is not None:
+        return FailureClass.INFRA_NODE, known
+    if disk_full:
+        return FailureClass.INFRA_NODE, _OF_THE_NODE[CANNOT_WRITE]
     if exit_code < 0:
         return FailureClass.NO_RECEIPT, f"the trial died of {signal.Signals(-exit_code).name} without a result"
     return FailureClass.NO_RECEIPT, f"the trial ended with exit code {exit_code} and left no result"

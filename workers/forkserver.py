@@ -66,7 +66,7 @@ class ForkServer:
                 raise PreloadError(f"the fork server gave no answer within {patience_s:.0f} s")
             answer: _T = ours.recv()
         except (EOFError, ConnectionError) as error:
-            raise PreloadError("the fork server or its process died before it answered; see the worker's log") from error
+            raise PreloadError("the fork server or its process died before it answered; see the log") from error
         finally:
             ours.close()
             theirs.close()

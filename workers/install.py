@@ -61,7 +61,7 @@ class Installation:
         files = self.files()
         taken = [str(f.path) for f in files if f.path.exists() and f.path.read_text(encoding="utf-8") != f.text]
         if taken and not replace:
-            raise InstallRefused(f"{', '.join(taken)} is there already and says something else; --replace overwrites it")
+            raise InstallRefused(f"{', '.join(taken)} says something else already; --replace overwrites it")
         try:
             for file in files:
                 _write(file)
@@ -80,7 +80,11 @@ class Installation:
 
     def next_commands(self) -> tuple[str, ...]:
         """Return what a person does now."""
-        return ("systemctl daemon-reload", f"systemctl enable --now {self.unit.stem}", f"journalctl -fu {self.unit.stem}")
+        return (
+            "systemctl daemon-reload",
+            f"systemctl enable --now {self.unit.stem}",
+            f"journalctl -fu {self.unit.stem}",
+        )
 
 
 def check_account(user: str) -> None:

@@ -1,4 +1,4 @@
-"""This node as the service knows it: registered, asking for blocks, and registered again where it is not known any more."""
+"""This node as the service knows it: registered, asking for blocks, registered again where it was forgotten."""
 
 import logging
 

@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     def _absolute(cls, value: str) -> str:
         relative = [part for part in value.split(":") if part and not Path(part).is_absolute()]
         if relative:
-            raise ValueError(f"ABLATE_CORPUS_DIRS names {relative[0]!r}; allowed: absolute folders, separated by colons")
+            raise ValueError(f"ABLATE_CORPUS_DIRS names {relative[0]!r}; allowed: absolute folders")
         return value
 
     @field_validator("worker_token")

@@ -74,7 +74,8 @@ class Supervisor:
             return None
         self._say("")
         if block is not None and self._link.node.problem is not None:
-            self._give_back(block, Release.model_validate(_because(block, FailureClass.INFRA_NODE, self._link.node.problem)))
+            why = _because(block, FailureClass.INFRA_NODE, self._link.node.problem)
+            self._give_back(block, Release.model_validate(why))
             return None
         return block
 

@@ -18,8 +18,8 @@ from kernels.errors import KernelUnsupported
 from model.config import TrainConfig
 from workers.compile_trial import compile_step
 from workers.corpus_roots import check_corpus
-from workers.environment_variables import keep_kernels, mark_process, peer_site, use_environment
 from workers.device_lock import DeviceLock
+from workers.environment_variables import keep_kernels, mark_process, peer_site, use_environment
 from workers.errors import DeviceMissing
 from workers.failures import CANNOT_WRITE, TOO_LATE, classify
 from workers.lease import boot_time_s

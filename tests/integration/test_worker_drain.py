@@ -26,7 +26,12 @@ def _begin(service: Service, home: Path, process: subprocess.Popen[bytes], *, st
     """Let the worker claim a block of two trials; return once the first has made a step."""
     config = config_json(corpus(home / "corpus"), steps=steps)
     service.blocks += [block([config, config], attempt="asked"), block([config], attempt="second")]
-    until(lambda: process.poll() is not None or any(p["steps_done"] for b in service.bodies(":heartbeat") for p in b["progress"]))
+    until(
+        lambda: (
+            process.poll() is not None
+            or any(p["steps_done"] for b in service.bodies(":heartbeat") for p in b["progress"])
+        )
+    )
 
 
 def test_sigterm_finishes_the_block_and_claims_no_other(tmp_path: Path, service: Service) -> None:

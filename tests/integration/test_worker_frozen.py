@@ -28,9 +28,7 @@ class Rig:
 
     def train(self, attempt: str) -> int:
         """Claim an endless block; return the trainer's process id once it has made a step."""
-        self.service.blocks.append(
-            block([config_json(self.corpus, steps=_ENDLESS)], attempt=attempt, lease_s=LEASE_S)
-        )
+        self.service.blocks.append(block([config_json(self.corpus, steps=_ENDLESS)], attempt=attempt, lease_s=LEASE_S))
         until(lambda: any(p["steps_done"] for p in self._progress(attempt)))
         (trainer,) = self.trainers()
         return trainer

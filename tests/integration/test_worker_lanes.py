@@ -1,7 +1,6 @@
 """What a node says it can run is what it ran."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from workers.node import Node, find_node
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    yield find_node("here", "cpu")
+def node() -> Node:
+    return find_node("here", "cpu")
 
 
 def _with_lanes(node: Node, *asked: Lane) -> Node:

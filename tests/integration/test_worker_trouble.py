@@ -75,7 +75,9 @@ def test_without_a_broker_one_line_says_that_it_polls(tmp_path: Path, service: S
                 until(lambda time=time: log.read_text().count("Connected to redis") == time)
                 server.stop()
                 until(lambda time=time: log.read_text().count("no broker (") == time + 1)
-    said = [line for line in log.read_text().splitlines() if "ERROR" in line or "CRITICAL" in line or "Traceback" in line]
+    said = [
+        line for line in log.read_text().splitlines() if "ERROR" in line or "CRITICAL" in line or "Traceback" in line
+    ]
     assert said == []
 
 

@@ -94,7 +94,10 @@ def test_locks_are_the_cores_of_a_host_and_the_devices_of_a_driver(
 ) -> None:
     put_gpus(tmp_path, monkeypatch)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {5, 2})
-    assert [lock.split(":")[2:] for lock in find_devices("cpu").locks("worker")] == [["worker", "core 2"], ["worker", "core 5"]]
+    assert [lock.split(":")[2:] for lock in find_devices("cpu").locks("worker")] == [
+        ["worker", "core 2"],
+        ["worker", "core 5"],
+    ]
     gpus = [lock.split(":")[2:] for lock in find_devices("h200").locks("trainer")]
     assert gpus == [["trainer", "nvidia 1652823001234"], ["trainer", "nvidia 1"]]
 
