@@ -8,108 +8,31 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import httpx_sse
-from pydantic import BaseModel
 
 from experiments.analysis.history import HistorySeries
 from experiments.analysis.verdicts import Verdict
 from experiments.design.gate import GatePublic
 from experiments.records.receipts import Receipt
+from service.client_access import NodeKeys, Tokens
+from service.connection import PAUSE_S, ClientError, Connection, Refused, ServiceFailed, Unreachable, checked
 from service.lifecycle import EventKind
-from service.schemas import (
-    AblationAccepted,
-    AblationPublic,
-    BlockPublic,
-    CalibrationList,
-    Event,
-    ImportPublic,
-    KeyList,
-    NodeList,
-    NodePublic,
-    PlanPublic,
-    Problem,
-    SpecBody,
-    SpecText,
-    TrialPublic,
-)
+from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
+from service.schemas.calibrations import CalibrationList
+from service.schemas.events import Event
+from service.schemas.imports import ImportPublic
+from service.schemas.nodes import KeyList, NodeList, NodePublic
+from service.schemas.submissions import AblationAccepted, PlanPublic, SpecBody, SpecText
 from service.settings import get_client_settings
 
-_TIMEOUT = httpx.Timeout(30.0, connect=3.0)
+__all__ = ["Client", "ClientError", "Refused", "ServiceFailed", "Unreachable"]
+
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
-_TRIES = 3
-_PAUSE_S = 0.5
 _WATCH_PATIENCE_S = 60.0
 """How long a watcher tries to reach a service that went away."""
-_PAGE = 200
-
-_Answer = TypeVar("_Answer", bound=BaseModel)
-
-
-class ClientError(Exception):
-    """The service did not give what was asked for."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail or problem.title)
-        self.problem = problem
-
-
-class Refused(ClientError):
-    """The service answered with a problem document (4xx)."""
-
-
-class ServiceFailed(ClientError):
-    """The service answered that it failed (5xx), or with something that is no answer of ours."""
-
-
-class Unreachable(ClientError):
-    """No answer came from the service's address."""
-
-
-class Connection:
-    """One HTTP connection pool with the token in it; turns every failure into a ClientError."""
-
-    def __init__(self, url: str, token: str | None) -> None:
-        self.url = url
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
-
-    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send one request; the caller makes sure that repeating it is harmless."""
-        for left in reversed(range(_TRIES)):
-            try:
-                return checked(self.http.request(method, path, **options))
-            except httpx.ConnectError as error:
-                raise self.unreachable(error) from error
-            except httpx.TransportError as error:
-                if not left:
-                    raise self.unreachable(error) from error
-                time.sleep(_PAUSE_S)
-        raise AssertionError("the loop ends by return or raise")
-
-    def get(self, path: str, answer: type[_Answer], **options: Any) -> _Answer:
-        """Return the JSON answer of a GET."""
-        return answer.model_validate(self.call("GET", path, **options).json())
-
-    def pages(self, path: str, answer: type[_Answer], params: Mapping[str, Any]) -> Iterator[_Answer]:
-        """Yield the items of all pages of a list."""
-        cursor: str | None = None
-        while True:
-            given = {"limit": _PAGE, **params, "cursor": cursor}
-            page = self.call("GET", path, params={k: v for k, v in given.items() if v is not None}).json()
-            yield from (answer.model_validate(item) for item in page["items"])
-            cursor = page.get("next_cursor")
-            if cursor is None:
-                return
-
-    def unreachable(self, error: httpx.TransportError) -> Unreachable:
-        """Return the error for an address that does not answer, with what to do."""
-        refused = isinstance(error, httpx.ConnectError)
-        hint = "start a stack here with `ablate up`, or set ABLATE_URL and ABLATE_TOKEN to reach another one"
-        what = "nothing listens there" if refused else f"the connection failed ({type(error).__name__})"
-        return Unreachable(Problem(title="Service unreachable", detail=f"no answer from {self.url}: {what}; {hint}"))
 
 
 class Ablations:
@@ -196,7 +119,7 @@ class Ablations:
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() - lost_at > _WATCH_PATIENCE_S:
                     raise self._connection.unreachable(error) from error
-            time.sleep(_PAUSE_S)
+            time.sleep(PAUSE_S)
 
     def _stream(self, ablation_id: str, after: int) -> Iterator[Event]:
         path, headers = f"/v1/ablations/{ablation_id}/events", {"Last-Event-ID": str(after)}
@@ -286,6 +209,16 @@ class Client:
         """Calls about the keys of nodes."""
         return Keys(self._connection)
 
+    @cached_property
+    def tokens(self) -> Tokens:
+        """Calls about tokens."""
+        return Tokens(self._connection)
+
+    @cached_property
+    def node_keys(self) -> NodeKeys:
+        """Calls about the keys with which workers speak for their nodes."""
+        return NodeKeys(self._connection)
+
     def gates(self) -> list[GatePublic]:
         """Return what can be asked for."""
         return [GatePublic.model_validate(gate) for gate in self._connection.call("GET", "/v1/gates").json()]
@@ -305,17 +238,3 @@ class Client:
     def nodes(self) -> list[NodePublic]:
         """Return the nodes that have registered."""
         return self._connection.get("/v1/nodes", NodeList).items
-
-
-def checked(response: httpx.Response) -> httpx.Response:
-    """Return a good response; raise Refused or ServiceFailed for another."""
-    if response.is_success:
-        return response
-    if response.headers.get("Content-Type", "").startswith("application/problem+json"):
-        problem = Problem.model_validate(response.json())
-    else:
-        detail = f"{response.request.url} answered {response.status_code} without a problem document"
-        problem = Problem(
-            title=response.reason_phrase or "Unexpected answer", status=response.status_code, detail=detail
-        )
-    raise (Refused if response.is_client_error else ServiceFailed)(problem)

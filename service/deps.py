@@ -15,13 +15,14 @@ from experiments.errors import SpecProblem
 from experiments.ids import id_pattern
 from service.dispatch import WakePublisher
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
+from service.principals import Principal, Scope
 from service.rate_limit import RateLimiter
-from service.schemas import SpecBody
+from service.schemas.submissions import SpecBody
 from service.settings import ServiceSettings
 from service.store.session import Store
-from service.tokens import Authenticator, Principal, Scope
+from service.tokens import Authenticator
 
-_bearer = HTTPBearer(auto_error=False, description="A token of scope read, submit, operate or admin, or a worker key.")
+_bearer = HTTPBearer(auto_error=False, description="A token of scope read, submit, operate or admin, or a node's key.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,8 @@ def _services_of(request: Request) -> Services:
     return services
 
 
-def requires(scope: Scope) -> Callable[..., Awaitable[Principal]]:
-    """Return the dependency that lets only tokens with `scope` pass and counts them against their rate."""
+def requires(scope: Scope | None) -> Callable[..., Awaitable[Principal]]:
+    """Return the dependency that lets tokens with `scope` pass (None: any) and counts them against their rate."""
 
     async def check(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -61,7 +62,7 @@ def requires(scope: Scope) -> Callable[..., Awaitable[Principal]]:
             principal = await to_thread.run_sync(services.authenticator.lookup, secret)
         if principal is None:
             raise Unauthorized("this bearer token is not known")
-        if not principal.scope.includes(scope):
+        if scope is not None and not principal.scope.includes(scope):
             raise Forbidden(f"this needs a token with scope '{scope}'; this one has '{principal.scope}'")
         services.limiter.spend(principal.token_id)
         return principal
@@ -73,7 +74,9 @@ ServicesDep = Annotated[Services, Depends(_services)]
 Reader = Annotated[Principal, Depends(requires(Scope.READ))]
 Submitter = Annotated[Principal, Depends(requires(Scope.SUBMIT))]
 Operator = Annotated[Principal, Depends(requires(Scope.OPERATE))]
+Admin = Annotated[Principal, Depends(requires(Scope.ADMIN))]
 Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
+Anyone = Annotated[Principal, Depends(requires(None))]
 
 AblationId = Annotated[str, Path(pattern=id_pattern("abl"), examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])]
 TrialId = Annotated[str, Path(pattern=id_pattern("trl"), examples=["trl_01KAHZ3V5T8QW2R4Y6M9N0P1S4"])]

@@ -146,6 +146,48 @@ class KeyRefused(ServiceError):
     slug = "key-refused"
 
 
+class NotOwner(ServiceError):
+    """A token may change only what it submitted itself; operators may change everything."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "not-owner"
+
+
+class QuotaUsedUp(ServiceError):
+    """The ablations of this token have used its device minutes up."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "quota-used-up"
+
+
+class NameTaken(ServiceError):
+    """There is something of this name already."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "name-taken"
+
+
+class TokenOfSettings(ServiceError):
+    """The secret of this token comes from the service's settings; change it there."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "token-of-settings"
+
+
+class NodeTaken(ServiceError):
+    """A living node of this name is registered as something else."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "node-taken"
+
+
+class NodeBusy(ServiceError):
+    """This node holds as many blocks as it has devices."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "node-busy"
+
+
 class WebhookRefused(ServiceError):
     """The receiver of a webhook did not take it; it is sent again later."""
 

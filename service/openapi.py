@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from experiments.design.spec import ablation_json_schema
-from service.schemas import Problem
+from service.schemas.problems import Problem
 
 DESCRIPTION = """Submit an ablation, watch it, and read its verdict.
 
@@ -16,8 +16,10 @@ TAGS = [
     {"name": "submissions", "description": "Plan and submit specs."},
     {"name": "ablations", "description": "Watch, list and cancel ablations; read verdicts and reports."},
     {"name": "trials", "description": "Receipts and logs."},
-    {"name": "catalogue", "description": "What can be asked for, and what is there to run it."},
-    {"name": "workers", "description": "For workers, with a worker key and an attempt's token."},
+    {"name": "catalogue", "description": "What can be asked for."},
+    {"name": "nodes", "description": "The machines that run trials, and the key that each of them has."},
+    {"name": "tokens", "description": "Who may do what: tokens of people, quotas, and who somebody is."},
+    {"name": "workers", "description": "For workers, with the key of their node and an attempt's token."},
     {"name": "health", "description": "For operators; no token needed."},
 ]
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row
 from experiments.errors import SpecProblem
 from service.errors import Invalid
 from service.responses import document
-from service.schemas import Item, Page
+from service.schemas.public import Item, Page
 from service.store.session import Store
 
 Key = TypeVar("Key", bound=tuple[str | int, ...])

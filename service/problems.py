@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from experiments.errors import SpecError, SpecProblem
 from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
-from service.schemas import Problem, ProblemDetail
+from service.schemas.problems import Problem, ProblemDetail
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from service.errors import title_of
 from service.problems import MEDIA_TYPE, TYPE_PREFIX
-from service.schemas import Problem, ProblemDetail
+from service.schemas.problems import Problem, ProblemDetail
 
 _EXAMPLES: dict[int, tuple[str, str]] = {
     400: (

@@ -10,21 +10,19 @@ from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState
 from experiments.records.messages import NodeRegistration
-from service.schemas import (
-    AblationAccepted,
+from service.schemas.ablations import (
     AblationPublic,
     BlockCounts,
     BlockPublic,
-    Event,
-    KeyPublic,
     Links,
-    NodeClassAnswer,
-    NodePublic,
-    PlanPublic,
     Progress,
     TrialCounts,
     TrialPublic,
 )
+from service.schemas.events import Event
+from service.schemas.nodes import KeyPublic, NodePublic
+from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
+from service.schemas.tokens import SecretPublic, TokenPublic
 from service.settings import ServiceSettings
 from service.store.ablations import blocks_ahead
 from service.store.columns import rfc3339
@@ -139,3 +137,13 @@ def node_public(row: Row[Any], settings: ServiceSettings) -> NodePublic:
     found = NodeRegistration.model_validate_json(row.registration)
     health = "live" if row.silent_s <= silent_limit_s(settings) else "silent"
     return NodePublic.model_validate({**found.model_dump(), **_fields(row, health=health)})
+
+
+def token_public(row: Row[Any], *, secrets: list[SecretPublic], used: float) -> TokenPublic:
+    """Build the wire type; `secrets` are those that count, `used` the device minutes of its ablations."""
+    return TokenPublic.model_validate(_fields(row, secrets=secrets, device_minutes_used=used))
+
+
+def secret_public(row: Row[Any]) -> SecretPublic:
+    """Build the wire type."""
+    return SecretPublic.model_validate(_fields(row))

@@ -5,6 +5,7 @@ Names carry the prefix ABLATE_. Without any of them the embedded stack runs on l
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from functools import lru_cache
 from ipaddress import ip_address
@@ -40,7 +41,7 @@ class ServiceSettings(BaseSettings):
     home: HomePath = Path(".ablate")
     """Folder of everything that an embedded stack keeps."""
     host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback needs both tokens."""
+    """Address to listen on; anything but loopback needs an administrator's token."""
     port: int = Field(default=8321, ge=1, le=65535)
     """Port of the API; an embedded stack takes the next free one."""
     database_url: str = ""
@@ -76,9 +77,11 @@ class ServiceSettings(BaseSettings):
     rate_limit_burst: int = Field(default=4000, ge=1)
     """Requests that one token may send at once."""
     admin_token: SecretStr | None = None
-    """Secret of the first administrator; on loopback one is generated."""
+    """Secret of the administrator `admin`; on loopback one is generated."""
     worker_token: SecretStr | None = None
-    """Worker key; on loopback one is generated."""
+    """Key of the node that comes with this installation; on loopback one is generated, elsewhere it may be absent."""
+    node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=120)
+    """Name of that node: what its worker has as ABLATE_NODE_NAME."""
 
     @property
     def sqlalchemy_url(self) -> str:
@@ -108,12 +111,12 @@ class ServiceSettings(BaseSettings):
     def checked_secret(self, name: str) -> str | None:
         """Return the secret of ABLATE_<NAME>_TOKEN, None when it is not set.
 
-        Raises ConfigurationError for a placeholder, a short value, or an absent one on an open address.
+        Raises ConfigurationError for a placeholder, a short value, or no administrator on an open address.
         """
         variable = f"ABLATE_{name.upper()}_TOKEN"
         secret: SecretStr | None = getattr(self, f"{name}_token")
         if secret is None:
-            if not self.is_loopback:
+            if name == "admin" and not self.is_loopback:
                 raise ConfigurationError(
                     f"{variable} is not set and ABLATE_HOST is {self.host!r}; an API that other machines can reach "
                     f"needs a secret of at least {MIN_SECRET_CHARS} characters there"

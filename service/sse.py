@@ -18,7 +18,7 @@ from sqlalchemy import Row
 
 from experiments.outcomes import AblationState
 from service.lifecycle import OVER, EventKind
-from service.schemas import Event
+from service.schemas.events import Event
 from service.serializers import event_public
 from service.store.columns import rfc3339
 from service.store.logs import read_log

@@ -1,50 +1,23 @@
-"""Bearer tokens: random secrets, stored as SHA-256, each with one scope. Lookups are cached for a few seconds."""
+"""Bearer tokens: who is behind a secret. Lookups are cached for a few seconds."""
 
 import secrets
 import threading
 import time
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Row
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from experiments.digest import digest_bytes
-from experiments.ids import new_id
-from service.errors import ConfigurationError
+from service.errors import ConfigurationError, NameTaken
+from service.principals import Principal, Scope
 from service.settings import ServiceSettings
-from service.store.columns import db_now
+from service.store import tokens
 from service.store.session import Store
-from service.store.tables import tokens
 
 CACHE_S = 10.0
+"""So long may a revoked secret go on in API processes other than the one that revoked it."""
 MAX_CACHED = 10_000
-
-
-class Scope(StrEnum):
-    """What a token may do. Each human scope includes the ones before it; a worker key stands apart."""
-
-    READ = "read"
-    SUBMIT = "submit"
-    OPERATE = "operate"
-    ADMIN = "admin"
-    WORKER = "worker"
-
-    def includes(self, needed: "Scope") -> bool:
-        """Tell whether a token of this scope may do what `needed` is asked for."""
-        if Scope.WORKER in (self, needed):
-            return self == needed
-        ranks = list(Scope)
-        return ranks.index(self) >= ranks.index(needed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Principal:
-    """Who sent a request."""
-
-    token_id: str
-    name: str
-    scope: Scope
 
 
 class Authenticator:
@@ -57,51 +30,64 @@ class Authenticator:
 
     def cached(self, secret: str) -> Principal | None:
         """Return the principal if it was looked up lately; never touches the database."""
-        known = self._cache.get(_digest(secret))
+        known = self._cache.get(tokens.secret_digest(secret))
         return known[1] if known and known[0] > time.monotonic() else None
 
     def lookup(self, secret: str) -> Principal | None:
         """Return the principal from the database, None for an unknown secret."""
-        found = _digest(secret)
-        query = select(tokens.c.id, tokens.c.name, tokens.c.scope).where(tokens.c.digest == found)
+        digest, asked_at = tokens.secret_digest(secret), time.monotonic()
+        cache = self._cache  # a revocation that comes meanwhile puts another one in its place
         with self._store.read() as connection:
-            row = connection.execute(query).first()
+            row = tokens.find(connection, digest)
         if row is None:
             return None
-        principal = Principal(token_id=row.id, name=row.name, scope=Scope(row.scope))
+        principal = _principal(row)
         with self._lock:
-            if len(self._cache) >= MAX_CACHED:
-                self._cache.clear()
-            self._cache[found] = (time.monotonic() + CACHE_S, principal)
+            if len(cache) >= MAX_CACHED:
+                cache.clear()
+            cache[digest] = (asked_at + min(CACHE_S, CACHE_S if row.left_s is None else row.left_s), principal)
         return principal
 
+    def forget(self) -> None:
+        """Look every secret up again: one was revoked, or means something else."""
+        with self._lock:
+            self._cache = {}
 
-def _digest(secret: str) -> str:
-    return digest_bytes(secret.encode("utf-8", "surrogateescape"))
 
-
-def put_token(connection: Connection, name: str, scope: Scope, secret: str) -> None:
-    """Store a token under `name`; an earlier secret of that name stops working."""
-    values = {"scope": scope.value, "digest": _digest(secret)}
-    known = connection.execute(select(tokens.c.digest).where(tokens.c.name == name).with_for_update()).scalar()
-    if known is None:
-        connection.execute(insert(tokens).values(id=new_id("tok"), name=name, created_at=db_now(), **values))
-    elif known != values["digest"]:
-        connection.execute(update(tokens).where(tokens.c.name == name).values(**values))
+def _principal(row: Row[Any]) -> Principal:
+    return Principal(
+        token_id=row.id,
+        name=row.name,
+        scope=Scope(row.scope),
+        node=row.node,
+        node_class=row.node_class,
+        device_minutes=row.device_minutes,
+    )
 
 
 def bootstrap(store: Store, settings: ServiceSettings) -> None:
-    """Make sure that the tokens `admin` and `worker` exist: from the settings, else generated into the home folder.
+    """Make sure that the administrator `admin` exists, and the key of the node that comes with this installation.
 
+    Their secrets come from the settings; on loopback those that are not set are generated into the home folder.
     Raises ConfigurationError when the settings do not allow a start.
     """
-    chosen = {name: settings.checked_secret(name) for name in ("admin", "worker")}
-    secrets_by_name = {name: secret or _generated(settings.home, name) for name, secret in chosen.items()}
-    if len(set(secrets_by_name.values())) != len(secrets_by_name):
+    found = {name: settings.checked_secret(name) for name in ("admin", "worker")}
+    if settings.is_loopback:
+        found = {name: secret or _generated(settings.home, name) for name, secret in found.items()}
+    if found["admin"] == found["worker"]:
         raise ConfigurationError("ABLATE_ADMIN_TOKEN and ABLATE_WORKER_TOKEN are the same; give each its own secret")
+    meant = {
+        "admin": tokens.NewToken(name="admin", scope=Scope.ADMIN),
+        "worker": tokens.node_token(settings.node_name),
+    }
+    _store(store, [(meant[name], secret) for name, secret in found.items() if secret is not None])
+
+
+@retry(retry=retry_if_exception_type(NameTaken), stop=stop_after_attempt(3), reraise=True)
+def _store(store: Store, wanted: list[tuple[tokens.NewToken, str]]) -> None:
+    """Store the tokens of the settings; another process of the API may do the same at this moment."""
     with store.write() as connection:
-        put_token(connection, "admin", Scope.ADMIN, secrets_by_name["admin"])
-        put_token(connection, "worker", Scope.WORKER, secrets_by_name["worker"])
+        tokens.replace_settings_tokens(connection, wanted)
 
 
 def _generated(home: Path, name: str) -> str:

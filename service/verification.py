@@ -14,6 +14,7 @@ from experiments.digest import canonical_json, digest
 from experiments.errors import SpecProblem
 from experiments.records import identity
 from experiments.records.identity import (
+    UNFENCED,
     UNLIMITED_S,
     AttemptLease,
     BlockIds,
@@ -62,7 +63,11 @@ def claimed_block(
         own = select(trials.c.id).where(trials.c.block_id == row.block_id).order_by(trials.c.position)
         ids = BlockIds(block_id=row.block_id, trial_ids=tuple(connection.execute(own).scalars()))
     lease = AttemptLease(
-        attempt_id=row.id, attempt_no=row.number, token=row.token, lease_s=lease_s, heartbeat_s=heartbeat_s
+        attempt_id=row.id,
+        attempt_no=row.number,
+        token=row.token or UNFENCED,
+        lease_s=lease_s,
+        heartbeat_s=heartbeat_s,
     )
     work = PlannedWork(
         ablation_id=row.ablation_id, block_index=row.block_index, timeout_s=row.trial_timeout_s, broken=broken

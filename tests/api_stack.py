@@ -30,6 +30,8 @@ from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
 
 ADMIN, WORKER = "admin-secret-of-the-tests", "worker-secret-of-the-tests"
+NODE = "tester"
+"""The node whose key the settings hold."""
 POSTGRES_START_S = 120
 SIGNER = Signer(bytes(range(32)))
 """The key of every node of the tests."""
@@ -77,18 +79,46 @@ def database_url(kind: str, folder: Path) -> str:
 
 def settings_for(url: str, home: Path, **changes: Any) -> ServiceSettings:
     """Return settings for tests; no broker and no MLflow are there unless named."""
-    values: dict[str, Any] = {"home": home, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
+    secrets = {"admin_token": ADMIN, "worker_token": WORKER, "node_name": NODE}
+    values: dict[str, Any] = {"home": home, "database_url": url, **secrets}
     return ServiceSettings(**{"mlflow_url": nobody_url(), **values, **changes})
 
 
+def bearer(secret: str) -> dict[str, str]:
+    """Return the header that shows a secret."""
+    return {"Authorization": f"Bearer {secret}"}
+
+
 class Api:
-    """Calls of people (`admin`) and of one worker (`worker`)."""
+    """Calls of people (`admin`) and of workers, each with the key of its node."""
 
     def __init__(self, client: httpx.Client, store: Store) -> None:
         self.client = client
         self.store = store
-        self.admin = {"Authorization": f"Bearer {ADMIN}"}
-        self.worker = {"Authorization": f"Bearer {WORKER}"}
+        self.admin = bearer(ADMIN)
+        self.worker = bearer(WORKER)
+        """The key of node `tester`, which the settings name."""
+        self._keys = {NODE: self.worker}
+        self._names: dict[str, str] = {}
+        """Of registered nodes, by id."""
+        self._holders: dict[str, str] = {}
+        """Names of the nodes that claimed, by attempt."""
+
+    def worker_of(self, name: str) -> dict[str, str]:
+        """Return the headers of the worker of node `name`; its key is issued, or replaced, at the first call."""
+        if name not in self._keys:
+            answer = self.client.post("/v1/nodes", headers=self.admin, json={"name": name})
+            if answer.status_code == 409:
+                answer = self.client.post(f"/v1/nodes/{name}:rotate-key", headers=self.admin, json={})
+            assert answer.is_success, answer.text
+            self._keys[name] = bearer(answer.json()["secret"])
+        return self._keys[name]
+
+    def token(self, name: str, scope: str, **limits: Any) -> dict[str, str]:
+        """Create a token and return its headers."""
+        answer = self.client.post("/v1/tokens", headers=self.admin, json={"name": name, "scope": scope, **limits})
+        assert answer.status_code == 201, answer.text
+        return bearer(answer.json()["secret"])
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         headers = {**self.admin, **options.pop("headers", {})}
@@ -106,29 +136,41 @@ class Api:
     def cancel(self, ablation_id: str) -> httpx.Response:
         return self.client.post(f"/v1/ablations/{ablation_id}:cancel", headers=self.admin)
 
-    def register(self, name: str = "node-a", node_class: str = "cpu") -> str:
+    def register(self, name: str = "node-a", node_class: str = "cpu", *, devices: int = 64) -> str:
         body = {
             "node_class": node_class,
-            "devices": [],
+            "devices": [{"index": number, "name": "test", "memory_bytes": 1} for number in range(devices)],
             "versions": {"torch": "2"},
             "code_digest": "sha256:c",
             "public_key": SIGNER.key,
         }
-        answer = self.client.put(f"/v1/nodes/{name}", headers=self.worker, json=body)
+        answer = self.put_node(name, body)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["node_id"])
 
+    def put_node(self, name: str, body: dict[str, Any]) -> httpx.Response:
+        """Register with the key of the node."""
+        answer = self.client.put(f"/v1/nodes/{name}", headers=self.worker_of(name), json=body)
+        if answer.is_success:
+            self._names[answer.json()["node_id"]] = name
+        return answer
+
     def claim(self, node_id: str) -> dict[str, Any] | None:
-        answer = self.client.post("/v1/blocks:claim", headers=self.worker, json={"node_id": node_id})
+        name = self._names.get(node_id, NODE)
+        answer = self.client.post("/v1/blocks:claim", headers=self.worker_of(name), json={"node_id": node_id})
         assert answer.status_code in (200, 204), answer.text
-        return dict(answer.json()) if answer.status_code == 200 else None
+        if answer.status_code == 204:
+            return None
+        self._holders[answer.json()["attempt_id"]] = name
+        return dict(answer.json())
 
     def attempt(self, block: dict[str, Any], verb: str, **body: Any) -> httpx.Response:
         message = {"token": block["token"], **body}
         if verb == "report":
             message = signed(block, message)
         path = f"/v1/attempts/{block['attempt_id']}:{verb}"
-        return self.client.post(path, headers=self.worker, json=message)
+        headers = self.worker_of(self._holders.get(block["attempt_id"], NODE))
+        return self.client.post(path, headers=headers, json=message)
 
     def events(self, ablation_id: str) -> list[tuple[str, dict[str, Any]]]:
         """The stored events; for ablations whose stream ends."""

@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kombu.exceptions import OperationalError
+from kombu.utils.url import maybe_sanitize_url
 
 from experiments.errors import SigningUnavailable
 from experiments.records.signing import signing_problem
@@ -64,7 +65,7 @@ def _service(settings: Settings) -> list[Finding]:
         return [Finding(name="worker key", passed=False, needed=True, detail=detail)]
     api = ServiceApi(settings.url, token)
     try:
-        return [_reachable(api, settings.url), _key(api)]
+        return [_reachable(api, settings.url), _key(api, settings.node_name)]
     finally:
         api.close()
 
@@ -86,23 +87,25 @@ def _reachable(api: ServiceApi, url: str) -> Finding:
     return Finding(name="service", passed=True, needed=True, detail=f"{url}: {version}")
 
 
-def _key(api: ServiceApi) -> Finding:
+def _key(api: ServiceApi, name: str) -> Finding:
     try:
-        api.check_key()
+        node = api.key_node()
     except WorkerError as error:
         return Finding(name="worker key", passed=False, needed=True, detail=str(error))
-    return Finding(name="worker key", passed=True, needed=True, detail="accepted")
+    detail = "accepted" if node == name else f"belongs to node '{node}', and ABLATE_NODE_NAME here is '{name}'"
+    return Finding(name="worker key", passed=node == name, needed=True, detail=detail)
 
 
 def _broker(settings: Settings) -> Finding:
+    shown = maybe_sanitize_url(settings.broker)
     app = celery_app(settings.broker, name="ablate.doctor")
     try:
         with app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=2)
     except (OperationalError, OSError) as error:
-        detail = f"{settings.broker}: {error}; work is found by polling every {settings.poll_s:g} s"
+        detail = f"{shown}: {error}; work is found by polling every {settings.poll_s:g} s"
         return Finding(name="broker", passed=False, needed=False, detail=detail)
-    return Finding(name="broker", passed=True, needed=False, detail=settings.broker)
+    return Finding(name="broker", passed=True, needed=False, detail=shown)
 
 
 def _torch() -> Finding:

@@ -18,15 +18,13 @@ from experiments.records.messages import (
     NodeRegistration,
     Release,
 )
-from workers.errors import ApiRefused, ApiUnreachable, StaleLease
+from workers.errors import ApiRefused, ApiUnreachable, SettingsError, StaleLease
 
 _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 3.0
 _TRY_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-_NO_NODE = "nod_doctor"
 
 _T = TypeVar("_T")
 
@@ -46,13 +44,13 @@ class ServiceApi:
         answer: dict[str, Any] = self._send("GET", "/version").json()
         return answer
 
-    def check_key(self) -> None:
-        """Ask whether the worker key is accepted, by a claim for a node that cannot exist. Raises ApiRefused if not."""
-        try:
-            self._send("POST", "/v1/blocks:claim", ClaimRequest(node_id=_NO_NODE))
-        except ApiRefused as error:
-            if error.status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-                raise
+    def key_node(self) -> str:
+        """Return the name of the node that the key belongs to. Raises SettingsError for anything but a node's key."""
+        found = self._send("GET", "/v1/identity").json()
+        if found.get("node") is None:
+            what = f"the token '{found.get('name')}' with scope '{found.get('scope')}'"
+            raise SettingsError(f"ABLATE_WORKER_TOKEN is {what}, not the key of a node; ask for one: ablate nodes add")
+        return str(found["node"])
 
     def register(self, name: str, node: NodeRegistration) -> NodeRegistered:
         """Tell the service what this node is."""

@@ -19,6 +19,8 @@ from experiments.retries import Break, final_failures
 
 UNLIMITED_S = 10.0**9
 """Lease of a block that nobody else can claim."""
+UNFENCED = "-" * 22
+"""Token of a block that nobody else can claim."""
 
 
 class BlockIds(Frozen):
@@ -35,7 +37,7 @@ class AttemptLease:
 
     attempt_id: str
     attempt_no: int
-    token: int
+    token: str = UNFENCED
     lease_s: float = UNLIMITED_S
     heartbeat_s: float = UNLIMITED_S
 

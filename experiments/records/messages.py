@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -10,6 +10,9 @@ from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 from experiments.records.signing import PublicKey, Signature, block_statement
 from experiments.retries import FINAL_WITH_RECEIPT
+
+FencingToken = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{22}$", examples=["hZ3V5T8QW2R4Y6M9N0P1Sw"])]
+"""128 random bits, URL-safe: whoever shows it was given the block."""
 
 
 class DeviceInfo(Frozen):
@@ -83,11 +86,10 @@ class ClaimedTrial(Frozen):
 
 
 class ClaimedBlock(Frozen):
-    """A block under a lease. Every later call carries `token`; a stale one gets 409."""
+    """A block under a lease. Every later call carries `token`; any other gets 409."""
 
     attempt_id: str
-    token: int
-    """Fencing token; grows with every attempt at this block."""
+    token: FencingToken
     attempt_no: int
     lease_s: float
     heartbeat_s: float
@@ -128,7 +130,7 @@ class LogChunk(Frozen):
 class Heartbeat(Frozen):
     """`POST /v1/attempts/{id}:heartbeat`."""
 
-    token: int
+    token: FencingToken
     progress: tuple[TrialProgress, ...] = ()
     logs: tuple[LogChunk, ...] = ()
     device_state: DeviceHealth = DeviceHealth.OK
@@ -145,7 +147,7 @@ class HeartbeatReply(Frozen):
 class BlockReport(Frozen):
     """`POST /v1/attempts/{id}:report`: the whole block at once, or why it broke."""
 
-    token: int
+    token: FencingToken
     receipts: tuple[Mapping[str, Any], ...] = ()
     """Receipts as JSON, one for each trial; empty when the block broke."""
     logs: tuple[LogChunk, ...] = ()
@@ -169,6 +171,6 @@ class BlockReport(Frozen):
 class Release(Frozen):
     """`POST /v1/attempts/{id}:release`: give the block back without a result."""
 
-    token: int
+    token: FencingToken
     failure_class: FailureClass
     message: str

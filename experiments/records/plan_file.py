@@ -57,7 +57,7 @@ class PlanFile(Frozen):
         """Return the block `index` the way a service hands it to a worker after these `broken` attempts."""
         timeout_s = self.spec.limits.trial
         work = PlannedWork(ablation_id=self.ablation_id, block_index=index, timeout_s=timeout_s, broken=broken)
-        lease = AttemptLease(attempt_id=attempt_id, attempt_no=attempt_no, token=attempt_no)
+        lease = AttemptLease(attempt_id=attempt_id, attempt_no=attempt_no)
         return claimed_block(self.plan, self.blocks[index], work, lease)
 
 

@@ -17,7 +17,7 @@ from service.cli.output import JsonOption, guarded, out
 from service.cli.spec_argument import read_spec
 from service.cli.submitting import run_spec
 from service.client import Client
-from service.schemas import SpecBody
+from service.schemas.submissions import SpecBody
 
 app = typer.Typer()
 

@@ -19,7 +19,7 @@ from experiments.records.plan_file import make_plan_file, plan_file_text
 from experiments.reporting.view import bundle_view, judge_bundle
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
-from service.schemas import SpecBody
+from service.schemas.submissions import SpecBody
 
 app = typer.Typer()
 

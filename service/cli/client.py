@@ -11,7 +11,19 @@ from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
 from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
 from experiments.reporting.pull_request import pull_request_markdown
-from service.cli import aa, bundles, calibration_files, gates_page, history, keys, published, receipts, show
+from service.cli import (
+    aa,
+    bundles,
+    calibration_files,
+    gates_page,
+    history,
+    keys,
+    nodes,
+    published,
+    receipts,
+    show,
+    tokens,
+)
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.sized_spec import with_blocks
@@ -27,6 +39,8 @@ app.add_typer(calibration_files.app)
 app.add_typer(published.app)
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(keys.app, name="keys")
+app.add_typer(nodes.app, name="nodes")
+app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
@@ -216,19 +230,6 @@ def gates(
     with Client() as client:
         rows = client.gates()
     print_json(rows) if as_json else out().print(show.gates(rows))
-
-
-@app.command()
-@guarded
-def nodes(as_json: JsonOption = False) -> None:
-    """Show the machines that run trials, what is known of their noise, and the rate of false words."""
-    with Client() as client:
-        rows, noise = client.nodes(), client.calibrations()
-    if as_json:
-        print_json(rows)
-    else:
-        out().print(show.nodes(rows))
-        out().print(show.calibrations(noise))
 
 
 @app.command()

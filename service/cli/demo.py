@@ -18,7 +18,7 @@ from service.cli.spec_argument import read_spec
 from service.cli.watch import follow
 from service.client import Client, Refused
 from service.errors import StackError
-from service.schemas import AblationPublic
+from service.schemas.ablations import AblationPublic
 from service.stack import control
 from service.stack.layout import StackFiles
 from service.stack.state import StackState

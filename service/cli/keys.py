@@ -8,7 +8,7 @@ from rich.table import Table
 
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
-from service.schemas import KeyList
+from service.schemas.nodes import KeyList
 
 app = typer.Typer(help="Keys that nodes sign their blocks with.", no_args_is_help=True)
 

@@ -15,7 +15,7 @@ from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ERROR_EXIT_CODE
 from service.client import ClientError
 from service.errors import ServiceError
-from service.schemas import Problem, ProblemDetail
+from service.schemas.problems import Problem, ProblemDetail
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 

@@ -17,7 +17,10 @@ from experiments.reporting import wording
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.verdict_layout import lay_out
-from service.schemas import AblationPublic, CalibrationList, NodeClassAnswer, NodePublic, PlanPublic, TrialPublic
+from service.schemas.ablations import AblationPublic, TrialPublic
+from service.schemas.calibrations import CalibrationList
+from service.schemas.nodes import NodePublic
+from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 COLOURS: dict[Tone, str] = {
     Tone.GOOD: "green",

@@ -4,7 +4,7 @@ import yaml
 
 from experiments.design.load import load_values
 from experiments.errors import SpecError, SpecProblem
-from service.schemas import PlanPublic, SpecBody
+from service.schemas.submissions import PlanPublic, SpecBody
 
 
 def with_blocks(spec: SpecBody, plan: PlanPublic) -> bytes:

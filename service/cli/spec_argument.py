@@ -8,7 +8,7 @@ import typer
 
 from experiments.design.load import CONTENT_TYPE_OF_SUFFIX, catalog_names, read_catalog_file
 from experiments.errors import SpecError, SpecProblem
-from service.schemas import SpecBody
+from service.schemas.submissions import SpecBody
 
 SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.")

@@ -9,7 +9,8 @@ from service.cli import show
 from service.cli.output import err, out
 from service.cli.watch import follow, follow_as_json
 from service.client import Client
-from service.schemas import AblationAccepted, AblationPublic, SpecBody
+from service.schemas.ablations import AblationPublic
+from service.schemas.submissions import AblationAccepted, SpecBody
 
 
 def run_spec(spec: SpecBody, *, as_json: bool) -> None:

@@ -19,7 +19,8 @@ from experiments.reporting import wording
 from service.cli.output import print_json
 from service.client import Client
 from service.lifecycle import OVER, EventKind
-from service.schemas import AblationPublic, Event, TrialPublic
+from service.schemas.ablations import AblationPublic, TrialPublic
+from service.schemas.events import Event
 
 _LOOK_EVERY_S = 0.5
 _REFRESH_S = 2.0

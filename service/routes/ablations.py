@@ -15,11 +15,13 @@ from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
 from service.pages import Listing, PageQuery, PageQueryDep, page
 from service.responses import document, secured
-from service.schemas import AblationPublic, BlockPublic, Page, TrialPublic
+from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
+from service.schemas.public import Page
 from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
 from service.settings import ServiceSettings
 from service.sse import ablation_events, event_stream
 from service.store import ablations as store_ablations
+from service.store import tokens
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
@@ -144,8 +146,12 @@ def list_trials(
     responses=secured(404, 409, 422),
 )
 def cancel_ablation(ablation_id: AblationId, services: ServicesDep, principal: Submitter) -> AblationPublic:
-    """Cancel queued blocks at once and running ones through their workers; repeating it changes nothing."""
+    """Cancel queued blocks at once and running ones through their workers; repeating it changes nothing.
+
+    Operators cancel any ablation, others what they submitted.
+    """
     with services.store.write() as connection:
+        tokens.check_owner(connection, principal, ablation_id)
         store_ablations.cancel(connection, ablation_id, actor=principal.name)
     return _load(services, ablation_id)
 

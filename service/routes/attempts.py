@@ -8,7 +8,7 @@ from experiments.outcomes import AttemptState, BlockState
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
 from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
 from service.responses import secured
-from service.schemas import AttemptClosed
+from service.schemas.attempts import AttemptClosed
 from service.signatures import checked_signature
 from service.store import attempts, claims, keys, logs, nodes, reports
 from service.verification import claimed_block, report_digest, verify_report
@@ -21,13 +21,14 @@ router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_on
     operation_id="claimBlock",
     summary="Claim the next block",
     response_model=ClaimedBlock,
-    responses={204: {"description": "Nothing waits for this node's class."}, **secured(404, 413, 415, 422)},
+    responses={204: {"description": "Nothing waits for this node's class."}, **secured(404, 409, 413, 415, 422)},
 )
 def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) -> Response:
     """Give the node the oldest block of the highest priority that its class can run."""
     settings = services.settings
     with services.store.write() as connection:
-        node_class = nodes.mark_seen(connection, wanted.node_id)
+        node_class = nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
+        claims.check_capacity(connection, wanted.node_id)
         attempt_id = claims.claim_block(connection, wanted.node_id, node_class, lease_s=settings.lease_s)
     if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -44,11 +45,12 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
 def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, principal: Worker) -> HeartbeatReply:
     """Extend the lease of an attempt that still holds its block."""
     with services.store.write() as connection:
+        node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
+        nodes.mark_seen(connection, node_id, owner=principal.node)
         locked = attempts.lock_attempt(connection, attempt_id, beat.token)
         logs.append(connection, locked, beat.logs)
         attempts.store_progress(connection, locked, beat.progress)
         cancel = attempts.renew_lease(connection, locked, lease_s=services.settings.lease_s)
-        nodes.mark_seen(connection, locked.attempt.node_id)
     return HeartbeatReply(lease_s=services.settings.lease_s, cancel=cancel)
 
 
@@ -62,6 +64,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
     """Store the receipts of a whole block, or why it broke. Repeating the same report changes nothing."""
     digest = report_digest(report)
     with services.store.read() as connection:
+        nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         if reports.was_reported(connection, attempt_id, report.token, digest):
             return _closed(services, attempt_id)
         attempts.check_holds(connection, attempt_id, report.token)
@@ -88,6 +91,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
 def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep, principal: Worker) -> AttemptClosed:
     """End the attempt; the block waits for another worker, or is over when its attempts are used up."""
     with services.store.write() as connection:
+        nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         locked = attempts.lock_attempt(connection, attempt_id, release.token)
         why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
         attempts.end_without_result(connection, locked, AttemptState.RELEASED, why, actor=locked.attempt.node_id)

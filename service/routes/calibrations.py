@@ -9,7 +9,8 @@ from experiments.records.calibration import Calibration
 from experiments.reporting.wording import false_words
 from service.deps import AblationId, Reader, ServicesDep
 from service.responses import secured
-from service.schemas import CalibrationList, CalibrationPublic, SpecText
+from service.schemas.calibrations import CalibrationList, CalibrationPublic
+from service.schemas.submissions import SpecText
 from service.store import calibrations, results
 from service.store.ablations import check_exists
 

@@ -19,7 +19,7 @@ from service.deps import ServicesDep
 from service.errors import Unavailable
 from service.metrics import PROCESS_REGISTRY
 from service.responses import problems
-from service.schemas import DependencyCheck, Readiness, Version
+from service.schemas.health import DependencyCheck, Readiness, Version
 from service.settings import ServiceSettings
 from service.store.migrate import current_revision
 from service.store.session import Store

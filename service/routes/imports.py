@@ -15,7 +15,7 @@ from experiments.records.plan_file import differences
 from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
 from service.responses import secured
-from service.schemas import BundleFiles, ImportPublic, ImportRequest
+from service.schemas.imports import BundleFiles, ImportPublic, ImportRequest
 from service.serializers import links_of
 from service.signatures import check_bundle
 from service.store.ablations import get_ablation

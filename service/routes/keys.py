@@ -7,7 +7,7 @@ from fastapi import APIRouter, Body, Depends, Path
 from experiments.records.signing import KEY_PATTERN, PublicKey
 from service.deps import Operator, Reader, Services, ServicesDep, json_only
 from service.responses import secured
-from service.schemas import KeyList
+from service.schemas.nodes import KeyList
 from service.serializers import key_public
 from service.store import keys
 

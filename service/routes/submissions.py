@@ -17,17 +17,14 @@ from kernels.backends import NODE_CLASSES, NodeClass
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
+from service.principals import Principal
 from service.responses import etag_of, secured
-from service.schemas import (
-    AblationAccepted,
-    NodeClassAnswer,
-    PlanPublic,
-    SpecBody,
-)
+from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.store.ablations import mean_trial_s
 from service.store.calibrations import read_sizing
 from service.store.nodes import count_live
+from service.store.quotas import check_quota
 from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, known_answer, store_submission
 
 router = APIRouter(prefix="/v1", tags=["submissions"])
@@ -127,7 +124,7 @@ def submit_ablation(
         raise IdempotencyInFlight
     services.in_flight.add(held)
     try:
-        answer = _submit(services, key, body, principal.name)
+        answer = _submit(services, key, body, principal)
     finally:
         services.in_flight.discard(held)
     services.wakes.notify()
@@ -138,7 +135,7 @@ def _body_digest(body: SpecBody) -> str:
     return digest_bytes(body.content_type.encode() + b"\0" + body.content)
 
 
-def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_by: str) -> GivenAnswer:
+def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: Principal) -> GivenAnswer:
     spec = parse_spec(body.content, body.content_type)
     ablation_id = new_id("abl")
     submission = Submission(
@@ -147,7 +144,8 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_b
         plan=make_plan(spec, control=_has_control(ablation_id, spec, services.settings.control_every)),
         spec_text=body.content.decode(),
         content_type=body.content_type,
-        submitted_by=submitted_by,
+        submitted_by=principal.name,
+        token_id=principal.token_id,
     )
     accepted = accepted_public(submission.ablation_id, submission.plan)
     answer = GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
@@ -155,6 +153,7 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, submitted_b
         with services.store.write() as connection:
             store_submission(connection, submission, key, answer)
             _check_size(connection, submission)
+            check_quota(connection, principal)
     except KeyKnown:
         with services.store.read() as connection:
             return known_answer(connection, key)

@@ -1,10 +1,11 @@
 """An attempt's life under its lease: heartbeats, and the four ways it ends (done, broken, released, expired).
 
-Every call carries the fencing token. A lease that ran out but was not reassigned still counts: until the reconciler
-has requeued the block (and grown its token), a late worker may go on or hand in its result.
+Every call carries the fencing token of the attempt. A lease that ran out but was not reassigned still counts: until the
+reconciler has requeued the block, a late worker may go on or hand in its result.
 """
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,27 +46,45 @@ class AttemptFailure:
     """The arm whose trial ended it; None where it cannot be told."""
 
 
-def lock_attempt(connection: Connection, attempt_id: str, token: int) -> LockedAttempt:
-    """Lock the block of an attempt that still holds it. Raises NotFound or StaleToken."""
+def lock_attempt(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
+    """Lock the block of an attempt for the worker that shows its token. Raises NotFound or StaleToken."""
+    locked = lock_holder(connection, attempt_id)
+    _check_token(locked.attempt, token)
+    return locked
+
+
+def lock_holder(connection: Connection, attempt_id: str) -> LockedAttempt:
+    """Lock the block that an attempt still holds, for work of the service itself. Raises NotFound or StaleToken."""
     attempt = find_attempt(connection, attempt_id)
     block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id).with_for_update()).one()
-    _check_token(block, attempt_id, token)
+    _check_holder(block, attempt_id)
     rows = connection.execute(select(trials).where(trials.c.block_id == block.id).order_by(trials.c.position)).all()
     return LockedAttempt(attempt=attempt, block=block, trials=rows)
 
 
-def check_holds(connection: Connection, attempt_id: str, token: int) -> None:
+def check_holds(connection: Connection, attempt_id: str, token: str) -> None:
     """Raise StaleToken unless the attempt holds its block now; a look before work that a stale caller can be spared."""
     attempt = find_attempt(connection, attempt_id)
-    _check_token(connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one(), attempt_id, token)
+    _check_holder(connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one(), attempt_id)
+    _check_token(attempt, token)
 
 
-def _check_token(block: Row[Any], attempt_id: str, token: int) -> None:
-    if block.state != BlockState.RUNNING or block.attempt_id != attempt_id or block.token != token:
+def _check_holder(block: Row[Any], attempt_id: str) -> None:
+    if block.state != BlockState.RUNNING or block.attempt_id != attempt_id:
         raise StaleToken(
-            f"attempt {attempt_id} with token {token} does not hold block {block.id} "
-            f"(block {block.state}, token {block.token}); nothing was changed"
+            f"attempt {attempt_id} does not hold block {block.id} (block {block.state}, "
+            f"attempt {block.attempt_id or 'none'}); nothing was changed"
         )
+
+
+def _check_token(attempt: Row[Any], token: str) -> None:
+    if not shows_token(attempt, token):
+        raise StaleToken(f"attempt {attempt.id} has another token than the one that was sent; nothing was changed")
+
+
+def shows_token(attempt: Row[Any], token: str) -> bool:
+    """Tell whether `token` is the attempt's; nothing is that of an attempt which no worker of ours held."""
+    return attempt.token is not None and secrets.compare_digest(attempt.token, token)
 
 
 def find_attempt(connection: Connection, attempt_id: str) -> Row[Any]:
@@ -166,7 +185,6 @@ def _requeue(connection: Connection, transitions: Transitions, locked: LockedAtt
         BlockState.RUNNING,
         BlockState.QUEUED,
         reason=reason,
-        token=block.token + 1,
         attempt_id=None,
         node_id=None,
         lease_until=None,
@@ -187,13 +205,13 @@ def _end(
 
 def expire_lease(connection: Connection) -> str | None:
     """Take one block back from a worker that was silent for longer than its lease; return its id, None when none is."""
-    silent = select(blocks.c.id, blocks.c.attempt_id, blocks.c.token).where(
+    silent = select(blocks.c.id, blocks.c.attempt_id).where(
         blocks.c.state == BlockState.RUNNING, blocks.c.lease_until < db_now()
     )
     row = connection.execute(silent.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True)).first()
     if row is None:
         return None
-    locked = lock_attempt(connection, row.attempt_id, row.token)
+    locked = lock_holder(connection, row.attempt_id)
     message = f"node {locked.attempt.node_id} was silent for longer than its lease{_while(locked)}"
     failure = AttemptFailure(failure_class=FailureClass.INFRA_NODE, message=message)
     end_without_result(connection, locked, AttemptState.EXPIRED, failure, actor="reconciler")

@@ -1,11 +1,15 @@
-"""Claiming a block: one compare-and-set under a lease, oldest of the highest priority first."""
+"""Claiming a block: one compare-and-set under a lease, oldest of the highest priority first, no more than devices."""
+
+import secrets
 
 from sqlalchemy import Connection, func, insert, select, update
 
 from experiments.ids import new_id
 from experiments.outcomes import AblationState, AttemptState, BlockState
+from experiments.records.messages import NodeRegistration
+from service.errors import NodeBusy
 from service.store.columns import db_now
-from service.store.tables import attempts, blocks, trials
+from service.store.tables import attempts, blocks, nodes, trials
 from service.store.transitions import Transitions, lock_ablation
 
 _NEXT = (
@@ -17,20 +21,34 @@ _NEXT = (
 )
 
 
+def check_capacity(connection: Connection, node_id: str) -> None:
+    """Raise NodeBusy when a node, which the caller has locked, holds as many blocks as it has devices."""
+    held = select(blocks.c.id).where(blocks.c.node_id == node_id, blocks.c.state == BlockState.RUNNING)
+    ids = list(connection.execute(held.order_by(blocks.c.id)).scalars())
+    if not ids:
+        return
+    text = connection.execute(select(nodes.c.registration).where(nodes.c.id == node_id)).scalar_one()
+    devices = max(1, len(NodeRegistration.model_validate_json(text).devices))
+    if len(ids) >= devices:
+        raise NodeBusy(
+            f"node {node_id} has {devices} device{'s' if devices > 1 else ''} and holds {', '.join(ids)}; "
+            "report or release first, or let the lease run out"
+        )
+
+
 def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_s: float) -> str | None:
     """Give the next block that waits for `node_class` to `node_id`; return the attempt's id, None when none waits."""
     block = connection.execute(_NEXT.where(blocks.c.node_class == node_class)).first()
     if block is None:
         return None
     attempt_id = new_id("att")
-    token, attempt_no = block.token + 1, block.attempt_no + 1
+    attempt_no = block.attempt_no + 1
     transitions = Transitions(connection, block.ablation_id, actor=node_id)
     transitions.move(
         [block.id],
         BlockState.QUEUED,
         BlockState.RUNNING,
         reason=f"claimed, attempt {attempt_no}",
-        token=token,
         attempt_no=attempt_no,
         attempt_id=attempt_id,
         node_id=node_id,
@@ -42,7 +60,7 @@ def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_
         insert(attempts).values(
             id=attempt_id,
             block_id=block.id,
-            token=token,
+            token=secrets.token_urlsafe(16),
             number=attempt_no,
             node_id=node_id,
             state=AttemptState.RUNNING,

@@ -14,7 +14,7 @@ from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBl
 from experiments.records.messages import LogChunk
 from service.lifecycle import EventKind
 from service.store import keys, logs, reports
-from service.store.attempts import lock_attempt
+from service.store.attempts import lock_holder
 from service.store.columns import db_now, storable
 from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.reports import VerifiedReceipt
@@ -105,7 +105,6 @@ def _insert_attempt(connection: Connection, attempt: Attempt, block_id: str) -> 
         insert(attempts).values(
             id=attempt.attempt_id,
             block_id=block_id,
-            token=attempt.attempt_no,
             number=attempt.attempt_no,
             node_id=attempt.node_id,
             state=AttemptState.RUNNING,
@@ -139,7 +138,6 @@ def _begin(connection: Connection, transitions: Transitions, attempt: Attempt, b
         BlockState.QUEUED,
         BlockState.RUNNING,
         reason=f"imported, attempt {attempt.attempt_no}",
-        token=attempt.attempt_no,
         attempt_no=attempt.attempt_no,
         attempt_id=attempt.attempt_id,
         node_id=attempt.node_id,
@@ -173,7 +171,7 @@ def _fail(transitions: Transitions, block_id: str, trial_ids: Sequence[str], las
 def _finish(connection: Connection, imported: Import, block: BundledBlock) -> None:
     """Store a block's logs and receipts the way a worker's report is stored, then the times that were measured."""
     attempt = block.attempt
-    locked = lock_attempt(connection, attempt.attempt_id, attempt.attempt_no)
+    locked = lock_holder(connection, attempt.attempt_id)
     logs.append(
         connection, locked, [LogChunk(trial_id=t.trial_id, offset=0, text=t.log) for t in block.trials if t.log]
     )

@@ -1,4 +1,4 @@
-"""Nodes: what registered, and who was heard lately."""
+"""Nodes: what registered, with which key, and who was heard lately."""
 
 import re
 from typing import Any
@@ -8,39 +8,85 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from experiments.ids import id_pattern, new_id
 from experiments.outcomes import BlockState
 from experiments.records.messages import NodeRegistration
-from service.errors import NotFound
+from service.errors import Forbidden, NodeTaken, NotFound
+from service.principals import Principal
 from service.store.columns import db_now
-from service.store.tables import blocks, nodes
+from service.store.tables import attempts, blocks, nodes
 
 _ID = re.compile(id_pattern("nod"))
 
 
-def register(connection: Connection, name: str, registration: NodeRegistration) -> str:
-    """Store what a node found on itself; return the node's id, the same for the same name."""
+def check_key(principal: Principal, name: str, node_class: str) -> None:
+    """Raise Forbidden unless the key is that of node `name` and allows it to be of `node_class`."""
+    if principal.node != name:
+        raise Forbidden(
+            f"this key belongs to node '{principal.node}' and cannot register '{name}'; set ABLATE_NODE_NAME to the "
+            f"key's node, or ask an operator for a key: ablate nodes add {name}"
+        )
+    if principal.node_class not in (None, node_class):
+        raise Forbidden(
+            f"the key of node '{name}' was issued for class '{principal.node_class}'; "
+            f"the node registers as '{node_class}'"
+        )
+
+
+def register(connection: Connection, name: str, registration: NodeRegistration, *, silent_s: float) -> str:
+    """Store what a node found on itself; return the node's id, the same for the same name.
+
+    Raises NodeTaken when a node of this name that was heard within `silent_s` is of another class.
+    """
     values = {
         "node_class": registration.node_class,
         "registration": registration.model_dump_json(),
         "registered_at": db_now(),
         "seen_at": db_now(),
     }
-    known = connection.execute(select(nodes.c.id).where(nodes.c.name == name).with_for_update()).scalar_one_or_none()
-    if known is not None:
-        connection.execute(update(nodes).where(nodes.c.id == known).values(**values))
-        return str(known)
-    node_id = new_id("nod")
-    connection.execute(insert(nodes).values(id=node_id, name=name, **values))
-    return node_id
+    query = select(nodes.c.id, nodes.c.node_class, (db_now() - nodes.c.seen_at).label("silent_s"))
+    known = connection.execute(query.where(nodes.c.name == name).with_for_update()).first()
+    if known is None:
+        node_id = new_id("nod")
+        connection.execute(insert(nodes).values(id=node_id, name=name, **values))
+        return node_id
+    if known.node_class != registration.node_class and known.silent_s <= silent_s:
+        raise NodeTaken(
+            f"node '{name}' is of class '{known.node_class}' and was heard {known.silent_s:.1f} s ago; it cannot "
+            f"register as '{registration.node_class}' before it was silent for {silent_s:g} s"
+        )
+    connection.execute(update(nodes).where(nodes.c.id == known.id).values(**values))
+    return str(known.id)
 
 
-def mark_seen(connection: Connection, node_id: str) -> str:
-    """Note that the node spoke; return its node class. Raises NotFound for an unknown node."""
+def mark_seen(connection: Connection, node_id: str, *, owner: str | None) -> str:
+    """Note that the node of the key `owner` spoke, and lock it; return its node class.
+
+    Raises NotFound for an unknown node, Forbidden for one that the key does not belong to.
+    """
     if not _ID.fullmatch(node_id):
         raise NotFound(f"{ascii(node_id)[:80]} is not a node id; PUT /v1/nodes/{{name}} returns one")
-    seen = update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now()).returning(nodes.c.node_class)
-    node_class = connection.execute(seen).scalar_one_or_none()
-    if node_class is None:
+    seen = update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now())
+    row = connection.execute(seen.returning(nodes.c.node_class, nodes.c.name)).first()
+    if row is None:
         raise NotFound(f"node {node_id!r} is not registered; PUT /v1/nodes/{{name}} first")
-    return str(node_class)
+    _check_owner(f"node {node_id} is '{row.name}'", row.name, owner)
+    return str(row.node_class)
+
+
+def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
+    """Return the id of the node that an attempt was given to.
+
+    Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
+    """
+    query = select(nodes.c.id, nodes.c.name).join(attempts, attempts.c.node_id == nodes.c.id)
+    row = connection.execute(query.where(attempts.c.id == attempt_id)).first()
+    if row is None:
+        raise NotFound(f"there is no attempt {attempt_id!r}")
+    _check_owner(f"attempt {attempt_id} was given to node '{row.name}'", row.name, owner)
+    return str(row.id)
+
+
+def _check_owner(what: str, name: str, owner: str | None) -> None:
+    if name != owner:
+        raise Forbidden(f"{what}, and this key belongs to node '{owner}'")
 
 
 def list_nodes(connection: Connection) -> list[Row[Any]]:

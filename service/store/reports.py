@@ -9,7 +9,7 @@ from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
 from service.errors import StaleToken
 from service.lifecycle import EventKind
-from service.store.attempts import AttemptFailure, LockedAttempt, end_without_result, find_attempt
+from service.store.attempts import AttemptFailure, LockedAttempt, end_without_result, find_attempt, shows_token
 from service.store.columns import db_now
 from service.store.completion import complete_if_done
 from service.store.tables import attempts, events, receipts, trials
@@ -29,10 +29,10 @@ class VerifiedReceipt:
     """Canonical JSON."""
 
 
-def was_reported(connection: Connection, attempt_id: str, token: int, report_digest: str) -> bool:
+def was_reported(connection: Connection, attempt_id: str, token: str, report_digest: str) -> bool:
     """Tell whether exactly this report was already stored. Raises NotFound."""
     attempt = find_attempt(connection, attempt_id)
-    return bool(attempt.token == token and attempt.report_digest == report_digest)
+    return bool(attempt.report_digest == report_digest) and shows_token(attempt, token)
 
 
 def store_block(

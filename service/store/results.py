@@ -8,7 +8,7 @@ from experiments.outcomes import AblationState, TrialState
 from experiments.records.receipts import Receipt
 from experiments.reporting.view import AblationView, TrialView
 from service.lifecycle import EventKind, OutboxKind
-from service.schemas import SpecBody
+from service.schemas.submissions import SpecBody
 from service.store import outbox
 from service.store.ablations import get_whole
 from service.store.columns import rfc3339

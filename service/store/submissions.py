@@ -36,6 +36,8 @@ class Submission:
     spec_text: str
     content_type: str
     submitted_by: str
+    token_id: str | None = None
+    """Whose it is; None for the service itself and for what was imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,7 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
         "trial_timeout_s": spec.limits.trial,
         "device_minutes": spec.limits.device_minutes,
         "submitted_by": submission.submitted_by,
+        "token_id": submission.token_id,
         "blocks_planned": len(plan.blocks),
         "blocks_done": 0,
         "blocks_failed": 0,
@@ -154,7 +157,6 @@ def _work_rows(
             "node_class": plan.node_class,
             "priority": priority,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
-            "token": 0,
             "attempt_no": 0,
             "not_before": 0.0,
         }

@@ -1,6 +1,6 @@
 """The tables. Times are epoch seconds of the database's clock; JSON is stored as text, written once, never queried.
 
-Lock order, for databases with row locks: blocks (by id), then the ablation, then everything else. Events get their
+Lock order, for databases with row locks: the node, blocks (by id), the ablation, then everything else. Events get their
 sequence number under the ablation's lock, so within one ablation a reader never sees a later event before an earlier.
 """
 
@@ -38,10 +38,26 @@ tokens = Table(
     "tokens",
     metadata,
     Column("id", String(30), primary_key=True),
-    Column("name", String(64), nullable=False, unique=True),
+    Column("name", String(130), nullable=False),
     Column("scope", String(16), nullable=False),
-    Column("digest", String(71), nullable=False, unique=True),
+    Column("node", String(120)),
+    Column("node_class", String(32)),
+    Column("device_minutes", Double),
     Column("created_at", Double, nullable=False),
+    Column("created_by", String(64), nullable=False),
+    Column("revoked_at", Double),
+    Column("reason", Text),
+)
+_LIVE = tokens.c.revoked_at.is_(None)
+Index("uq_tokens_live_name", tokens.c.name, unique=True, sqlite_where=_LIVE, postgresql_where=_LIVE)
+
+token_secrets = Table(
+    "token_secrets",
+    metadata,
+    Column("digest", String(71), primary_key=True),
+    Column("token_id", String(30), ForeignKey("tokens.id"), nullable=False, index=True),
+    Column("created_at", Double, nullable=False),
+    Column("ends_at", Double),
 )
 
 nodes = Table(
@@ -83,6 +99,7 @@ ablations = Table(
     Column("trial_timeout_s", Double, nullable=False),
     Column("device_minutes", Double, nullable=False),
     Column("submitted_by", String(64), nullable=False),
+    Column("token_id", String(30), index=True),
     Column("created_at", Double, nullable=False),
     Column("started_at", Double),
     Column("finished_at", Double),
@@ -130,7 +147,6 @@ blocks = Table(
     Column("node_class", String(32), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("state", String(16), nullable=False),
-    Column("token", BigInteger, nullable=False, default=0),
     Column("attempt_no", Integer, nullable=False, default=0),
     Column("attempt_id", String(30)),
     Column("node_id", String(30)),
@@ -153,6 +169,7 @@ Index(
     postgresql_where=_QUEUED,
 )
 Index("ix_blocks_leases", blocks.c.lease_until, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
+Index("ix_blocks_holders", blocks.c.node_id, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
 
 trials = Table(
     "trials",
@@ -180,7 +197,7 @@ attempts = Table(
     metadata,
     Column("id", String(30), primary_key=True),
     Column("block_id", String(30), ForeignKey("blocks.id"), nullable=False, index=True),
-    Column("token", BigInteger, nullable=False),
+    Column("token", String(22)),
     Column("number", Integer, nullable=False),
     Column("node_id", String(30), ForeignKey("nodes.id"), nullable=False),
     Column("state", String(16), nullable=False),

@@ -63,8 +63,10 @@ class Stack:
         database.close()
         return found
 
-    def worker(self, name: str) -> Any:
+    def worker(self, name: str, key: str = TOKEN) -> Any:
+        """Run the worker of node `name` with its key; the service's settings hold that of `first`."""
         extra = {"ABLATE_BROKER_URL": self.broker, "ABLATE_NODE_NAME": name, "ABLATE_POLL_S": "3600"}
+        extra["ABLATE_WORKER_TOKEN"] = key
         return worker(self.home / name, self.url, **extra, ABLATE_DATA_DIR=str(self.home / "data"))
 
 
@@ -81,6 +83,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         "ABLATE_BROKER_URL": broker,
         "ABLATE_ADMIN_TOKEN": _ADMIN,
         "ABLATE_WORKER_TOKEN": TOKEN,
+        "ABLATE_NODE_NAME": "first",
         "ABLATE_LEASE_S": "10",
         "ABLATE_HEARTBEAT_S": "0.3",
         "ABLATE_CLAIM_POLL_S": "3600",
@@ -130,7 +133,8 @@ def test_kill_9_reruns_the_block_whole_and_counts_it_once(stack: Stack) -> None:
         pytest.fail("the worker was killed between two blocks; the trials are too short for this test")
     ((dead, token, block_id),) = running
 
-    with stack.worker("second"):
+    added = stack.http.post("/v1/nodes", json={"name": "second", "node_class": "cpu"})
+    with stack.worker("second", added.json()["secret"]):
         until(lambda: stack.get(f"/v1/ablations/{ablation}")["state"] == "completed", 240)
     late = httpx.post(
         f"{stack.url}/v1/attempts/{dead}:report",

@@ -133,7 +133,6 @@ def _block(ablation_id: str, block_id: str, index: int, spec: Spec) -> dict[str,
         "node_class": spec.placement.node_class,
         "priority": spec.limits.priority,
         "state": "queued",
-        "token": 0,
         "attempt_no": 0,
         "not_before": 0.0,
     }

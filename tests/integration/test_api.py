@@ -11,7 +11,6 @@ import yaml
 from sqlalchemy import func, select
 
 from service.store.tables import metadata
-from service.tokens import Scope, put_token
 from tests.api_stack import Api, running_api
 from tests.factories import make_spec, spec_values
 
@@ -217,16 +216,14 @@ def test_tokens_and_scopes(api: Api) -> None:
     problem(api.client.get(path, headers={"Authorization": "Bearer nobody"}), 401)
     problem(api.client.get(path, headers=api.worker), 403)
     problem(api.client.post("/v1/blocks:claim", headers=api.admin, json={"node_id": "x"}), 403)
-    with api.store.write() as connection:
-        put_token(connection, "reader", Scope.READ, "reader-secret-of-the-tests")
-    reader = {"Authorization": "Bearer reader-secret-of-the-tests"}
+    reader = api.token("reader", "read")
     assert api.client.get(path, headers=reader).status_code == 200
     problem(api.client.post(f"{path}:cancel", headers=reader), 403)
 
 
 def test_secrets_are_stored_hashed(api: Api) -> None:
     with api.store.read() as connection:
-        digests = list(connection.execute(select(metadata.tables["tokens"].c.digest)).scalars())
+        digests = list(connection.execute(select(metadata.tables["token_secrets"].c.digest)).scalars())
     assert digests
     assert all(digest.startswith("sha256:") for digest in digests)
 
@@ -278,7 +275,7 @@ def test_nodes_gates_and_schema(api: Api) -> None:
 
 def test_operators_pages_need_no_token(api: Api) -> None:
     assert api.client.get("/healthz").text == "ok"
-    assert api.client.get("/version").json()["schema_revision"] == "0005"
+    assert api.client.get("/version").json()["schema_revision"] == "0006"
     metrics = api.client.get("/metrics").text
     assert 'ablate_blocks{state="queued"}' in metrics
     assert 'route="/v1/ablations/{ablation_id}"' in metrics
@@ -295,7 +292,7 @@ def test_unexpected_error_is_a_problem_that_tells_nothing(api: Api, monkeypatch:
     def broken(*_args: object, **_options: object) -> None:
         raise RuntimeError("a secret detail")
 
-    monkeypatch.setattr("service.routes.catalogue.nodes.list_nodes", broken)
+    monkeypatch.setattr("service.routes.nodes.nodes.list_nodes", broken)
     answer = api.get("/v1/nodes")
     problem(answer, 500)
     assert "secret" not in answer.text

@@ -62,7 +62,7 @@ def test_claim_gives_everything_that_a_worker_needs(api: Api) -> None:
     made = api.submit()
     block = claimed(api, api.register())
     assert block["ablation_id"] == made["id"]
-    assert (block["token"], block["attempt_no"], block["block_index"], block["seed"]) == (1, 1, 0, 1)
+    assert (block["attempt_no"], block["block_index"], block["seed"]) == (1, 0, 1)
     assert sorted(trial["arm"] for trial in block["trials"]) == ["baseline", "chunk-32", "psiv-on"]
     assert [trial["position"] for trial in block["trials"]] == [0, 1, 2]
     assert {trial["config"]["seed"] for trial in block["trials"]} == {1}
@@ -210,7 +210,7 @@ def test_expired_lease_requeues_and_fences_the_old_attempt(api: Api) -> None:
     assert state_of(api, made["id"]) == stored
     new = claimed(api, node)
     assert new["block_id"] == old["block_id"]
-    assert (new["attempt_no"], new["token"] > old["token"]) == (2, True)
+    assert (new["attempt_no"], new["token"] != old["token"]) == (2, True)
     trials = api.get(f"/v1/ablations/{made['id']}/trials?limit=3").json()["items"]
     assert {trial["state"] for trial in trials} == {"queued"}
     assert api.attempt(new, "report", receipts=receipts_of(new, node)).status_code == 200

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.client import Client, Refused, ServiceFailed, Unreachable
-from service.schemas import SpecBody
+from service.schemas.submissions import SpecBody
 from tests.api_stack import nobody_url
 
 ACCEPTED = {

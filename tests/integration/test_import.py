@@ -15,7 +15,6 @@ from service.lifecycle import OutboxKind
 from service.store.session import Store
 from service.store.tables import ablations, attempts, receipts
 from service.store.tables import outbox as outbox_table
-from service.tokens import Scope, put_token
 from tests.api_stack import Api, running_api
 from tests.bundles import broken_attempt, make_bundle, make_file, resealed, sealed
 
@@ -166,9 +165,7 @@ def test_ids_that_belong_to_something_else_are_refused(api: Api) -> None:
 
 
 def test_import_needs_an_operator(api: Api) -> None:
-    with api.store.write() as connection:
-        put_token(connection, "submitter", Scope.SUBMIT, "secret-of-a-submitter")
-    headers = {"Authorization": "Bearer secret-of-a-submitter"}
+    headers = api.token("submitter", "submit")
     assert send(api, make_bundle(make_file(), [0]), headers=headers).status_code == 403
     assert send(api, make_bundle(make_file(), [0]), headers=api.worker).status_code == 403
 

@@ -28,7 +28,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def register(api: Api, name: str, key: str | None) -> httpx.Response:
     body = {"node_class": "cpu", "devices": [], "versions": {}, "code_digest": "sha256:c", "public_key": key}
-    return api.client.put(f"/v1/nodes/{name}", headers=api.worker, json=body)
+    return api.put_node(name, body)
 
 
 def operate(api: Api, key: str, verb: str, **body: Any) -> httpx.Response:

@@ -65,7 +65,7 @@ def api(tmp_path: Path) -> Iterator[Api]:
 
 def register(api: Api, node: Node) -> str:
     body = node.registration(SIGNER.key).model_dump(mode="json")
-    answer = api.client.put(f"/v1/nodes/{node.name}", headers=api.worker, json=body)
+    answer = api.put_node(node.name, body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["node_id"])
 

@@ -88,11 +88,12 @@ def test_nul_and_other_control_characters_never_reach_the_database(api: Api) -> 
         "code_digest": "\x00",
         "public_key": SIGNER.key,
     }
-    assert api.client.put("/v1/nodes/odd", headers=api.worker, json=body).status_code == 200
-    assert api.client.put("/v1/nodes/odd", headers=api.worker, json={**body, "node_class": "x" * 99}).status_code == 422
+    odd = api.worker_of("odd")
+    assert api.client.put("/v1/nodes/odd", headers=odd, json=body).status_code == 200
+    assert api.client.put("/v1/nodes/odd", headers=odd, json={**body, "node_class": "x" * 99}).status_code == 422
     surrogate = b'{"node_class": "cpu", "devices": [], "versions": {}, "code_digest": "\\ud800", "public_key": "%s"}'
     surrogate %= SIGNER.key.encode()
-    headers = {**api.worker, "Content-Type": "application/json"}
+    headers = {**odd, "Content-Type": "application/json"}
     assert api.client.put("/v1/nodes/odd", headers=headers, content=surrogate).status_code == 422
     paired = surrogate.replace(b"\\ud800", b"\\ud83d\\ude00")
     assert api.client.put("/v1/nodes/odd", headers=headers, content=paired).status_code == 200

@@ -41,7 +41,7 @@ def calibrate(api: Api, *, days_ago: float, **node: Any) -> None:
             connection.execute(update(aa_blocks).where(where).values(payload=block.model_dump_json()))
     body = {"node_class": "cpu", "devices": [DEVICE], "versions": {"torch": "2"}, "code_digest": CODE}
     body |= {"public_key": SIGNER.key, **node}
-    assert api.client.put("/v1/nodes/node-a", headers=api.worker, json=body).status_code == 200
+    assert api.put_node("node-a", body).status_code == 200
 
 
 def due(api: Api, **options: Any) -> int:

@@ -17,6 +17,7 @@ from workers.settings import get_settings
 def _doctor(monkeypatch: pytest.MonkeyPatch, home: Path, url: str, token: str | None) -> tuple[int, dict[str, Any]]:
     monkeypatch.setenv("ABLATE_HOME", str(home))
     monkeypatch.setenv("ABLATE_URL", url)
+    monkeypatch.setenv("ABLATE_NODE_NAME", "tester")
     monkeypatch.delenv("ABLATE_WORKER_TOKEN", raising=False)
     if token is not None:
         monkeypatch.setenv("ABLATE_WORKER_TOKEN", token)

@@ -23,6 +23,7 @@ from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, Tra
 from workers.lease import boot_time_s
 
 TOKEN = "test-worker-key-of-a-worker"
+IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
@@ -82,10 +83,8 @@ class Service:
         self.calls.append((path, body, boot_time_s()))
         if self.away or (path.endswith(":report") and self._refuses_report()):
             return 503, {"title": "away"}
-        if path.startswith("/v1/nodes/"):
-            self._registrations += 1
-            self.forgotten = False
-            return 200, {"node_id": f"nod_{self._registrations}", "claim_poll_s": 5.0}
+        if path == "/v1/identity" or path.startswith("/v1/nodes/"):
+            return (200, IDENTITY) if path == "/v1/identity" else self._register()
         if path == "/v1/blocks:claim":
             return self._claim(body)
         if self.stale:
@@ -93,6 +92,11 @@ class Service:
         if path.endswith(":heartbeat"):
             return 200, {"lease_s": self.lease_s, "cancel": self.cancel}
         return 200, {}
+
+    def _register(self) -> tuple[int, Any]:
+        self._registrations += 1
+        self.forgotten = False
+        return 200, {"node_id": f"nod_{self._registrations}", "claim_poll_s": 5.0}
 
     def _claim(self, body: dict[str, Any]) -> tuple[int, Any]:
         if self.forgotten:
@@ -178,7 +182,7 @@ def block(
     )
     return ClaimedBlock(
         attempt_id=f"att_{attempt}",
-        token=1,
+        token="t" * 22,
         attempt_no=1,
         lease_s=lease_s,
         heartbeat_s=0.2,

@@ -7,7 +7,8 @@ from experiments.errors import SpecError, SpecProblem
 from service.cli.output import guarded, problem_lines
 from service.cli.watch import history_line, steps_text
 from service.client import Refused
-from service.schemas import Event, Problem, ProblemDetail
+from service.schemas.events import Event
+from service.schemas.problems import Problem, ProblemDetail
 
 PROBLEM = Problem(
     title="Unprocessable Content",

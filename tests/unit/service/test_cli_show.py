@@ -7,7 +7,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
 from service.cli import show
 from service.cli.client import exit_code
-from service.schemas import BlockOrder, PlanPublic
+from service.schemas.submissions import BlockOrder, PlanPublic
 from tests import views
 from tests.public_rows import ablation_row, trial_row
 

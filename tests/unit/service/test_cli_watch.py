@@ -1,7 +1,7 @@
 from typing import Any
 
 from service.cli.watch import FollowedAblation
-from service.schemas import Event
+from service.schemas.events import Event
 from tests.public_rows import ablation_row, trial_row
 
 

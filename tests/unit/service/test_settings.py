@@ -31,11 +31,12 @@ def test_checked_secret_refuses_placeholders(value: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "api.example.org"])  # noqa: S104  # refused below
-def test_checked_secret_refuses_an_open_address_without_a_secret(host: str) -> None:
-    settings = ServiceSettings(host=host, admin_token=GOOD)  # type: ignore[arg-type]
-    assert settings.checked_secret("admin") == GOOD
-    with pytest.raises(ConfigurationError, match="ABLATE_WORKER_TOKEN is not set"):
-        settings.checked_secret("worker")
+def test_checked_secret_refuses_an_open_address_without_an_administrator(host: str) -> None:
+    settings = ServiceSettings(host=host, worker_token=GOOD)  # type: ignore[arg-type]
+    assert settings.checked_secret("worker") == GOOD
+    with pytest.raises(ConfigurationError, match="ABLATE_ADMIN_TOKEN is not set"):
+        settings.checked_secret("admin")
+    assert ServiceSettings(host=host).checked_secret("worker") is None, "nodes get keys of their own"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])

@@ -33,7 +33,7 @@ PLANS = st.builds(
 def claimed_receipts(plan: Plan, index: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield what must be said, and a receipt of a trial that says it, for every arm of block `index`."""
     ids, node = new_block_ids(plan)[index], new_id("nod")
-    lease = AttemptLease(attempt_id=new_id("att"), attempt_no=2, token=5)
+    lease = AttemptLease(attempt_id=new_id("att"), attempt_no=2)
     work = PlannedWork(ablation_id=new_id("abl"), block_index=index, timeout_s=60)
     block = claimed_block(plan, ids, work, lease)
     for trial in block.trials:

@@ -1,6 +1,6 @@
 import pytest
 
-from service.tokens import Scope
+from service.principals import Scope
 
 
 @pytest.mark.parametrize(

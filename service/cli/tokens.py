@@ -1,0 +1,133 @@
+"""`ablate tokens`: who may do what."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
+from service.cli.show import table
+from service.client import Client
+from service.schemas.tokens import TokenList, TokenPublic
+
+app = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.")]
+MinutesOption = Annotated[
+    float | None, typer.Option("--device-minutes", min=0, help="What its ablations may use in all; default: no limit.")
+]
+_USE = "give it as ABLATE_TOKEN"
+
+
+class HumanScope(StrEnum):
+    """What a token can be created for; each includes the ones before it."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
+@app.command()
+@guarded
+def create(
+    name: NameArgument,
+    scope: Annotated[HumanScope, typer.Option(help="What it may do; each scope includes the ones before it.")],
+    device_minutes: MinutesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a token and print its secret, once."""
+    with Client() as client:
+        found = client.tokens.create(name, scope=scope, device_minutes=device_minutes)
+    print_secret(found, _USE, as_json=as_json)
+
+
+@app.command("list")
+@guarded
+def list_(as_json: JsonOption = False) -> None:
+    """Show every token and node key with what it may do and has used; secrets are not kept."""
+    with Client() as client:
+        found = client.tokens.list()
+    print_json(found) if as_json else out().print(_table(found))
+
+
+@app.command()
+@guarded
+def rotate(name: NameArgument, grace_hours: GraceOption = 24.0, as_json: JsonOption = False) -> None:
+    """Replace the secret of a token; the one before it counts a while longer."""
+    with Client() as client:
+        found = client.tokens.rotate(name, grace_s=grace_hours * S_PER_HOUR)
+    print_secret(found, _USE, as_json=as_json)
+
+
+@app.command("end-old")
+@guarded
+def end_old(name: NameArgument, as_json: JsonOption = False) -> None:
+    """End the secrets of a token that were replaced, before their grace is over."""
+    with Client() as client:
+        _show(client.tokens.end_old(name), as_json=as_json)
+
+
+@app.command()
+@guarded
+def quota(
+    name: NameArgument,
+    device_minutes: MinutesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change what the ablations of a token may use in all. What was submitted before goes on."""
+    with Client() as client:
+        _show(client.tokens.set_quota(name, device_minutes), as_json=as_json)
+
+
+@app.command()
+@guarded
+def revoke(name: NameArgument, reason: ReasonOption) -> None:
+    """End a token. What it submitted stays, and operators may still change it."""
+    with Client() as client:
+        client.tokens.revoke(name, reason=reason)
+    out().print(f"token {escape(name)} is revoked; other API processes know within 10 s")
+
+
+@app.command()
+@guarded
+def whoami(as_json: JsonOption = False) -> None:
+    """Show whose token this is, what it may do and what it has used."""
+    with Client() as client:
+        found = client.tokens.identity()
+    if as_json:
+        print_json(found)
+        return
+    quota = _quota(found.device_minutes_used, found.device_minutes)
+    out().print(f"{escape(found.name)} with scope {found.scope}; device minutes used: {quota}")
+
+
+def _show(found: TokenPublic, *, as_json: bool) -> None:
+    print_json(found) if as_json else out().print(_table(TokenList(items=[found])))
+
+
+def _table(found: TokenList) -> Table:
+    made = table("name", "scope", "class", "device minutes", "secrets", "created", "revoked", title="tokens")
+    for row in found.items:
+        made.add_row(
+            escape(row.name),
+            row.scope,
+            row.node_class or "",
+            _quota(row.device_minutes_used, row.device_minutes),
+            _secrets(row),
+            escape(f"{row.created_at} by {row.created_by}"),
+            "" if row.revoked_at is None else escape(f"{row.revoked_at}: {row.reason}"),
+        )
+    return made
+
+
+def _secrets(row: TokenPublic) -> str:
+    old = [secret.ends_at for secret in row.secrets if secret.ends_at is not None]
+    return "".join([str(len(row.secrets)), *(f", one until {at}" for at in old)])
+
+
+def _quota(used: float, allowed: float | None) -> str:
+    return f"{used:.1f}" if allowed is None else f"{used:.1f} of {allowed:g}"

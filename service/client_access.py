@@ -1,0 +1,64 @@
+"""The parts of the Python client that give and take access: tokens of people, keys of nodes."""
+
+from service.connection import Connection
+from service.schemas.tokens import Identity, TokenList, TokenPublic, TokenSecret
+
+
+class Tokens:
+    """Calls about tokens; whoever gets a fresh secret is the only one who ever sees it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self) -> TokenList:
+        """Return every token and node key, revoked ones too, without secrets."""
+        return self._connection.get("/v1/tokens", TokenList)
+
+    def create(self, name: str, *, scope: str, device_minutes: float | None = None) -> TokenSecret:
+        """Create a token; `device_minutes` limits what its ablations may use in all."""
+        body = {"name": name, "scope": scope, "device_minutes": device_minutes}
+        return self._connection.post_once("/v1/tokens", TokenSecret, body)
+
+    def rotate(self, name: str, *, grace_s: float) -> TokenSecret:
+        """Replace the secret of a token; the one before it counts for `grace_s`."""
+        return self._connection.post_once(f"/v1/tokens/{name}:rotate", TokenSecret, {"grace_s": grace_s})
+
+    def end_old(self, name: str) -> TokenPublic:
+        """End the secrets of a token that were replaced, now."""
+        return self._connection.post(f"/v1/tokens/{name}:end-old", TokenPublic)
+
+    def set_quota(self, name: str, device_minutes: float | None) -> TokenPublic:
+        """Let the ablations of a token use so many device minutes in all, None for no limit."""
+        body = {"device_minutes": device_minutes}
+        return self._connection.post(f"/v1/tokens/{name}:set-quota", TokenPublic, body)
+
+    def revoke(self, name: str, *, reason: str) -> None:
+        """End a token."""
+        self._connection.call("POST", f"/v1/tokens/{name}:revoke", json={"reason": reason})
+
+    def identity(self) -> Identity:
+        """Return who this client is to the service."""
+        return self._connection.get("/v1/identity", Identity)
+
+
+class NodeKeys:
+    """Calls about the keys with which workers speak for their nodes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def add(self, node: str, *, node_class: str | None = None) -> TokenSecret:
+        """Issue the key of a node, which may only be of `node_class`."""
+        return self._connection.post_once("/v1/nodes", TokenSecret, {"name": node, "node_class": node_class})
+
+    def rotate(self, node: str, *, grace_s: float) -> TokenSecret:
+        """Replace the key of a node; the one before it counts for `grace_s`."""
+        return self._connection.post_once(f"/v1/nodes/{node}:rotate-key", TokenSecret, {"grace_s": grace_s})
+
+    def end_old(self, node: str) -> None:
+        """End the keys of a node that were replaced, now."""
+        self._connection.call("POST", f"/v1/nodes/{node}:end-old-keys")
+
+    def revoke(self, node: str, *, reason: str) -> None:
+        """End every key of a node."""
+        self._connection.call("POST", f"/v1/nodes/{node}:revoke-key", json={"reason": reason})

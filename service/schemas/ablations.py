@@ -1,0 +1,94 @@
+"""Ablations, their blocks and their trials, as they stand."""
+
+from pydantic import Field
+
+from experiments.outcomes import AblationState, BlockState, TrialState
+from service.schemas.public import INDEX, Public
+
+
+class Links(Public):
+    """Where to go from an ablation."""
+
+    self: str
+    events: str
+    verdict: str
+    report: str
+    cancel: str
+
+
+class BlockCounts(Public):
+    """Blocks of an ablation."""
+
+    planned: int
+    done: int
+    failed: int
+
+
+class TrialCounts(Public):
+    """Trials of an ablation."""
+
+    planned: int
+    done: int
+
+
+class AblationPublic(Public):
+    """An ablation as it stands."""
+
+    id: str
+    name: str
+    question: str
+    state: AblationState
+    spec_digest: str
+    rule_digest: str
+    node_class: str
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    blocks: BlockCounts
+    trials: TrialCounts
+    waiting_for: str | None
+    """What a queued ablation waits for, in words."""
+    labels: dict[str, str]
+    mlflow_url: str | None
+    bundles: list[str] = Field(default=[])
+    """Digests of the bundles that it was imported from; empty when it was submitted here."""
+    links: Links
+
+
+class BlockPublic(Public):
+    """A block as it stands."""
+
+    id: str
+    index: int = Field(description=INDEX)
+    seed: int
+    order: list[str]
+    state: BlockState
+    attempt_no: int
+    node_id: str | None
+    started_at: str | None
+    finished_at: str | None
+    message: str | None
+
+
+class Progress(Public):
+    """How far a trial is."""
+
+    steps_done: int
+    steps_total: int | None
+    tokens_per_s: float | None
+    loss: float | None
+
+
+class TrialPublic(Public):
+    """A trial as it stands."""
+
+    id: str
+    block_id: str
+    block_index: int = Field(description=INDEX)
+    arm: str
+    role: str
+    position: int = Field(description="Place in the block's order, from 0.")
+    state: TrialState
+    outcome: str | None
+    progress: Progress | None
+    receipt_digest: str | None

@@ -1,0 +1,46 @@
+"""Nodes and the keys that they sign with."""
+
+from experiments.records.messages import DeviceInfo
+from experiments.records.signing import PublicKey
+from service.schemas.public import Public
+
+
+class NodePublic(Public):
+    """A node as it stands."""
+
+    id: str
+    name: str
+    node_class: str
+    health: str
+    """`live`, or `silent` when it has not been heard for longer than a lease."""
+    devices: list[DeviceInfo]
+    versions: dict[str, str]
+    code_digest: str
+    lacks: list[str]
+    public_key: str | None
+    registered_at: str
+    seen_at: str
+    running_block: str | None
+
+
+class NodeList(Public):
+    """Every node."""
+
+    items: list[NodePublic]
+
+
+class KeyPublic(Public):
+    """A key that a node signs with."""
+
+    key: PublicKey
+    node: str
+    trusted_by: str
+    trusted_at: str
+    revoked_at: str | None
+    reason: str | None
+
+
+class KeyList(Public):
+    """Every key, by node."""
+
+    items: list[KeyPublic]

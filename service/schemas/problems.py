@@ -1,0 +1,45 @@
+"""Problem documents: what is said when something is wrong."""
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from experiments.errors import SpecProblem
+from service.schemas.public import Public
+
+
+def _all_sent(schema: dict[str, Any]) -> None:
+    """Say that the service sends every field; defaults are for the documents of others, such as a proxy's."""
+    schema["required"] = list(schema["properties"])
+    for field in schema["properties"].values():
+        field.pop("default", None)
+
+
+class ProblemDetail(Public):
+    """One thing that is wrong with a request."""
+
+    model_config = ConfigDict(json_schema_extra=_all_sent)
+
+    pointer: str = Field(default="", examples=["#/variants/psiv-on/gates/psiv_cach"])
+    detail: str = Field(examples=["unknown gate 'psiv_cach'; known: psiv_cache, schedule"])
+    hint: str | None = Field(default=None, examples=["did you mean 'psiv_cache'?"])
+
+    @classmethod
+    def of(cls, problem: SpecProblem) -> "ProblemDetail":
+        """Return what the experiments found wrong as it is sent."""
+        return cls(pointer=problem.pointer, detail=problem.detail, hint=problem.hint)
+
+
+class Problem(Public):
+    """An RFC 9457 problem document."""
+
+    model_config = ConfigDict(json_schema_extra=_all_sent)
+
+    type: str = Field(default="about:blank", examples=["urn:ablate:problem:invalid-spec"])
+    title: str = Field(examples=["Unprocessable Content"])
+    status: int = Field(default=0, examples=[422])
+    """HTTP status; 0 in a problem that no server answered."""
+    detail: str = ""
+    instance: str = Field(default="", examples=["/v1/ablations"])
+    errors: tuple[ProblemDetail, ...] = ()
+    request_id: str = ""

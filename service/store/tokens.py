@@ -1,0 +1,200 @@
+"""Tokens and node keys: a name with a scope, and its secrets as SHA-256; several count while one is replaced."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from experiments.digest import digest_bytes
+from experiments.ids import new_id
+from service.errors import ConfigurationError, NameTaken, NotFound, NotOwner, TokenOfSettings
+from service.principals import Principal, Scope
+from service.store.columns import db_now
+from service.store.tables import ablations, token_secrets, tokens
+
+SETTINGS = "settings"
+"""Creator of the tokens whose secrets the settings hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewToken:
+    """A token that is wanted."""
+
+    name: str
+    scope: Scope
+    node: str | None = None
+    node_class: str | None = None
+    device_minutes: float | None = None
+
+
+def node_token(node: str, node_class: str | None = None) -> NewToken:
+    """Return the token that is the key of a node; no token of a person can have its name."""
+    return NewToken(name=key_name(node), scope=Scope.WORKER, node=node, node_class=node_class)
+
+
+def key_name(node: str) -> str:
+    """Return the name of the token that is the key of `node`."""
+    return f"node/{node}"
+
+
+def secret_digest(secret: str) -> str:
+    """Return what is stored of a secret."""
+    return digest_bytes(secret.encode("utf-8", "surrogateescape"))
+
+
+def find(connection: Connection, digest: str) -> Row[Any] | None:
+    """Return the token behind a secret's digest, with `left_s` until that secret ends (None: never)."""
+    query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"))
+    query = query.join(token_secrets, token_secrets.c.token_id == tokens.c.id).where(
+        token_secrets.c.digest == digest, tokens.c.revoked_at.is_(None), _counts()
+    )
+    return connection.execute(query).first()
+
+
+def _counts() -> ColumnElement[bool]:
+    return or_(token_secrets.c.ends_at.is_(None), token_secrets.c.ends_at > db_now())
+
+
+def create(connection: Connection, wanted: NewToken, *, by: str) -> str:
+    """Store a token and return its secret, which nobody can read again. Raises NameTaken."""
+    secret = _fresh_secret()
+    _add_secret(connection, _insert(connection, wanted, by=by), secret)
+    return secret
+
+
+def _insert(connection: Connection, wanted: NewToken, *, by: str) -> str:
+    token_id = new_id("tok")
+    values = {**vars(wanted), "scope": wanted.scope.value, "created_at": db_now(), "created_by": by}
+    try:
+        connection.execute(insert(tokens).values(id=token_id, **values))
+    except IntegrityError as error:
+        raise NameTaken(f"there is a token '{wanted.name}' already; rotate it, or revoke it first") from error
+    return token_id
+
+
+def _fresh_secret() -> str:
+    return f"ablate_{secrets.token_urlsafe(32)}"
+
+
+def _add_secret(connection: Connection, token_id: str, secret: str) -> None:
+    values = {"digest": secret_digest(secret), "token_id": token_id, "created_at": db_now()}
+    connection.execute(insert(token_secrets).values(**values))
+
+
+def rotate(connection: Connection, name: str, *, grace_s: float) -> str:
+    """Return a fresh secret of a token; the ones before it end after `grace_s`. Raises NotFound, TokenOfSettings."""
+    token = _changeable(connection, name)
+    _end(connection, token.id, after_s=grace_s)
+    secret = _fresh_secret()
+    _add_secret(connection, token.id, secret)
+    return secret
+
+
+def end_old_secrets(connection: Connection, name: str) -> None:
+    """End every secret of a token but the newest, now. Raises NotFound, TokenOfSettings."""
+    token = _changeable(connection, name)
+    newest = select(func.max(token_secrets.c.created_at)).where(token_secrets.c.token_id == token.id)
+    _end(connection, token.id, token_secrets.c.created_at < newest.scalar_subquery())
+
+
+def revoke(connection: Connection, name: str, *, reason: str) -> None:
+    """End a token: its name is free again, and what it did stays under its id. Raises NotFound, TokenOfSettings."""
+    token = _changeable(connection, name)
+    _end(connection, token.id)
+    gone = {"revoked_at": db_now(), "reason": reason}
+    connection.execute(update(tokens).where(tokens.c.id == token.id).values(**gone))
+
+
+def set_quota(connection: Connection, name: str, device_minutes: float | None) -> None:
+    """Let the ablations of a token use so many device minutes in all, None for no limit. Raises NotFound."""
+    token = _changeable(connection, name)
+    connection.execute(update(tokens).where(tokens.c.id == token.id).values(device_minutes=device_minutes))
+
+
+def _end(connection: Connection, token_id: str, *which: ColumnElement[bool], after_s: float = 0.0) -> None:
+    ends_at = db_now() + after_s
+    later = or_(token_secrets.c.ends_at.is_(None), token_secrets.c.ends_at > ends_at)
+    mine = token_secrets.c.token_id == token_id
+    connection.execute(update(token_secrets).where(mine, later, *which).values(ends_at=ends_at))
+
+
+def _changeable(connection: Connection, name: str) -> Row[Any]:
+    token = _live(connection, name)
+    if token is None:
+        raise NotFound(f"there is no token {name!r}")
+    if token.created_by == SETTINGS:
+        variable = "ABLATE_WORKER_TOKEN" if token.scope == Scope.WORKER else "ABLATE_ADMIN_TOKEN"
+        raise TokenOfSettings(f"the secret of '{name}' comes from the service's settings; change {variable} there")
+    return token
+
+
+def _live(connection: Connection, name: str) -> Row[Any] | None:
+    query = select(tokens).where(tokens.c.name == name, tokens.c.revoked_at.is_(None))
+    return connection.execute(query.with_for_update()).first()
+
+
+def list_tokens(connection: Connection) -> list[Row[Any]]:
+    """Return every token, revoked ones too, by name."""
+    return list(connection.execute(select(tokens).order_by(tokens.c.name, tokens.c.created_at)))
+
+
+def get_token(connection: Connection, name: str) -> Row[Any]:
+    """Return a token that is not revoked. Raises NotFound."""
+    token = connection.execute(select(tokens).where(tokens.c.name == name, tokens.c.revoked_at.is_(None))).first()
+    if token is None:
+        raise NotFound(f"there is no token {name!r}")
+    return token
+
+
+def secrets_of(connection: Connection, token_ids: Sequence[str]) -> list[Row[Any]]:
+    """Return (token id, created at, ends at) of every secret that counts now, oldest first."""
+    query = select(token_secrets.c.token_id, token_secrets.c.created_at, token_secrets.c.ends_at)
+    mine = token_secrets.c.token_id.in_(token_ids)
+    return list(connection.execute(query.where(mine, _counts()).order_by(token_secrets.c.created_at)))
+
+
+def replace_settings_tokens(connection: Connection, wanted: Sequence[tuple[NewToken, str]]) -> None:
+    """Make these tokens and secrets the only ones that the settings hold. Raises ConfigurationError."""
+    held = [(_of_settings(connection, token), secret) for token, secret in wanted]
+    ours = select(tokens.c.id).where(tokens.c.created_by == SETTINGS)
+    connection.execute(delete(token_secrets).where(token_secrets.c.token_id.in_(ours)))
+    unwanted = (tokens.c.created_by == SETTINGS) & tokens.c.id.not_in([token_id for token_id, _ in held])
+    gone = {"revoked_at": db_now(), "reason": "no longer in the settings"}
+    connection.execute(update(tokens).where(unwanted, tokens.c.revoked_at.is_(None)).values(**gone))
+    for token_id, secret in held:
+        try:
+            _add_secret(connection, token_id, secret)
+        except IntegrityError as error:
+            raise ConfigurationError("a secret in the settings is that of a token which was created here") from error
+
+
+def _of_settings(connection: Connection, wanted: NewToken) -> str:
+    """Return the id of the settings' token of this name, locked, stored if it is not there."""
+    known = _live(connection, wanted.name)
+    if known is None:
+        return _insert(connection, wanted, by=SETTINGS)
+    if known.created_by != SETTINGS:
+        raise ConfigurationError(
+            f"the settings hold a secret for '{wanted.name}', to which {known.created_by} gave another one at "
+            f"{known.created_at:.0f} s; revoke that, or leave ABLATE_WORKER_TOKEN unset"
+        )
+    return str(known.id)
+
+
+def check_owner(connection: Connection, principal: Principal, ablation_id: str) -> None:
+    """Raise NotOwner unless the principal may change the ablation: operators any, others what they submitted.
+
+    Raises NotFound.
+    """
+    query = select(ablations.c.token_id, ablations.c.submitted_by).where(ablations.c.id == ablation_id)
+    row = connection.execute(query).first()
+    if row is None:
+        raise NotFound(f"there is no ablation {ablation_id!r}")
+    if row.token_id != principal.token_id and not principal.scope.includes(Scope.OPERATE):
+        raise NotOwner(
+            f"ablation {ablation_id} was submitted by '{row.submitted_by}'; token '{principal.name}' may change what "
+            "it submitted itself, a token with scope 'operate' everything"
+        )

@@ -1,0 +1,177 @@
+"""Secrets that were planted in a real stack, and searched for in all that it left and said after a real ablation."""
+
+import base64
+import http.server
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from service.stack import processes
+from tests.acceptance.test_stack import SPEC, Home
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MAY_HOLD = ("tokens", "keys")
+"""Folders below a home that are there to hold secrets."""
+
+
+class Receiver:
+    """Takes webhooks, and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        told: list[bytes] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:  # the library's name
+                told.append(bytes(self.headers) + self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_arguments: object) -> None:
+                return
+
+        self.told = told
+        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.close()
+
+
+def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path, receiver: Receiver) -> None:
+    home = Home(tmp_path / "home")
+    webhook = base64.b64encode(os.urandom(32)).decode()
+    home.environment |= {"ABLATE_WEBHOOK_URL": receiver.url, "ABLATE_WEBHOOK_SECRET": f"whsec_{webhook}"}
+    spec = tmp_path / "smallest.yaml"
+    spec.write_text(SPEC)
+    try:
+        stack = home.up()
+        planted = {name: (home.files.home / "tokens" / name).read_text().strip() for name in ("admin", "worker")}
+        planted |= {"webhook": webhook, "key": _key_of(home.files.home / "keys" / "node")}
+        for name, command in (("ada", "tokens create ada --scope submit"), ("gpu-7", "nodes add gpu-7 --class h200")):
+            planted[name] = json.loads(home.run(*command.split(), "--json").stdout)["secret"]
+        home.environment["ABLATE_TOKEN"] = planted["ada"]
+        ran = home.run("run", str(spec))
+        assert ran.returncode in range(5), ran.stderr
+        said = [ran.stdout, ran.stderr, *_refusals(stack["api_url"], planted)]
+        del home.environment["ABLATE_TOKEN"]
+        with sqlite3.connect(f"file:{home.files.home / 'ablate.db'}?mode=ro", uri=True) as database:
+            attempts = dict(database.execute("SELECT id, token FROM attempts").fetchall())
+            stored = _rows(database)
+        assert len(attempts) >= 6
+        planted |= {f"fencing token of {attempt}": token for attempt, token in attempts.items()}
+        said += [stored, *_answers(stack["api_url"], planted["admin"]), *_commands(home)]
+        command_lines = [" ".join(psutil.Process(pid).cmdline()) for pid in processes.members(stack["stack_id"])]
+    finally:
+        home.run("down")
+    assert receiver.told, "the webhook was sent"
+    left = {
+        path: path.read_bytes() for path in home.files.home.rglob("*") if path.is_file() and _is_searched(home, path)
+    }
+    assert {"api.log", "worker.log", "background.log", "mlflow.db"} <= {path.name for path in left}
+    everything = {
+        **{str(path): data for path, data in left.items()},
+        "command lines": "\n".join(command_lines).encode(),
+    }
+    everything |= {f"answer {number}": text.encode() for number, text in enumerate(said)}
+    everything |= {f"webhook {number}": told for number, told in enumerate(receiver.told)}
+    found = [
+        (name, where)
+        for where, data in everything.items()
+        for name, secret in planted.items()
+        if secret.encode() in data
+    ]
+    fencing = [(name, where) for name, where in found if name.startswith("fencing") and "ablate.db" in where]
+    assert [one for one in found if one not in fencing] == []
+    assert fencing, "the search finds what is there: the database holds the tokens of attempts"
+
+
+def _key_of(path: Path) -> str:
+    """The private key's base64 line."""
+    return max(path.read_text().splitlines(), key=len) if "PRIVATE" in path.read_text() else path.read_text()
+
+
+def _is_searched(home: Home, path: Path) -> bool:
+    return path.relative_to(home.files.home).parts[0] not in MAY_HOLD
+
+
+def _rows(database: sqlite3.Connection) -> str:
+    """Every value of every table but the tokens of attempts."""
+    names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    texts = []
+    for name in names:
+        rows = database.execute(f'SELECT * FROM "{name}"')  # noqa: S608 - names of our own tables
+        columns = [column[0] for column in rows.description]
+        texts += [
+            f"{name}.{column}: {value!r}"
+            for row in rows
+            for column, value in zip(columns, row, strict=True)
+            if (name, column) != ("attempts", "token")
+        ]
+    return "\n".join(texts)
+
+
+def _refusals(url: str, planted: dict[str, str]) -> list[str]:
+    """What the service says to requests that are wrong and carry secrets."""
+    bearer = {"Authorization": f"Bearer {planted['admin']}"}
+    asked = [
+        httpx.get(f"{url}/v1/gates", headers={"Authorization": f"Bearer {planted['admin']}x"}, trust_env=False),
+        httpx.post(f"{url}/v1/ablations", headers=bearer, content=b"{", trust_env=False),
+        httpx.post(f"{url}/v1/blocks:claim", headers=bearer, json={"node_id": "x"}, trust_env=False),
+        httpx.get(f"{url}/nowhere", headers=bearer, trust_env=False),
+    ]
+    assert [answer.status_code for answer in asked] == [401, 415, 403, 404]
+    return [answer.text + str(answer.headers) for answer in asked]
+
+
+def _answers(url: str, admin: str) -> list[str]:
+    """Every answer to a GET, for every ablation and trial that there is."""
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin}"}, trust_env=False, timeout=60) as http:
+        listed = [http.get("/v1/ablations").json()["items"][0]["links"]["self"]]
+        paths = [
+            "/v1/tokens",
+            "/v1/nodes",
+            "/v1/keys",
+            "/v1/identity",
+            "/v1/calibrations",
+            "/metrics",
+            "/readyz",
+            "/version",
+        ]
+        for own in listed:
+            paths += [own, *(f"{own}/{part}" for part in ("blocks", "trials", "verdict", "report", "events", "spec"))]
+            for trial in http.get(f"{own}/trials?limit=500").json()["items"]:
+                paths += [f"/v1/trials/{trial['id']}/receipt", f"/v1/trials/{trial['id']}/log"]
+        answers = [http.get(path) for path in paths]
+    assert {answer.status_code for answer in answers} == {200}
+    return [answer.text for answer in answers]
+
+
+def _commands(home: Home) -> list[str]:
+    """What the commands print about tokens, nodes and the stack."""
+    asked = (
+        ["tokens", "list"],
+        ["tokens", "list", "--json"],
+        ["nodes"],
+        ["nodes", "--json"],
+        ["status", "--json"],
+        ["list"],
+    )
+    done = [home.run(*words) for words in (*asked, ["worker", "doctor"])]
+    return [one.stdout + one.stderr for one in done]

@@ -1,0 +1,91 @@
+"""`ablate tokens` and `ablate nodes` against a real service: what is printed once works, and what is ended does not."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from service.cli import nodes, tokens
+from service.cli.client import app
+from service.client import Client, Refused
+from tests.api_stack import ADMIN, Api, served_api
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    with served_api("sqlite", tmp_path) as running:
+        url = str(running.client.base_url)
+        for module in (tokens, nodes):
+            monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
+        yield running
+
+
+def ablate(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(words))
+    return done.exit_code, done.stdout, done.stderr
+
+
+def name_of(api: Api, secret: str) -> str | None:
+    with Client(str(api.client.base_url), secret) as client:
+        try:
+            return client.tokens.identity().name
+        except Refused as refused:
+            if refused.problem.status != 401:
+                raise
+            return None
+
+
+def test_a_token_is_created_limited_replaced_and_revoked(api: Api) -> None:
+    code, secret, remark = ablate("tokens", "create", "ada", "--scope", "submit", "--device-minutes", "90")
+    assert (code, "shown this once" in remark) == (0, True)
+    first = secret.strip()
+    assert secret == first + "\n", "nothing but the secret, so that it can go into a file"
+    assert name_of(api, first) == "ada"
+    second = json.loads(ablate("tokens", "rotate", "ada", "--grace-hours", "2", "--json")[1])["secret"]
+    assert (name_of(api, first), name_of(api, second)) == ("ada", "ada")
+    assert "2, one until " in ablate("tokens", "list")[1]
+    assert ablate("tokens", "end-old", "ada")[0] == 0
+    assert (name_of(api, first), name_of(api, second)) == (None, "ada")
+    assert "0.0 of 120" in ablate("tokens", "quota", "ada", "--device-minutes", "120")[1]
+    assert json.loads(ablate("tokens", "quota", "ada", "--json")[1])["device_minutes"] is None
+    assert ablate("tokens", "revoke", "ada", "--reason", "left")[0] == 0
+    assert name_of(api, second) is None
+    shown = {row["name"]: row for row in json.loads(ablate("tokens", "list", "--json")[1])["items"]}
+    assert (shown["ada"]["reason"], shown["ada"]["secrets"]) == ("left", [])
+    assert not {first, second} & set(json.dumps(shown).split('"'))
+    assert "admin with scope admin" in ablate("tokens", "whoami")[1]
+
+
+def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
+    assert ablate("tokens", "create", "ada", "--scope", "worker")[0] == 2
+    assert ablate("tokens", "create", "ada", "--scope", "read")[0] == 0
+    for words, told in (
+        (("tokens", "create", "ada", "--scope", "read"), "there is a token 'ada' already"),
+        (("tokens", "rotate", "bob"), "there is no token 'bob'"),
+        (("tokens", "revoke", "admin", "--reason", "x"), "comes from the service's settings"),
+        (("nodes", "add", "gpu-7", "--class", "h2000"), "did you mean 'h200'?"),
+        (("nodes", "revoke-key", "gpu-7", "--reason", "x"), "there is no token 'node/gpu-7'"),
+    ):
+        code, _out, err = ablate(*words)
+        assert (code, told in " ".join(err.split())) == (5, True), err
+
+
+def test_a_node_gets_a_key_that_can_be_replaced_and_revoked(api: Api) -> None:
+    code, secret, remark = ablate("nodes", "add", "gpu-7", "--class", "h200")
+    assert (code, "ABLATE_NODE_NAME=gpu-7" in remark) == (0, True)
+    assert name_of(api, secret.strip()) == "node/gpu-7"
+    fresh = ablate("nodes", "rotate-key", "gpu-7")[1].strip()
+    assert (name_of(api, secret.strip()), name_of(api, fresh)) == ("node/gpu-7", "node/gpu-7")
+    assert ablate("nodes", "end-old-keys", "gpu-7")[0] == 0
+    assert (name_of(api, secret.strip()), name_of(api, fresh)) == (None, "node/gpu-7")
+    assert ablate("nodes", "revoke-key", "gpu-7", "--reason", "stolen")[0] == 0
+    assert name_of(api, fresh) is None
+    assert ablate("nodes", "add", "gpu-7")[0] == 0
+
+
+def test_bare_nodes_lists_as_before(api: Api) -> None:
+    api.register("shown-node")
+    assert "shown-node" in ablate("nodes")[1]
+    assert [row["name"] for row in json.loads(ablate("nodes", "--json")[1])] == ["shown-node"]

@@ -1,0 +1,377 @@
+"""Tokens and node keys on both databases: replaced secrets, quotas, the settings' own, and what a claim may hold."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from alembic import command
+from fastapi.testclient import TestClient
+from sqlalchemy import Connection, select, text, update
+
+from service.app import create_app
+from service.errors import ConfigurationError
+from service.principals import Scope
+from service.store import migrate
+from service.store.columns import db_now
+from service.store.migrate import upgrade
+from service.store.session import Store
+from service.store.tables import attempts, blocks, token_secrets
+from service.store.tokens import NewToken, create, node_token, replace_settings_tokens, secret_digest
+from service.tokens import Authenticator, bootstrap
+from tests.api_stack import ADMIN, NODE, SIGNER, WORKER, Api, bearer, database_url, running_api, settings_for
+from tests.factories import spec_values
+
+KINDS = ["sqlite", "postgresql"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with running_api(request.param, tmp_path_factory.mktemp("tokens")) as running:
+        yield running
+
+
+def admin(api: Api, path: str, **body: Any) -> httpx.Response:
+    return api.client.post(path, headers=api.admin, json=body)
+
+
+def works(api: Api, headers: dict[str, str]) -> bool:
+    status = api.client.get("/v1/identity", headers=headers).status_code
+    assert status in (200, 401)
+    return status == 200
+
+
+def submit(api: Api, headers: dict[str, str], key: str) -> httpx.Response:
+    return api.client.post("/v1/ablations", headers={**headers, "Idempotency-Key": key}, json=spec_values())
+
+
+def let_time_pass(api: Api, seconds: float) -> None:
+    """Move the ends of all secrets into the past; what was cached was to be asked again by then."""
+    with api.store.write() as connection:
+        connection.execute(update(token_secrets).values(ends_at=token_secrets.c.ends_at - seconds))
+    api.client.app.state.services.authenticator.forget()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", ["/v1/tokens/{}:rotate", "/v1/nodes/{}:rotate-key"])
+def test_old_and_new_secret_count_until_the_grace_is_over(api: Api, path: str) -> None:
+    name = f"rotated{len(path)}"
+    old = api.worker_of(name) if "nodes" in path else api.token(name, "submit")
+    new = bearer(admin(api, path.format(name), grace_s=600).json()["secret"])
+    assert (works(api, old), works(api, new)) == (True, True)
+    let_time_pass(api, 599)
+    assert (works(api, old), works(api, new)) == (True, True)
+    let_time_pass(api, 2)
+    assert (works(api, old), works(api, new)) == (False, True)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "nodes"])
+def test_old_secrets_can_be_ended_before_their_grace(api: Api, kind: str) -> None:
+    rotate, end = ("rotate-key", "end-old-keys") if kind == "nodes" else ("rotate", "end-old")
+    name = f"ended-{kind}"
+    held = [api.worker_of(name) if kind == "nodes" else api.token(name, "read")]
+    held += [bearer(admin(api, f"/v1/{kind}/{name}:{rotate}").json()["secret"]) for _ in range(2)]
+    assert [works(api, one) for one in held] == [True, True, True]
+    assert api.client.post(f"/v1/{kind}/{name}:{end}", headers=api.admin).is_success
+    assert [works(api, one) for one in held] == [False, False, True]
+
+
+def test_a_later_rotation_never_lengthens_an_earlier_grace(api: Api) -> None:
+    old = api.token("twice", "read")
+    admin(api, "/v1/tokens/twice:rotate", grace_s=10)
+    admin(api, "/v1/tokens/twice:rotate", grace_s=5000)
+    let_time_pass(api, 11)
+    assert not works(api, old)
+
+
+def test_a_cached_secret_does_not_outlive_its_grace(api: Api) -> None:
+    old = api.token("short", "read")["Authorization"].removeprefix("Bearer ")
+    admin(api, "/v1/tokens/short:rotate", grace_s=0.6)
+    fresh = Authenticator(api.store)
+    assert fresh.lookup(old) is not None
+    assert fresh.cached(old) is not None
+    deadline = time.monotonic() + 0.7
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert fresh.cached(old) is None
+    assert fresh.lookup(old) is None
+
+
+def test_a_name_is_taken_until_it_is_revoked_and_then_somebody_else(api: Api) -> None:
+    first = api.token("ada", "submit")
+    made = submit(api, first, "ada-1").json()["id"]
+    assert admin(api, "/v1/tokens", name="ada", scope="read").status_code == 409
+    assert admin(api, "/v1/tokens/ada:revoke", reason="left").status_code == 204
+    assert not works(api, first)
+    second = api.token("ada", "submit")
+    foreign = api.client.post(f"/v1/ablations/{made}:cancel", headers=second)
+    assert (foreign.status_code, foreign.json()["type"]) == (403, "urn:ablate:problem:not-owner")
+    rows = [row for row in api.get("/v1/tokens").json()["items"] if row["name"] == "ada"]
+    assert sorted((row["reason"], len(row["secrets"])) for row in rows if row["reason"]) == [("left", 0)]
+    assert [len(row["secrets"]) for row in rows if row["reason"] is None] == [1]
+    api.cancel(made)
+
+
+def test_two_who_create_one_name_at_once_make_one(api: Api) -> None:
+    got: list[int] = []
+    asks = [
+        threading.Thread(target=lambda: got.append(admin(api, "/v1/nodes", name="raced").status_code)) for _ in "abcd"
+    ]
+    for thread in asks:
+        thread.start()
+    for thread in asks:
+        thread.join()
+    assert sorted(got) == [201, 409, 409, 409]
+
+
+def test_no_token_has_the_scope_or_the_name_of_a_node(api: Api) -> None:
+    assert admin(api, "/v1/tokens", name="sly", scope="worker").status_code == 422
+    assert admin(api, "/v1/tokens", name="node/x", scope="read").status_code == 422
+    assert admin(api, "/v1/nodes", name="gpu", node_class="h2000").json()["errors"][0]["hint"] == "did you mean 'h200'?"
+    for wrong in ({"grace_s": -1}, {"grace_s": 1e12}, {"grace": 5}, {"grace_s": "NaN"}):
+        assert admin(api, "/v1/nodes/gpu:rotate-key", **wrong).status_code == 422, wrong
+
+
+def test_a_key_registers_only_its_node_and_class_and_a_living_node_keeps_its_own(api: Api) -> None:
+    key = bearer(admin(api, "/v1/nodes", name="strict", node_class="cpu").json()["secret"])
+    free = api.worker_of("loose")
+
+    def register(headers: dict[str, str], name: str, node_class: str) -> httpx.Response:
+        body = {"node_class": node_class, "devices": [], "versions": {}, "code_digest": "c", "public_key": SIGNER.key}
+        return api.client.put(f"/v1/nodes/{name}", headers=headers, json=body)
+
+    assert "was issued for class 'cpu'" in register(key, "strict", "h200").json()["detail"]
+    assert "cannot register 'loose'" in register(key, "loose", "cpu").json()["detail"]
+    node_id = register(free, "loose", "cpu").json()["node_id"]
+    taken = register(free, "loose", "h200")
+    assert (taken.status_code, taken.json()["type"]) == (409, "urn:ablate:problem:node-taken")
+    assert "'loose' is of class 'cpu' and was heard" in taken.json()["detail"]
+    with api.store.write() as connection:
+        connection.execute(text("UPDATE nodes SET seen_at = seen_at - 1000 WHERE name = 'loose'"))
+    assert register(free, "loose", "h200").json()["node_id"] == node_id
+
+
+def test_the_settings_tokens_are_changed_in_the_settings_alone(api: Api) -> None:
+    for path in ("/v1/tokens/admin:rotate", f"/v1/nodes/{NODE}:rotate-key"):
+        answer = admin(api, path)
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:ablate:problem:token-of-settings")
+    assert "ABLATE_WORKER_TOKEN" in answer.json()["detail"]
+    assert admin(api, "/v1/tokens/admin:revoke", reason="x").status_code == 409
+    assert admin(api, "/v1/tokens/admin:set-quota", device_minutes=1).status_code == 409
+
+
+def test_identity_says_who_asks(api: Api) -> None:
+    found = api.client.get("/v1/identity", headers=api.worker).json()
+    assert (found["name"], found["scope"], found["node"], found["node_class"]) == (f"node/{NODE}", "worker", NODE, None)
+    assert api.get("/v1/identity").json()["name"] == "admin"
+
+
+def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
+    mine = api.token("frugal", "submit", device_minutes=2.0)
+    first = submit(api, mine, "q-1")
+    assert first.status_code == 202
+    node = api.register("worker-of-frugal")
+    for _ in range(100):  # whatever waited before is taken first
+        block = api.claim(node)
+        assert block is not None
+        if block["ablation_id"] == first.json()["id"]:
+            break
+        api.cancel(block["ablation_id"])
+        api.attempt(block, "release", failure_class="cancelled", message="x")
+    _spend(api, block["attempt_id"], minutes=1.9)
+    assert submit(api, mine, "q-2").status_code == 202
+    _spend(api, block["attempt_id"], minutes=2.5)
+    refused = submit(api, mine, "q-3")
+    assert (refused.status_code, refused.json()["type"]) == (403, "urn:ablate:problem:quota-used-up")
+    assert "have used 2.5 of its 2 device minutes" in refused.json()["detail"]
+    assert submit(api, mine, "q-1").content == first.content, "an answer that was given stays"
+    assert submit(api, api.token("rich", "submit"), "q-4").status_code == 202
+    api.attempt(block, "report", failure_class="infra_node", message="x")
+    used = {row["name"]: row["device_minutes_used"] for row in api.get("/v1/tokens").json()["items"]}
+    assert 2.5 <= used["frugal"] < 2.6
+    assert used["rich"] == 0
+    assert admin(api, "/v1/tokens/frugal:set-quota", device_minutes=None).status_code == 200
+    assert submit(api, mine, "q-5").status_code == 202
+
+
+def _spend(api: Api, attempt_id: str, *, minutes: float) -> None:
+    with api.store.write() as connection:
+        mine = update(attempts).where(attempts.c.id == attempt_id)
+        connection.execute(mine.values(started_at=db_now() - 60 * minutes))
+
+
+def test_a_node_holds_as_many_blocks_as_it_has_devices_whoever_asks_at_once(api: Api) -> None:
+    made = [api.submit()["id"] for _ in range(3)]
+    node = api.register("three", devices=3)
+    answers: list[httpx.Response] = []
+
+    def race() -> None:
+        ask = {"node_id": node}
+        answers.append(api.client.post("/v1/blocks:claim", headers=api.worker_of("three"), json=ask))
+
+    threads = [threading.Thread(target=race) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [409] * 7
+    busy = next(answer for answer in answers if answer.status_code == 409).json()
+    assert busy["type"] == "urn:ablate:problem:node-busy"
+    assert f"node {node} has 3 devices and holds blk_" in busy["detail"]
+    with api.store.read() as connection:
+        held = connection.execute(select(blocks.c.id).where(blocks.c.node_id == node, blocks.c.state == "running"))
+        assert len(held.all()) == 3
+    for ablation in made:
+        api.cancel(ablation)
+
+
+@pytest.mark.parametrize("verb", ["heartbeat", "report", "release"])
+def test_a_fencing_token_is_the_very_text(api: Api, verb: str) -> None:
+    made = api.submit()
+    block = api.claim(api.register("fenced"))
+    assert block is not None
+    body = {} if verb == "heartbeat" else {"failure_class": "preempted", "message": "x"}
+    good = block["token"]
+    for wrong in (1, 1.0, True, None, good[:-1], good + "A", f" {good}", [good], good.encode().hex()):
+        assert api.attempt({**block, "token": wrong}, verb, **body).status_code == 422, wrong
+    swapped = good.swapcase() if good.swapcase() != good else good[::-1]
+    refused = api.attempt({**block, "token": swapped}, verb, **body)
+    assert refused.status_code == 409
+    assert good not in refused.text
+    assert swapped not in refused.text
+    assert api.attempt(block, verb, **body).status_code == 200
+    api.cancel(made["id"])
+
+
+def test_fencing_tokens_never_repeat(api: Api) -> None:
+    with api.store.read() as connection:
+        known = list(connection.execute(select(attempts.c.token)).scalars())
+    assert len(known) == len(set(known)) > 5
+    assert {len(token) for token in known} == {22}
+
+
+def test_each_node_has_its_own_rate(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path, rate_limit_per_s=0.01, rate_limit_burst=4) as api:
+        first, second = api.worker_of("one"), api.worker_of("two")
+        asked = [api.client.get("/v1/identity", headers=first).status_code for _ in range(5)]
+        assert asked == [200] * 4 + [429]
+        assert works(api, second)
+
+
+@pytest.fixture(params=KINDS)
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    store = Store(database_url(request.param, tmp_path))
+    upgrade(store)
+    yield store
+    store.close()
+
+
+def who(store: Store, secret: str) -> str | None:
+    found = Authenticator(store).lookup(secret)
+    return None if found is None else f"{found.scope} {found.name}"
+
+
+def test_secrets_of_the_settings_follow_the_settings(empty: Store, tmp_path: Path) -> None:
+    bootstrap(empty, settings_for(empty.url, tmp_path))
+    assert (who(empty, ADMIN), who(empty, WORKER)) == ("admin admin", f"worker node/{NODE}")
+    bootstrap(empty, settings_for(empty.url, tmp_path, admin_token="another-secret-of-admin", node_name="moved"))
+    assert (who(empty, ADMIN), who(empty, "another-secret-of-admin")) == (None, "admin admin")
+    assert who(empty, WORKER) == "worker node/moved"
+    ids = Authenticator(empty).lookup("another-secret-of-admin")
+    bootstrap(empty, settings_for(empty.url, tmp_path, host="0.0.0.0", worker_token=None))  # noqa: S104 - not opened
+    assert (who(empty, ADMIN), who(empty, WORKER)) == ("admin admin", None)
+    again = Authenticator(empty).lookup(ADMIN)
+    assert ids is not None
+    assert again is not None
+    assert again.token_id == ids.token_id, "ownership and quotas stay with the administrator"
+
+
+def test_settings_that_collide_with_an_issued_key_are_refused(empty: Store) -> None:
+    with empty.write() as connection:
+        secret = create(connection, node_token("gpu-7", "h200"), by="ada")
+    with (
+        pytest.raises(ConfigurationError, match=r"'node/gpu-7', to which ada gave another one"),
+        empty.write() as connection,
+    ):
+        replace_settings_tokens(connection, [(node_token("gpu-7"), WORKER)])
+    with pytest.raises(ConfigurationError, match="that of a token which was created here"), empty.write() as connection:
+        replace_settings_tokens(connection, [(NewToken(name="admin", scope=Scope.ADMIN), secret)])
+
+
+def test_several_processes_start_at_once_with_the_same_settings(empty: Store, tmp_path: Path) -> None:
+    failed: list[BaseException] = []
+
+    def start() -> None:
+        store = Store(empty.url)
+        try:
+            bootstrap(store, settings_for(empty.url, tmp_path))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            store.close()
+
+    threads = [threading.Thread(target=start) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert (who(empty, ADMIN), who(empty, WORKER)) == ("admin admin", f"worker node/{NODE}")
+
+
+def test_generated_secrets_are_kept_for_this_user_only(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    settings = settings_for(database_url("sqlite", tmp_path), home, admin_token=None, worker_token=None)
+    with TestClient(create_app(settings)) as client:
+        for name, shown in (("admin", "admin"), ("worker", f"node/{NODE}")):
+            path = home / "tokens" / name
+            assert path.stat().st_mode & 0o077 == 0
+            found = client.get("/v1/identity", headers=bearer(path.read_text().strip()))
+            assert found.json()["name"] == shown
+
+
+def test_tokens_and_ablations_of_the_schema_before_are_kept(tmp_path: Path) -> None:
+    for kind in KINDS:
+        store = Store(database_url(kind, tmp_path))
+        config = migrate._config()
+        with store.write() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0005")
+            _old_rows(connection)
+        upgrade(store)
+        with store.read() as connection:
+            rows = connection.execute(text("SELECT name, scope, created_by FROM tokens ORDER BY name")).all()
+            owner = connection.execute(text("SELECT token_id FROM ablations")).scalar_one()
+            token = connection.execute(text("SELECT token FROM attempts")).scalar_one()
+        assert [tuple(row) for row in rows] == [("admin", "admin", "settings"), ("reader", "read", "unknown")]
+        assert (owner, token) == ("tok_1", None)
+        assert who(store, "the-secret-of-admin") == "admin admin"
+        assert who(store, "the-secret-of-worker") is None
+        store.close()
+
+
+OLD_ROWS = """
+INSERT INTO nodes (id, name, node_class, registration, registered_at, seen_at) VALUES ('nod_1', 'n', 'cpu', '{}', 1, 1);
+INSERT INTO ablations (id, name, question, state, node_class, spec_text, content_type, spec_digest, rule_digest, plan,
+  trial_timeout_s, device_minutes, submitted_by, created_at, blocks_planned, blocks_done, blocks_failed,
+  blocks_cancelled, trials_planned, trials_done)
+  VALUES ('abl_1', 'a', 'q', 'running', 'cpu', 's', 'c', 'd', 'r', '{}', 1, 1, 'admin', 1, 1, 0, 0, 0, 1, 0);
+INSERT INTO blocks (id, ablation_id, "index", seed, "order", node_class, priority, state, token, attempt_no, attempt_id,
+  node_id, not_before) VALUES ('blk_1', 'abl_1', 0, 1, '[]', 'cpu', 50, 'running', 1, 1, 'att_1', 'nod_1', 0);
+INSERT INTO attempts (id, block_id, token, number, node_id, state, started_at)
+  VALUES ('att_1', 'blk_1', 1, 1, 'nod_1', 'running', 1);
+INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_1', 'admin', 'admin', '{admin}', 1.0);
+INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_2', 'reader', 'read', '{reader}', 1.0);
+INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_3', 'worker', 'worker', '{worker}', 1.0)
+"""
+"""What a database of revision 0005 may hold."""
+
+
+def _old_rows(connection: Connection) -> None:
+    for statement in OLD_ROWS.strip().split(";\n"):
+        filled = statement
+        for name in ("admin", "reader", "worker"):
+            filled = filled.replace(f"{{{name}}}", secret_digest(f"the-secret-of-{name}"))
+        connection.exec_driver_sql(filled)
