@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-fleet chaos bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,19 @@ simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge
 
 bench-api: $(STAMP)  ## POST /v1/ablations against a bare endpoint that inserts the same rows
 	$(BIN)/python -m tests.bench.api
+
+bench-scale: $(STAMP)  ## 100,000 trials, 200 clients, 50 workers, 500 event streams against one API process
+	$(BIN)/python -m tests.bench.scale $(SCALE)
+
+bench-fleet: $(STAMP)  ## 1,000 nodes and 10,000 queued ablations, simulated from measured costs, into docs/fleet.md
+	$(BIN)/python -m tests.bench.fleet
+
+# Real processes are killed, frozen, cut off and starved; then an independent checker reads what is left.
+COUNT ?= 40
+SEED ?= 1
+STORE ?= both
+chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite, postgresql, both) and check its books; SEED=1
+	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED) --store $(STORE) $(CHAOS)
 
 bench-kernels: $(STAMP)  ## on an H200: accuracy and speed of the kernels beside the official ones, stored as a receipt
 	$(BIN)/python -m kernels.mamba3_mimo.bench $(if $(ABLATE_PEER_SITE),--peer-site '$(ABLATE_PEER_SITE)') $(BENCH)

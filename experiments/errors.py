@@ -44,6 +44,10 @@ class ProjectionError(ExperimentError):
     """MLflow could not be reached or refused a call; nothing is lost, and the projection can be repeated."""
 
 
+class ProjectionUnfinished(ExperimentError):
+    """A large ablation is in MLflow in part; the next projection goes on where this one stopped."""
+
+
 class SigningUnavailable(ExperimentError):
     """This machine can neither sign nor check signatures."""
 

@@ -2,6 +2,7 @@
 
 import logging
 import pkgutil
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -15,14 +16,17 @@ from anyio import to_thread
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
+from experiments.runtime.logs import configure_logging
 from service import openapi, problems, routes
 from service.deps import Services
 from service.dispatch import WakePublisher
 from service.errors import ConfigurationError
-from service.metrics import registry_for
+from service.http_limits import BoundedHttp
 from service.middleware import RequestMiddleware
+from service.operator_pages import OperatorPages
 from service.rate_limit import RateLimiter
 from service.settings import ServiceSettings, get_settings
+from service.sse import Streams
 from service.store.migrate import upgrade
 from service.store.session import Store
 from service.tokens import Authenticator, bootstrap
@@ -31,12 +35,14 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5
 DISCONNECT_S = 30
+_MAX_FILES = 65_536
 
 
 def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI:
     """Build the application on `store`, by default the one that the settings name."""
     store = store or Store(settings.sqlalchemy_url)
     wakes = WakePublisher(store, settings.celery_url)
+    authenticator = Authenticator(store)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -51,14 +57,15 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     app.state.services = Services(
         settings=settings,
         store=store,
-        authenticator=Authenticator(store),
+        authenticator=authenticator,
         limiter=RateLimiter(per_s=settings.rate_limit_per_s, burst=settings.rate_limit_burst),
         wakes=wakes,
         in_flight=set(),
     )
-    app.state.store_registry = registry_for(store)
+    app.state.operator_pages = OperatorPages(store, settings)
     app.state.stopping = False
-    app.add_middleware(RequestMiddleware, settings=settings)
+    app.state.streams = Streams(store, most=settings.max_streams, stopping=lambda: bool(app.state.stopping))
+    app.add_middleware(RequestMiddleware, settings=settings, authenticator=authenticator)
     problems.install(app)
     openapi.install(app)
     for module in pkgutil.iter_modules(routes.__path__):
@@ -84,14 +91,23 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def _allow_many_files() -> None:
+    """Take as many open files as the system gives, within reason: every stream and every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if most == resource.RLIM_INFINITY else min(most, _MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def main() -> int:
     """Serve until a signal; return 1 when the settings or the database do not allow a start."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = get_settings()
+    configure_logging(settings.log_format)
     try:
-        settings = get_settings()
         for name in ("admin", "worker"):
             settings.checked_secret(name)
-        app = create_app(settings)
+        store = Store(settings.sqlalchemy_url)
+        upgrade(store)
+        app = create_app(settings, store)
     except (ConfigurationError, SQLAlchemyError) as error:
         log.error("cannot start: %s", error)
         return 1
@@ -100,7 +116,8 @@ def main() -> int:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttp,
+        ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
@@ -109,6 +126,7 @@ def main() -> int:
     )
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after a clean end
         signal.signal(signum, lambda *_: None)
+    _allow_many_files()
     server = _Server(config, app)
     server.run()
     return 0 if server.started else 1

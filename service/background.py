@@ -10,27 +10,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from experiments.ids import new_id
 from experiments.reporting.mlflow_sink import Sink
+from experiments.runtime.logs import configure_logging
+from service.duties import TICK_S, Duty, Keeper
 from service.errors import ConfigurationError
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
 from service.serializers import silent_limit_s
 from service.settings import ServiceSettings, get_settings
-from service.store import leaders
 from service.store.migrate import current_revision, newest_revision
+from service.store.retention import Retention
 from service.store.session import Store
 from service.webhooks import webhook_of
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.5
-DUTY_LEASE_S = 15.0
 JOIN_S = 12.0
 SCHEMA_PATIENCE_S = 60.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -60,46 +58,8 @@ class StopSignals:
         return bool(select.select([self._came], [], [], patience_s)[0])
 
 
-class Duty:
-    """A loop that one process at a time runs; a failing round is logged and the next one tries again."""
-
-    def __init__(self, store: Store, name: str, work: Callable[[], bool], *, stop: threading.Event) -> None:
-        self._store = store
-        self._name = name
-        self._work = work
-        self._stop = stop
-        self._holder = new_id("duty")
-        self._renew_at = 0.0
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                busy = self._is_mine() and self._work()
-            except Exception:  # the boundary of a background loop: recorded, and the loop goes on
-                log.exception("a round of %s failed", self._name)
-                busy = False
-            if not busy:
-                self._stop.wait(TICK_S)
-        self._drop()
-
-    def _is_mine(self) -> bool:
-        if time.monotonic() < self._renew_at:
-            return True
-        mine = leaders.hold_duty(self._store, self._name, self._holder, lease_s=DUTY_LEASE_S)
-        self._renew_at = time.monotonic() + DUTY_LEASE_S / 3 if mine else 0.0
-        return mine
-
-    def _drop(self) -> None:
-        try:
-            with self._store.write() as connection:
-                leaders.drop_duty(connection, self._name, self._holder)
-        except SQLAlchemyError as error:
-            log.warning("duty %s not handed over: %s", self._name, error)
-
-
-def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) -> list[Duty]:
-    """Build the duties of this process."""
+def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event) -> list[threading.Thread]:
+    """Build the threads of this process: one for each duty, and the one that keeps their leases."""
     reconciler = Reconciler(
         store, settings.celery_url, sentinel_days=settings.sentinel_days, silent_s=silent_limit_s(settings)
     )
@@ -111,7 +71,8 @@ def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) ->
         return False
 
     def judge() -> bool:
-        return any(handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT))
+        done = [handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT)]
+        return any(done)  # one of each kind in turn: none waits until all of another are done
 
     def project() -> bool:
         return handlers.run_due(OutboxKind.PROJECT)
@@ -120,7 +81,10 @@ def duties(store: Store, settings: ServiceSettings, *, stop: threading.Event) ->
         return handlers.run_due(OutboxKind.HOOK)
 
     works = {"reconciler": reconcile, "judge": judge, "projector": project, "webhooks": tell}
-    return [Duty(store, name, work, stop=stop) for name, work in works.items()]
+    works["retention"] = Retention(store, age_s=settings.log_days * 86_400).round
+    duties = [Duty(store, name, work, stop=stop) for name, work in works.items()]
+    keeper = Keeper([*(duty.renew for duty in duties), handlers.renew_holds], stop=stop)
+    return [keeper.thread, *(duty.thread for duty in duties)]
 
 
 def wait_for_schema(store: Store, signals: StopSignals) -> bool:
@@ -146,26 +110,26 @@ def wait_for_schema(store: Store, signals: StopSignals) -> bool:
 
 def main() -> int:
     """Run until a signal; return 1 when the settings or the database do not allow a start."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signals = StopSignals()
     settings = get_settings()
+    configure_logging(settings.log_format)
     try:
         store = Store(settings.sqlalchemy_url)
         if not wait_for_schema(store, signals):
             return 0
         stop = threading.Event()
-        running = duties(store, settings, stop=stop)
+        running = threads(store, settings, stop=stop)
     except (ConfigurationError, SQLAlchemyError) as error:
         log.error("cannot start: %s", error)
         return 1
-    for duty in running:
-        duty.thread.start()
-    log.info("running: %s", ", ".join(duty.thread.name for duty in running))
+    for thread in running:
+        thread.start()
+    log.info("running: %s", ", ".join(thread.name for thread in running))
     signals.wait()
     stop.set()
     deadline = time.monotonic() + JOIN_S
-    for duty in running:
-        duty.thread.join(max(0.0, deadline - time.monotonic()))
+    for thread in running:
+        thread.join(max(0.0, deadline - time.monotonic()))
     store.close()
     log.info("stopped")
     return 0

@@ -104,6 +104,13 @@ class Invalid(ServiceError):
     slug = "invalid-request"
 
 
+class HeadTooLarge(ServiceError):
+    """Request line and headers are larger than allowed."""
+
+    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    slug = "head-too-large"
+
+
 class UnsupportedMediaType(ServiceError):
     """The body's content type is not supported."""
 

@@ -4,12 +4,16 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from sqlalchemy import Connection
 
 from experiments.records.calibration import Ledger
-from service.store import outbox
+from service.schemas.health import DependencyCheck
+from service.serializers import silent_limit_s
+from service.settings import ServiceSettings
+from service.store import leaders, nodes, outbox
 from service.store.ablations import count_by_state
 from service.store.calibrations import read_ledger
 from service.store.session import Store
@@ -17,6 +21,7 @@ from service.store.tables import ablations, attempts, blocks
 
 REQUESTS = Counter("ablate_requests_total", "Requests answered.", ["method", "route", "status"])
 SECONDS = Histogram("ablate_request_seconds", "Seconds until the answer was sent.", ["route"])
+_EVER_S = 1e12
 
 
 @lru_cache(maxsize=2048)
@@ -35,8 +40,9 @@ def observe_request(scope: Mapping[str, Any], status: int, seconds: float) -> No
 class StoreCollector(Collector):
     """Gauges read from the database at the moment of the scrape."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._store = store
+        self._silent_s = silent_limit_s(settings)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
@@ -53,6 +59,8 @@ class StoreCollector(Collector):
                 age.add_metric([kind], oldest_s)
             yield rows
             yield age
+            yield _nodes(connection, self._silent_s)
+            yield _duties(connection)
             yield from _ledger(read_ledger(connection))
 
 
@@ -64,10 +72,51 @@ def _ledger(ledger: Ledger) -> Iterator[Metric]:
     yield GaugeMetricFamily("ablate_false_word_rate_bound", what, value=ledger.upper_bound)
 
 
-def registry_for(store: Store) -> CollectorRegistry:
+def _nodes(connection: Connection, silent_s: float) -> Metric:
+    """Return the number of nodes by class, live and silent."""
+    gauge = GaugeMetricFamily("ablate_nodes", "Nodes that ever registered.", labels=["node_class", "health"])
+    live, all_of = (nodes.count_live(connection, silent_s=limit) for limit in (silent_s, _EVER_S))
+    for node_class, count in sorted(all_of.items()):
+        heard = live.get(node_class, 0)
+        gauge.add_metric([node_class, "live"], heard)
+        gauge.add_metric([node_class, "silent"], count - heard)
+    return gauge
+
+
+def _duties(connection: Connection) -> Metric:
+    """Return which duties of the background process somebody holds."""
+    gauge = GaugeMetricFamily("ablate_duty_held", "Whether a background process holds the duty.", labels=["duty"])
+    lapsed = leaders.lapsed_duties(connection)
+    for duty in leaders.DUTIES:
+        gauge.add_metric([duty], float(duty not in lapsed))
+    return gauge
+
+
+def dependency_lines(checks: Mapping[str, DependencyCheck]) -> bytes:
+    """Return what was found reachable, in Prometheus' text form."""
+    gauge = GaugeMetricFamily("ablate_dependency_up", "Whether the service reaches it.", labels=["dependency"])
+    for name, check in checks.items():
+        gauge.add_metric([name], float(check.ok))
+    registry = CollectorRegistry()
+    registry.register(_Ready(gauge))
+    return generate_latest(registry)
+
+
+class _Ready(Collector):
+    """A gauge that has its values already."""
+
+    def __init__(self, gauge: Metric) -> None:
+        self._gauge = gauge
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield it."""
+        yield self._gauge
+
+
+def registry_for(store: Store, settings: ServiceSettings) -> CollectorRegistry:
     """Return a registry with this store's gauges, to be scraped together with the process's own metrics."""
     registry = CollectorRegistry()
-    registry.register(StoreCollector(store))
+    registry.register(StoreCollector(store, settings))
     return registry
 
 

@@ -4,6 +4,7 @@ Each is idempotent, is done outside any transaction, and is tried again with gro
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from experiments.analysis.calibration import aa_blocks_of
@@ -11,6 +12,7 @@ from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
+from experiments.errors import ProjectionUnfinished
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
 from service.lifecycle import OutboxKind
@@ -22,8 +24,12 @@ from service.webhooks import Webhook, content_of
 
 log = logging.getLogger(__name__)
 
-HOLD_S = 120.0
-"""A row whose taker died is due again after this long."""
+HOLD_S = 30.0
+"""A row whose taker died is due again after this long; a taker that lives renews it."""
+SLICE_S = 60.0
+"""A projection goes on later when it took this long: others are waiting."""
+LAST_FIRST_EVERY = 4
+"""One row in so many is of the rank that otherwise comes last."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 
@@ -35,6 +41,8 @@ class OutboxHandlers:
         self._store = store
         self._sink = sink
         self._webhook = webhook
+        self._takes: Counter[OutboxKind] = Counter()
+        self._in_hand: set[int] = set()
         self._handlers: dict[OutboxKind, Callable[[str], None]] = {
             OutboxKind.LOOK: self._look,
             OutboxKind.JUDGE: self._judge,
@@ -45,15 +53,28 @@ class OutboxHandlers:
 
     def run_due(self, kind: OutboxKind) -> bool:
         """Handle one due row of `kind`; return whether there was one."""
+        self._takes[kind] += 1
+        last_first = self._takes[kind] % LAST_FIRST_EVERY == 0
         with self._store.write() as connection:
-            taken = outbox.take(connection, kind, hold_s=HOLD_S)
+            taken = outbox.take(connection, kind, hold_s=HOLD_S, last_first=last_first)
         for row in taken:
             self._run(row)
         return bool(taken)
 
+    def renew_holds(self) -> None:
+        """Go on hiding the rows that are being handled; called from another thread while they are."""
+        if held := list(self._in_hand):
+            with self._store.write() as connection:
+                outbox.hold(connection, held, hold_s=HOLD_S)
+
     def _run(self, row: outbox.OutboxRow) -> None:
         try:
-            self._handlers[row.kind](row.key)
+            self._handle(row)
+        except ProjectionUnfinished as unfinished:
+            log.info("%s of %s goes on later: %s", row.kind, row.key, unfinished)
+            with self._store.write() as connection:
+                outbox.put_back(connection, row.id)
+            return
         except Exception as error:  # the boundary of a handler: recorded in the row, tried again later
             delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**row.tries)
             log.warning("%s of %s failed, trying again in %.0f s: %s", row.kind, row.key, delay_s, error)
@@ -63,6 +84,13 @@ class OutboxHandlers:
         with self._store.write() as connection:
             outbox.done(connection, [row.id])
         log.info("%s of %s done", row.kind, row.key)
+
+    def _handle(self, row: outbox.OutboxRow) -> None:
+        self._in_hand.add(row.id)
+        try:
+            self._handlers[row.kind](row.key)
+        finally:
+            self._in_hand.discard(row.id)
 
     def _look(self, ablation_id: str) -> None:
         """Decide whether the blocks beyond a look run, and let it happen."""
@@ -121,7 +149,7 @@ class OutboxHandlers:
         with self._store.read() as connection:
             view = results.ablation_view(connection, ablation_id)
             html = results.read_report(connection, ablation_id)
-        projection = self._sink.project(view, html)
+        projection = self._sink.project(view, html, slice_s=SLICE_S)
         with self._store.write() as connection:
             results.store_projection(
                 connection, ablation_id, experiment_id=projection.experiment_id, run_id=projection.parent_run_id

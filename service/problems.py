@@ -1,19 +1,23 @@
 """Turn errors into RFC 9457 problem documents: ours, the framework's, and the ones nobody expected."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from experiments.errors import SpecError, SpecProblem
+from experiments.runtime.logs import requested_by
 from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
 from service.schemas.problems import Problem, ProblemDetail
+from service.store.session import is_read_only
 
 log = logging.getLogger(__name__)
 
@@ -23,18 +27,24 @@ _SLUGS = {
     HTTPStatus.NOT_FOUND: "not-found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method-not-allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body-too-large",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
 }
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
+_CLIENT_LEFT = 499
+"""For the metrics only: nobody is there to read it."""
 
 
 def install(app: FastAPI) -> None:
     """Register the handlers."""
-    app.add_exception_handler(ServiceError, _service_error)
-    app.add_exception_handler(SpecError, _spec_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    for kind in (OperationalError, InterfaceError, PoolTimeout):
-        app.add_exception_handler(kind, _database_error)
+    for kind in ANSWERED:
+        app.add_exception_handler(kind, answer)
     app.add_exception_handler(Exception, _unexpected_error)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """Turn an error of one of the `ANSWERED` kinds into its answer."""
+    handler = next(handler for kind, handler in _HANDLERS.items() if isinstance(error, kind))
+    return handler(request, error)
 
 
 def problem(
@@ -65,17 +75,17 @@ def _from_service_error(request: Request, error: ServiceError) -> Response:
     return problem(request, error.status, error.slug, str(error), problems=error.problems, headers=error.headers)
 
 
-async def _service_error(request: Request, error: Any) -> Response:
+def _service_error(request: Request, error: Any) -> Response:
     return _from_service_error(request, error)
 
 
-async def _spec_error(request: Request, error: Any) -> Response:
+def _spec_error(request: Request, error: Any) -> Response:
     count = len(error.problems)
     detail = f"the spec has {count} problem{'s' if count != 1 else ''}"
     return problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-spec", detail, problems=error.problems)
 
 
-async def _validation_error(request: Request, error: Any) -> Response:
+def _validation_error(request: Request, error: Any) -> Response:
     found = error.errors()
     if any(item["loc"] == ("header", "Idempotency-Key") and item["type"] == "missing" for item in found):
         return _from_service_error(request, MissingIdempotencyKey())
@@ -92,21 +102,64 @@ def _translate(item: dict[str, Any]) -> SpecProblem:
     return SpecProblem(pointer=pointer, detail=message[:1].lower() + message[1:])
 
 
-async def _http_error(request: Request, error: Any) -> Response:
+def _http_error(request: Request, error: Any) -> Response:
+    if isinstance(error.__cause__, ClientDisconnect):
+        return _client_left(request, error)
     if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that cannot be decoded
         detail = f"the body cannot be read: {error.__cause__ or error.detail}"
         return _from_service_error(request, Invalid(problems=[SpecProblem(pointer="#", detail=detail)]))
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_allowed_methods(request))
     slug = _SLUGS.get(error.status_code, "http")
-    return problem(request, error.status_code, slug, str(error.detail), headers=dict(error.headers or {}))
+    return problem(request, error.status_code, slug, str(error.detail), headers=headers)
 
 
-async def _database_error(request: Request, error: Any) -> Response:
-    log.warning("database unavailable: %s", error)
-    unavailable = Unavailable("the database cannot be reached or is too busy", headers={"Retry-After": "1"})
-    return _from_service_error(request, unavailable)
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods of all routes with this path; the framework knows those of the first one only."""
+    asked = {"type": "http", "path": request.scope["path"], "root_path": request.scope.get("root_path", "")}
+    routes = request.app.routes
+    return [
+        method
+        for method in _METHODS
+        if any(route.matches({**asked, "method": method})[0] is Match.FULL for route in routes)
+    ]
+
+
+def _client_left(request: Request, _error: Any) -> Response:
+    """Say it to the log; a client may go away whenever it likes."""
+    log.info("%s %a: the client went away before its request was whole", request.method, request.url.path)
+    return Response(status_code=_CLIENT_LEFT)
+
+
+def _database_error(request: Request, error: Any) -> Response:
+    read_only = is_read_only(error.orig) if isinstance(error, DBAPIError) else False
+    if isinstance(error, InternalError) and not read_only:
+        raise error
+    what = "takes no changes now; what is stored can be read" if read_only else "cannot be reached or is too busy"
+    log.warning(
+        "the database %s: %s", what, getattr(error, "orig", None) or error
+    )  # without the statement and its values
+    return _from_service_error(request, Unavailable(f"the database {what}", headers={"Retry-After": "1"}))
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
-    log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
+    with requested_by(request.scope.get("state", {}).get("request_id")):
+        log.error("unexpected error in %s %a", request.method, request.url.path, exc_info=error)
     detail = "an unexpected error was recorded; tell an operator the request id"
     return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Any], Response]] = {
+    ServiceError: _service_error,
+    SpecError: _spec_error,
+    RequestValidationError: _validation_error,
+    HTTPException: _http_error,
+    ClientDisconnect: _client_left,
+    OperationalError: _database_error,
+    InterfaceError: _database_error,
+    InternalError: _database_error,
+    PoolTimeout: _database_error,
+}
+ANSWERED: tuple[type[Exception], ...] = tuple(_HANDLERS)
+"""Errors that have an answer; any other is our own mistake."""

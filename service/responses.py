@@ -5,6 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
 from service.errors import title_of
@@ -73,3 +74,16 @@ def document(request: Request, content: BaseModel, *, headers: dict[str, str] | 
     if tag in known or "*" in known:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=all_headers)
     return Response(body, headers=all_headers, media_type="application/json")
+
+
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""A report holds its style and pictures itself; nothing in it may run, load or send."""
+
+
+def html_page(page: str) -> HTMLResponse:
+    """Send a page that needs nothing but itself, and forbid it everything else."""
+    headers = {"Content-Security-Policy": _PAGE_POLICY, "Referrer-Policy": "no-referrer"}
+    return HTMLResponse(page, headers=headers)

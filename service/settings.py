@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.runtime.container_secrets import secrets_folder
+from experiments.runtime.logs import LogFormat
 from service.errors import ConfigurationError
 
 PLACEHOLDERS = frozenset(
@@ -41,7 +42,7 @@ class ServiceSettings(BaseSettings):
     home: HomePath = Path(".ablate")
     """Folder of everything that an embedded stack keeps."""
     host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback needs an administrator's token."""
+    """Address to listen on; off loopback it needs an administrator's token. An embedded stack has its broker there."""
     port: int = Field(default=8321, ge=1, le=65535)
     """Port of the API; an embedded stack takes the next free one."""
     database_url: str = ""
@@ -64,6 +65,12 @@ class ServiceSettings(BaseSettings):
     """Largest request body, block reports and imports excepted."""
     max_report_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest body of a block report or an import: they carry the raw steps of every trial."""
+    max_streams: int = Field(default=1000, ge=1)
+    """Event and log streams that one API process keeps open at once."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How log lines are written: text, or json for programs."""
+    log_requests: bool = False
+    """Whether the API logs a line for every request."""
     control_every: int = Field(default=10, ge=0)
     """One ablation in so many gets a control arm, which repeats its baseline to watch the noise; 0 for none."""
     webhook_url: str = ""
@@ -76,6 +83,10 @@ class ServiceSettings(BaseSettings):
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)
     """Requests that one token may send at once."""
+    generate_tokens: bool = False
+    """Generate tokens that are not set, on whatever address; an embedded stack does, which keeps them in its home."""
+    log_days: float = Field(default=90.0, ge=0)
+    """Logs are dropped when their ablation was over for so many days, receipts never; 0 keeps them."""
     admin_token: SecretStr | None = None
     """Secret of the administrator `admin`; on loopback one is generated."""
     worker_token: SecretStr | None = None
@@ -116,7 +127,7 @@ class ServiceSettings(BaseSettings):
         variable = f"ABLATE_{name.upper()}_TOKEN"
         secret: SecretStr | None = getattr(self, f"{name}_token")
         if secret is None:
-            if name == "admin" and not self.is_loopback:
+            if name == "admin" and not self.is_loopback and not self.generate_tokens:
                 raise ConfigurationError(
                     f"{variable} is not set and ABLATE_HOST is {self.host!r}; an API that other machines can reach "
                     f"needs a secret of at least {MIN_SECRET_CHARS} characters there"

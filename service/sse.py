@@ -1,32 +1,41 @@
-"""Server-sent events from the database: polled by position, replayed from any position.
+"""Server-sent events from the database, replayed from any position; one poll for all streams tells which have news.
 
-Between polls a stream holds neither a thread nor a connection. All that one poll finds is sent in one piece: FastAPI's
+Between news a stream holds neither a thread nor a connection. All that one look finds is sent in one piece: FastAPI's
 own event routes send every event by itself through two queues, at three times the processor time per event.
 """
 
-import asyncio
 import json
-import time
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from fastapi.sse import EventSourceResponse, format_sse_event
 from sqlalchemy import Row
+from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.outcomes import AblationState
+from service.change_feed import ChangeFeed
+from service.errors import ServiceError, Unavailable
 from service.lifecycle import OVER, EventKind
 from service.schemas.events import Event
 from service.serializers import event_public
+from service.store.changes import Mark, ablation_marks, log_marks
 from service.store.columns import rfc3339
 from service.store.logs import read_log
 from service.store.session import Store
 from service.store.transitions import ending, events_after
 
-POLL_S = 0.25
+log = logging.getLogger(__name__)
+
 KEEP_ALIVE_S = 15.0
+_EVENTS_AT_ONCE = 100
+_LOG_BYTES_AT_ONCE = 131_072
+"""What a stream holds for a reader that is slow is bounded by these."""
+_THREADS = 4
+_RETRY_S = 5
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -40,35 +49,77 @@ class EventBatch:
     is_last: bool = False
 
 
-def event_stream(request: Request, look: Callable[[int], EventBatch], position: int) -> EventSourceResponse:
-    """Answer with what `look` finds from `position` on, until its last batch or the end of this process."""
-    return EventSourceResponse(_frames(request, look, position), headers=_UNBUFFERED)
+Look = Callable[[int], EventBatch]
 
 
-async def _frames(request: Request, look: Callable[[int], EventBatch], position: int) -> AsyncIterator[bytes]:
-    yield format_sse_event(comment="the stream begins")
-    spoken = time.monotonic()
-    while not request.app.state.stopping:
-        batch = await to_thread.run_sync(look, position)
-        if batch.frames:
-            position, spoken = batch.position, time.monotonic()
-            yield batch.frames
-            if batch.is_last:
-                return
-            continue
-        if time.monotonic() - spoken > KEEP_ALIVE_S:
-            spoken = time.monotonic()
-            yield format_sse_event(comment="keep-alive")
-        await asyncio.sleep(POLL_S)
+class Streams:
+    """The open streams of this process: how many there may be, and what wakes them."""
+
+    def __init__(self, store: Store, *, most: int, stopping: Callable[[], bool]) -> None:
+        self._most = most
+        self._open = 0
+        self._stopping = stopping
+        self._threads = CapacityLimiter(_THREADS)
+        self._store = store
+        self._ablations = ChangeFeed(store, ablation_marks, stopping=stopping)
+        self._logs = ChangeFeed(store, log_marks, stopping=stopping)
+
+    def of_ablation(self, ablation_id: str, position: int) -> EventSourceResponse:
+        """Follow an ablation's events after a sequence number. Raises Unavailable when too many streams are open."""
+        return self._answer(self._ablations, ablation_id, ablation_events(self._store, ablation_id), position)
+
+    def of_log(self, trial_id: str, position: int) -> EventSourceResponse:
+        """Follow a trial's log from a byte offset. Raises Unavailable when too many streams are open."""
+        return self._answer(self._logs, trial_id, log_events(self._store, trial_id), position)
+
+    def _answer(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> EventSourceResponse:
+        if self._open >= self._most:
+            raise Unavailable(
+                f"{self._most} streams are open and no more are allowed; ask again later, or ask for the list",
+                headers={"Retry-After": str(_RETRY_S)},
+            )
+        return EventSourceResponse(self._frames(feed, subject, look, position), headers=_UNBUFFERED)
+
+    async def _frames(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> AsyncIterator[bytes]:
+        self._open += 1
+        try:
+            yield format_sse_event(comment="the stream begins")
+            async for frames in self._news(feed, subject, look, position):
+                yield frames
+        except (SQLAlchemyError, ServiceError) as error:  # the reader connects again and asks from where it was
+            log.warning("a stream ends early: %s", error)
+        finally:
+            self._open -= 1
+
+    async def _news(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> AsyncIterator[bytes]:
+        mark: Mark | None = None
+        while not self._stopping():
+            batch = await to_thread.run_sync(look, position, limiter=self._threads)
+            if batch.frames:
+                position = batch.position
+                yield batch.frames
+                if batch.is_last:
+                    return
+                continue
+            seen, mark = mark, await feed.changed(subject, mark, patience_s=KEEP_ALIVE_S)
+            while mark == seen and not self._stopping():
+                yield format_sse_event(comment="keep-alive")
+                mark = await feed.changed(subject, mark, patience_s=KEEP_ALIVE_S)
 
 
-def ablation_events(store: Store, ablation_id: str) -> Callable[[int], EventBatch]:
+def streams_of(request: Request) -> Streams:
+    """Return the streams of this process."""
+    streams: Streams = request.app.state.streams
+    return streams
+
+
+def ablation_events(store: Store, ablation_id: str) -> Look:
     """Return the look for an ablation's events after a sequence number; `end` once nothing more can come."""
 
     def look(after: int) -> EventBatch:
         with store.read() as connection:
             end = ending(connection, ablation_id)  # before the events: none comes after an ending
-            rows = events_after(connection, ablation_id, after)
+            rows = events_after(connection, ablation_id, after, limit=_EVENTS_AT_ONCE)
         if rows:
             return EventBatch(frames=b"".join(_frame(event_public(row)) for row in rows), position=rows[-1].seq)
         if end.state in OVER and (end.judged or end.state == AblationState.CANCELLED):
@@ -95,12 +146,12 @@ def _end_event(ablation_id: str, seq: int, end: Row[Any]) -> Event:
     )
 
 
-def log_events(store: Store, trial_id: str) -> Callable[[int], EventBatch]:
+def log_events(store: Store, trial_id: str) -> Look:
     """Return the look for a trial's log from a byte offset; an event's id is the offset after it, `end` is the last."""
 
     def look(offset: int) -> EventBatch:
         with store.read() as connection:
-            page = read_log(connection, trial_id, offset=offset)
+            page = read_log(connection, trial_id, offset=offset, most=_LOG_BYTES_AT_ONCE)
         if page.data:
             text = json.dumps({"text": page.data.decode("utf-8", "replace")})
             return EventBatch(frames=_log_frame(EventKind.LOG, page.end_offset, text), position=page.end_offset)

@@ -41,6 +41,7 @@ _ATTEMPT = (
         ablations.c.id.label("ablation_id"),
         ablations.c.plan,
         ablations.c.trial_timeout_s,
+        ablations.c.request_id,
     )
     .join(blocks, blocks.c.id == attempts.c.block_id)
     .join(ablations, ablations.c.id == blocks.c.ablation_id)
@@ -70,7 +71,11 @@ def claimed_block(
         heartbeat_s=heartbeat_s,
     )
     work = PlannedWork(
-        ablation_id=row.ablation_id, block_index=row.block_index, timeout_s=row.trial_timeout_s, broken=broken
+        ablation_id=row.ablation_id,
+        block_index=row.block_index,
+        timeout_s=row.trial_timeout_s,
+        broken=broken,
+        request_id=row.request_id,
     )
     return identity.claimed_block(_read_plan(row.plan), ids, work, lease)
 

@@ -25,6 +25,7 @@ from experiments.design.spec import AblationSpec
 from experiments.records.messages import BlockReport, ClaimedBlock
 from experiments.records.signing import Signer
 from service.app import create_app
+from service.http_limits import BoundedHttp
 from service.settings import ServiceSettings
 from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
@@ -240,7 +241,15 @@ def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
     """Run the API behind a real HTTP server in a thread of this process."""
     settings = settings_for(database_url(kind, folder), folder / "home", **changes)
     store = Store(settings.sqlalchemy_url)
-    config = uvicorn.Config(create_app(settings, store), host="127.0.0.1", port=0, log_config=None, access_log=False)
+    config = uvicorn.Config(
+        create_app(settings, store),
+        host="127.0.0.1",
+        port=0,
+        http=BoundedHttp,
+        ws="none",
+        log_config=None,
+        access_log=False,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

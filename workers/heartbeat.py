@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from contextvars import copy_context
 from types import TracebackType
 
 from experiments.records.messages import ClaimedBlock, Heartbeat
@@ -39,7 +40,10 @@ class LeaseRenewal:
         self._proof = proof
         self._timeout_s = max(_SHORTEST_CALL_S, block.lease_s / 3)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{block.attempt_id}", daemon=True)
+        work = copy_context().run  # the request that the block is for
+        self._thread = threading.Thread(
+            target=work, args=(self._run,), name=f"heartbeat-{block.attempt_id}", daemon=True
+        )
 
     def __enter__(self) -> "LeaseRenewal":
         self._thread.start()

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from experiments.errors import SigningUnavailable
 from experiments.records.signing import Signer
+from experiments.runtime.logs import configure_logging
 from workers.blocks import NodeContext
 from workers.device_lock import DeviceLock
 from workers.environment_variables import wait_passively
@@ -43,12 +44,11 @@ class StoppedEarly(Exception):
 
 def serve() -> int:
     """Run a worker with the settings of the environment; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    for name in ("httpx", "celery.worker.strategy", "celery.app.trace"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     console = Console(stderr=True)
     try:
-        _serve(get_settings(), console)
+        settings = get_settings()
+        configure_logging(settings.log_format, quiet=("httpx", "celery.worker.strategy", "celery.app.trace"))
+        _serve(settings, console)
     except StoppedEarly:
         return 0
     except (WorkerError, SigningUnavailable, ValueError) as error:

@@ -18,6 +18,7 @@ from experiments.records.messages import (
     NodeRegistration,
     Release,
 )
+from experiments.runtime.logs import current_request_id
 from workers.errors import ApiRefused, ApiUnreachable, SettingsError, StaleLease
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ class ServiceApi:
     ) -> httpx.Response:
         body = None if message is None else message.model_dump_json().encode()
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_TIMEOUT_S))
-        headers = {"Content-Type": "application/json"}
+        request_id = current_request_id()
+        headers = {"Content-Type": "application/json", **({"X-Request-Id": request_id} if request_id else {})}
         try:
             answer = self._http.request(method, path, content=body, headers=headers, timeout=timeout)
         except httpx.TransportError as error:

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.runtime.container_secrets import secrets_folder
+from experiments.runtime.logs import LogFormat
 from kernels.backends import NODE_CLASSES
 from workers.errors import SettingsError
 
@@ -42,6 +43,8 @@ class Settings(BaseSettings):
     """Between SIGTERM and SIGKILL when a trial is stopped."""
     drain_s: float = Field(default=600.0, ge=0, le=86_400)
     """After SIGTERM a running block may go on for so long; then, or at a second signal, it is given back."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How log lines are written: text, or json for programs."""
     keep_attempts: int = Field(default=20, ge=1)
     """Attempt folders to keep on disk."""
     least_disk_gib: float = Field(default=1.0, ge=0)

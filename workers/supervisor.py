@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from experiments.outcomes import FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, Release
+from experiments.runtime.logs import requested_by
 from workers.blocks import BlockRunner, NodeContext
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
 from workers.heartbeat import LeaseRenewal
@@ -61,7 +62,8 @@ class Supervisor:
                 self._link.wake_event.wait(self._link.poll_s)
                 continue
             self._context.paths.clean(keep=self._link.keep_attempts - 1)
-            self.run_block(block, asked_at=asked_at)
+            with requested_by(block.request_id):
+                self.run_block(block, asked_at=asked_at)
 
     def _next(self) -> ClaimedBlock | None:
         """Hand in what is kept, then claim; None when there is nothing to run now."""

@@ -5,8 +5,8 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle import MANIFEST
+from experiments.records.bundle_archive import BundleSize, read_tar, refused
 
 WORK = "work"
 """Folder of a running `ablate exec`; no part of the bundle."""
@@ -25,7 +25,7 @@ def read_bundle_files(path: Path) -> dict[str, bytes]:
         return _read_folder(path)
     if path.is_file():
         return _read_tar(path)
-    raise _refused(str(path), "there is no such folder or tar file")
+    raise refused(str(path), "there is no such folder or tar file")
 
 
 def write_tar(files: Mapping[str, bytes], path: Path) -> None:
@@ -40,36 +40,24 @@ def write_tar(files: Mapping[str, bytes], path: Path) -> None:
     part.replace(path)
 
 
-def _refused(where: str, detail: str) -> BundleError:
-    return BundleError([SpecProblem(pointer=where, detail=detail)])
-
-
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    found = {}
+    found: dict[str, bytes] = {}
+    size = BundleSize(str(folder))
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if name.partition("/")[0] == WORK or (path.is_dir() and not path.is_symlink()):
             continue
         if path.is_symlink() or not path.is_file():
-            raise _refused(name, "is no plain file")
+            raise refused(name, "is no plain file")
+        size.add(path.stat().st_size)
         found[name] = path.read_bytes()
     return found
 
 
 def _read_tar(path: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    found[member.name] = content.read()
-                elif not member.isdir():
-                    raise _refused(member.name, "is no plain file")
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise _refused(str(path), f"is not a tar file: {error}") from error
+    found = read_tar(path)
     roots = [name for name in found if PurePosixPath(name).name == MANIFEST]
     if len(roots) != 1:
-        raise _refused(str(path), f"holds {len(roots)} manifests; a bundle has one")
+        raise refused(str(path), f"holds {len(roots)} manifests; a bundle has one")
     prefix = roots[0].removesuffix(MANIFEST)
     return {name.removeprefix(prefix): data for name, data in found.items()}

@@ -52,6 +52,8 @@ class PlannedWork:
     """Wall time that one trial may take."""
     broken: Sequence[Break] = ()
     """Attempts at blocks of this ablation that broke."""
+    request_id: str | None = None
+    """Of the request that submitted the ablation."""
 
 
 def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
@@ -82,6 +84,7 @@ def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLe
         max_foreign_load=plan.max_foreign_load,
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
+        request_id=work.request_id,
         trials=tuple(
             ClaimedTrial(
                 trial_id=trial_id, position=position, **_of_arm(plan.arm_by_name[arm], seed=block.seed, work=work)

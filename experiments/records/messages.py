@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
@@ -15,13 +15,24 @@ FencingToken = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{22}$", examples=["hZ
 """128 random bits, URL-safe: whoever shows it was given the block."""
 
 
+def _number(value: Any) -> Any:
+    """Refuse text and truth values, which pydantic would turn into numbers; the schema forbids them."""
+    if isinstance(value, str | bytes | bool):
+        raise ValueError(f"expected a number, got {value!r:.80}")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number)]
+
+
 class DeviceInfo(Frozen):
     """One accelerator, or the CPU of a CPU node."""
 
-    index: int
+    index: Whole
     name: str
     serial: str | None = None
-    memory_bytes: int
+    memory_bytes: Whole
 
 
 class DeviceHealth(StrEnum):
@@ -105,6 +116,8 @@ class ClaimedBlock(Frozen):
     """Share of the cores' time that others may take during a trial on the host, where times decide."""
     spec_digest: str
     rule_digest: str
+    request_id: str | None = None
+    """Of the request that submitted the ablation: the worker's log lines and calls carry it, too."""
     trials: tuple[ClaimedTrial, ...]
 
 
@@ -112,17 +125,17 @@ class TrialProgress(Frozen):
     """Where the running trial is, for people who watch."""
 
     trial_id: str
-    steps_done: int
-    steps_total: int
-    tokens_per_s: float | None = None
-    loss: float | None = None
+    steps_done: Whole
+    steps_total: Whole
+    tokens_per_s: Number | None = None
+    loss: Number | None = None
 
 
 class LogChunk(Frozen):
     """A piece of a trial's log; a chunk at an offset already stored is ignored."""
 
     trial_id: str
-    offset: int = Field(ge=0)
+    offset: Whole = Field(ge=0)
     """Absolute byte offset of the first byte of `text` encoded as UTF-8."""
     text: str
 

@@ -18,7 +18,9 @@ from experiments.documents import Frozen
 from experiments.errors import SigningUnavailable
 
 KEY_PREFIX = "ed25519:"
-KEY_PATTERN = r"^ed25519:[A-Za-z0-9_-]{43}$"
+KEY_PATTERN = r"^ed25519:[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]$"
+"""The last sign of 32 bytes carries four bits."""
+_VALUE_PATTERN = r"^[A-Za-z0-9_-]{85}[AQgw]$"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 _SAFE = b"-_"
 
@@ -56,7 +58,7 @@ class Signature(Frozen):
     """A signature and the key that it fits."""
 
     key: PublicKey
-    value: Annotated[str, AfterValidator(_checked_signature)]
+    value: Annotated[str, Field(pattern=_VALUE_PATTERN), AfterValidator(_checked_signature)]
     """64 bytes as base64url without padding."""
 
 

@@ -5,12 +5,14 @@ says it is complete, and what a killed projection left half done is finished by 
 """
 
 import json
+import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from experiments.errors import ProjectionError
+from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.reporting import mlflow_runs
 from experiments.reporting.mlflow_runs import DONE_TAG, ID_TAG, PARENT, RUN_TAG, RunContent
 from experiments.reporting.view import AblationView
@@ -49,16 +51,22 @@ class Sink:
     max_retries: int = 1
     """Of one HTTP call, in the SDK; repeating the whole projection is the caller's part."""
 
-    def project(self, view: AblationView, report_html: str) -> Projection:
+    def project(self, view: AblationView, report_html: str, *, slice_s: float = math.inf) -> Projection:
         """Bring MLflow to the state of `view`; repeating it changes nothing, and it may be killed at any point.
 
-        Raises ProjectionError when MLflow cannot be reached or refuses.
+        After `slice_s` no further run is begun: what is missing is written by the next call.
+
+        Raises:
+            ProjectionError: MLflow cannot be reached or refuses.
+            ProjectionUnfinished: the time was over.
+
         """
+        until = time.monotonic() + slice_s
         client = connect(self.tracking_uri, timeout_s=self.timeout_s, max_retries=self.max_retries)
         from mlflow.exceptions import MlflowException
 
         try:
-            return _Writer(client, _experiment_id(client, self.experiment), view).write(report_html)
+            return _Writer(client, _experiment_id(client, self.experiment), view, until=until).write(report_html)
         except (MlflowException, OSError) as error:
             raise ProjectionError(f"MLflow at {self.tracking_uri}: {error}{_hint(error)}") from error
 
@@ -101,8 +109,10 @@ def _experiment_id(client: "MlflowClient", name: str) -> str:
 class _Writer:
     """One projection of one view."""
 
-    def __init__(self, client: "MlflowClient", experiment_id: str, view: AblationView) -> None:
+    def __init__(self, client: "MlflowClient", experiment_id: str, view: AblationView, *, until: float) -> None:
         self._client = client
+        self._until = until
+        self._written = 0
         self._experiment_id = experiment_id
         self._view = view
 
@@ -146,10 +156,17 @@ class _Writer:
     def _write_child(self, child: RunContent, run: "Run | None", parent_id: str) -> None:
         if _is_complete(run, child) and run is not None and run.data.tags.get("mlflow.parentRunId") == parent_id:
             return
+        self._check_time()
         run_id = run.info.run_id if run else self._create(child, parent_id=parent_id)
         if run is not None and run.data.tags.get("mlflow.parentRunId") != parent_id:
             self._client.set_tag(run_id, "mlflow.parentRunId", parent_id)
         self._fill(run_id, child, child.texts)
+        self._written += 1
+
+    def _check_time(self) -> None:
+        """Stop between two runs once the time is over; every call writes one at least."""
+        if self._written and time.monotonic() > self._until:
+            raise ProjectionUnfinished(f"{self._written} runs were written in this round")
 
     def _create(self, content: RunContent, *, parent_id: str | None) -> str:
         """Create the run together with the tags that it is found by."""

@@ -25,7 +25,7 @@ from service.cli import (
     tokens,
 )
 from service.cli.calibration_files import CalibrationOption, read_calibrations
-from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.output import JsonOption, guarded, out, print_json, print_text
 from service.cli.sized_spec import with_blocks
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import announce, follow_to_end, run_spec
@@ -162,7 +162,7 @@ def verdict(
     if as_json:
         print_json(found)
     elif markdown:
-        typer.echo(pull_request_markdown(found, require))
+        print_text(pull_request_markdown(found, require) + "\n")
     else:
         console = out()
         console.print(show.verdict(found))
@@ -196,7 +196,7 @@ def report(
     """Save the report: one HTML page that needs nothing else. Default: $ABLATE_HOME/reports/<id>.html."""
     name, page = bundles.report_of(ablation, read_calibrations(calibration))
     if output == "-":
-        typer.echo(page)
+        print_text(page + "\n")
         return
     path = home_files().save_report(name, page, Path(output) if output else None)
     print_json({"path": str(path)}) if as_json else out().print(str(path))
@@ -214,7 +214,7 @@ def log(
     """Print a trial's log as far as it has come."""
     with Client() as client:
         text, end = client.trials.log(trial, offset=offset)
-    print_json({"text": text, "end": end}) if as_json else typer.echo(text, nl=False)
+    print_json({"text": text, "end": end}) if as_json else print_text(text)
 
 
 @app.command()

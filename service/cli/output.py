@@ -2,17 +2,20 @@
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ParamSpec, TextIO, TypeVar
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
 from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ERROR_EXIT_CODE
+from experiments.runtime.logs import UNSEEN, visible
 from service.client import ClientError
 from service.errors import ServiceError
 from service.schemas.problems import Problem, ProblemDetail
@@ -36,16 +39,39 @@ def err() -> Console:
     return _console(sys.stderr)
 
 
+class _HarmlessConsole(Console):
+    """A console whose text steers no terminal: only what this program itself asks for does."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the pieces of `renderable`, with control characters in their text shown as pictures."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
 def _console(stream: TextIO) -> Console:
     on_terminal = stream.isatty()
-    return Console(
+    return _HarmlessConsole(
         file=stream, soft_wrap=not on_terminal, highlight=False, width=None if on_terminal else _WIDTH_OF_FILES
     )
 
 
+def print_text(text: str) -> None:
+    """Print text from a service, a bundle or a trial as it is, but for what would steer a terminal."""
+    typer.echo(visible(text), nl=False)
+
+
 def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any] | list[Any]) -> None:
     """Print a model, models, or plain values as one JSON document."""
-    sys.stdout.write(json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(_json_text(json.dumps(_plain(value), indent=2, ensure_ascii=False)) + "\n")
+
+
+def _json_text(document: str) -> str:
+    """Write signs that steer a terminal as JSON escapes; the document means the same."""
+    return UNSEEN.sub(_escaped, document)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def _plain(value: Any) -> Any:
@@ -85,7 +111,8 @@ def problem_of(error: Exception) -> Problem:
 def show_problem(problem: Problem, *, as_json: bool = False) -> None:
     """Print a problem document to standard error: a list that reads well, or the document itself."""
     if as_json:
-        sys.stderr.write(problem.model_dump_json(indent=2, exclude_none=True, exclude_unset=True) + "\n")
+        document = problem.model_dump_json(indent=2, exclude_none=True, exclude_unset=True)
+        sys.stderr.write(_json_text(document) + "\n")
         return
     console = err()
     for line in problem_lines(problem):

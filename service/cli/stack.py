@@ -1,6 +1,7 @@
 """Commands of the embedded stack: up, down, status, demo, and the rebuilding of MLflow."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,7 @@ from service.settings import get_settings
 from service.stack import control
 from service.stack.layout import StackFiles, home_files
 from service.stack.parts import check_installed
-from service.stack.state import StackState
+from service.stack.state import PartPhase, StackState
 from service.stack.supervisor import supervise
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ app.add_typer(mlflow, name="mlflow")
 NOT_RUNNING_EXIT_CODE = 1
 _LOOK_EVERY_S = 0.5
 _PATIENCE_S = 600.0
+_FINDINGS_SHOWN = 5
+_PHASES = {
+    PartPhase.STARTING: "[yellow]starting[/]",
+    PartPhase.READY: "[green]runs[/]",
+    PartPhase.RESTARTING: "[yellow]starts again[/]",
+    PartPhase.GIVEN_UP: "[red]given up[/]",
+}
 
 
 @app.command()
@@ -68,7 +76,7 @@ def down(as_json: JsonOption = False) -> None:
 @app.command()
 @guarded
 def status(as_json: JsonOption = False) -> None:
-    """Show what runs in this home. Exit 1 when nothing does or a part has ended."""
+    """Show what runs in this home, and what was started again. Exit 1 when nothing runs or a part is not there."""
     files = home_files()
     state = control.running(files)
     if as_json:
@@ -77,8 +85,38 @@ def status(as_json: JsonOption = False) -> None:
         out().print(f"nothing runs in {escape(str(files.home))}; start it: ablate up")
     else:
         _show_parts(files, state)
-    if state is None or state.exited:
+    if state is None or not state.is_whole:
         raise typer.Exit(NOT_RUNNING_EXIT_CODE)
+
+
+@app.command()
+@guarded
+def backup(file: Annotated[Path, typer.Argument(help="The new file.")], as_json: JsonOption = False) -> None:
+    """Copy the database of this home into a new file, while everything runs."""
+    from service.cli.backup import back_up
+
+    size = back_up(get_settings().sqlalchemy_url, file)
+    if as_json:
+        print_json({"file": str(file.absolute()), "bytes": size})
+    else:
+        out().print(f"{escape(str(file))}: {size:,} bytes; what MLflow shows is made from it: ablate mlflow rebuild")
+
+
+@app.command()
+@guarded
+def restore(
+    file: Annotated[Path, typer.Argument(help="What `ablate backup` wrote.")], as_json: JsonOption = False
+) -> None:
+    """Put a backup in the place of this home's database; the stack must be down."""
+    from service.cli.backup import restore as put_back
+
+    kept = put_back(get_settings().sqlalchemy_url, file, home_files())
+    if as_json:
+        print_json({"kept": None if kept is None else str(kept)})
+        return
+    if kept is not None:
+        out().print(f"the database that was here is now {escape(str(kept))}")
+    out().print("restored; next: ablate up    ablate mlflow rebuild")
 
 
 @app.command()
@@ -121,6 +159,9 @@ def show_addresses(files: StackFiles, state: StackState) -> None:
     console.print(f"stack is up in {escape(str(files.home))}")
     console.print(f"  API     {state.api_url}/docs")
     console.print(f"  MLflow  {state.mlflow_url}")
+    if state.broker_port is not None:
+        where = escape(str(files.broker_password))
+        console.print(f"  broker  port {state.broker_port} for workers elsewhere; password in {where}")
     console.print("  next    ablate run demo    ablate status    ablate down")
 
 
@@ -144,12 +185,14 @@ def _show_parts(files: StackFiles, state: StackState) -> None:
     console = out()
     console.print(f"stack of {wording.moment(state.started_at)}: {state.phase}")
     console.print(f"  API     {state.api_url}\n  MLflow  {state.mlflow_url}")
-    made = show.table("part", "pid", "state", "log")
-    for name, pid in state.pids.items():
-        ended = state.exited.get(name)
-        condition = "[green]runs[/]" if ended is None else f"[red]ended with exit code {ended}[/]"
-        made.add_row(name, str(pid), condition, escape(str(files.log(name))))
+    made = show.table("part", "pid", "state", "started again", "log")
+    for name, part in state.parts.items():
+        times = wording.counted(part.restarts, "time") if part.restarts else "never"
+        made.add_row(name, str(state.pids[name]), _PHASES[part.phase], times, escape(str(files.log(name))))
     console.print(made)
+    for finding in state.findings[-_FINDINGS_SHOWN:]:
+        said = f"{finding.part} {finding.what}; {finding.then}"
+        console.print(f"  {wording.moment(finding.at)}  {escape(said)}")
 
 
 def rebuild_all(database_url: str, *, patience_s: float) -> int:

@@ -10,22 +10,24 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row
 
 from experiments.analysis.verdicts import Verdict
+from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
-from service.pages import Listing, PageQuery, PageQueryDep, page
-from service.responses import document, secured
+from service.pages import PLACE, Absent, Listing, PageQuery, cursor_field, page
+from service.responses import document, html_page, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.public import Page
 from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
 from service.settings import ServiceSettings
-from service.sse import ablation_events, event_stream
+from service.sse import streams_of
 from service.store import ablations as store_ablations
 from service.store import tokens
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
-_SEQ_MAX = 2**63 - 1
+_SEQUENCE = "^(0|[1-9][0-9]{0,17})$"
+"""Pattern of a sequence number: what 64 bits hold."""
 _NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The client has this already (If-None-Match)."}}
 
 
@@ -38,13 +40,26 @@ class AblationQuery(PageQuery):
     """Which ablations a list shows."""
 
     limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
+    cursor: str | Absent = cursor_field(id_pattern("abl").strip("^$"))
     state: list[AblationState] = Field(default=[], max_length=6, description="Only these states.")
-    label: str | None = Field(
+    label: str | Absent = Field(
         default=None, pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$", description="`key` or `key=value`."
     )
-    digest: str | None = Field(
+    digest: str | Absent = Field(
         default=None, pattern="^sha256:[0-9a-f]{64}$", description="Digest of the spec or of its rule."
     )
+
+
+class BlockQuery(PageQuery):
+    """Which blocks of an ablation a list shows."""
+
+    cursor: str | Absent = cursor_field(PLACE)
+
+
+class TrialQuery(PageQuery):
+    """Which trials of an ablation a list shows."""
+
+    cursor: str | Absent = cursor_field(rf"{PLACE}[.]{PLACE}")
 
 
 @router.get("", operation_id="listAblations", summary="List ablations, newest first", **_page_of(AblationPublic, 422))
@@ -109,7 +124,11 @@ def _blocks_of(ablation_id: str) -> Listing[tuple[int], BlockPublic]:
     **_page_of(BlockPublic, 404, 422),
 )
 def list_blocks(
-    request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: PageQueryDep
+    request: Request,
+    ablation_id: AblationId,
+    services: ServicesDep,
+    principal: Reader,
+    wanted: Annotated[BlockQuery, Query()],
 ) -> Response:
     """Return a page of blocks, by index."""
     return page(request, services.store, wanted, _blocks_of(ablation_id))
@@ -131,7 +150,11 @@ def _trials_of(ablation_id: str) -> Listing[tuple[int, int], TrialPublic]:
     **_page_of(TrialPublic, 404, 422),
 )
 def list_trials(
-    request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader, wanted: PageQueryDep
+    request: Request,
+    ablation_id: AblationId,
+    services: ServicesDep,
+    principal: Reader,
+    wanted: Annotated[TrialQuery, Query()],
 ) -> Response:
     """Return a page of trials, in running order."""
     return page(request, services.store, wanted, _trials_of(ablation_id))
@@ -177,7 +200,7 @@ def get_verdict(ablation_id: AblationId, services: ServicesDep, principal: Reade
 )
 def get_report(ablation_id: AblationId, services: ServicesDep, principal: Reader) -> HTMLResponse:
     """Return the report: one self-contained page."""
-    return HTMLResponse(_document(services, ablation_id, "report_html"))
+    return html_page(_document(services, ablation_id, "report_html"))
 
 
 def _document(services: Services, ablation_id: str, column: str) -> str:
@@ -204,9 +227,9 @@ def stream_events(
     ablation_id: AblationId,
     services: ServicesDep,
     principal: Reader,
-    last_event_id: Annotated[int, Header(ge=0, le=_SEQ_MAX, description="Replay what came after this one.")] = 0,
+    last_event_id: Annotated[str, Header(pattern=_SEQUENCE, description="Replay what came after this one.")] = "0",
 ) -> Response:
     """Replay events after Last-Event-ID, follow new ones, and close with an `end` event."""
     with services.store.read() as connection:
         store_ablations.check_exists(connection, ablation_id)
-    return event_stream(request, ablation_events(services.store, ablation_id), last_event_id)
+    return streams_of(request).of_ablation(ablation_id, int(last_event_id))

@@ -1,8 +1,10 @@
 """Routes that tell what can be asked for."""
 
+import json
+from functools import lru_cache
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from experiments.design.gate import GatePublic
 from experiments.design.gates import catalogue
@@ -23,8 +25,15 @@ def list_gates(principal: Reader) -> list[GatePublic]:
     "/schema/ablation.json",
     operation_id="getSpecSchema",
     summary="The JSON Schema of a spec",
+    response_model=dict[str, Any],
     responses=problems(),
 )
-def get_spec_schema() -> dict[str, Any]:
+async def get_spec_schema() -> Response:
     """Return the schema that editors and other tools check a spec file with."""
-    return ablation_json_schema()
+    return Response(_spec_schema(), media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _spec_schema() -> bytes:
+    """Made once: anybody may ask for it."""
+    return json.dumps(ablation_json_schema()).encode()

@@ -7,15 +7,17 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from experiments.records.receipts import Receipt
 from service.deps import Reader, ServicesDep, TrialId
 from service.errors import NotYet
+from service.pages import Absent
 from service.responses import secured
-from service.sse import event_stream, log_events
+from service.sse import streams_of
 from service.store.ablations import get_receipt
 from service.store.logs import read_log
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"])
 
 END_HEADER = "X-Log-End-Offset"
-_OFFSET_MAX = 2**53 - 1
+_OFFSET_MAX = 10**15 - 1
+_OFFSET = "^(0|[1-9][0-9]{0,14})$"
 
 
 @router.get(
@@ -54,7 +56,7 @@ def read_trial_log(
     services: ServicesDep,
     principal: Reader,
     offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX, description="Absolute byte offset to begin at.")] = 0,
-    last_event_id: Annotated[int | None, Header(ge=0, le=_OFFSET_MAX, description="Go on after this offset.")] = None,
+    last_event_id: Annotated[str | Absent, Header(pattern=_OFFSET, description="Go on after this offset.")] = None,
 ) -> Response:
     """Return the log of the newest attempt; at most 4 MiB, go on from X-Log-End-Offset."""
     with services.store.read() as connection:
@@ -62,6 +64,4 @@ def read_trial_log(
     if "text/event-stream" not in request.headers.get("accept", ""):
         headers = {END_HEADER: str(page.end_offset)}
         return Response(page.data, media_type="text/plain; charset=utf-8", headers=headers)
-    return event_stream(
-        request, log_events(services.store, trial_id), offset if last_event_id is None else last_event_id
-    )
+    return streams_of(request).of_log(trial_id, offset if last_event_id is None else int(last_event_id))

@@ -52,6 +52,8 @@ class AblationPublic(Public):
     mlflow_url: str | None
     bundles: list[str] = Field(default=[])
     """Digests of the bundles that it was imported from; empty when it was submitted here."""
+    request_id: str | None = None
+    """Of the request that submitted it: log lines about it, the workers' too, carry this id."""
     links: Links
 
 

@@ -1,5 +1,7 @@
 """Answers to operators: versions and readiness."""
 
+from pydantic import Field
+
 from service.schemas.public import Public
 
 
@@ -19,7 +21,10 @@ class DependencyCheck(Public):
 
 
 class Readiness(Public):
-    """Whether everything that the service needs can be reached."""
+    """Whether this process answers requests, and what of the whole does not work."""
 
     ready: bool
+    degraded: list[str] = Field(
+        description="Checks that fail while everything else goes on; empty when all is well.", examples=[["broker"]]
+    )
     checks: dict[str, DependencyCheck]

@@ -1,8 +1,9 @@
 """Bundles on their way in, and what an import did."""
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from experiments.outcomes import AblationState
+from experiments.records.bundle_archive import MAX_BUNDLE_FILES
 from experiments.records.signing import PublicKey
 from service.schemas.ablations import Links
 from service.schemas.public import Public
@@ -12,7 +13,9 @@ class BundleFiles(Public):
     """One bundle, as `ablate exec` wrote it."""
 
     files: dict[str, str] = Field(
-        description="Text of every file by its path below the bundle.", examples=[{"manifest.json": "{...}"}]
+        max_length=MAX_BUNDLE_FILES,
+        description="Text of every file by its path below the bundle.",
+        examples=[{"manifest.json": "{...}"}],
     )
 
 
@@ -21,7 +24,7 @@ class ImportRequest(Public):
 
     bundles: list[BundleFiles] = Field(min_length=1, max_length=100)
     trust: list[PublicKey] = Field(default=[], max_length=100, description="Keys to trust from now on.")
-    unsigned: bool = Field(default=False, description="Take files that nobody signed; the verdict will say so.")
+    unsigned: StrictBool = Field(default=False, description="Take files that nobody signed; the verdict will say so.")
 
 
 class ImportPublic(Public):

@@ -56,6 +56,16 @@ class StackFiles:
         return f"redis+socket://{self.broker_socket}"
 
     @property
+    def broker_config(self) -> Path:
+        """Configuration of the broker, written at every start; it may hold the password."""
+        return self.home / "run" / "valkey.conf"
+
+    @property
+    def broker_password(self) -> Path:
+        """What other machines need to be woken, once the stack is open to them."""
+        return self.home / "tokens" / "broker"
+
+    @property
     def broker_data(self) -> Path:
         """Append-only file of the broker."""
         return self.home / "valkey"

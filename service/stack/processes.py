@@ -9,6 +9,7 @@ from pathlib import Path
 
 from experiments.runtime.processes import Mark, die_with_parent, end_all, wait_until
 from service.settings import child_environment
+from service.stack.parts import StackPart
 
 
 def mark(stack_id: str) -> Mark:
@@ -16,18 +17,24 @@ def mark(stack_id: str) -> Mark:
     return Mark("ABLATE_STACK_ID", stack_id)
 
 
-def start(command: Sequence[str], *, stack_id: str, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a marked process in a session of its own; the kernel sends it SIGTERM when the supervisor dies."""
+def part_mark(stack_id: str, part: str) -> Mark:
+    """Return the mark of the processes of one part, whoever their parent is by now."""
+    return Mark("ABLATE_STACK_PART", f"{stack_id}.{part}")
+
+
+def start(part: StackPart, *, stack_id: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start a part, marked and in a session of its own; the kernel asks it to end when the supervisor dies."""
+    marks = {**mark(stack_id).environment, **part_mark(stack_id, part.name).environment}
     with log.open("ab") as sink:
         return subprocess.Popen(
-            command,
+            part.command,
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=child_environment({**environment, **mark(stack_id).environment}),
+            env=child_environment({**part.environment, **marks}),
             # the supervisor has one thread, so this is safe
-            preexec_fn=partial(die_with_parent, signal.SIGTERM, parent=os.getpid()),
+            preexec_fn=partial(die_with_parent, part.stop_signal, parent=os.getpid()),
         )
 
 
@@ -36,11 +43,13 @@ def members(stack_id: str) -> list[int]:
     return mark(stack_id).members()
 
 
-def end(processes: Sequence[subprocess.Popen[bytes]], *, patience_s: float) -> None:
-    """Send SIGTERM to each process and wait until all have ended or the time is over."""
+def end(
+    processes: Sequence[subprocess.Popen[bytes]], *, patience_s: float, number: signal.Signals = signal.SIGTERM
+) -> None:
+    """Send a signal to each process and wait until all have ended or the time is over."""
     for process in processes:
         if process.poll() is None:
-            process.terminate()
+            process.send_signal(number)
     wait_until(lambda: all(process.poll() is not None for process in processes), patience_s=patience_s)
 
 

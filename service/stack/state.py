@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,41 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from service.errors import StackBusy, StackError
 from service.stack.layout import StackFiles
+
+
+class PartPhase(StrEnum):
+    """How a part of the stack is."""
+
+    STARTING = "starting"
+    """Its process runs and did not answer yet."""
+    READY = "ready"
+    """It answered since its process started."""
+    RESTARTING = "restarting"
+    """It ended by itself and starts again after a pause."""
+    GIVEN_UP = "given_up"
+    """It ended too often in a row and stays down."""
+
+
+class PartState(BaseModel):
+    """One part in stack.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    phase: PartPhase
+    restarts: int = 0
+    """How often it was started again."""
+
+
+class StackFinding(BaseModel):
+    """Something that happened to a part by itself."""
+
+    model_config = ConfigDict(frozen=True)
+
+    part: str
+    at: str
+    what: str
+    then: str
+    """What follows."""
 
 
 class StackState(BaseModel):
@@ -25,11 +61,20 @@ class StackState(BaseModel):
     api_url: str
     mlflow_url: str
     broker_url: str
+    broker_port: int | None = None
+    """Where other machines reach the broker, with the password in tokens/broker; None when they cannot."""
     supervisor_pid: int
     pids: dict[str, int] = {}
-    exited: dict[str, int] = {}
-    """Parts that ended by themselves after the start, with their exit codes. They are not restarted."""
+    """The present process of every part; the last one of a part that is down."""
+    parts: dict[str, PartState] = {}
+    findings: tuple[StackFinding, ...] = ()
+    """The latest, oldest first; the supervisor's log has all of them."""
     started_at: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every part does its work."""
+        return all(part.phase == PartPhase.READY for part in self.parts.values())
 
 
 def read_state(files: StackFiles) -> StackState | None:

@@ -1,16 +1,15 @@
-"""The stack's supervisor: starts the parts in order, holds the home's lock while they live, ends them all.
+"""The stack's supervisor: starts the parts in order, keeps them running, holds the home's lock, ends them all.
 
 `python -m service.stack.supervisor` is it in the background; it tells its starter how the start goes.
 
-A part that fails during the start ends the whole stack. One that ends later is recorded in stack.json and in the
-supervisor's log and is not restarted: `ablate status` shows it.
+A part that fails during the start ends the whole stack. One that ends later is recorded as a finding in stack.json and
+in the supervisor's log, and is started again, with growing pauses and a limit: `ablate status` shows both.
 """
 
 import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -20,10 +19,11 @@ from datetime import UTC, datetime
 from service.client import Client, ClientError
 from service.errors import PartFailed, StackBusy
 from service.settings import get_client_settings, get_settings
-from service.stack import processes
+from service.stack import broker, processes
 from service.stack.layout import StackFiles
-from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, listeners
-from service.stack.state import StackState, exclusive, write_state
+from service.stack.part_run import PartRun
+from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, is_ok
+from service.stack.state import StackFinding, StackState, exclusive, write_state
 
 Report = Callable[[str, str], None]
 """Receives (kind, text) while the stack starts; kinds: note, part, ready."""
@@ -31,7 +31,8 @@ Report = Callable[[str, str], None]
 _log = logging.getLogger(__name__)
 
 _LOG_TAIL_LINES = 15
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.25
+_FINDINGS_KEPT = 50
 _LOCK_PATIENCE_S = 20.0
 """Another command may be cleaning up after a dead supervisor."""
 _WORKER_PATIENCE_S = 15.0
@@ -48,6 +49,7 @@ def supervise(files: StackFiles, report: Report) -> None:
 
     Raises StackBusy when another supervisor holds the home, PartFailed when a part did not start.
     """
+    os.umask(0o077)  # database, logs and sockets are this user's alone, whichever part makes them
     with exclusive(files, patience_s=_LOCK_PATIENCE_S):
         files.make_folders()
         supervisor = _Supervisor(files, report)
@@ -67,15 +69,18 @@ class _Supervisor:
     def __init__(self, files: StackFiles, report: Report) -> None:
         self._files = files
         self._report = report
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._runs: dict[str, PartRun] = {}
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._where = _choose_ports(files, report)
+        self._findings: list[StackFinding] = []
+        self._unrecorded = False
         self._state = StackState(
             stack_id=uuid.uuid4().hex,
             phase="starting",
             api_url=self._where.api_url,
             mlflow_url=self._where.mlflow_url,
             broker_url=files.broker_url,
+            broker_port=self._where.broker_port,
             supervisor_pid=os.getpid(),
             started_at=self._started_at.isoformat(timespec="seconds"),
         )
@@ -83,6 +88,7 @@ class _Supervisor:
 
     def start(self) -> None:
         """Start all parts; MLflow, the slowest, gets ready beside the others."""
+        broker.configure(self._files, host=self._where.host, port=self._where.broker_port)
         parts = all_parts(self._where, node_is_ready=self._node_is_ready)
         for part in parts:
             self._launch(part)
@@ -95,75 +101,102 @@ class _Supervisor:
         self._report("ready", f"{time.monotonic() - self._started:.1f}")
 
     def watch(self) -> None:
-        """Notice parts that end by themselves, for ever."""
+        """Keep the parts running, for ever."""
         while True:
-            for name, process in self._running.items():
-                code = process.poll()
-                if code is not None and name not in self._state.exited:
-                    _log.error("%s ended by itself with exit code %s; it is not restarted", name, code)
-                    self._record(exited={**self._state.exited, name: code})
+            for run in self._runs.values():
+                run.look()
+            if self._as_it_is() != self._state or self._unrecorded:
+                self._record()
             time.sleep(_LOOK_EVERY_S)
 
     def stop(self) -> None:
         """End the worker first, then the rest, then whatever carries the mark; leave no runtime file."""
         self._record(phase="stopping")
-        worker = [process for name, process in self._running.items() if name == WORKER]
-        processes.end(worker, patience_s=_WORKER_PATIENCE_S)
-        processes.end(list(reversed(self._running.values())), patience_s=_PARTS_PATIENCE_S)
+        worker = [run.process for name, run in self._runs.items() if name == WORKER]
+        processes.end(worker, patience_s=_WORKER_PATIENCE_S, number=signal.SIGINT)
+        processes.end([run.process for run in reversed(self._runs.values())], patience_s=_PARTS_PATIENCE_S)
         killed = processes.kill_members(self._state.stack_id)
         _log.info("ended; %d processes had to be killed", killed)
         self._files.remove_runtime()
 
     def _launch(self, part: StackPart) -> None:
-        self._running[part.name] = processes.start(
-            part.command, stack_id=self._state.stack_id, environment=part.environment, log=self._files.log(part.name)
-        )
-        self._record(pids={name: process.pid for name, process in self._running.items()})
+        run = PartRun(part, self._files, stack_id=self._state.stack_id, tell=self._found)
+        run.start()
+        self._runs[part.name] = run
+        self._record()
 
     def _wait(self, part: StackPart) -> None:
-        deadline = time.monotonic() + part.patience_s
+        run, deadline = self._runs[part.name], time.monotonic() + part.patience_s
         while not part.answers():
-            code = self._running[part.name].poll()
+            code = run.process.poll()
             if code is not None:
                 raise PartFailed(part.name, f"ended with exit code {code} while it started", self._log_tail(part.name))
             if time.monotonic() > deadline:
                 raise PartFailed(part.name, f"did not answer within {part.patience_s:.0f} s", self._log_tail(part.name))
             time.sleep(0.1)
-        self._check_own(part)
+        if not run.owns_port():
+            what = f"cannot have port {part.port}: another process took it after it was found free; start again"
+            raise PartFailed(part.name, what, self._log_tail(part.name))
+        run.confirm()
         self._report("part", f"{part.name} {time.monotonic() - self._started:.1f}")
 
-    def _check_own(self, part: StackPart) -> None:
-        """Refuse an answer that came from another process: one that took the port after it was found free."""
-        if part.port is None or listeners(part.port).intersection(processes.members(self._state.stack_id)):
-            return
-        what = f"cannot have port {part.port}: another process took it after it was found free; start again"
-        raise PartFailed(part.name, what, self._log_tail(part.name))
-
     def _node_is_ready(self) -> bool:
+        """Tell whether the worker registered or spoke after its process started."""
+        if not is_ok(self._where.api_url, "/healthz"):  # it waits less long for an API that is stopped than a client
+            return False
         token = (self._files.home / "tokens" / "admin").read_text().strip()
+        began = self._runs[WORKER].started_at
         with Client(self._where.api_url, token) as client:
             try:
-                return any(datetime.fromisoformat(node.seen_at) >= self._started_at for node in client.nodes())
+                return any(datetime.fromisoformat(node.seen_at) >= began for node in client.nodes())
             except ClientError:
                 return False
+
+    def _found(self, part: str, what: str, then: str) -> None:
+        _log.error("%s %s; %s", part, what, then)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._findings = [*self._findings, StackFinding(part=part, at=at, what=what, then=then)][-_FINDINGS_KEPT:]
 
     def _log_tail(self, name: str) -> str:
         lines = self._files.log(name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
+    def _as_it_is(self) -> StackState:
+        return self._state.model_copy(
+            update={
+                "pids": {name: run.pid for name, run in self._runs.items()},
+                "parts": {name: run.state for name, run in self._runs.items()},
+                "findings": tuple(self._findings),
+            }
+        )
+
     def _record(self, **changes: object) -> None:
-        self._state = self._state.model_copy(update=changes)
-        write_state(self._files, self._state)
+        """Write stack.json; where that fails (a full disk), it is tried again, and the stack goes on."""
+        self._state = self._as_it_is().model_copy(update=changes)
+        try:
+            write_state(self._files, self._state)
+        except OSError as error:
+            if not self._unrecorded:
+                _log.error("%s cannot be written: %s", self._files.state, error)
+            self._unrecorded = True
+        else:
+            self._unrecorded = False
 
 
 def _choose_ports(files: StackFiles, report: Report) -> Addresses:
-    wanted = get_settings().port
-    api = free_port(wanted)
+    settings = get_settings()
+    wanted, host = settings.port, settings.host
+    api = free_port(wanted, host=host)
     mlflow = free_port(wanted + 1, taken=frozenset({api}))
-    for name, asked, got in (("API", wanted, api), ("MLflow", wanted + 1, mlflow)):
+    chosen = [("API", wanted, api), ("MLflow", wanted + 1, mlflow)]
+    broker_port = None
+    if not settings.is_loopback:
+        broker_port = free_port(wanted + 2, taken=frozenset({api, mlflow}), host=host)
+        chosen.append(("broker", wanted + 2, broker_port))
+    for name, asked, got in chosen:
         if got != asked:
             report("note", f"port {asked} is taken; {name} uses {got}")
-    return Addresses(files=files, api_port=api, mlflow_port=mlflow)
+    return Addresses(files=files, api_port=api, mlflow_port=mlflow, host=host, broker_port=broker_port)
 
 
 def _end_on_signals() -> None:

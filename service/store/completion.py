@@ -84,7 +84,8 @@ def _end(
     transitions = Transitions(connection, ablation_id, actor="service")
     transitions.move([ablation_id], old, new, reason=reason, finished_at=db_now())
     transitions.flush()
-    outbox.add(connection, next_kind, ablation_id)
+    rank = outbox.Rank.LATER if new == AblationState.CANCELLED else outbox.Rank.FIRST
+    outbox.add(connection, next_kind, ablation_id, rank=rank)
 
 
 def cancel_blocks(

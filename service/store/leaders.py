@@ -29,3 +29,18 @@ def drop_duty(connection: Connection, duty: str, holder: str) -> None:
     """Let another process take `duty` at once."""
     mine = update(leaders).where(leaders.c.duty == duty, leaders.c.holder == holder)
     connection.execute(mine.values(until=db_now()))
+
+
+DUTIES = ("reconciler", "judge", "projector", "webhooks", "retention")
+"""What the background process does, as rows; somebody holds each while all is well."""
+
+
+def lapsed_duties(connection: Connection) -> list[str]:
+    """Return the duties that nobody holds now."""
+    held = select(leaders.c.duty).where(leaders.c.until > db_now())
+    return sorted(set(DUTIES).difference(connection.execute(held).scalars()))
+
+
+def touch_nothing(connection: Connection) -> None:
+    """Change no row, the way rows are changed: a database that only reads refuses it."""
+    connection.execute(update(leaders).where(leaders.c.duty == "").values(holder=""))

@@ -10,7 +10,8 @@ from experiments.records.messages import LogChunk
 from service.errors import Invalid, NotFound
 from service.lifecycle import TRIAL_OVER
 from service.store.attempts import LockedAttempt
-from service.store.tables import log_chunks, trials
+from service.store.columns import rfc3339
+from service.store.tables import ablations, log_chunks, trials
 
 PAGE_BYTES = 4 * 2**20
 """Most bytes in one answer."""
@@ -57,18 +58,22 @@ def _append_one(connection: Connection, attempt_id: str, chunk: LogChunk, number
         )
 
 
-def read_log(connection: Connection, trial_id: str, *, offset: int) -> LogPage:
-    """Return the log of the trial's newest attempt from `offset`. Raises NotFound."""
-    trial = connection.execute(select(trials.c.state, trials.c.attempt_id).where(trials.c.id == trial_id)).first()
+def read_log(connection: Connection, trial_id: str, *, offset: int, most: int = PAGE_BYTES) -> LogPage:
+    """Return at most `most` bytes of the log of the trial's newest attempt, from `offset`. Raises NotFound."""
+    known = select(trials.c.state, trials.c.attempt_id, ablations.c.logs_dropped_at).join_from(trials, ablations)
+    trial = connection.execute(known.where(trials.c.id == trial_id)).first()
     if trial is None:
         raise NotFound(f"there is no trial {trial_id!r}")
+    if trial.logs_dropped_at is not None:
+        dropped = rfc3339(trial.logs_dropped_at)
+        raise NotFound(f"the log was dropped {dropped}: the ablation was over for ABLATE_LOG_DAYS; its receipt stays")
     key = (log_chunks.c.trial_id == trial_id, log_chunks.c.attempt_id == trial.attempt_id)
     query = select(log_chunks.c.offset, log_chunks.c.data).where(*key, log_chunks.c.end_offset > offset)
     data = b""
     for start, piece in connection.execute(query.order_by(log_chunks.c.offset)):
         data += piece[max(0, offset - start) :]
-        if len(data) > PAGE_BYTES:
-            page = data[: _whole_characters(data, PAGE_BYTES)]
+        if len(data) > most:
+            page = data[: _whole_characters(data, most)]
             return LogPage(data=page, end_offset=offset + len(page), complete=False)
     return LogPage(data=data, end_offset=offset + len(data), complete=trial.state in TRIAL_OVER)
 

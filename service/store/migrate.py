@@ -9,6 +9,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
+from service.errors import ConfigurationError
 from service.settings import get_settings
 from service.store.session import Store
 
@@ -23,13 +24,30 @@ def _config() -> Config:
 
 
 def upgrade(store: Store) -> None:
-    """Run every migration that the database lacks, in one transaction, one process at a time."""
+    """Run every migration that the database lacks, in one transaction, one process at a time.
+
+    Raises ConfigurationError when the database is of newer code.
+    """
     config = _config()
     with store.write() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
+        _refuse_newer(MigrationContext.configure(connection).get_current_revision())
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def known_revisions() -> frozenset[str]:
+    """Return the revisions that this code can bring to the newest one."""
+    return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
+
+
+def _refuse_newer(current: str | None) -> None:
+    if current is not None and current not in known_revisions():
+        raise ConfigurationError(
+            f"the database is at schema {current!r}, which this code does not know (it ends at {newest_revision()!r}): "
+            "newer code has migrated it; run that code, or restore the backup from before the upgrade"
+        )
 
 
 def newest_revision() -> str:
@@ -44,10 +62,15 @@ def current_revision(store: Store) -> str | None:
 
 
 def main() -> int:
-    """Migrate the configured database."""
+    """Migrate the configured database; return 1 when that is not possible."""
     store = Store(get_settings().sqlalchemy_url)
-    upgrade(store)
-    store.close()
+    try:
+        upgrade(store)
+    except ConfigurationError as error:
+        sys.stderr.write(f"cannot migrate: {error}\n")
+        return 1
+    finally:
+        store.close()
     return 0
 
 

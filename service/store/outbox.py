@@ -1,6 +1,8 @@
 """What must happen after a commit: rows written in the same transaction, done later, retried until they are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
@@ -10,6 +12,15 @@ from service.store.columns import db_now, storable
 from service.store.tables import outbox
 
 _ADD = insert(outbox).inline().values(created_at=db_now(), due_at=db_now(), tries=0)
+
+
+class Rank(IntEnum):
+    """Which rows of a kind come first."""
+
+    FIRST = 0
+    """Somebody waits for it."""
+    LATER = 1
+    """It comes in masses, and nobody waits for a single one: cancelled ablations, everything once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,32 +34,44 @@ class OutboxRow:
     """Tries before this one."""
 
 
-def add(connection: Connection, kind: OutboxKind, key: str) -> None:
+def add(connection: Connection, kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST) -> None:
     """Ask for `kind` to be done about `key` (an ablation id, or a node class for a wake-up)."""
-    connection.execute(_ADD, {"kind": kind.value, "key": key})
+    connection.execute(_ADD, {"kind": kind.value, "key": key, "rank": rank.value})
 
 
 def due(connection: Connection, kind: OutboxKind, *, limit: int) -> list[OutboxRow]:
     """Return due rows without taking them, oldest first."""
-    return [_outbox_row(row) for row in connection.execute(_due(kind, limit))]
+    query = _due(kind, limit)
+    return [_outbox_row(row) for row in connection.execute(query.order_by(outbox.c.due_at, outbox.c.id))]
 
 
 def _due(kind: OutboxKind, limit: int) -> Select[Any]:
-    query = select(outbox).where(outbox.c.kind == kind, outbox.c.due_at <= db_now())
-    return query.order_by(outbox.c.due_at, outbox.c.id).limit(limit)
+    return select(outbox).where(outbox.c.kind == kind, outbox.c.due_at <= db_now()).limit(limit)
 
 
 def _outbox_row(row: Row[Any]) -> OutboxRow:
     return OutboxRow(id=row.id, kind=OutboxKind(row.kind), key=row.key, tries=row.tries)
 
 
-def take(connection: Connection, kind: OutboxKind, *, hold_s: float, limit: int = 1) -> list[OutboxRow]:
-    """Take due rows and hide them for `hold_s`, so that a taker that dies only delays them."""
-    rows = connection.execute(_due(kind, limit).with_for_update(skip_locked=True)).all()
+def take(
+    connection: Connection, kind: OutboxKind, *, hold_s: float, limit: int = 1, last_first: bool = False
+) -> list[OutboxRow]:
+    """Take due rows, by rank and then the oldest, and hide them for `hold_s`: a taker that dies only delays them.
+
+    Whoever takes for ever asks for the last rank first now and then, so that it is not put off for ever.
+    """
+    rank = outbox.c.rank.desc() if last_first else outbox.c.rank
+    query = _due(kind, limit).order_by(rank, outbox.c.due_at, outbox.c.id)
+    rows = connection.execute(query.with_for_update(skip_locked=True)).all()
     if rows:
         taken = update(outbox).where(outbox.c.id.in_([row.id for row in rows]))
         connection.execute(taken.values(due_at=db_now() + hold_s, tries=outbox.c.tries + 1))
     return [_outbox_row(row) for row in rows]
+
+
+def hold(connection: Connection, ids: Sequence[int], *, hold_s: float) -> None:
+    """Go on hiding rows that are still being worked on."""
+    connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(due_at=db_now() + hold_s))
 
 
 def done(connection: Connection, ids: list[int]) -> None:
@@ -60,6 +83,11 @@ def retry(connection: Connection, ids: list[int], *, delay_s: float, error: str)
     """Make rows due again after `delay_s`, with the reason."""
     values = {"due_at": db_now() + delay_s, "last_error": storable(error)}
     connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(**values))
+
+
+def put_back(connection: Connection, row_id: int) -> None:
+    """Make a row due behind the others of its rank: a part of its work is done, and none of it failed."""
+    connection.execute(update(outbox).where(outbox.c.id == row_id).values(due_at=db_now(), tries=0, last_error=None))
 
 
 def drop_older(connection: Connection, kind: OutboxKind, *, age_s: float) -> int:

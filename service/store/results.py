@@ -35,9 +35,11 @@ def store_verdict(connection: Connection, ablation_id: str, verdict_json: str, *
 
 
 def store_report(connection: Connection, ablation_id: str, html: str) -> None:
-    """Store the report and ask for the projection."""
+    """Store the report and ask for the projection; one without a verdict lets the others go first."""
     connection.execute(update(ablations).where(ablations.c.id == ablation_id).values(report_html=html))
-    outbox.add(connection, OutboxKind.PROJECT, ablation_id)
+    judged = connection.execute(select(ablations.c.verdict.is_not(None)).where(ablations.c.id == ablation_id)).scalar()
+    rank = outbox.Rank.FIRST if judged else outbox.Rank.LATER
+    outbox.add(connection, OutboxKind.PROJECT, ablation_id, rank=rank)
 
 
 def ask_for_projections(connection: Connection) -> int:
@@ -46,7 +48,7 @@ def ask_for_projections(connection: Connection) -> int:
     ids = list(connection.execute(reported).scalars())
     connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
     for ablation_id in ids:
-        outbox.add(connection, OutboxKind.PROJECT, ablation_id)
+        outbox.add(connection, OutboxKind.PROJECT, ablation_id, rank=outbox.Rank.LATER)
     return len(ids)
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine import make_url
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
@@ -13,6 +13,8 @@ from service.errors import ConfigurationError
 
 BUSY_TIMEOUT_MS = 15_000
 POOL_TIMEOUT_S = 20.0
+_READ_ONLY = "25006"
+"""PostgreSQL: the transaction may only read."""
 
 
 class Store:
@@ -27,6 +29,7 @@ class Store:
             self.writer = create_engine(
                 url, pool_size=10, max_overflow=10, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT_S
             )
+            event.listen(self.writer, "handle_error", _forget_read_only)
             self.reader = self.writer.execution_options(isolation_level="AUTOCOMMIT")
         else:
             raise ConfigurationError(
@@ -56,12 +59,25 @@ def _sqlite(url: str) -> tuple[Engine, Engine]:
     if not path or path == ":memory:":
         raise ConfigurationError("ABLATE_DATABASE_URL needs a file for SQLite: API and background process share it")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).touch(mode=0o600, exist_ok=True)  # its journals get the same mode
     writer = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=POOL_TIMEOUT_S)
     reader = create_engine(url, pool_size=8, max_overflow=8, pool_timeout=POOL_TIMEOUT_S)
     event.listen(writer, "connect", _prepare_writer)
     event.listen(writer, "begin", _begin_immediate)
+    event.listen(writer, "handle_error", _forget_read_only)
     event.listen(reader, "connect", _prepare_reader)
     return writer, reader
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Tell whether a driver's error says that the database takes no changes."""
+    return getattr(error, "sqlstate", None) == _READ_ONLY or "readonly database" in str(error)
+
+
+def _forget_read_only(context: ExceptionContext) -> None:
+    """Open the connections anew: one that was opened while the database only read stays so for ever."""
+    if is_read_only(context.original_exception):
+        context.is_disconnect = True
 
 
 def _prepare_writer(connection: Any, _record: object) -> None:

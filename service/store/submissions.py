@@ -13,6 +13,7 @@ from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.identity import BlockIds, new_block_ids
+from experiments.runtime.logs import current_request_id
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
@@ -130,6 +131,7 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
         "trial_timeout_s": spec.limits.trial,
         "device_minutes": spec.limits.device_minutes,
         "submitted_by": submission.submitted_by,
+        "request_id": current_request_id(),
         "token_id": submission.token_id,
         "blocks_planned": len(plan.blocks),
         "blocks_done": 0,

@@ -114,8 +114,12 @@ ablations = Table(
     Column("mlflow_experiment_id", String(64)),
     Column("mlflow_run_id", String(64)),
     Column("bundles", Text),
+    Column("request_id", String(64)),
+    Column("logs_dropped_at", Double),
     Index("ix_ablations_state_id", "state", "id"),
 )
+_LOGGED = ablations.c.logs_dropped_at.is_(None)
+Index("ix_ablations_logged", ablations.c.finished_at, sqlite_where=_LOGGED, postgresql_where=_LOGGED)
 
 labels = Table(
     "labels",
@@ -274,7 +278,8 @@ outbox = Table(
     Column("due_at", Double, nullable=False),
     Column("tries", Integer, nullable=False, default=0),
     Column("last_error", Text),
-    Index("ix_outbox_kind_due_at", "kind", "due_at"),
+    Column("rank", Integer, nullable=False, server_default="0"),
+    Index("ix_outbox_kind_rank_due_at", "kind", "rank", "due_at"),
     sqlite_autoincrement=True,
 )
 

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from redis import AuthenticationError, Redis
 
-from experiments.runtime.processes import wait_until
+from experiments.runtime.processes import is_alive, wait_until
+from experiments.runtime.wake import celery_app, wake_subscription
 from service.stack import processes
 from service.stack.layout import StackFiles
 from tests.architecture.pages import ROOT
@@ -85,17 +88,90 @@ def test_a_killed_supervisor_leaves_no_processes_and_the_next_up_cleans_up(tmp_p
         home.run("down")
 
 
-def test_a_part_that_ends_is_shown_and_not_restarted(tmp_path: Path) -> None:
+def test_parts_that_are_killed_start_again_and_the_status_says_so(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     try:
-        pids = home.up()["pids"]
-        os.kill(pids["background"], signal.SIGKILL)
+        first = home.up()
+        mlflow_child = set(processes.part_mark(first["stack_id"], "mlflow").members()) - {first["pids"]["mlflow"]}
+        assert mlflow_child, "MLflow's server is a child of its main process"
+        for pid in first["pids"].values():
+            os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: home.run("status").returncode == 1, patience_s=30)
+        assert wait_until(lambda: home.run("status").returncode == 0, patience_s=180), home.run("status").stdout
         stack = json.loads(home.run("status", "--json").stdout)["stack"]
-        assert stack["exited"] == {"background": -signal.SIGKILL}
-        assert stack["pids"] == pids
+        assert {name: part["restarts"] for name, part in stack["parts"].items()} == dict.fromkeys(first["pids"], 1)
+        assert not set(stack["pids"].values()) & set(first["pids"].values())
+        assert {finding["part"] for finding in stack["findings"]} == set(first["pids"])
+        assert all(finding["what"].startswith("was ended by SIGKILL") for finding in stack["findings"])
+        assert not any(is_alive(pid) for pid in mlflow_child), "the orphan would have gone on answering"
+        shown = home.run("status").stdout
+        assert "1 time" in shown
+        assert "starts again after 0.5 s" in shown
+        spec = tmp_path / "smallest.yaml"
+        spec.write_text(SPEC)
+        assert home.run("run", str(spec)).returncode == 0
     finally:
         home.run("down")
+    assert processes.members(first["stack_id"]) == []
+
+
+def test_a_part_that_cannot_stay_is_given_up_and_the_rest_goes_on(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    try:
+        first = home.up()
+        shutil.rmtree(home.files.broker_data)
+        home.files.broker_data.touch()  # the broker cannot enter its folder any more
+        os.kill(first["pids"]["valkey"], signal.SIGKILL)
+        assert wait_until(lambda: phase_of(home, "valkey") == "given_up", patience_s=120)
+        said = home.run("status")
+        assert said.returncode == 1
+        assert "given up after 8 ends in a row" in said.stdout.replace("\n", " ")
+        spec = tmp_path / "smallest.yaml"
+        spec.write_text(SPEC)
+        assert home.run("run", str(spec)).returncode == 0, "workers poll where nobody wakes them"
+    finally:
+        home.run("down")
+
+
+def phase_of(home: Home, part: str) -> str:
+    return str(json.loads(home.files.state.read_text())["parts"][part]["phase"])
+
+
+def test_an_open_stack_wakes_another_machine_that_has_the_password(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.environment["ABLATE_HOST"] = "0.0.0.0"  # noqa: S104
+    try:
+        state = home.up()
+        port = state["broker_port"]
+        password = home.files.broker_password.read_text().strip()
+        assert home.files.broker_password.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(AuthenticationError):
+            Redis(port=port).ping()
+        with pytest.raises(AuthenticationError):
+            Redis(port=port, password="wrong").ping()
+        assert Redis(port=port, password=password).ping()
+        assert password not in json.dumps(state)
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        assert password not in listed
+        assert hears_a_submission(home, f"redis://:{password}@127.0.0.1:{port}/0", tmp_path)
+    finally:
+        home.run("down")
+
+
+def hears_a_submission(home: Home, broker_url: str, folder: Path) -> bool:
+    """Listen as a worker of class cpu on another machine does, and submit."""
+    heard: list[object] = []
+    spec = folder / "smallest.yaml"
+    spec.write_text(SPEC)
+    with celery_app(broker_url, name="elsewhere").connection_for_read() as connection:
+        queue = wake_subscription("cpu")
+        with connection.Consumer([queue], callbacks=[lambda body, _message: heard.append(body)], accept=["json"]):
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.5)  # it subscribes when it first waits
+            assert home.run("submit", str(spec)).returncode == 0
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=30)
+    return bool(heard)
 
 
 SPEC = """

@@ -14,10 +14,13 @@ import httpx
 import pytest
 
 from tests.containers import compose_stack as stack
+from tests.mlflow_contents import contents
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.skipif(stack.why_not() is not None, reason=str(stack.why_not()))]
 
 SPEC = Path(__file__).with_name("six-blocks.yaml")
+MLFLOW = "http://127.0.0.1:8322"
+DUMP = "/var/lib/postgresql/dump"
 RESTARTED = ("redis", "api", "background", "mlflow", "gateway", "postgres", "worker-cpu")
 
 
@@ -61,7 +64,7 @@ def eventually(look, what: str, patience_s: float = 120.0):
 
 
 def test_every_part_answers(environment):
-    eventually(lambda: get(environment, "/readyz").get("ready"), "readiness")
+    eventually(lambda: get(environment, "/readyz").get("degraded") == [], "readiness")
     eventually(lambda: "compose-cpu" in ablate(environment, "nodes", "--json"), "the worker's registration")
 
 
@@ -114,6 +117,31 @@ def test_an_ablation_lives_through_a_restart_of_every_part(environment):
     url = eventually(lambda: get(environment, path).get("mlflow_url"), "the projection", 180)
     assert url.startswith("http://127.0.0.1:8322/")
     assert httpx.get("http://127.0.0.1:8322/health", timeout=5).text == "OK"
+
+
+def test_the_database_is_restored_from_a_dump_and_mlflow_is_made_anew(environment):
+    (before,) = json.loads(ablate(environment, "list", "--json"))
+    shown = contents(MLFLOW)
+    in_postgres = ("exec", stack.container("postgres"))
+    stack.engine(*in_postgres, "pg_dump", "-U", "postgres", "-Fc", "-f", DUMP, "ablate")
+    later = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
+    for service in ("api", "background"):
+        stack.engine("stop", "-t", "10", stack.container(service))
+    stack.engine(*in_postgres, "dropdb", "-U", "postgres", "--force", "ablate")
+    stack.engine(*in_postgres, "createdb", "-U", "postgres", "-O", "ablate", "ablate")
+    stack.engine(*in_postgres, "pg_restore", "-U", "postgres", "-d", "ablate", DUMP)
+    for service in ("api", "background"):
+        stack.engine("start", stack.container(service))
+    eventually(lambda: get(environment, "/readyz").get("ready"), "readiness")
+    assert [row["id"] for row in json.loads(ablate(environment, "list", "--json"))] == [before["id"]]
+    assert get(environment, f"/v1/ablations/{later}") == {}
+    stack.engine("exec", stack.container("background"), "ablate", "mlflow", "rebuild", timeout_s=300)
+    again = contents(MLFLOW)
+    assert {key: run for key, run in again.items() if key[0] == before["id"]} == shown
+    made = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
+    path = f"/v1/ablations/{made}"
+    eventually(lambda: done(get(environment, path)) >= 1, "a block by the worker, which stayed up meanwhile", 300)
+    ablate(environment, "cancel", made)
 
 
 def test_the_api_scales(environment):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.errors import ProjectionError
+from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import mlflow_runs, mlflow_sink, pictures, report
 from experiments.reporting.mlflow_sink import Sink
@@ -249,3 +249,19 @@ def test_mlflow_away_is_a_typed_error_within_seconds() -> None:
     with pytest.raises(ProjectionError, match=r"MLflow at http://127\.0\.0\.1"):
         Sink(nobody_url(), timeout_s=2).project(view, html)
     assert time.monotonic() - started < 60, "the SDK's own retries take minutes"
+
+
+def test_a_projection_in_slices_ends_as_one_at_once_does(server: str, client: Any) -> None:
+    whole, sliced = one_block("abl_at_once"), one_block("abl_in_slices")
+    html = report.render(whole)
+    Sink(server).project(whole, html)
+    rounds = 0
+    while True:
+        rounds += 1
+        try:
+            Sink(server).project(sliced, html, slice_s=0.0)
+            break
+        except ProjectionUnfinished:
+            assert len(runs_of(client, "abl_in_slices")) == 1 + rounds, "a parent and one child more each time"
+    assert rounds == len(sliced.trials)
+    assert snapshot(client, "abl_in_slices") == snapshot(client, "abl_at_once")

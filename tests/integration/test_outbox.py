@@ -37,7 +37,7 @@ class RecordingSink:
         self.failures = failures
         self.views: list[AblationView] = []
 
-    def project(self, view: AblationView, report_html: str) -> Projection:
+    def project(self, view: AblationView, report_html: str, *, slice_s: float) -> Projection:
         if self.failures:
             self.failures -= 1
             raise ConnectionError("MLflow is away")

@@ -6,19 +6,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import httpx_sse
 import pytest
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from service.lifecycle import EventKind
+from service.store.changes import Mark, ablation_marks
 from service.store.session import Store
-from service.store.transitions import events_after
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.bench.api import free_port
 
@@ -131,16 +130,18 @@ def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:
 def test_stream_that_its_reader_left_asks_the_database_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
-    def counted(connection: Connection, ablation_id: str, seq: int) -> list[Row[Any]]:
-        looks.append(seq)
-        return events_after(connection, ablation_id, seq)
+    def counted(connection: Connection, ids: Sequence[str]) -> dict[str, Mark]:
+        looks.append(len(ids))
+        return ablation_marks(connection, ids)
 
-    monkeypatch.setattr("service.sse.events_after", counted)
-    monkeypatch.setattr("service.sse.POLL_S", 0.02)
+    monkeypatch.setattr("service.sse.ablation_marks", counted)
+    monkeypatch.setattr("service.change_feed.POLL_S", 0.02)
     with served_api("sqlite", tmp_path) as api:
         made = api.submit()
         with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
             assert "event: ablation.state" in answer.iter_lines()
+            while not looks:
+                time.sleep(0.01)
         deadline = time.monotonic() + 30
         while looks and time.monotonic() < deadline:
             looks.clear()
@@ -178,7 +179,7 @@ def test_log_stream_sends_text_with_its_end_offset_and_ends_with_the_trial(tmp_p
 def test_pages_of_a_log_cut_no_character_in_two(
     page_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.store.logs.PAGE_BYTES", page_bytes)
+    monkeypatch.setattr("service.sse._LOG_BYTES_AT_ONCE", page_bytes)
     text = "größer ≤ 4 MiB, 𝛥 = ½"
     with running_api("sqlite", tmp_path) as api:
         api.submit()

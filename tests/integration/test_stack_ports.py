@@ -11,7 +11,7 @@ import pytest
 from service.errors import PartFailed
 from service.stack import processes, supervisor
 from service.stack.layout import StackFiles
-from service.stack.parts import LOOPBACK, Addresses, StackPart, _ok, free_port, listeners
+from service.stack.parts import LOOPBACK, Addresses, StackPart, free_port, is_ok, listeners
 
 SLEEPER = ("-c", "import time; time.sleep(600)")
 
@@ -46,7 +46,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor
     monkeypatch.setattr(supervisor, "_choose_ports", lambda _files, _report: where)
     one = supervisor._Supervisor(files, lambda _kind, _text: None)
     yield one
-    processes.end(list(one._running.values()), patience_s=10)
+    processes.end([run.process for run in one._runs.values()], patience_s=10)
     assert processes.members(one._state.stack_id) == []
 
 
@@ -55,7 +55,7 @@ def part(command: tuple[str, ...], port: int) -> StackPart:
         name="mlflow",
         command=(sys.executable, *command),
         environment={},
-        answers=lambda: _ok(f"http://{LOOPBACK}:{port}", "/"),
+        answers=lambda: is_ok(f"http://{LOOPBACK}:{port}", "/"),
         patience_s=60,
         port=port,
     )

@@ -9,6 +9,7 @@ import pytest
 
 from experiments.runtime.processes import wait_until
 from service.stack import processes
+from service.stack.parts import StackPart
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 DEAF = [
@@ -26,8 +27,10 @@ SUPERVISOR = """
 import sys, time
 from pathlib import Path
 from service.stack import processes
-command = [sys.executable, "-c", "import time; time.sleep(600)"]
-processes.start(command, stack_id=sys.argv[1], environment={}, log=Path(sys.argv[2]))
+from service.stack.parts import StackPart
+command = (sys.executable, "-c", "import time; time.sleep(600)")
+part = StackPart(name="part", command=command, environment={}, answers=lambda: True)
+processes.start(part, stack_id=sys.argv[1], log=Path(sys.argv[2]))
 print("started", flush=True)
 time.sleep(600)
 """
@@ -39,7 +42,8 @@ def stack_id() -> str:
 
 
 def _start(command: list[str], stack_id: str, log: Path, *, says: str = "") -> subprocess.Popen[bytes]:
-    process = processes.start(command, stack_id=stack_id, environment={}, log=log)
+    part = StackPart(name="part", command=tuple(command), environment={}, answers=lambda: True)
+    process = processes.start(part, stack_id=stack_id, log=log)
     assert wait_until(lambda: says in log.read_text(), patience_s=60)
     return process
 

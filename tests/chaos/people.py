@@ -1,0 +1,133 @@
+"""Who uses the system under test: submits and cancels ablations, and resumes nodes as an operator, in a thread.
+
+A submission is repeated under its Idempotency-Key until it is answered, as every client of the product does it.
+"""
+
+import random
+import threading
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+_EVERY_S = 0.4
+_OPEN, _UNFINISHED = 3, 8
+"""Most ablations that wait or run, and most that are not in MLflow yet."""
+_PATIENCE_S = 4.0
+_OVER = ("completed", "failed", "cancelled")
+
+
+def small_spec(chance: random.Random, number: int) -> dict[str, Any]:
+    """Return a legal spec whose trials take a fraction of a second; peak memory decides, so times do not matter."""
+    gates: dict[str, dict[str, Any]] = {
+        "chunk-8": {"gates": {"chunk_size": 8}},
+        "psiv-on": {"gates": {"psiv_cache": True}},
+    }
+    names = chance.sample(sorted(gates), chance.choice((1, 1, 2)))
+    looks = chance.random() < 0.1
+    return {
+        "ablation": f"chaos-{number}",
+        "question": "Is every trial counted once, whatever breaks?",
+        "workload": {
+            "recipe": "hybrid-tiny",
+            "overrides": {
+                **{"d_model": 16, "headdim": 8, "d_state": 8, "mimo_rank": 1, "pattern": "M", "seq_len": 16},
+                **{"vocab_size": 300, "micro_batch": 1, "max_corpus_mib": 0.1, "threads": 1},
+            },
+            "steps": {"warmup": 0, "warmup_s": 0, "timed": chance.randint(1, 4), "val_rows": 0},
+        },
+        "baseline": {"gates": {"schedule": "chunk_parallel", "chunk_size": 16}},
+        "variants": {name: gates[name] for name in names},
+        "design": {
+            "seeds": [1],
+            "blocks": {"looks": [6, 8]} if looks else {"count": chance.randint(2, 4)},
+            "order_seed": number,
+        },
+        "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
+        "limits": {"trial": "60s", "device_minutes": 60, "priority": chance.choice((40, 50, 50, 60))},
+        "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "1%"}},
+    }
+
+
+class People:
+    """The thread of all people; `accepted` and `cancelled` are what the checker compares the database with."""
+
+    def __init__(self, client: httpx.Client, seed: str) -> None:
+        self.accepted: dict[str, str] = {}
+        self.cancelled: set[str] = set()
+        self.refusals: list[str] = []
+        self.resumed = 0
+        self.open: list[str] = []
+        """Ablations that are not over, as they were seen last."""
+        self._client, self._chance = client, random.Random(seed)  # noqa: S311 - a seeded run, no secret
+        self._seed, self._number = seed, 0
+        self._waiting: tuple[str, dict[str, Any]] | None = None
+        self._wishes: list[str] = []
+        self._submitting, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="people", daemon=True)
+
+    def __enter__(self) -> "People":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def begin(self) -> None:
+        """Submit from now on."""
+        self._submitting.set()
+
+    def pause(self) -> None:
+        """Submit nothing new; what was begun is repeated until it is answered."""
+        self._submitting.clear()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for an answer."""
+        return self._waiting is None and not self._wishes
+
+    def cancel(self, ablation: str) -> None:
+        """Cancel an ablation soon."""
+        self.cancelled.add(ablation)
+        self._wishes.append(ablation)
+
+    def _run(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            with suppress(httpx.HTTPError):
+                self._round()
+
+    def _round(self) -> None:
+        while self._wishes:
+            self._send("POST", f"/v1/ablations/{self._wishes[0]}:cancel")
+            self._wishes.pop(0)
+        if self._waiting is not None:
+            self._submit(*self._waiting)
+        self._resume_nodes()
+        newest = self._send("GET", "/v1/ablations?limit=100").json()["items"]
+        self.open = [item["id"] for item in newest if item["state"] not in _OVER]
+        unfinished = sum(item["state"] not in _OVER or not item["mlflow_url"] for item in newest)
+        if self._submitting.is_set() and self._waiting is None and len(self.open) < _OPEN and unfinished < _UNFINISHED:
+            self._number += 1
+            self._waiting = f"{self._seed}-{self._number}", small_spec(self._chance, self._number)
+
+    def _submit(self, key: str, spec: dict[str, Any]) -> None:
+        answer = self._send("POST", "/v1/ablations", json=spec, headers={"Idempotency-Key": key})
+        if answer.is_success:
+            self.accepted[key] = answer.json()["id"]
+            self._waiting = None
+        elif answer.status_code < 500 and answer.status_code not in (409, 429):
+            self.refusals.append(f"a legal submission was answered {answer.status_code}: {answer.text[:300]}")
+            self._waiting = None
+
+    def _resume_nodes(self) -> None:
+        for node in self._send("GET", "/v1/nodes").json()["items"]:
+            if node.get("state") in ("quarantined", "draining", "drained"):
+                self.resumed += self._send("POST", f"/v1/nodes/{node['name']}:resume").is_success
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request; raises httpx.HTTPError for what a client would try again, on a read without an answer too."""
+        answer = self._client.request(method, path, timeout=_PATIENCE_S, **options)
+        if method == "GET":
+            answer.raise_for_status()
+        return answer

@@ -1,0 +1,150 @@
+"""The parts of a system under test as processes: started, found, stopped, and started again when they end.
+
+Whoever runs the product starts a part again when it ends (systemd, a container engine); here it is `Part.tick`.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RESTART_S = 0.5
+
+
+@dataclass
+class Part:
+    """One part: how it is started, and the process that runs it now."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    user: str | None = None
+    owns_group: bool = False
+    """Whether its children end with it, as a unit file or a container would do it; else that is the part's own task."""
+    process: "subprocess.Popen[bytes] | None" = None
+    ends: int = 0
+    _down_since: float | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Start the process in a session of its own."""
+        with self.log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env={**_plain_environment(), **self.environment},
+                start_new_session=True,
+                user=self.user,
+                group=self.user,
+                extra_groups=[] if self.user else None,
+            )
+
+    def tick(self) -> None:
+        """Start the part again, a little after it ended."""
+        if self.process is None or self.process.poll() is None:
+            return
+        now = time.monotonic()
+        if self._down_since is None:
+            self._down_since, self.ends = now, self.ends + 1
+        elif now - self._down_since > RESTART_S:
+            self._down_since = None
+            if self.owns_group:
+                kill_session(self.process.pid)
+            self.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Return the number of the process while it lives."""
+        return None if self.process is None or self.process.poll() is not None else self.process.pid
+
+    def stop(self, *, patience_s: float) -> None:
+        """Ask the process to end, then end its whole session."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        kill_session(self.process.pid)
+
+
+def _plain_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("ABLATE_")}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What /proc says of one living process."""
+
+    pid: int
+    parent: int
+    session: int
+    born: int
+    """Clock ticks since boot: with the number of the process, its identity."""
+
+
+def look(pid: int) -> Seen | None:
+    """Return a living process, None for zombies and the gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, parent, _group, session, *rest = text.rpartition(")")[2].split()
+    return None if state in "ZX" else Seen(pid, int(parent), int(session), int(rest[15]))
+
+
+def all_processes() -> list[Seen]:
+    """Return every living process."""
+    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - in a tight loop
+    return [seen for pid in numbers if (seen := look(pid))]
+
+
+def command_line(pid: int) -> str:
+    """Return the words of a process's command."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def descendants(pid: int) -> list[Seen]:
+    """Return the living processes below `pid`, that one excepted."""
+    everyone, found, parents = all_processes(), [], {pid}
+    while fresh := [seen for seen in everyone if seen.parent in parents and seen not in found]:
+        found += fresh
+        parents = {seen.pid for seen in fresh}
+    return found
+
+
+def kill_session(leader: int) -> None:
+    """Kill what is left of the session that `leader` began."""
+    signal_all([seen.pid for seen in all_processes() if seen.session == leader], signal.SIGKILL)
+
+
+def signal_all(pids: Sequence[int], number: signal.Signals) -> int:
+    """Send a signal to those that are still there; return how many those were."""
+    count = 0
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+        count += 1
+    return count
+
+
+def until(condition: Callable[[], bool], *, patience_s: float, what: str) -> None:
+    """Wait until `condition` holds. Raises TimeoutError that says what was waited for."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {patience_s:.0f} s")
+        time.sleep(0.1)

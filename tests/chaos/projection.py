@@ -1,0 +1,77 @@
+"""Whether MLflow holds what the database holds: one parent for every ablation, one child for every trial that ended."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from tests.chaos.books import Books, Row, Run
+
+_STATUS = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+_METRICS = ("tokens_per_s", "loss_step1", "loss_final")
+
+
+def mlflow_equals_the_database(books: Books) -> Iterator[str]:
+    """Every run is there once, complete, with the numbers of its receipt; none is there for a lost attempt."""
+    by_ablation: dict[str, list[Run]] = defaultdict(list)
+    for run in books.runs:
+        by_ablation[run.tags.get("ablation.id", "nobody")].append(run)
+    for row in books.tables["ablations"]:
+        if row["state"] in _STATUS:
+            yield from _ablation(row, by_ablation.pop(row["id"], []), books)
+    for ablation, runs in by_ablation.items():
+        yield f"MLflow has {len(runs)} runs of {ablation}, which is not over or does not exist"
+
+
+def _ablation(row: Row, runs: list[Run], books: Books) -> Iterator[str]:
+    named: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        named[run.tags.get("ablation.run", "nameless")].append(run)
+        if "ablation.projected" not in run.tags:
+            yield f"run {run.id} of {row['id']} was never completed"
+    expected = {"parent"} | {f"{t['id']}/{t['attempt_id']}" for t in _projected(row, books)}
+    for name in expected | named.keys():
+        if len(named[name]) != (name in expected):
+            yield f"MLflow has {len(named[name])} runs {name} of {row['id']}; {int(name in expected)} belongs there"
+    for parent in named["parent"]:
+        yield from _parent(row, parent)
+    receipts = {f"{r['trial_id']}/{r['attempt_id']}": r for r in books.of("receipts", ablation_id=row["id"])}
+    for name, receipt in receipts.items():
+        for run in named[name]:
+            yield from _child(run, receipt)
+
+
+def _projected(row: Row, books: Books) -> list[Row]:
+    return [
+        trial
+        for trial in books.of("trials", ablation_id=row["id"])
+        if trial["state"] == "done" or (trial["state"] in ("failed", "cancelled") and trial["attempt_id"])
+    ]
+
+
+def _parent(row: Row, run: Run) -> Iterator[str]:
+    if run.id != row["mlflow_run_id"] or run.status != _STATUS[row["state"]]:
+        state = f"{row['state']}, run {row['mlflow_run_id']}"
+        yield f"the parent run of {row['id']} is {run.id}, {run.status}; stored: {state}"
+    if row["verdict"] is None:
+        return
+    verdict: dict[str, Any] = json.loads(row["verdict"])
+    told = {name: run.tags.get(f"ablation.{name}") for name in ("verdict_digest", "state")}
+    if told != {"verdict_digest": verdict["digest"], "state": row["state"]}:
+        yield f"the parent run of {row['id']} says {told}"
+    for variant in verdict["variants"]:
+        word = run.tags.get(f"ablation.verdict.{variant['arm']}")
+        if word != variant["verdict"]:
+            yield f"the parent run of {row['id']} says {word} about {variant['arm']}, the verdict {variant['verdict']}"
+
+
+def _child(run: Run, receipt: Row) -> Iterator[str]:
+    content = json.loads(receipt["payload"])
+    if run.tags.get("ablation.receipt_digest") != receipt["digest"]:
+        yield f"run {run.id} is of receipt {run.tags.get('ablation.receipt_digest')}, stored is {receipt['digest']}"
+    if run.receipt is None or json.loads(run.receipt) != content:
+        yield f"the artefact receipt.json of run {run.id} is not the stored receipt"
+    summary = content["summary"] or {}
+    for name in _METRICS:
+        if summary.get(name) != run.metrics.get(name):
+            yield f"run {run.id} has {name} {run.metrics.get(name)}, its receipt {summary.get(name)}"

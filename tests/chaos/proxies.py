@@ -1,0 +1,221 @@
+"""Proxies that can be told to be slow, to fall silent, to cut, and to lose or repeat single requests."""
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+
+_PIECE = 65_536
+_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
+
+
+class Proxies:
+    """The thread in which all proxies of one system run."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="proxies", daemon=True)
+
+    def __enter__(self) -> "Proxies":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    def between(self, port: int, *, http: bool = False) -> "Proxy":
+        """Return a proxy in front of `port` of the loopback address."""
+        made = HttpProxy(self.loop, port) if http else Proxy(self.loop, port)
+        asyncio.run_coroutine_threadsafe(made.listen(), self.loop).result(10)
+        return made
+
+
+class Proxy:
+    """Carries bytes both ways; its three faults are set from any thread and hold until they are taken back."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, target: int) -> None:
+        self.port = 0
+        self._loop, self._target = loop, target
+        self._open: set[Writer] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._delay_s = 0.0
+        self._is_cut = False
+
+    async def listen(self) -> None:
+        """Begin to accept connections."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+
+    @contextmanager
+    def slow(self, delay_s: float) -> Iterator[None]:
+        """Hold every piece of data up for `delay_s`."""
+        self._delay_s = delay_s
+        yield
+        self._delay_s = 0.0
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Accept connections and carry nothing, like a network that drops packets."""
+        self._loop.call_soon_threadsafe(self._flowing.clear)
+        yield
+        self._loop.call_soon_threadsafe(self._flowing.set)
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Break every connection and refuse new ones."""
+        self._is_cut = True
+        self._loop.call_soon_threadsafe(self._break_all)
+        yield
+        self._is_cut = False
+
+    def _break_all(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _accept(self, reader: Reader, writer: Writer) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            async with self._tracked(writer):
+                if not self._is_cut:
+                    await self._serve(reader, writer)
+
+    @asynccontextmanager
+    async def _tracked(self, writer: Writer) -> AsyncIterator[None]:
+        self._open.add(writer)
+        try:
+            yield
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    @asynccontextmanager
+    async def _upstream(self) -> AsyncIterator[tuple[Reader, Writer]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._target)
+        async with self._tracked(writer):
+            yield reader, writer
+
+    async def _serve(self, reader: Reader, writer: Writer) -> None:
+        async with self._upstream() as (answers, requests):
+            both = [asyncio.create_task(self._pump(*pair)) for pair in ((reader, requests), (answers, writer))]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    async def _pump(self, source: Reader, sink: Writer) -> None:
+        while data := await source.read(_PIECE):
+            await self._pass(data, sink)
+
+    async def _pass(self, data: bytes, sink: Writer) -> None:
+        await asyncio.sleep(self._delay_s)
+        await self._flowing.wait()
+        sink.write(data)
+        await sink.drain()
+
+
+@dataclass
+class Trick:
+    """What happens to the next request whose path ends with `verb`: once."""
+
+    verb: str
+    kind: str
+    """lose_request, lose_answer, double, late or replay."""
+    wait_s: float = 0.0
+    """For late and replay: how long after the request came."""
+    played: bool = False
+
+
+class HttpProxy(Proxy):
+    """A proxy that knows where requests end: it can lose, repeat and delay single ones."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, target: int) -> None:
+        super().__init__(loop, target)
+        self.tricks: list[Trick] = []
+        self._tricks: dict[str, Callable[[bytes, Writer, Any], Awaitable[bool]]] = {
+            "lose_request": self._lose_request,
+            "lose_answer": self._lose_answer,
+            "double": self._double,
+            "late": self._late,
+            "replay": self._replay,
+        }
+
+    async def _serve(self, reader: Reader, writer: Writer) -> None:
+        while request := await _message(reader):
+            trick = self._take(request)
+            play = self._carry if trick is None else self._tricks[trick.kind]
+            if not await play(request, writer, trick):
+                return
+
+    def _take(self, request: bytes) -> Trick | None:
+        path = request.split(b" ", 2)[1].decode()
+        for trick in self.tricks:
+            if not trick.played and path.endswith(trick.verb):
+                trick.played = True
+                return trick
+        return None
+
+    async def _send(self, request: bytes) -> bytes:
+        """Send a request over a connection of its own, whatever became of who sent it; b"" when nobody answers."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            async with self._upstream() as (answers, requests):
+                await self._pass(request, requests)
+                return await _message(answers)
+        return b""
+
+    async def _carry(self, request: bytes, writer: Writer, _trick: Trick | None) -> bool:
+        answer = await self._send(request)
+        await self._pass(answer, writer)
+        return bool(answer)
+
+    async def _lose_request(self, _request: bytes, _writer: Writer, _trick: Trick) -> bool:
+        return False
+
+    async def _lose_answer(self, request: bytes, _writer: Writer, _trick: Trick) -> bool:
+        await self._send(request)
+        return False
+
+    async def _double(self, request: bytes, writer: Writer, _trick: Trick) -> bool:
+        """Send it twice at the same time; the second answer is the one that is given."""
+        _first, second = await asyncio.gather(self._send(request), self._send(request))
+        await self._pass(second, writer)
+        return bool(second)
+
+    async def _late(self, request: bytes, _writer: Writer, trick: Trick) -> bool:
+        """Break the connection at once and deliver the request later."""
+        _keep(asyncio.create_task(self._send_later(request, trick.wait_s)))
+        return False
+
+    async def _replay(self, request: bytes, writer: Writer, trick: Trick) -> bool:
+        """Deliver the request now, and once more later."""
+        _keep(asyncio.create_task(self._send_later(request, trick.wait_s)))
+        return await self._carry(request, writer, trick)
+
+    async def _send_later(self, request: bytes, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        await self._send(request)
+
+
+_running: set["asyncio.Task[None]"] = set()
+
+
+def _keep(task: "asyncio.Task[None]") -> None:
+    """Hold a task until it ends: the loop itself keeps none alive."""
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+
+
+async def _message(reader: Reader) -> bytes:
+    """Read one HTTP message with its body; b"" at the end of the connection."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return b""
+    found = _LENGTH.search(head)
+    return head + (await reader.readexactly(int(found[1])) if found else b"")

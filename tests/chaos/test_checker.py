@@ -1,0 +1,219 @@
+"""The checker of the chaos runs: honest books have no problem, and every kind of doctored books has one."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.api_stack import Api, receipts_of, running_api
+from tests.chaos.books import Books, Run
+from tests.chaos.checker import RULES, problems, sealed
+from tests.chaos.ledger import Ledger, books_of, settle
+from tests.chaos.trainers import Span
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    """Books of a real service: one ablation with a broken attempt, one that was cancelled in the middle."""
+    with running_api("sqlite", tmp_path_factory.mktemp("books")) as api:
+        ledger = Ledger()
+        node = api.register()
+        first = api.submit(key="first")["id"]
+        _break_and_finish(api, node)
+        second = api.submit(key="second")["id"]
+        block = api.claim(node)
+        assert block is not None
+        assert api.attempt(block, "report", receipts=receipts_of(block, node)).status_code == 200
+        assert api.cancel(second).status_code == 202
+        settle(api.store, ledger)
+        books = books_of(api.store, ledger)
+    books.spans = list(_spans(books.tables["receipts"]))
+    books.accepted, books.cancelled = {"first": first, "second": second}, {second}
+    return books
+
+
+def _break_and_finish(api: Api, node: str) -> None:
+    block = api.claim(node)
+    assert block is not None
+    answer = api.attempt(block, "report", failure_class="infra_node", message="the disk is full")
+    assert answer.json()["block_state"] == "queued"
+    assert api.finish(node) == 6
+
+
+def _spans(receipts: list[dict[str, Any]]) -> Iterator[Span]:
+    for number, row in enumerate(receipts):
+        yield Span("node-a", row["attempt_id"], row["trial_id"], 1000 + number, 2.0 * number, 2.0 * number + 1)
+
+
+def test_honest_books_have_no_problem(honest: Books) -> None:
+    assert problems(honest) == []
+    assert {row["state"] for row in honest.tables["ablations"]} == {"completed", "cancelled"}
+    assert {row["state"] for row in honest.tables["attempts"]} == {"done", "broken"}
+
+
+Doctoring = Callable[[Books], Any]
+
+
+def _first(books: Books, table: str, **values: Any) -> dict[str, Any]:
+    return books.of(table, **values)[0]
+
+
+def _done(books: Books) -> dict[str, Any]:
+    return _first(books, "ablations", state="completed")
+
+
+def _again(books: Books, table: str, **changes: Any) -> None:
+    books.tables[table].append({**books.tables[table][-1], **changes})
+
+
+def _drop(books: Books, table: str) -> None:
+    books.tables[table].pop(0)
+
+
+def _lost_receipt(books: Books) -> None:
+    """Let a counted receipt be that of the broken attempt."""
+    lost = _first(books, "attempts", state="broken")
+    for row in books.tables["receipts"]:
+        if row["trial_id"] in {trial["id"] for trial in books.of("trials", block_id=lost["block_id"])}:
+            row["attempt_id"] = lost["id"]
+
+
+def _edited(books: Books, *, again: bool) -> None:
+    row = books.tables["receipts"][0]
+    content = json.loads(row["payload"])
+    content["wall_s"] += 1.0
+    if again:
+        content["digest"] = row["digest"] = sealed(content)
+        _first(books, "trials", id=row["trial_id"])["receipt_digest"] = row["digest"]
+    row["payload"] = json.dumps(content)
+
+
+def _verdict(books: Books, change: Callable[[dict[str, Any]], Any], *, seal: bool = True) -> None:
+    row = _done(books)
+    verdict = json.loads(row["verdict"])
+    change(verdict)
+    verdict["digest"] = sealed(verdict) if seal else verdict["digest"]
+    row["verdict"] = json.dumps(verdict)
+
+
+def _other_mean(verdict: dict[str, Any]) -> None:
+    verdict["arms"]["baseline"]["tokens_per_s"] *= 1.0001
+
+
+def _move(books: Books, **changes: Any) -> None:
+    event = next(row for row in books.tables["events"] if row["kind"] == "block.state" and row["new"] == "done")
+    event.update(changes)
+
+
+def _run_of(books: Books, *, parent: bool) -> Run:
+    return next(run for run in books.runs if (run.tags["ablation.run"] == "parent") == parent and _is_done(run))
+
+
+def _is_done(run: Run) -> bool:
+    return run.status == "FINISHED"
+
+
+DOCTORED: dict[str, tuple[str, Doctoring]] = {
+    "an accepted ablation is gone": ("accepted_is_stored_once", lambda b: b.accepted.update(third="abl_gone")),
+    "a key was answered twice": ("accepted_is_stored_once", lambda b: _again(b, "idempotency", ablation_id="abl_x")),
+    "an ablation without a key": ("accepted_is_stored_once", lambda b: _drop(b, "idempotency")),
+    "an ablation goes on": ("everything_ends", lambda b: _done(b).update(state="running")),
+    "work is left over": (
+        "everything_ends",
+        lambda b: b.tables["outbox"].append({"kind": "judge", "key": "abl_x", "tries": 9, "last_error": "no"}),
+    ),
+    "a block is missing": ("plan_is_stored_whole", lambda b: _drop(b, "blocks")),
+    "a trial is there twice": ("plan_is_stored_whole", lambda b: _again(b, "trials")),
+    "a block ran another order": ("plan_is_stored_whole", lambda b: b.tables["blocks"][0].update(order='["baseline"]')),
+    "a trial is open": ("ended_ablations_add_up", lambda b: b.tables["trials"][0].update(state="running")),
+    "a counter is wrong": ("ended_ablations_add_up", lambda b: _done(b).update(blocks_done=5)),
+    "trials are counted wrong": ("ended_ablations_add_up", lambda b: _done(b).update(trials_done=17)),
+    "cancelled by nobody": ("ended_ablations_add_up", lambda b: b.cancelled.clear()),
+    "a receipt is missing": ("one_receipt_for_every_counted_trial", lambda b: _drop(b, "receipts")),
+    "a receipt is there twice": ("one_receipt_for_every_counted_trial", lambda b: _again(b, "receipts")),
+    "a receipt of nobody's trial": (
+        "one_receipt_for_every_counted_trial",
+        lambda b: _again(b, "receipts", trial_id="trl_x"),
+    ),
+    "a lost attempt's receipt counts": ("one_receipt_for_every_counted_trial", _lost_receipt),
+    "a receipt was edited": ("one_receipt_for_every_counted_trial", lambda b: _edited(b, again=False)),
+    "a receipt was edited and sealed again": ("receipts_on_nodes_agree", lambda b: _edited(b, again=True)),
+    "an attempt is missing": ("attempts_follow_each_other", lambda b: _drop(b, "attempts")),
+    "an attempt is open": (
+        "attempts_follow_each_other",
+        lambda b: _first(b, "attempts", state="broken").update(state="running"),
+    ),
+    "two attempts finished a block": (
+        "attempts_follow_each_other",
+        lambda b: _first(b, "attempts", state="broken").update(state="done"),
+    ),
+    "an attempt began too early": (
+        "attempts_follow_each_other",
+        lambda b: _first(b, "attempts", number=2).update(started_at=0.0),
+    ),
+    "a token came twice": (
+        "attempts_follow_each_other",
+        lambda b: [row.update(token="x" * 22) for row in b.tables["attempts"][:2]],
+    ),
+    "a forbidden move": ("every_move_is_allowed", lambda b: _move(b, old="queued")),
+    "a move from another state": ("every_move_is_allowed", lambda b: _move(b, old="held")),
+    "a move is not told": ("every_move_is_allowed", lambda b: _move(b, kind="trial.progress")),
+    "a block failed too early": (
+        "failed_blocks_used_their_attempts_up",
+        lambda b: b.tables["blocks"][0].update(state="failed"),
+    ),
+    "no verdict": ("verdicts_use_what_counts", lambda b: _done(b).update(verdict=None)),
+    "another mean": ("verdicts_use_what_counts", lambda b: _verdict(b, _other_mean)),
+    "a broken attempt is not named": (
+        "verdicts_use_what_counts",
+        lambda b: _verdict(b, lambda verdict: verdict["circumstances"]["attempts"].clear()),
+    ),
+    "trials are counted that are not there": (
+        "verdicts_use_what_counts",
+        lambda b: _verdict(b, lambda verdict: verdict["arms"]["baseline"]["outcomes"].update(measured=7)),
+    ),
+    "an edited verdict": ("verdicts_use_what_counts", lambda b: _verdict(b, _other_mean, seal=False)),
+    "two trainers on one device": (
+        "never_two_trainers_on_one_device",
+        lambda b: b.spans.append(Span("node-a", "att_x", "trl_x", 1, 0.5, 0.9)),
+    ),
+    "two trainers of one block": (
+        "never_two_trainers_of_one_block",
+        lambda b: b.spans.append(Span("node-b", _first(b, "attempts", state="broken")["id"], "trl_x", 1, 0.5, 0.9)),
+    ),
+    "a run is missing": ("mlflow_equals_the_database", lambda b: b.runs.remove(_run_of(b, parent=False))),
+    "a run is there twice": ("mlflow_equals_the_database", lambda b: b.runs.append(_run_of(b, parent=False))),
+    "a run of a lost attempt": (
+        "mlflow_equals_the_database",
+        lambda b: _run_of(b, parent=False).tags.update({"ablation.run": "trl_x/att_x"}),
+    ),
+    "a half-written run": (
+        "mlflow_equals_the_database",
+        lambda b: _run_of(b, parent=False).tags.pop("ablation.projected"),
+    ),
+    "another number": ("mlflow_equals_the_database", lambda b: _run_of(b, parent=False).metrics.update(loss_final=1.0)),
+    "another artefact": ("mlflow_equals_the_database", lambda b: setattr(_run_of(b, parent=False), "receipt", "{}")),
+    "another word": (
+        "mlflow_equals_the_database",
+        lambda b: _run_of(b, parent=True).tags.update({"ablation.verdict.psiv-on": "best"}),
+    ),
+    "a parent that nobody knows": ("mlflow_equals_the_database", lambda b: _done(b).update(mlflow_run_id="run-x")),
+    "runs of nobody's ablation": (
+        "mlflow_equals_the_database",
+        lambda b: b.runs.append(Run("run-x", "FINISHED", {"ablation.id": "abl_x"}, {}, None)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DOCTORED)
+def test_doctored_books_are_found(honest: Books, what: str) -> None:
+    rule, doctor = DOCTORED[what]
+    books = copy.deepcopy(honest)
+    doctor(books)
+    assert rule in {problem.partition(":")[0] for problem in problems(books)}
+
+
+def test_every_rule_is_seen_to_fail() -> None:
+    assert {rule for rule, _ in DOCTORED.values()} == {rule.__name__ for rule in RULES}

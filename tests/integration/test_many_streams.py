@@ -1,0 +1,108 @@
+"""Hundreds of open streams: each hears what it should, and requests beside them do not wait."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from tests.api_stack import ADMIN, Api, served_api
+
+STREAMS = 500
+
+
+class _Follower:
+    """One stream on a raw connection, which a client library would make ten times as dear."""
+
+    def __init__(self, port: int, path: str, after: int) -> None:
+        self._port, self._path, self._after = port, path, after
+        self.data = b""
+
+    async def follow(self) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        head = f"GET {self._path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ADMIN}\r\nLast-Event-ID: {self._after}"
+        writer.write(f"{head}\r\n\r\n".encode())
+        while b"event: end" not in self.data:
+            piece = await reader.read(65536)
+            if not piece:
+                break
+            self.data += piece
+        writer.close()
+
+
+@pytest.fixture
+def followers() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.mark.slow
+def test_500_streams_hear_everything_and_hold_nobody_up(tmp_path: Path, followers: asyncio.AbstractEventLoop) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        made = [api.submit(ablation=f"followed-{number}") for number in range(20)]
+        port = api.client.base_url.port or 0
+        streams = [_Follower(port, made[number % 20]["links"]["events"], 0) for number in range(STREAMS)]
+        running = [asyncio.run_coroutine_threadsafe(one.follow(), followers) for one in streams]
+        deadline = time.monotonic() + 60
+        while sum(b"submitted" in one.data for one in streams) < STREAMS:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(1)
+        asked = _count_statements(api)
+        quiet = len(asked)
+        time.sleep(2)
+        per_s = (len(asked) - quiet) / 2
+        waits = [_timed(api) for _ in range(20)]
+        threads = threading.active_count()
+        for one in made:
+            api.cancel(one["id"])
+        for one in running:
+            one.result(timeout=60)
+    assert all(one.data.count(b"event: end\r\n") + one.data.count(b"event: end\n") == 1 for one in streams)
+    assert all(b'"to":"cancelled"' in one.data for one in streams)
+    assert per_s <= 5, "an open stream with no news must ask the database nothing"
+    assert sorted(waits)[10] < 0.3
+    assert threads < 60
+
+
+def _count_statements(api: Api) -> list[str]:
+    found: list[str] = []
+    event.listen(api.store.reader, "before_cursor_execute", lambda *args: found.append(args[2]))
+    return found
+
+
+def _timed(api: Api) -> float:
+    started = time.monotonic()
+    assert api.get("/v1/ablations?limit=5").status_code == 200
+    return time.monotonic() - started
+
+
+def test_more_streams_than_allowed_are_refused_until_one_ends(tmp_path: Path) -> None:
+    with served_api("sqlite", tmp_path, max_streams=3) as api:
+        path = api.submit()["links"]["events"]
+        held = [api.client.stream("GET", path, headers=api.admin) for _ in range(3)]
+        lines = [one.__enter__().iter_lines() for one in held]  # kept: a generator that goes closes its stream
+        assert all("event: ablation.state" in one for one in lines)
+        refused = api.get(path)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "5"
+        assert "3 streams are open" in refused.json()["detail"]
+        lines.pop().close()
+        held.pop().__exit__(None, None, None)
+        deadline = time.monotonic() + 20
+        while True:
+            with api.client.stream("GET", path, headers=api.admin) as again:
+                if again.status_code == 200:
+                    break
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for one in held:
+            one.__exit__(None, None, None)

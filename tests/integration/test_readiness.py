@@ -1,0 +1,254 @@
+"""What the service says about itself: what works, what does not, and that asking costs nobody else anything."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.engine import make_url
+
+from service.background import threads
+from service.store import leaders
+from tests.api_stack import Api, running_api, served_api, settings_for
+from tests.factories import spec_values
+
+CALLERS = 60
+
+
+@contextmanager
+def _frozen_server() -> Iterator[int]:
+    """A port that takes connections and never says a word, as a stopped process does."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(200)
+        yield listener.getsockname()[1]
+
+
+def _readiness(api: Api) -> dict[str, Any]:
+    answer = api.client.get("/readyz")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def _eventually(holds: Callable[[], bool], within_s: float = 30) -> bool:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path) as api:
+        found = _readiness(api)
+        assert (found["ready"], found["degraded"]) == (True, ["background", "broker", "mlflow"])
+        assert (
+            "nobody does: judge, projector, reconciler, retention, webhooks" in found["checks"]["background"]["detail"]
+        )
+        assert found["checks"]["database"] == {"ok": True, "detail": "sqlite"}
+        assert api.submit()["state"] == "queued"
+        metrics = api.client.get("/metrics").text
+    up = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line.startswith("ablate_dep")}
+    assert up == {
+        f'ablate_dependency_up{{dependency="{name}"}}': float(name in ("database", "writes"))
+        for name in ("database", "writes", "background", "broker", "mlflow")
+    }
+    assert 'ablate_duty_held{duty="judge"} 0.0' in metrics
+
+
+def test_background_counts_while_its_duties_are_held(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path) as api:
+        for duty in leaders.DUTIES:
+            assert leaders.hold_duty(api.store, duty, "somebody", lease_s=6)
+        assert "background" not in _readiness(api)["degraded"]
+        assert _eventually(lambda: "background" in _readiness(api)["degraded"])  # its lease ran out: it died
+
+
+def test_the_duties_that_are_watched_are_those_of_the_background_process(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path) as api:
+        settings = settings_for(api.store.url, tmp_path)
+        names = {thread.name for thread in threads(api.store, settings, stop=threading.Event())}
+    assert names - {"keeper"} == set(leaders.DUTIES)
+
+
+@pytest.mark.slow
+def test_frozen_parts_and_many_strangers_hold_nobody_up(tmp_path: Path) -> None:
+    """60 callers without a token on every open page, broker and MLflow frozen: work goes on, nothing piles up."""
+    with _frozen_server() as broker, _frozen_server() as mlflow:
+        urls = {"broker_url": f"redis://127.0.0.1:{broker}/0", "mlflow_url": f"http://127.0.0.1:{mlflow}"}
+        with served_api("sqlite", tmp_path, **urls) as api, ThreadPoolExecutor(CALLERS) as pool:
+            base, stop = str(api.client.base_url), threading.Event()
+
+            def stranger(number: int) -> set[int]:
+                paths = ["/readyz", "/metrics", "/version", "/v1/schema/ablation.json", "/v1/ablations"]
+                seen = set()
+                with httpx.Client(base_url=base, trust_env=False, timeout=60) as client:
+                    while not stop.is_set():
+                        token = {"Authorization": f"Bearer nobody-{number}-{time.monotonic()}"}
+                        seen.add(client.get(paths[number % len(paths)], headers=token).status_code)
+                return seen
+
+            callers = [pool.submit(stranger, number) for number in range(CALLERS)]
+            waits, node = [], api.register()
+            for number in range(25):
+                started = time.monotonic()
+                assert api.submit(ablation=f"goes-on-{number}")["state"] == "queued"
+                assert api.claim(node) is not None or number
+                waits.append(time.monotonic() - started)
+                time.sleep(0.2)
+            probes = [thread.name for thread in threading.enumerate() if thread.name.startswith("probe-")]
+            stop.set()
+            seen = set().union(*(caller.result() for caller in callers))
+            found = _readiness(api)
+    assert seen <= {200, 401}
+    assert len(probes) == len(set(probes)), "a check that hangs was asked again"
+    assert sorted(waits)[len(waits) // 2] < 1.5
+    assert max(waits) < 5
+    assert {"broker", "mlflow"} <= set(found["degraded"])
+
+
+def test_strangers_share_the_work_that_they_ask_for(tmp_path: Path) -> None:
+    with served_api("sqlite", tmp_path) as api, ThreadPoolExecutor(CALLERS) as pool:
+        statements: list[str] = []
+        for engine in (api.store.reader, api.store.writer):
+            event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+
+        def ask(path: str) -> float:
+            started = time.monotonic()
+            assert httpx.get(f"{api.client.base_url}{path}", trust_env=False, timeout=60).status_code == 200
+            return time.monotonic() - started
+
+        paths = ["/readyz", "/metrics", "/version"]
+        list(pool.map(ask, [paths[number % 3] for number in range(5 * CALLERS)]))
+    rounds = 40  # of checks and metrics, had each caller its own: 100 and 100
+    assert len(statements) < rounds * 20
+
+
+def test_readyz_is_503_only_while_the_database_cannot_be_read(tmp_path: Path) -> None:
+    with running_api("postgresql", tmp_path) as api:
+        name = make_url(api.store.url).database
+        assert "writes" not in _readiness(api)["degraded"]
+        _as_administrator(api, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", name)
+        assert _eventually(lambda: api.client.get("/readyz").status_code == 503)
+        found = api.client.get("/readyz").json()
+        assert found["type"].endswith("unavailable")
+        assert "#/checks/database" in {error["pointer"] for error in found["errors"]}
+        assert 'ablate_dependency_up{dependency="database"} 0.0' in api.client.get("/metrics").text
+        _as_administrator(api, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true", None)
+        assert _eventually(lambda: api.client.get("/readyz").status_code == 200)
+
+
+def _as_administrator(api: Api, statement: str, ended: str | None) -> None:
+    """Run a statement in the server's own database, then end every connection to the database `ended`."""
+    engine = create_engine(make_url(api.store.url).set(database="postgres"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(statement))
+        if ended:
+            end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+            connection.execute(text(end), {"name": ended})
+    engine.dispose()
+
+
+def test_postgresql_that_only_reads_for_a_while_is_written_to_again(tmp_path: Path) -> None:
+    """Connections that were opened meanwhile keep the setting for ever; they must not be used again."""
+    with running_api("postgresql", tmp_path) as api:
+        name, made = make_url(api.store.url).database, api.submit()
+        _as_administrator(api, f"ALTER DATABASE {name} SET default_transaction_read_only = on", name)
+        answers = [api.post_spec(_spec(), key=f"ro-{number}") for number in range(4)]
+        assert {answer.status_code for answer in answers} == {503}
+        assert "takes no changes now" in answers[0].json()["detail"]
+        assert _eventually(lambda: "writes" in _readiness(api)["degraded"])
+        assert api.get(made["links"]["self"]).status_code == 200
+        _as_administrator(api, f"ALTER DATABASE {name} RESET default_transaction_read_only", None)
+        assert _eventually(lambda: "writes" not in _readiness(api)["degraded"])
+        again = [api.post_spec(_spec(), key=f"rw-{number}").status_code for number in range(30)]
+    assert again.count(503) <= 3, "a connection from the spell that only read until now fails once"
+    assert again[10:] == [202] * 20
+
+
+def _spec() -> dict[str, Any]:
+    return dict(spec_values())
+
+
+SPELL = """
+    import os, sys
+    from pathlib import Path
+    from sqlalchemy import text
+    from sqlalchemy.exc import OperationalError
+    from service.store.session import Store, is_read_only
+
+    folder, user = Path(sys.argv[1]), int(sys.argv[2])
+    warm = Store(f"sqlite:///{folder}/warm.db")  # loads every module while this may read them
+    with warm.write() as connection:
+        connection.execute(text("SELECT 1"))
+    warm.close()
+    for one in folder.iterdir():
+        one.unlink()
+    if os.geteuid() == 0:
+        os.setuid(user)
+    path = folder / "spell.db"
+    store = Store(f"sqlite:///{path}")
+    assert oct(path.stat().st_mode)[-3:] == "600", oct(path.stat().st_mode)
+
+    def write(value):
+        with store.write() as connection:
+            connection.execute(text("INSERT INTO t VALUES (:value)"), {"value": value})
+
+    with store.write() as connection:
+        connection.execute(text("CREATE TABLE t (x INTEGER)"))
+    write(1)
+    modes = {one: one.stat().st_mode for one in folder.iterdir()}
+    assert all(oct(mode)[-3:] == "600" for mode in modes.values()), modes
+    store.close()  # as after an error: the next connection is opened during the spell
+    for one in folder.iterdir():
+        one.chmod(0o400)
+    folder.chmod(0o500)
+    for _ in range(3):
+        try:
+            write(2)
+        except OperationalError as error:
+            assert is_read_only(error.orig) or "unable to open" in str(error), error
+        else:
+            raise AssertionError("written to a database that only reads")
+    folder.chmod(0o700)
+    for one in folder.iterdir():
+        one.chmod(0o600)
+    for value in range(3, 13):
+        write(value)
+    with store.read() as connection:
+        assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 11
+    print("well")
+"""
+
+
+def test_sqlite_that_only_reads_for_a_while_is_written_to_again() -> None:
+    """As an ordinary user: root may write to everything."""
+    folder = Path(tempfile.mkdtemp(prefix="ablate-spell-"))
+    user = 65534 if os.geteuid() == 0 else os.geteuid()
+    os.chown(folder, user, -1)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(SPELL), str(folder), str(user)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
+    assert done.stdout == "well\n", done.stderr
