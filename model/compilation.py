@@ -2,8 +2,7 @@
 
 Three things generate code: torch.compile, the scan's lanes cuda and peer, and flex attention. The compiler of torch is
 imported only when it is used: a trial that runs eagerly should not pay for it. So counters of compilers are read from
-modules that something else has imported; what is not imported has compiled nothing. XLA compiles whatever graph a step
-turns out to be when it ends, so there is no pass before step 0 for it: the first steps compile, and none after them.
+modules that something else has imported; what is not imported has compiled nothing.
 """
 
 import sys
@@ -15,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from kernels import facts, scan, xla_device
-from kernels.backends import GENERATED_LANES, Lane
+from kernels.backends import Lane
 from kernels.scan import ScanFact
 from model.config import TrainConfig
 from model.facts import ModelFact
+from model.generated_code import uses_inductor
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens [B,S], segment ids [B,S]) -> hidden states [B,S,D]."""
@@ -69,14 +69,9 @@ class Compilation:
     lane peer does not tell."""
 
 
-def generates_code(config: TrainConfig) -> bool:
-    """Say whether the first pass of `config` compiles something."""
-    return _uses_inductor(config) or ("M" in config.model.pattern and config.model.scan.lane in GENERATED_LANES)
-
-
 def start_compilation(config: TrainConfig, model: nn.Module) -> Forward:
     """Return the forward of `model` to be used, compiled at its first call; earlier compilations are forgotten."""
-    if _uses_inductor(config):
+    if uses_inductor(config):
         from torch._dynamo.utils import counters
 
         torch.compiler.reset()
@@ -94,7 +89,7 @@ def record_compilation(config: TrainConfig, seconds: float, seen: facts.Facts) -
     for name in (ScanFact.KERNELS_COMPILED, ScanFact.KERNELS_LOADED):
         if name in seen:
             facts.add(name, int(seen[name]))
-    if _uses_inductor(config):
+    if uses_inductor(config):
         from torch._dynamo.utils import counters
 
         hits += counters["inductor"]["fxgraph_cache_hit"]
@@ -103,8 +98,3 @@ def record_compilation(config: TrainConfig, seconds: float, seen: facts.Facts) -
             facts.add(ModelFact.COMPILED_GRAPHS, counters["stats"]["unique_graphs"])
     told = hits + misses > 0 and config.model.scan.lane is not Lane.PEER
     return Compilation(seconds=seconds, cache_hit=misses == 0 if told else None)
-
-
-def _uses_inductor(config: TrainConfig) -> bool:
-    flex = "A" in config.model.pattern and config.model.attention.backend == "flex"
-    return config.compile or flex

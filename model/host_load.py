@@ -1,18 +1,42 @@
 """How much of this machine's processors others used: busy time of the cores less the processor time of this process.
 
-The kernel counts the busy time of every core in ticks (/proc/stat), time that a hypervisor gave to other machines
-included. Cores that this process may not use do not count.
+The kernel counts the time of every core in ticks (/proc/stat). On a virtual machine a core may have been ready to run
+while the hypervisor ran another machine in its place (steal): that is load by others too, and told by itself. Cores
+that this process may not use do not count.
 """
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)
 """Places of idle and of waiting for input and output among a core's counters."""
+_STEAL = 7
 _COUNTED = 8
 """user, nice, system, idle, iowait, irq, softirq, steal; guests are in user already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreTimes:
+    """Seconds since boot, summed over cores."""
+
+    busy_s: float
+    """Of anything: processes, interrupts, other machines in this one's place."""
+    stolen_s: float
+    """Of other machines in this one's place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostShares:
+    """Shares of the cores' time, between 0 and 1."""
+
+    foreign: float | None
+    """Of anything but this process; None where the kernel's counters are missing, or show less than this process alone
+    used. What the counters cannot resolve, two ticks on every core, counts as nothing."""
+    stolen: float | None
+    """What of it a hypervisor gave to other machines; None like `foreign`."""
 
 
 class HostLoad:
@@ -22,29 +46,30 @@ class HostLoad:
         self._cores = os.sched_getaffinity(0)
         self._start = self._look()
 
-    def foreign_share(self) -> float | None:
-        """Return the share of the cores' time since then that went to others, between 0 and 1.
-
-        None where the kernel's counters are missing, or show less than this process alone used. What the counters
-        cannot resolve, two ticks on every core, counts as nothing.
-        """
-        (wall, own, busy), now = self._start, self._look()
-        if busy is None or now[2] is None:
-            return None
-        spent, total = now[1] - own, now[2] - busy
+    def shares(self) -> HostShares:
+        """Return the shares of the cores' time since then that went to others."""
+        (wall, own, before), now = self._start, self._look()
+        if before is None or now[2] is None:
+            return HostShares(foreign=None, stolen=None)
+        spent, total = now[1] - own, now[2].busy_s - before.busy_s
         slack = 2 * len(self._cores) / os.sysconf("SC_CLK_TCK")
         if total < spent / 2 - slack:
-            return None
-        foreign = max(0.0, total - spent - slack)
-        return min(1.0, foreign / ((now[0] - wall) * len(self._cores)))
+            return HostShares(foreign=None, stolen=None)
+        whole = (now[0] - wall) * len(self._cores)
+        stolen = now[2].stolen_s - before.stolen_s - slack
+        return HostShares(foreign=_share(total - spent - slack, whole), stolen=_share(stolen, whole))
 
-    def _look(self) -> tuple[float, float, float | None]:
+    def _look(self) -> tuple[float, float, CoreTimes | None]:
         """Return seconds: of the clock, of this process on all cores, of everything on our cores."""
-        return time.perf_counter(), time.process_time(), busy_seconds(self._cores)
+        return time.perf_counter(), time.process_time(), core_times(self._cores)
 
 
-def busy_seconds(cores: set[int]) -> float | None:
-    """Return for how many seconds `cores` were busy since boot, summed; None where the kernel does not tell."""
+def _share(part: float, whole: float) -> float:
+    return round(min(1.0, max(0.0, part) / whole), 6)
+
+
+def core_times(cores: set[int]) -> CoreTimes | None:
+    """Return how `cores` spent their time since boot; None where the kernel does not tell."""
     try:
         rows = [line.split() for line in _STAT.read_text(encoding="ascii").splitlines()]
     except OSError:
@@ -53,5 +78,8 @@ def busy_seconds(cores: set[int]) -> float | None:
     ticks = [[int(cell) for cell in row[1 : 1 + _COUNTED]] for row in rows if row and row[0] in wanted]
     if len(ticks) < len(wanted):
         return None
+    per_second = os.sysconf("SC_CLK_TCK")
     idle = sum(row[place] for row in ticks for place in _IDLE)
-    return (sum(map(sum, ticks)) - idle) / os.sysconf("SC_CLK_TCK")
+    return CoreTimes(
+        busy_s=(sum(map(sum, ticks)) - idle) / per_second, stolen_s=sum(row[_STEAL] for row in ticks) / per_second
+    )

@@ -29,7 +29,6 @@ from model.compilation import (
     Compilation,
     Forward,
     compilations,
-    generates_code,
     record_compilation,
     start_compilation,
 )
@@ -37,7 +36,8 @@ from model.config import TrainConfig
 from model.data import Dataset
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
-from model.host_load import HostLoad
+from model.generated_code import generates_code
+from model.host_load import HostLoad, HostShares
 from model.measurement import PeakMeter, read_clock_mhz
 from model.packing import Batch
 from model.update import DeviceBatch, batch_loss, update
@@ -63,8 +63,10 @@ class StepRecord:
     """Mean cross entropy in nats over valid tokens, before the update."""
     grad_norm: float
     """Global L2 norm before clipping."""
+    began_s: float
+    """When the step began, in seconds since training began; what passes between two steps is in none."""
     ended_s: float
-    """When the step ended, in seconds since training began."""
+    """When it ended, by the same clock."""
     compilations: int = 0
     """Graphs and kernels that were compiled or loaded during the step; in a timed step they spoil the window."""
     clock_mhz: float | None = None
@@ -81,6 +83,8 @@ class TrainResult:
     foreign_load: float | None
     """Share of the cores' time, from the warm-up to the window's end, that went to anything but this process; None
     where the system does not tell."""
+    stolen_load: float | None
+    """What of it a hypervisor gave to other machines."""
     loss_val: float | None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
     compile_s: float
@@ -127,13 +131,14 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
     with _reproducible(config, device):
         meter = PeakMeter(device)
         trainer = _Trainer(config, dataset, device, started=started)
-        steps, observed, foreign_load = _run_steps(trainer, on_step)
+        steps, observed, others = _run_steps(trainer, on_step)
         loss_val = trainer.validate()
         peak = meter.read(trainer.one_pass, held_bytes=trainer.held_bytes())
     return TrainResult(
         steps=steps,
         warmup_passes=tuple(trainer.warmup_passes),
-        foreign_load=foreign_load,
+        foreign_load=others.foreign,
+        stolen_load=others.stolen,
         loss_val=loss_val,
         compile_s=trainer.compilation.seconds,
         compile_cache_hit=trainer.compilation.cache_hit,
@@ -147,7 +152,7 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
     )
 
 
-def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], facts.Facts, float | None]:
+def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], facts.Facts, HostShares]:
     """Run every step in its phase; return the records, the facts of step 0, and the load by others after it."""
     records: list[StepRecord] = []
 
@@ -167,7 +172,7 @@ def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, 
         run("warmup", range(1, first_timed))
         trainer.settle()
         run("timed", range(first_timed, trainer.config.steps.total))
-    return tuple(records), observed, load.foreign_share()
+    return tuple(records), observed, load.shares()
 
 
 class _Trainer:
@@ -236,6 +241,7 @@ class _Trainer:
             index=index,
             phase=phase,
             seconds=end - start,
+            began_s=start - self._started,
             ended_s=end - self._started,
             compilations=self._compiled_last,
             tokens=self.config.tokens_per_step,

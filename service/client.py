@@ -16,7 +16,7 @@ import httpx_sse
 from experiments.analysis.history import HistorySeries
 from experiments.analysis.verdicts import Verdict
 from experiments.design.gate import GatePublic
-from experiments.records.receipts import Receipt
+from experiments.records.signed_receipt import SignedReceipt
 from service.client_access import NodeKeys, Tokens
 from service.connection import PAUSE_S, ClientError, Connection, Refused, ServiceFailed, Unreachable, checked
 from service.lifecycle import EventKind
@@ -141,9 +141,9 @@ class Trials:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def receipt(self, trial_id: str) -> Receipt:
-        """Return the receipt of a trial; raises Refused before there is one."""
-        return self._connection.get(f"/v1/trials/{trial_id}/receipt", Receipt)
+    def receipt(self, trial_id: str) -> SignedReceipt:
+        """Return the receipt of a trial with its block's signature; raises Refused before there is one."""
+        return self._connection.get(f"/v1/trials/{trial_id}/receipt", SignedReceipt)
 
     def log(self, trial_id: str, *, offset: int = 0) -> tuple[str, int]:
         """Return the log from a byte offset, and the offset where it ends."""

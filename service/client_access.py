@@ -47,18 +47,18 @@ class NodeKeys:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def add(self, node: str, *, node_class: str | None = None) -> TokenSecret:
+    def add(self, name: str, *, node_class: str | None = None) -> TokenSecret:
         """Issue the key of a node, which may only be of `node_class`."""
-        return self._connection.post_once("/v1/nodes", TokenSecret, {"name": node, "node_class": node_class})
+        return self._connection.post_once("/v1/nodes", TokenSecret, {"name": name, "node_class": node_class})
 
-    def rotate(self, node: str, *, grace_s: float) -> TokenSecret:
+    def rotate(self, name: str, *, grace_s: float) -> TokenSecret:
         """Replace the key of a node; the one before it counts for `grace_s`."""
-        return self._connection.post_once(f"/v1/nodes/{node}:rotate-key", TokenSecret, {"grace_s": grace_s})
+        return self._connection.post_once(f"/v1/nodes/{name}:rotate-key", TokenSecret, {"grace_s": grace_s})
 
-    def end_old(self, node: str) -> None:
+    def end_old(self, name: str) -> None:
         """End the keys of a node that were replaced, now."""
-        self._connection.call("POST", f"/v1/nodes/{node}:end-old-keys")
+        self._connection.call("POST", f"/v1/nodes/{name}:end-old-keys")
 
-    def revoke(self, node: str, *, reason: str) -> None:
+    def revoke(self, name: str, *, reason: str) -> None:
         """End every key of a node."""
-        self._connection.call("POST", f"/v1/nodes/{node}:revoke-key", json={"reason": reason})
+        self._connection.call("POST", f"/v1/nodes/{name}:revoke-key", json={"reason": reason})

@@ -98,10 +98,12 @@ class OutboxHandlers:
             after = looks.look_due(connection, ablation_id)
             view = results.ablation_view(connection, ablation_id)
             body = results.read_spec(connection, ablation_id)
-            circumstances = circumstances_of(connection, ablation_id)
+            known = circumstances_of(connection, ablation_id)
+            spec = parse_spec(body.content, body.content_type)
+            admission = calibrations.read_admission(connection, ablation_id, spec, view.receipts)
         if after is None:
             return
-        spec = parse_spec(body.content, body.content_type)
+        circumstances = known.model_copy(update={"admission": admission})
         schedule = spec.design.blocks.schedule
         number = schedule.index(after)
         decision = at_look(view.plan, spec, view.receipts, circumstances, number)

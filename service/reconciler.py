@@ -31,6 +31,7 @@ class Reconciler:
         self._celery = celery_app(broker_url, name="ablate-reconciler")
         self._woken_at = 0.0
         self._cleaned_at = float("-inf")
+        self._watched_at = float("-inf")
         self._sentinel_s = sentinel_days * 86_400
         self._silent_s = silent_s
 
@@ -50,8 +51,9 @@ class Reconciler:
                 given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
             if given_up:
                 log.warning("%d webhooks were given up: nobody took them for a day", given_up)
-            if self._sentinel_s:
-                sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
+        if self._sentinel_s and now - self._watched_at >= min(CLEAN_EVERY_S, self._sentinel_s / 10):
+            self._watched_at = now
+            sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
 
     def expire_leases(self) -> int:
         """Requeue every block whose worker fell silent, each in its own transaction; return how many."""

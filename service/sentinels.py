@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 SUBMITTED_BY = "service"
 AGAIN_S = 86_400.0
-"""A sentinel that brought nothing is followed by another one after this long."""
+"""A sentinel that brought nothing is followed by another one after this long, or the time between sentinels if that
+is less."""
 
 
 def submit_due(store: Store, *, every_s: float, silent_s: float) -> int:
@@ -50,7 +51,7 @@ def _is_due(connection: Connection, calibration: Calibration, live: list[Row[Any
     now = time.time()
     if now - seconds(calibration.measured_at) < every_s or next(standing_problems(calibration, now), None) is not None:
         return False
-    return any(_fits(row, calibration.key) for row in live) and not _was_asked(connection, calibration.key)
+    return any(_fits(row, calibration.key) for row in live) and not _was_asked(connection, calibration.key, every_s)
 
 
 def _fits(row: Row[Any], key: CalibrationKey) -> bool:
@@ -61,11 +62,11 @@ def _fits(row: Row[Any], key: CalibrationKey) -> bool:
     return row.node_class == key.node_class and key.device_serial in serials and software == key.software_digest
 
 
-def _was_asked(connection: Connection, key: CalibrationKey) -> bool:
+def _was_asked(connection: Connection, key: CalibrationKey, every_s: float) -> bool:
     """Tell whether a sentinel of this key runs, or was submitted lately."""
     query = select(ablations.c.id).join(labels, labels.c.ablation_id == ablations.c.id)
     query = query.where(labels.c.key == SENTINEL, labels.c.value == _name(key))
-    recent = or_(ablations.c.created_at > db_now() - AGAIN_S, ablations.c.state.not_in(OVER))
+    recent = or_(ablations.c.created_at > db_now() - min(AGAIN_S, every_s), ablations.c.state.not_in(OVER))
     return connection.execute(query.where(recent).limit(1)).first() is not None
 
 

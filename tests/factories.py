@@ -113,7 +113,8 @@ def make_steps(config: Mapping[str, Any], *, tokens_per_s: float, loss_step1: fl
 def clocked(steps: Sequence[Step], *, load_s: float = 0.0) -> tuple[Step, ...]:
     """Return `steps` with clocks that fit their seconds, and `load_s` seconds of load after step 0."""
     spent = (step.seconds + PAUSE_S + (load_s if step.index == 1 else 0.0) for step in steps)
-    return tuple(step.model_copy(update={"ended_s": end}) for step, end in zip(steps, accumulate(spent), strict=True))
+    ends = zip(steps, accumulate(spent), strict=True)
+    return tuple(step.model_copy(update={"began_s": end - step.seconds, "ended_s": end}) for step, end in ends)
 
 
 def make_receipt(

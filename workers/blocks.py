@@ -149,6 +149,7 @@ class BlockRunner:
             topology=self._node_class.topology,
             locks=self._context.node.devices.locks("trainer"),
             corpus_roots=self._context.corpus_roots,
+            cold_caches=block.cold_caches,
         )
         if self._node_class.compiles_only:  # reads no data
             return order

@@ -68,6 +68,16 @@ def keep_kernels(folder: Path) -> None:
     os.environ.setdefault("TILELANG_CACHE_DIR", str(folder))
 
 
+_CACHES = ("TILELANG_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+"""Where compilers keep what they made."""
+
+
+def start_cold(folder: Path) -> None:
+    """Let every compiler of this process begin with an empty cache below `folder`, whatever the operator chose."""
+    for name in _CACHES:
+        os.environ[name] = str(folder / name.lower())
+
+
 def wait_passively() -> None:
     """Let idle OpenMP threads sleep in every trainer that is forked after this, unless the operator chose otherwise.
 

@@ -32,6 +32,11 @@ class TrialPaths:
         return self.folder / "prepared.json"
 
     @property
+    def caches(self) -> Path:
+        """Caches of compilers, where the trial starts with empty ones."""
+        return self.folder / "caches"
+
+    @property
     def receipt(self) -> Path:
         """The sealed receipt."""
         return self.folder / "receipt.json"

@@ -23,7 +23,7 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
-from experiments.records.trial_guards import timing_problems
+from experiments.records.trial_guards import cache_problems, timing_problems
 from workers import failures
 from workers.errors import BlockBroken
 from workers.lease import StopReason
@@ -71,7 +71,8 @@ class TrialRecord:
             return None
         limit = self.block.max_foreign_load
         timing = timing_problems(receipt, max_foreign_load=limit) if self.block.timed else []
-        return next(iter([*contradictions(receipt), *timing]), None)
+        warm = cache_problems(receipt) if self.block.cold_caches else []
+        return next(iter([*contradictions(receipt), *timing, *warm]), None)
 
     def _measured(self) -> Receipt:
         result = self._result()
@@ -146,6 +147,7 @@ class TrialRecord:
             peak_flops=self._peak_flops(),
             load_average_before=self.load_average,
             foreign_load=result.foreign_load,
+            stolen_load=result.stolen_load,
             foreign_busiest=self.foreign_busiest,
             throttle=self.device_events,
         )

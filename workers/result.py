@@ -32,6 +32,8 @@ class TrialOrder:
     """On a node class that compiles and executes nothing: what for."""
     trace_only: bool = False
     """Of a compilation: only trace the step, to see whether every gate can run."""
+    cold_caches: bool = False
+    """Whether compilers start with empty caches on disk."""
     dataset: Path | None = None
     """Folder of the dataset if it was prepared before; otherwise the trial looks for it, or builds it."""
     prepare_only: bool = False
@@ -67,7 +69,9 @@ class TrialResult(Frozen):
     flops_per_step: int = 0
     warmup_passes: tuple[float, ...] = ()
     foreign_load: float | None = None
-    """Share of the cores' time, from the warm-up to the window's end, that went to other processes."""
+    """Share of the cores' time, from the warm-up to the window's end, that went to others."""
+    stolen_load: float | None = None
+    """What of it a hypervisor gave to other machines."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     training_s: float = 0.0

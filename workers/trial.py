@@ -6,6 +6,7 @@ Imports torch only inside functions: the worker itself imports this module to na
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import traceback
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from model.config import TrainConfig
 from workers.compile_trial import compile_step
 from workers.corpus_roots import check_corpus
 from workers.device_lock import DeviceLock
-from workers.environment_variables import keep_kernels, mark_process, peer_site, use_environment
+from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
 from workers.errors import DeviceMissing
 from workers.failures import CANNOT_WRITE, TOO_LATE, classify
 from workers.lease import boot_time_s
@@ -107,11 +108,15 @@ def _train(order: TrialOrder) -> TrialResult:
 
     config = read_config(order.config)
     dataset = _dataset(order, config)
+    if order.cold_caches:
+        start_cold(order.paths.caches)
     keep_kernels(order.data_dir / "kernels")
     mamba3.use_lane(config.model.scan.lane, peer_site())
     device = find_device(order.device_type)
     with _StepFile(order.paths.steps) as steps:
         result = train.train(config, dataset=dataset, on_step=steps.append, device=device)
+    if order.cold_caches:
+        shutil.rmtree(order.paths.caches, ignore_errors=True)
     return TrialResult(
         data_digest=dataset.digest,
         data_folder=dataset.folder,

@@ -14,7 +14,7 @@ from experiments.design.calibration import REPEAT, SENTINEL
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.plan import Plan
-from experiments.design.rule import ESTIMATOR
+from experiments.design.rule import COMPILE_TIME, ESTIMATOR
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from experiments.documents import seal, seal_problem
@@ -23,7 +23,9 @@ from experiments.records.calibration import AABlock, Calibration, CalibrationKey
 from experiments.records.receipts import Receipt, read_metric
 
 METRIC = "tokens_per_s"
-"""All ratio metrics of one trial follow from its throughput: one number calibrates them all."""
+"""All metrics of the window follow from its throughput: one number calibrates them all."""
+COMPILE_METRIC = "compile_s"
+_COMPILE_TIME = digest({"estimator": COMPILE_TIME})
 CONFIDENCE = 0.95
 _TOLERANCE = 1e-9
 
@@ -36,7 +38,7 @@ def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
         node_class=environment.node_class,
         recipe=spec.workload.recipe,
         shape_digest=shape_digest(receipt.config),
-        estimator_digest=estimator_digest(receipt.config),
+        estimator_digest=estimator_digest(receipt.config, spec.verdict.primary.metric),
         software_digest=software_digest(receipt.digests.code, environment.versions),
     )
 
@@ -56,10 +58,21 @@ def shape_digest(config: Mapping[str, Any]) -> str:
     return digest(_without_gates({name: value for name, value in config.items() if name not in {"seed", "steps"}}))
 
 
-def estimator_digest(config: Mapping[str, Any]) -> str:
-    """Return the digest of the estimator and of the window of a TrainConfig."""
+def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
+    """Return the digest of the estimator of `metric` and, where it is one of the window, of a TrainConfig's window."""
+    if METRICS[metric].cold:
+        return _COMPILE_TIME
     steps = {name: value for name, value in config["steps"].items() if name != "val_rows"}
     return digest({"estimator": ESTIMATOR, "steps": steps})
+
+
+def _measured_by(spec: AblationSpec) -> str:
+    return COMPILE_METRIC if METRICS[spec.verdict.primary.metric].cold else METRIC
+
+
+def metric_of(key: CalibrationKey) -> str:
+    """Return the metric whose noise A/A blocks of `key` measure."""
+    return COMPILE_METRIC if key.estimator_digest == _COMPILE_TIME else METRIC
 
 
 _ALSO_SHAPE = {"micro_batch"}
@@ -87,7 +100,8 @@ def aa_blocks_of(
         return
     by_block: dict[int, dict[str, Receipt]] = {}
     for receipt in receipts:
-        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat}:
+        known = read_metric(METRICS[_measured_by(spec)], receipt)
+        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat} and known:
             by_block.setdefault(receipt.ids.block_index, {})[receipt.arm] = receipt
     for index in sorted(by_block):
         pair = by_block[index]
@@ -107,7 +121,8 @@ def _guards_hit(plan: Plan, pair: Sequence[Receipt]) -> bool:
 
 
 def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Source) -> AABlock:
-    own, other = _rate(repeat), _rate(baseline)
+    metric = _measured_by(spec)
+    own, other = (read_metric(METRICS[metric], receipt) or math.nan for receipt in (repeat, baseline))
     clocks = [step.clock_mhz for one in (baseline, repeat) for step in one.steps if step.phase == "timed"]
     known = [clock for clock in clocks if clock is not None]
     return AABlock(
@@ -122,13 +137,6 @@ def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Sourc
         margin_pct=spec.verdict.primary.margin,
         receipts=(baseline.digest, repeat.digest),
     )
-
-
-def _rate(receipt: Receipt) -> float:
-    rate = read_metric(METRICS[METRIC], receipt)
-    if rate is None:
-        raise AssertionError("a measured trial has a throughput")
-    return rate
 
 
 def calibrations_of(plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]) -> tuple[Calibration, ...]:
@@ -153,7 +161,7 @@ def calibrate_all(found: Iterable[tuple[CalibrationKey, AABlock]]) -> tuple[Cali
 def calibrate(key: CalibrationKey, blocks: Sequence[AABlock]) -> Calibration:
     """Return what at least two A/A blocks of `key` say, sealed."""
     samples = tuple(sorted(blocks, key=lambda block: (block.started_at, block.ablation, block.block_index)))
-    return seal(Calibration(key=key, metric=METRIC, samples=samples, **_numbers(samples), digest=""))
+    return seal(Calibration(key=key, metric=metric_of(key), samples=samples, **_numbers(samples), digest=""))
 
 
 def _numbers(samples: Sequence[AABlock]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.analysis.dependence import widening
 from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.statistics import Fit, fit, holm, log_ratio, percent, sign_flip_p
 from experiments.analysis.verdicts import Comparison
@@ -47,6 +48,8 @@ class Levels:
     alphas: Mapping[str, float]
     """Two-sided level of each variant's question at this asking and look."""
     margin_pct: float
+    dependence: float = 0.0
+    """Autocorrelation of the differences, as A/A blocks show it (`experiments.analysis.dependence`)."""
 
 
 def sample_of(evidence: Evidence, metric: str) -> Sample | None:
@@ -83,7 +86,7 @@ def _outliers(receipt: Receipt) -> int:
 
 def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[str, Comparison]:
     """Compare variants on one metric; Holm's correction runs over all that were planned."""
-    fits = {arm: fit(sample.differences, sample.places) for arm, sample in samples.items()}
+    fits = {arm: _fit(sample, levels.dependence) for arm, sample in samples.items()}
     low, high = log_ratio(-levels.margin_pct), log_ratio(levels.margin_pct)
     different = _corrected([found.p_different() for found in fits.values()], levels)
     same = _corrected([found.p_same(low, high) for found in fits.values()], levels)
@@ -91,6 +94,10 @@ def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[
         arm: _comparison(metric, samples[arm], found, levels.alphas[arm], _Tests(levels, p_different, p_same))
         for (arm, found), p_different, p_same in zip(fits.items(), different, same, strict=True)
     }
+
+
+def _fit(sample: Sample, dependence: float) -> Fit:
+    return fit(sample.differences, sample.places).widened(widening(dependence, len(sample.differences)))
 
 
 def _corrected(p_values: Sequence[object], levels: Levels) -> list[float]:
@@ -113,7 +120,7 @@ def _comparison(metric: str, sample: Sample, found: Fit, alpha: float, tests: _T
         low, high = (max(low, 0.0), high) if delta > 0 else (low, min(high, 0.0))
     if tests.p_same <= alpha:
         tost_low, tost_high = max(tost_low, -margin), min(tost_high, margin)
-    sd = float(found.sd)
+    sd, widened = float(found.sd), widening(tests.levels.dependence, found.blocks)
     return Comparison(
         metric=metric,
         blocks=found.blocks,
@@ -130,8 +137,9 @@ def _comparison(metric: str, sample: Sample, found: Fit, alpha: float, tests: _T
         p_holm=tests.p_different,
         p_same=tests.p_same,
         sd_pct=100 * sd,
+        widened=widened,
         place_pct=percent(float(found.slope)),
-        mde_pct=percent(detectable_per_sd(found.blocks, level=alpha / family) * sd),
+        mde_pct=percent(detectable_per_sd(found.blocks, level=alpha / family) * sd * widened),
         differences_pct=tuple(percent(difference) for difference in sample.differences),
     )
 

@@ -14,7 +14,7 @@ from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
 from experiments.records.receipts import Receipt
-from experiments.records.trial_guards import timing_problems, trial_problems
+from experiments.records.trial_guards import cache_problems, timing_problems, trial_problems
 from kernels.scan import ScanFact
 
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
@@ -48,6 +48,7 @@ def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:
         *_identity_problems(receipt, plan),
         *trial_problems(receipt),
         *(timing_problems(receipt, max_foreign_load=plan.max_foreign_load) if plan.timed else ()),
+        *(cache_problems(receipt) if plan.cold_caches else ()),
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from experiments.analysis.answer import Answer, capped, decide, granted, open_because, rejected_first, told
 from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.comparing import Levels, compare, sample_of
+from experiments.analysis.dependence import dependence_of
 from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactFinding, judge_exactly
 from experiments.analysis.prediction import ENOUGH, chances_of
@@ -17,7 +18,7 @@ from experiments.analysis.spreads import spreads_differ
 from experiments.analysis.stalls import stalls_differ
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
-from experiments.design.metrics import PAIRED_METRICS
+from experiments.design.metrics import PAIRED_METRICS, WINDOW_METRICS
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, alpha_of
 from experiments.design.rule import rule_digest, rule_of
@@ -29,6 +30,8 @@ from experiments.records.receipts import Receipt
 
 _NAMED_EARLIER = 3
 """Earlier askings that a note names."""
+_WORTH_A_NOTE = 1.005
+"""Widening from which a note says it."""
 
 
 def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumstances: Circumstances) -> Verdict:
@@ -74,15 +77,22 @@ class _Judge:
         self._spec = spec
         self._rule = spec.verdict
         self._family = len(plan.variants)
+        primary = self._rule.primary.metric
+        self._compared = tuple(m for m in PAIRED_METRICS if m == primary or m in WINDOW_METRICS)
         self._circumstances = circumstances
         self._block_minutes = _block_minutes(plan, whole)
 
     def comparisons(self, evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
-        """Compare every variant that has all its numbers on every ratio metric."""
+        """Compare every variant that has all its numbers on every metric of the window, and on the one that decides."""
         alphas = {one.arm.name: self._alpha(one) for one in evidence}
-        levels = Levels(family=self._family, alphas=alphas, margin_pct=self._rule.primary.margin)
+        levels = Levels(
+            family=self._family,
+            alphas=alphas,
+            margin_pct=self._rule.primary.margin,
+            dependence=dependence_of(self._circumstances.admission.calibrations),
+        )
         found: dict[tuple[str, str], Comparison] = {}
-        for metric in PAIRED_METRICS:
+        for metric in self._compared:
             samples = {one.arm.name: sample_of(one, metric) for one in evidence}
             known = {arm: sample for arm, sample in samples.items() if sample is not None}
             found |= {(arm, metric): compared for arm, compared in compare(metric, known, levels).items()}
@@ -96,7 +106,7 @@ class _Judge:
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
     ) -> VariantVerdict:
         name, rule = evidence.arm.name, self._rule.primary
-        own = {metric: comparisons[name, metric] for metric in PAIRED_METRICS if (name, metric) in comparisons}
+        own = {metric: comparisons[name, metric] for metric in self._compared if (name, metric) in comparisons}
         primary = own.pop(rule.metric, None)
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
@@ -163,6 +173,9 @@ class _Judge:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:g} % from which the rule adopts"
         if chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
+        if primary is not None and primary.widened >= _WORTH_A_NOTE:
+            wider = f"{primary.widened:.2f} times wider"
+            yield f"neighbouring A/A blocks resemble each other: tests and intervals are {wider}"
         yield from self._family_notes(arm)
 
     def _family_notes(self, arm: str) -> Iterator[str]:

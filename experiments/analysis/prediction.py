@@ -38,7 +38,7 @@ class Asked:
 
 def known_of(found: Comparison) -> Known | None:
     """Return what a comparison says; None without any spread."""
-    known = Known(mean=log_ratio(found.delta_pct), sd=found.sd_pct / 100, blocks=found.blocks)
+    known = Known(mean=log_ratio(found.delta_pct), sd=found.sd_pct * found.widened / 100, blocks=found.blocks)
     return known if known.sd > 0 else None
 
 

@@ -1,8 +1,10 @@
 """Sizing: how many blocks a question needs at the noise that was measured."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from experiments.analysis.calibration import estimator_digest, shape_digest
+from experiments.analysis.dependence import dependence_of, widening
 from experiments.analysis.statistics import log_ratio, percent
 from experiments.design.calibration import ADMITTING_BLOCKS
 from experiments.design.plan import Plan
@@ -44,15 +46,20 @@ def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Siz
     if not alike or spec.verdict.primary.exact or spec.purpose == "calibration":
         return None
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
+    dependence = dependence_of(alike)
     last_look = level_shares(spec.design.blocks.schedule)[-1]
     level, sd = alpha_of(1) * last_look / len(plan.variants), noisiest.sd_upper_pct / 100
     threshold = spec.verdict.primary.threshold_pct
+    wider = partial(widening, dependence)
+    needed = blocks_to_detect(
+        log_ratio(threshold), sd, minimum=MIN_BLOCKS, level=level, power=PLANNED_POWER, widening=wider
+    )
     return Sizing(
         calibration=noisiest.digest,
         sd_upper_pct=noisiest.sd_upper_pct,
-        mde_pct=percent(detectable_per_sd(len(plan.blocks), level=level) * sd),
+        mde_pct=percent(detectable_per_sd(len(plan.blocks), level=level) * wider(len(plan.blocks)) * sd),
         adopt_if_pct=threshold,
-        blocks_needed=blocks_to_detect(log_ratio(threshold), sd, minimum=MIN_BLOCKS, level=level, power=PLANNED_POWER),
+        blocks_needed=needed,
     )
 
 
@@ -73,5 +80,6 @@ def sizing_problems(spec: AblationSpec, sizing: Sizing | None) -> list[SpecProbl
 
 def workload_of(plan: Plan, spec: AblationSpec) -> str:
     """Return the digest of what a calibration must agree with to size `plan`, on any device and whatever code ran."""
-    config = plan.baseline.config
-    return workload_digest(plan.node_class, spec.workload.recipe, shape_digest(config), estimator_digest(config))
+    config, recipe = plan.baseline.config, spec.workload.recipe
+    estimator = estimator_digest(config, spec.verdict.primary.metric)
+    return workload_digest(plan.node_class, recipe, shape_digest(config), estimator)

@@ -8,7 +8,7 @@ ablations, blocks or variants along the last axis, so that simulations and verdi
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -39,6 +39,10 @@ class Fit:
     slope: Array
     """Effect of standing one place later."""
     freedom: Array
+
+    def widened(self, factor: ArrayLike) -> "Fit":
+        """Return the fit whose mean is `factor` times less certain."""
+        return replace(self, se=np.asarray(self.se * np.asarray(factor), dtype=np.float64))
 
     def p_different(self) -> Array:
         """Return two-sided p values of a mean of zero."""

@@ -54,6 +54,8 @@ class Comparison(Frozen):
     """p value of the two one-sided tests of sameness, corrected likewise."""
     sd_pct: float
     """Standard deviation of d around mean and place."""
+    widened: float = 1.0
+    """Factor by which tests and intervals are wider because neighbouring A/A blocks resemble each other."""
     place_pct: float
     """Effect of standing one place later in the block."""
     mde_pct: float

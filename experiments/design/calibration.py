@@ -9,7 +9,7 @@ from experiments.design.gate import GateValue
 from experiments.design.gates import GATES
 from experiments.design.load import parse_spec
 from experiments.design.recipes import RECIPES
-from experiments.design.spec import AblationSpec
+from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.errors import SpecError
 
 REPEAT = "repeat"
@@ -45,7 +45,8 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     `node_class`. `sentinel` names what it watches: then it waits for whatever else is queued.
     """
     values = like.model_dump(mode="json", exclude_none=True)
-    trials = like.design.blocks.number * (1 + len(like.variants))
+    planned = MIN_BLOCKS if like.design.blocks.auto else like.design.blocks.number
+    trials = planned * (1 + len(like.variants))
     values = {"ablation": "", "purpose": "calibration", **values}
     values |= {
         "ablation": like.ablation if like.purpose == "calibration" else f"aa-{like.ablation}"[:63],

@@ -25,6 +25,10 @@ class Metric:
     """Which trials have it: those that train, those of a node class that compiles and executes nothing, or both."""
     summed: str | None = None
     """Where `field` is a table: the key whose values are added up over its rows."""
+    counted: bool = False
+    """Where `field` is a table: whether its rows are counted."""
+    cold: bool = False
+    """Whether trials start with empty caches of compilers on disk where it decides."""
     decides: Literal["paired", "exact"] | None = None
     """How it decides as primary metric. `paired`: by a t test over block differences. `exact`: by its value, which must
     be the same, bit for bit, whenever one arm runs again with one seed. None: it cannot."""
@@ -69,7 +73,14 @@ METRICS: dict[str, Metric] = {
         decides="exact",
     ),
     "compile_s": Metric(
-        label="compile time", unit="s", better="lower", kind="absolute", field="compile_s", source="both"
+        label="compile time",
+        unit="s",
+        better="lower",
+        kind="absolute",
+        field="compile_s",
+        source="both",
+        decides="paired",
+        cold=True,
     ),
     "hbm_peak_gib": Metric(
         label="peak HBM that the compiler planned",
@@ -117,6 +128,15 @@ METRICS: dict[str, Metric] = {
         source="compilation",
         decides="exact",
     ),
+    "kernel_count": Metric(
+        label="generated kernels that ran",
+        unit="kernels",
+        better="lower",
+        kind="absolute",
+        field="kernels",
+        counted=True,
+        decides="exact",
+    ),
     "kernel_instructions": Metric(
         label="machine instructions of the generated kernels",
         unit="instructions",
@@ -149,6 +169,9 @@ METRICS: dict[str, Metric] = {
 
 PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "paired")
 """Metrics that can decide by statistics over blocks."""
+
+WINDOW_METRICS: tuple[str, ...] = tuple(name for name in PAIRED_METRICS if METRICS[name].kind == "ratio")
+"""Those of the measured window: all follow from its throughput."""
 
 EXACT_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "exact")
 """Metrics that can decide by their value alone: no noise, hence no test and no calibration."""

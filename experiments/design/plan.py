@@ -6,16 +6,20 @@ from functools import cached_property
 from itertools import chain, count
 from typing import TypeVar
 
+from pydantic import Field
+
 from experiments.design.arms import Arm, resolve
+from experiments.design.fields import read_config
 from experiments.design.metrics import METRICS, PRIMARY_METRICS
 from experiments.design.power import alpha_of, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.rule import rule_digest
-from experiments.design.spec import MIN_BLOCKS, AblationSpec
+from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, AblationSpec
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import CONTROL, VARIANT
 from kernels.backends import NODE_CLASSES
+from model.generated_code import generates_code
 
 Item = TypeVar("Item")
 
@@ -41,6 +45,8 @@ class Plan(Frozen):
     devices: int
     max_foreign_load: float
     """Share of the cores' time that others may take during a trial on the host, where times decide."""
+    cold_caches: bool = Field(default=False, exclude_if=lambda cold: not cold)
+    """Whether every trial starts with empty caches of compilers on disk: where compile time decides."""
     arms: tuple[Arm, ...]
     """Baseline first."""
     blocks: tuple[BlockPlan, ...]
@@ -81,10 +87,13 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
 
     Raises SpecError with every problem that only shows when arms are resolved.
     """
+    if spec.design.blocks.auto:
+        raise SpecError([unsized(spec)])
     resolution = resolve(spec)
     problems = [
         *resolution.problems,
         *_metric_problems(spec),
+        *_compile_problems(spec, resolution.arms),
         *_block_problems(spec),
         *_requirement_problems(spec),
     ]
@@ -98,11 +107,20 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
         max_foreign_load=spec.placement.max_foreign_load / 100,
+        cold_caches=METRICS[spec.verdict.primary.metric].cold,
         arms=arms,
         blocks=plan_blocks(spec, [arm.name for arm in arms]),
         mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),
         expected_device_minutes=None,
     )
+
+
+def unsized(spec: AblationSpec) -> SpecProblem:
+    """Return that the noise, which shall decide the number of blocks of `spec`, is not known."""
+    node_class = spec.placement.node_class
+    detail = f"blocks: auto takes the noise of this workload on {node_class}, and it was not measured"
+    hint = f"measure it: ablate aa {node_class} --like SPEC; or give a number, such as {{count: {MIN_BLOCKS}}}"
+    return SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)
 
 
 def _control(arms: Sequence[Arm]) -> Arm:
@@ -181,6 +199,17 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
 
 
+def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
+    """Find arms without a compile time where that decides: they generate no code before step 0."""
+    if not METRICS[spec.verdict.primary.metric].cold or NODE_CLASSES[spec.placement.node_class].compiles_only:
+        return
+    silent = [arm.name for arm in arms if not generates_code(read_config({**arm.config, "seed": 0}))]
+    if silent:
+        detail = f"'{spec.verdict.primary.metric}' decides, and arm '{silent[0]}' compiles nothing before step 0"
+        hint = "let every arm compile: gate compile, or lane cuda"
+        yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint=hint)
+
+
 def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find numbers of blocks from which the primary metric can prove nothing."""
     primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.schedule[0], len(spec.design.seeds)
@@ -204,7 +233,7 @@ def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         if requirement.metric == "loss_val" and spec.workload.steps.val_rows == 0:
             hint = "set workload.steps.val_rows"
             yield SpecProblem(pointer=where, detail="loss_val is required, but steps.val_rows is 0", hint=hint)
-        if requirement.rule in ("envelope", "as_claimed") and blocks < 2 * seeds:
+        if requirement.rule in COMPARED_WITH_REPEATS and blocks < 2 * seeds:
             detail = f"rule '{requirement.rule}' compares with baseline repeats: every seed needs two blocks; "
             given = f"{blocks} blocks over {seeds} seeds"
             hint = f"use at least {2 * seeds} blocks, or at most {blocks // 2} seeds"

@@ -4,7 +4,7 @@ scipy is imported when a number is asked for: a node that runs a plan needs none
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 ALPHA = 0.05
@@ -65,14 +65,27 @@ def detectable_per_sd(blocks: int, *, level: float = FIRST_SHARE * ALPHA, power:
     return float(optimize.brentq(shortfall, 0.0, 3 * float(threshold.max()) + 10)) / math.sqrt(blocks)
 
 
+def _not_widened(_blocks: int) -> float:
+    return 1.0
+
+
 def blocks_to_detect(
-    effect: float, sd: float, *, minimum: int, level: float = FIRST_SHARE * ALPHA, power: float = POWER
+    effect: float,
+    sd: float,
+    *,
+    minimum: int,
+    level: float = FIRST_SHARE * ALPHA,
+    power: float = POWER,
+    widening: Callable[[int], float] = _not_widened,
 ) -> int | None:
-    """Return the fewest blocks that detect `effect` at this `sd` (same unit), or None when `MAX_BLOCKS` are too few."""
+    """Return the fewest blocks that detect `effect` at this `sd` (same unit), or None when `MAX_BLOCKS` are too few.
+
+    `widening` is the factor by which tests of so many blocks are wider than those of independent ones.
+    """
     low, high = minimum, MAX_BLOCKS
 
     def found(blocks: int) -> bool:
-        return detectable_per_sd(blocks, level=level, power=power) * sd <= effect
+        return detectable_per_sd(blocks, level=level, power=power) * widening(blocks) * sd <= effect
 
     if not found(high):
         return None

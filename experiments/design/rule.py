@@ -3,6 +3,7 @@
 from typing import Any
 
 from experiments.design.guard_limits import guard_limits
+from experiments.design.metrics import METRICS
 from experiments.design.power import ALPHA, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
@@ -16,12 +17,20 @@ ESTIMATOR: dict[str, Any] = {
 }
 """How one trial's timed steps become one number."""
 
+COMPILE_TIME: dict[str, Any] = {
+    "estimate": "wall seconds of the pass before step 0 that compiles, its one execution included",
+    "caches": "empty on disk when a trial starts",
+}
+"""How one trial's compilation becomes one number."""
+
 COMPARISON: dict[str, Any] = {
     "unit": "one trial per arm and block, d = ln(variant / baseline) within the block",
     "alpha": ALPHA,
     "askings": "4 % for the first asking of a question, 1 % / (m (m - 1)) for the m-th: 5 % over all",
     "covariate": "place of the variant in the block minus place of the baseline, least squares",
     "test": "Student's t at every number of blocks",
+    "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
+    "the A/A blocks asks for (bias corrected, 0 to 0.9)",
     "interval": "t, simultaneous over the variants (Bonferroni), ending at zero or margin where Holm proves the side",
     "beside": "sign flip p, exact up to 16 blocks, 9999 seeded flips beyond; reported, not decisive",
     "several_variants": "Holm over all planned variants, for difference and for sameness",
@@ -63,7 +72,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "blocks": spec.design.blocks.number,
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
-        "estimator": ESTIMATOR,
+        "estimator": COMPILE_TIME if METRICS[primary.metric].cold else ESTIMATOR,
         "comparison": EXACT_COMPARISON if primary.exact else COMPARISON,
         "guards": guard_limits(spec.placement.max_foreign_load / 100),
     }

@@ -7,12 +7,11 @@ node class lacks, a variant equal to the baseline) is checked when the spec is p
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from experiments.design.metrics import (
     EXACT_METRICS,
     LOSS_METRICS,
-    METRICS,
     PAIRED_METRICS,
     PRIMARY_METRICS,
     REQUIRED_METRICS,
@@ -20,10 +19,10 @@ from experiments.design.metrics import (
 from experiments.design.power import MAX_BLOCKS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
+from experiments.design.spec_schema import nested, primary_schema, requirement_schema, without_null
 from experiments.design.spec_values import (
     NAME_PATTERN,
     NO_MARGIN,
-    PERCENT_PATTERN,
     TEXT_PATTERN,
     BaselineGates,
     Labels,
@@ -46,9 +45,13 @@ from kernels.backends import NODE_CLASSES
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
+AUTO = "auto"
+"""What a spec says in place of a number of blocks that the measured noise shall decide."""
 MAX_LOOKS = 16
 MIN_EXACT_BLOCKS = 2
 """Where an exact metric decides: what is exact shows at the first repeat."""
+COMPARED_WITH_REPEATS = frozenset({"envelope", "as_claimed"})
+"""Rules of a requirement that compare a loss with those of baseline repeats of the same seed."""
 MAX_VARIANTS = 64
 MAX_SEEDS = 64
 MAX_REQUIREMENTS = 32
@@ -99,62 +102,25 @@ class VariantSpec(_SpecPart):
     gates: VariantGates
 
 
-def _without_null(schema: dict[str, Any], *names: str) -> None:
-    """Publish optional keys as present or absent, never null."""
-    for name in names:
-        given = schema["properties"][name]
-        (kept,) = [option for option in given.pop("anyOf") if option != {"type": "null"}]
-        given.pop("default", None)
-        given.update(kept)
-
-
 def _blocks_schema(schema: dict[str, Any]) -> None:
-    _without_null(schema, "count", "looks")
+    without_null(schema, "count", "looks")
     schema["properties"]["looks"] |= {"maxItems": MAX_LOOKS, "uniqueItems": True}
     schema["oneOf"] = [{"required": ["count"]}, {"required": ["looks"]}]
 
 
-def _primary_schema(schema: dict[str, Any]) -> None:
-    """Publish which margin goes with which metric."""
-    paired = {
-        "properties": {"metric": {"enum": [*PAIRED_METRICS]}, "margin": {"type": "string", "pattern": PERCENT_PATTERN}}
-    }
-    directed = [name for name in EXACT_METRICS if METRICS[name].better]
-    exact = {"required": ["metric"], "properties": {"metric": {"enum": directed}}}
-    loss = {
-        "required": ["metric"],
-        "properties": {
-            "metric": {"enum": [*LOSS_METRICS]},
-            "margin": {"const": NO_MARGIN},
-            "adopt_if": {"type": "null"},
-        },
-    }
-    schema["oneOf"] = [paired, exact, loss]
+def _or_auto(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"const": AUTO}, {"$ref": schema.pop("$ref")}]
 
 
 def _few_blocks_schema(schema: dict[str, Any]) -> None:
     """Publish that only an exact metric may decide after fewer blocks than statistics take."""
-    enough = _nested({"minimum": MIN_BLOCKS}, "design", "blocks", "count")
-    exact = _nested(
-        {"required": ["metric"], "properties": {"metric": {"enum": [*EXACT_METRICS]}}}, "verdict", "primary"
-    )
+    enough = nested({"minimum": MIN_BLOCKS}, "design", "blocks", "count")
+    exact = nested({"required": ["metric"], "properties": {"metric": {"enum": [*EXACT_METRICS]}}}, "verdict", "primary")
     schema["anyOf"] = [enough, exact]
 
 
-def _nested(schema: dict[str, Any], *path: str) -> dict[str, Any]:
-    for name in reversed(path):
-        schema = {"properties": {name: schema}}
-    return schema
-
-
-def _requirement_schema(schema: dict[str, Any]) -> None:
-    _without_null(schema, "max_delta", "max_value", "rule")
-    loss = {"required": ["rule"], "properties": {"metric": {"enum": [*LOSS_METRICS]}}}
-    schema["oneOf"] = [{"required": ["max_delta"]}, {"required": ["max_value"]}, loss]
-
-
 class Blocks(_SpecPart):
-    """How many blocks: a fixed count, or a schedule of looks at which the ablation may answer and stop."""
+    """How many blocks: a fixed count, a schedule of looks at which the ablation may answer and stop, or `auto`."""
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
 
@@ -177,6 +143,16 @@ class Blocks(_SpecPart):
             raise refuse("give exactly one of 'count' and 'looks'", f"use {{count: {MIN_BLOCKS}}}")
         return self
 
+    @model_validator(mode="wrap")  # outside of the one before, which does not see `auto`
+    @classmethod
+    def _left_to_the_noise(cls, value: Any, read: ModelWrapValidatorHandler["Blocks"]) -> "Blocks":
+        return cls.model_construct() if value == AUTO else read(value)
+
+    @property
+    def auto(self) -> bool:
+        """Whether the number is left to the noise that was measured (`experiments.analysis.sizing`)."""
+        return self.count is None and self.looks is None
+
     @property
     def number(self) -> int:
         """Blocks that are planned; with looks, the most that run."""
@@ -184,7 +160,9 @@ class Blocks(_SpecPart):
 
     @property
     def schedule(self) -> tuple[int, ...]:
-        """Numbers of blocks at which an answer may be given: one for a fixed count."""
+        """Numbers of blocks at which an answer may be given: one for a fixed count. Raises ValueError for `auto`."""
+        if self.auto:
+            raise ValueError("blocks: auto has no number before the noise gave it one")
         return self.looks or (int(self.count or 0),)
 
 
@@ -195,7 +173,10 @@ class Design(_SpecPart):
         tuple[Annotated[int, Field(ge=0, le=2**53 - 1)], ...],
         Field(strict=False, min_length=1, max_length=MAX_SEEDS, json_schema_extra={"uniqueItems": True}),
     ] = Field(default=(1,), description="Training seeds; blocks cycle through them.")
-    blocks: Blocks = Field(description="Number of blocks; each holds every arm once.")
+    blocks: Blocks = Field(
+        description="How many blocks; each holds every arm once. auto: as many as the measured noise asks for.",
+        json_schema_extra=_or_auto,
+    )
     order_seed: int = Field(default=0, ge=0, le=2**53 - 1, description="Seed of the balanced random running order.")
     underpowered: bool = Field(
         default=False,
@@ -258,7 +239,7 @@ class Limits(_SpecPart):
 class Primary(_SpecPart):
     """The metric that decides, with its practical margin."""
 
-    model_config = ConfigDict(json_schema_extra=_primary_schema)
+    model_config = ConfigDict(json_schema_extra=primary_schema)
 
     metric: Annotated[str, Field(json_schema_extra={"enum": [*PRIMARY_METRICS]})] = "tokens_per_s"
     margin: Margin = Field(
@@ -309,7 +290,7 @@ class Primary(_SpecPart):
 class Requirement(_SpecPart):
     """One condition on a variant besides the primary metric: exactly one of max_delta, max_value and rule."""
 
-    model_config = ConfigDict(json_schema_extra=_requirement_schema)
+    model_config = ConfigDict(json_schema_extra=requirement_schema)
 
     metric: Annotated[str, Field(json_schema_extra={"enum": [*REQUIRED_METRICS]})]
     max_delta: float | None = Field(

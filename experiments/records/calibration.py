@@ -1,7 +1,7 @@
 """Calibration: what A/A blocks say about the noise of one device, and what keeps that knowledge apart from others.
 
-An A/A block holds two trials of one configuration. Its difference d = ln(repeat / baseline) of throughput is noise and
-nothing else, and all that a real difference has to be told from.
+An A/A block holds two trials of one configuration. Its difference d = ln(repeat / baseline) of what decides
+(throughput, or compile time) is noise and nothing else, and all that a real difference has to be told from.
 """
 
 from typing import Literal, TypeAlias
@@ -48,11 +48,11 @@ class AABlock(Frozen):
     started_at: str
     """RFC 3339 UTC: start of its first trial."""
     difference: float
-    """d = ln(repeat / baseline) of throughput."""
+    """d = ln(repeat / baseline) of throughput, or of compile time where that decided."""
     place: int
     """Place of the repeat in the block minus place of the baseline."""
     log_rate: float
-    """Mean over both trials of ln(tokens per second)."""
+    """Mean over both trials of ln(tokens per second), or of ln(seconds of compiling)."""
     clock_mhz: float | None
     """Median device clock over the timed steps of both; None where it cannot be read."""
     margin_pct: float
@@ -78,7 +78,7 @@ class Calibration(Frozen):
     position_effect_pct: float
     """Mean of the later trial minus the earlier one, in percent."""
     drift_pct_per_hour: float
-    """Slope of ln(throughput) against time within ablations."""
+    """Slope of `log_rate` against time within ablations."""
     largest_z: float
     """Largest |d - mean| in standard deviations: the tails."""
     clock_mhz: float | None

@@ -82,6 +82,7 @@ def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLe
         seed=block.seed,
         timed=plan.timed,
         max_foreign_load=plan.max_foreign_load,
+        cold_caches=plan.cold_caches,
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
         request_id=work.request_id,

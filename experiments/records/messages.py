@@ -114,6 +114,8 @@ class ClaimedBlock(Frozen):
     """Whether times decide: what disturbs nothing but times (load, clocks, heat) spoils the block then only."""
     max_foreign_load: float
     """Share of the cores' time that others may take during a trial on the host, where times decide."""
+    cold_caches: bool
+    """Whether every trial starts with empty caches of compilers on disk: where compile time decides."""
     spec_digest: str
     rule_digest: str
     request_id: str | None = None

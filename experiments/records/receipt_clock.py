@@ -1,29 +1,32 @@
 """The clocks of a receipt: whether its durations fit into one another.
 
-Every step carries its seconds and the moment of its end, by the same clock. So steps cannot overlap, and between two
-timed steps there is only what the loop itself does: a line of log, a look at the device's clock.
+Every step carries its seconds and the moments of its begin and end, by one clock. So seconds cannot be edited alone,
+steps cannot overlap, and between two timed steps there is only what the loop itself does: a line of log, a look at the
+device's clock. How long that takes is the machine's affair: on busy cores any of these pauses may be long. An edit that
+makes the window shorter and leaves the ends of its steps makes all of them long, the shortest too.
 """
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, Step
 from model.config import StepsConfig
 
 ROUNDING_S = 1e-6
 """Durations are differences of floating-point seconds."""
 MAX_GAP_S = 1e-3
 MAX_GAP_SHARE = 0.01
-"""The median pause between two timed steps is at most `MAX_GAP_S` and this share of the median step."""
+"""The pause between two timed steps is at most `MAX_GAP_S` and this share of the median step: the first quartile of
+the pauses, or their median in receipts of earlier code, which do not say when a step began."""
 
 
 def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
     """Return which durations of a measured trial contradict each other, in sentences."""
     return [
-        *_overlaps(receipt),
+        *_step_problems(receipt),
         *_pause_problems(receipt),
         *_warmup_problems(receipt, steps),
         *_total_problems(receipt),
@@ -40,23 +43,39 @@ def start_problems(receipt: Receipt) -> Iterator[str]:
         yield f"started_at is {receipt.started_at!r}; expected a date and time with its offset"
 
 
-def _overlaps(receipt: Receipt) -> Iterator[str]:
+def _step_problems(receipt: Receipt) -> Iterator[str]:
+    """Find a step whose seconds are not those between its begin and its end, or that began before another had ended."""
+    told = [step.began_s is not None for step in receipt.steps]
+    if any(told) != all(told):
+        yield f"{sum(told)} of {len(told)} steps say when they began"
     before = receipt.compile_s
     for step in receipt.steps:
-        if step.ended_s - before < step.seconds - ROUNDING_S:
-            yield f"step {step.index} took {step.seconds:.6g} s; the clock gives it {step.ended_s - before:.6g} s"
+        since = step.ended_s - max(before, _began(step))
+        if abs(step.ended_s - _began(step) - step.seconds) > ROUNDING_S or since < step.seconds - ROUNDING_S:
+            yield f"step {step.index} took {step.seconds:.6g} s; the clock gives it {since:.6g} s"
             return
         before = step.ended_s
 
 
+def _began(step: Step) -> float:
+    return step.ended_s - step.seconds if step.began_s is None else step.began_s
+
+
+def pauses(timed: Sequence[Step]) -> list[float]:
+    """Return the seconds between each timed step and the one before it."""
+    return [later.ended_s - earlier.ended_s - later.seconds for earlier, later in pairwise(timed)]
+
+
 def _pause_problems(receipt: Receipt) -> Iterator[str]:
     timed = [step for step in receipt.steps if step.phase == "timed"]
-    pauses = [later.ended_s - earlier.ended_s - later.seconds for earlier, later in pairwise(timed)]
-    if not pauses:
+    found = sorted(pauses(timed))
+    if not found:
         return
-    pause, step_s = statistics.median(pauses), statistics.median(step.seconds for step in timed)
+    older, step_s = timed[0].began_s is None, statistics.median(step.seconds for step in timed)
+    pause, which = (statistics.median(found), "median") if older else (found[len(found) // 4], "first quartile")
     if pause > MAX_GAP_S + MAX_GAP_SHARE * step_s:
-        yield f"between timed steps {pause:.3g} s pass (median) beside steps of {step_s:.3g} s: their seconds are short"
+        beside = f"beside steps of {step_s:.3g} s: their seconds are short"
+        yield f"between timed steps {pause:.3g} s pass ({which}) {beside}"
 
 
 def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
@@ -66,7 +85,7 @@ def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     if len(receipt.steps) < 2:
         return
     first, second = receipt.steps[:2]
-    load = second.ended_s - second.seconds - first.ended_s
+    load = _began(second) - first.ended_s
     if load < steps.warmup_s - ROUNDING_S:
         yield f"{load:.3g} s lie between step 0 and step 1; the configuration asks for {steps.warmup_s:g} s of load"
     if steps.warmup_s and not receipt.warmup_passes:

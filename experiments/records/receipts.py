@@ -34,8 +34,11 @@ class Step(Frozen):
     """Mean cross entropy in nats over valid tokens, before the update."""
     grad_norm: float
     """Global L2 norm before clipping."""
+    began_s: Told[float] = None
+    """When the step began, in seconds since the trial's training began, by a clock that is never set; None in receipts
+    of earlier code."""
     ended_s: float
-    """When the step ended, in seconds since the trial's training began, by a clock that is never set."""
+    """When it ended, by the same clock."""
     compilations: int = 0
     """Graphs and kernels that were compiled or loaded during the step."""
     clock_mhz: float | None = None
@@ -115,6 +118,8 @@ class Environment(Frozen):
     foreign_load: float | None = None
     """Share of the cores' time, from the warm-up to the end of the window, that went to anything but the trial; None
     where the system does not tell."""
+    stolen_load: Told[float] = None
+    """What of it a hypervisor gave to other machines while a core of this one was ready to run."""
     foreign_busiest: tuple[ForeignProcess, ...] = ()
     """The processes of others that used most, at most three."""
     throttle: DeviceEvents | None = None
@@ -270,6 +275,8 @@ def _count_outliers(seconds: Sequence[float]) -> int:
 def read_metric(metric: Metric, receipt: Receipt) -> float | None:
     """Return `metric` in its unit; None where the receipt holds no value: no window, no memory, no generated kernel."""
     found: Any = reduce(_attribute, metric.field.split("."), receipt)  # type: ignore[arg-type]
+    if metric.counted:
+        return len(found) or None
     value: float | None = found if metric.summed is None else _sum(found, metric.summed)
     return value if value is None or metric.per == 1 else value / metric.per
 

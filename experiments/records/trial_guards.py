@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 
 from experiments.design.guard_limits import MAX_SLOWED_SHARE
 from experiments.outcomes import Outcome
-from experiments.records.receipts import DeviceEvents, Receipt
+from experiments.records.receipts import DeviceEvents, Environment, Receipt
 from kernels.backends import NODE_CLASSES
 
 FOREIGN_LOAD = "foreign_load"
 """Of what nodes tell, the one thing that matters for times alone; some sandboxes hide it."""
+MIN_STOLEN = 0.005
+"""Share of the cores' time that is worth a word."""
 
 SLOWED_BY: dict[str, Callable[[DeviceEvents], float | None]] = {
     "software thermal slow-down": lambda events: events.sw_thermal_slowdown,
@@ -44,6 +46,13 @@ def timing_problems(receipt: Receipt, *, max_foreign_load: float) -> list[str]:
     if receipt.outcome is not Outcome.MEASURED:
         return []
     return [*_compilations(receipt), *_slow_downs(receipt), *_load_problems(receipt, max_foreign_load)]
+
+
+def cache_problems(receipt: Receipt) -> list[str]:
+    """Return the guard that one trial breaks if compile time decides: nothing may come from a cache on disk."""
+    if receipt.outcome is not Outcome.MEASURED or not receipt.compile_cache_hit:
+        return []
+    return ["everything that was compiled came from caches on disk, and compile time decides"]
 
 
 def window_s(receipt: Receipt) -> float:
@@ -114,6 +123,12 @@ def _load_problems(receipt: Receipt, limit: float) -> Iterator[str]:
         yield _not_told(receipt, FOREIGN_LOAD)
     if load is None or node_class is None or not node_class.on_host or load <= limit:
         return
+    yield f"others took {load:.0%} of the cores' time during the trial; allowed: {limit:.0%}{_by_whom(environment)}"
+
+
+def _by_whom(environment: Environment) -> str:
+    stolen = environment.stolen_load or 0.0
+    told = [f"{stolen:.0%} by other machines in this one's place"] if stolen >= MIN_STOLEN else []
     busiest = ", ".join(f"{one.name} {one.cpu_s:.1f} s" for one in environment.foreign_busiest)
-    by = f" (busiest: {busiest})" if busiest else ""
-    yield f"other processes took {load:.0%} of the cores' time during the trial; allowed: {limit:.0%}{by}"
+    told += [f"busiest: {busiest}"] if busiest else []
+    return f" ({'; '.join(told)})" if told else ""

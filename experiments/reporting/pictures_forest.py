@@ -27,7 +27,7 @@ def forest(view: AblationView) -> drawing.Picture | None:
         return None
     rule, comparisons = view.answer.rule, answer_drawing.comparisons(view.verdict)
     exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
-    shown = view.answer.variants[:MOST_VARIANTS]
+    shown = view.answer.by_effect[:MOST_VARIANTS]
     left_out = len(view.answer.variants) - len(shown)
 
     def paint(figure: Figure) -> None:
@@ -87,15 +87,3 @@ def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, 
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlabel(f"change of {metric} against the baseline, %")
     axes.xaxis.set_major_formatter(lambda value, _: wording.signed(value))
-    right = axes.twinx()
-    right.set_ylim(axes.get_ylim())
-    right.set_yticks(places, [_numbers(v) for v in shown])
-    right.tick_params(axis="y", length=0, labelcolor=INK)
-    right.spines["left"].set_visible(False)
-
-
-def _numbers(variant: VariantLayout) -> str:
-    if not variant.effect.numbers:
-        return f"{variant.word.text}: no statistics"
-    exact = variant.values[1].text != wording.NOTHING
-    return f"{variant.effect} ({variant.values[1] if exact else variant.interval})"

@@ -13,6 +13,8 @@ from experiments.analysis.verdicts import Verdict
 from experiments.records.circumstances import Circumstances
 from experiments.reporting import circumstance_tables, drawing, evidence_tables, pictures, wording
 from experiments.reporting.compilation_table import compilation_table
+from experiments.reporting.first_screen import first_screen
+from experiments.reporting.rule_words import rule_in_words
 from experiments.reporting.table import Table
 from experiments.reporting.verdict_layout import is_exact
 from experiments.reporting.view import AblationView
@@ -28,6 +30,7 @@ def render(view: AblationView) -> str:
         .render(
             view=view,
             answer=view.answer,
+            first=first_screen(view),
             glance=_glance(view),
             pictures=pictures.draw_all(view),
             detail_tables=_filled(
@@ -42,6 +45,7 @@ def render(view: AblationView) -> str:
             ledger=None if view.verdict is None else wording.false_words(view.verdict.circumstances.admission.ledger),
             provenance=evidence_tables.provenance_table(view),
             rule=evidence_tables.rule_table(view.verdict.rule) if view.verdict else None,
+            rule_in_words=rule_in_words(view.verdict.rule) if view.verdict else "",
             receipts=evidence_tables.receipts_table(view),
         )
     )

@@ -3,11 +3,13 @@
 Renderers (`service.cli.show`, `markdown`, `report`, `mlflow_runs`) decide how it looks and nothing of what it says.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.analysis.words import gain_pct
 from experiments.design.metrics import METRICS
 from experiments.reporting import sentences, verdict_cells, wording
 from experiments.reporting.table import Cell, Table, numbers, row, texts
@@ -68,6 +70,8 @@ class VerdictLayout:
     """The decisions on all variants in one sentence."""
     rule: PrimaryRule
     variants: tuple[VariantLayout, ...]
+    by_effect: tuple[VariantLayout, ...]
+    """The same, the largest improvement first; those without numbers come last."""
     answers: Table
     """One row for each variant: the table that every medium shows."""
     statistics: Table
@@ -93,11 +97,23 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
         lead=sentences.lead(verdict),
         rule=_primary_rule(verdict.rule),
         variants=variants,
+        by_effect=tuple(variants[place] for place in _by_effect(verdict.variants)),
         answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
         statistics=_statistics_table(variants),
         requirements=_requirements_table(variants),
         other_metrics=_other_metrics_table(verdict),
     )
+
+
+def _by_effect(variants: Sequence[VariantVerdict]) -> list[int]:
+    """Return the places of variants in the order of their effects."""
+    return sorted(range(len(variants)), key=lambda place: -_gain_pct(variants[place]))
+
+
+def _gain_pct(variant: VariantVerdict) -> float:
+    if variant.exact is not None and variant.exact.seeds:
+        return min(variant.exact.gains_pct)
+    return -math.inf if variant.primary is None else gain_pct(variant.primary)
 
 
 def is_exact(verdict: Verdict) -> bool:

@@ -22,6 +22,7 @@ from experiments.simulation.cases import (
     said,
     with_looks,
 )
+from experiments.simulation.dependence import SOURCES, dependent
 from experiments.simulation.noise import SD
 from experiments.simulation.rates import Rate
 
@@ -38,6 +39,7 @@ def tables(repetitions: int) -> Iterator[str]:
     yield _traps_table(repetitions)
     yield _bootstrap_table(repetitions)
     yield _losses_table(repetitions)
+    yield _dependence_table(repetitions)
 
 
 def _noise_table(name: str, repetitions: int) -> str:
@@ -146,6 +148,19 @@ def _losses_table(repetitions: int) -> str:
             rows.append((noise, blocks, seeds, gap, ours))
     heads = ("noise", "blocks", "seeds", "largest gap of repeats", "ours")
     return _table("Losses of a null variant outside the envelope", heads, rows)
+
+
+def _dependence_table(repetitions: int) -> str:
+    rows = []
+    for source, (drawing, shares) in SOURCES.items():
+        for share in shares:
+            for blocks in BLOCKS:
+                found = dependent(drawing, share, blocks=blocks, repetitions=repetitions)
+                seen = f"{found.seen:+.2f}"
+                rows.append((source, f"{share:g}", seen, blocks, found.plain, found.widened, f"{found.factor:.2f}"))
+    heads = ("what resembles its neighbour", "by", "autocorrelation of d", "blocks", "wrong words, t test", "widened",
+             "by a factor of")  # fmt: skip
+    return _table("Dependence between blocks: wrong better or worse", heads, rows)
 
 
 def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
@@ -59,10 +60,11 @@ def import_(
     console.print(f"  report   ablate report {answer.id}")
 
 
-def write_plan(spec: SpecBody, path: Path, *, as_json: bool) -> None:
-    """Write the plan file of a spec, and say what to do with it."""
-    plan = make_plan(parse_spec(spec.content, spec.content_type))
-    file = make_plan_file(plan, spec_text=spec.content.decode(), content_type=spec.content_type)
+def write_plan(body: SpecBody, path: Path, *, known: Sequence[Calibration] = (), as_json: bool) -> None:
+    """Write the plan file of a spec, sized by what is `known` about noise if it asks so; say what to do with it."""
+    content, content_type = with_number(body.content, body.content_type, known)
+    plan = make_plan(parse_spec(content, content_type))
+    file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type)
     path.write_text(plan_file_text(file), encoding="utf-8")
     if as_json:
         print_json({"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest})
@@ -79,14 +81,15 @@ def verdict_of(subject: str, calibrations: Sequence[Calibration] = ()) -> Verdic
     """Return the verdict of an ablation of the service, or of a bundle, judged here with what is known about noise."""
     if is_bundle(Path(subject)):
         return judge_bundle(read_bundle(Path(subject))[1], calibrations)
-    _only_offline(calibrations)
+    only_offline(calibrations)
     with Client() as client:
         return client.ablations.verdict(subject)
 
 
-def _only_offline(calibrations: Sequence[Calibration]) -> None:
+def only_offline(calibrations: Sequence[object] | None) -> None:
+    """Refuse calibrations where the service is asked. Raises SpecError."""
     if calibrations:
-        detail = "--calibration is for bundles; the service judges by the A/A blocks that it knows"
+        detail = "--calibration is for bundles and for plan --out; the service goes by the A/A blocks that it knows"
         raise SpecError([SpecProblem(pointer="--calibration", detail=detail, hint="import the A/A bundle")])
 
 
@@ -97,7 +100,7 @@ def report_of(subject: str, calibrations: Sequence[Calibration] = ()) -> tuple[s
 
         view = bundle_view(read_bundle(Path(subject))[1], calibrations)
         return view.ablation_id, render(view)
-    _only_offline(calibrations)
+    only_offline(calibrations)
     with Client() as client:
         return subject, client.ablations.report(subject)
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from experiments.analysis.calibration import calibration_problems, calibrations_of, join_calibrations
+from experiments.analysis.dependence import strength, widening
 from experiments.documents import first_problem
 from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle_files import is_bundle
@@ -91,7 +92,8 @@ def _lines(one: Calibration) -> Sequence[str]:
         f"[bold]{escape(one.key.node_class)} {escape(one.key.device_serial)}[/], {one.key.recipe}: "
         f"{one.blocks} A/A blocks, the last {one.measured_at}",
         f"  sd of d {one.sd_pct:.3f} %, at most {one.sd_upper_pct:.3f} % (95 %); mean {one.mean_pct:+.3f} %",
-        f"  autocorrelation {one.autocorrelation:+.2f}; the later trial {one.position_effect_pct:+.3f} %; "
+        f"  autocorrelation {one.autocorrelation:+.2f}, for which tests of ten blocks are "
+        f"{widening(strength(one.samples), 10):.2f} times wider; the later trial {one.position_effect_pct:+.3f} %; "
         f"drift {one.drift_pct_per_hour:+.2f} % an hour; largest {one.largest_z:.1f} sd",
         f"  calibration {one.digest}",
     ]

@@ -26,7 +26,6 @@ from service.cli import (
 )
 from service.cli.calibration_files import CalibrationOption, read_calibrations
 from service.cli.output import JsonOption, guarded, out, print_json, print_text
-from service.cli.sized_spec import with_blocks
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import announce, follow_to_end, run_spec
 from service.client import Client
@@ -59,19 +58,16 @@ def plan(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
     ] = None,
-    sized: Annotated[
-        Path | None, typer.Option("--sized", help="Write the spec with as many blocks as the measured noise asks for.")
-    ] = None,
+    calibration: CalibrationOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
     if out_file is not None:
-        bundles.write_plan(read_spec(spec), out_file, as_json=as_json)
+        bundles.write_plan(read_spec(spec), out_file, known=read_calibrations(calibration), as_json=as_json)
         return
+    bundles.only_offline(calibration)
     with Client() as client:
         answer = client.ablations.plan(read_spec(spec))
-    if sized is not None:
-        sized.write_bytes(with_blocks(read_spec(spec), answer))
     print_json(answer) if as_json else out().print(show.plan(answer))
 
 

@@ -13,8 +13,7 @@ from experiments.errors import BundleError, ReceiptError
 from experiments.records.bundle import MANIFEST, RECEIPT, Bundle
 from experiments.records.bundle_files import is_bundle, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
-from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt
+from experiments.records.signed_receipt import SignedReceipt, verify_signed
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.client import Client
 
@@ -31,11 +30,11 @@ def verify_(
     ],
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", metavar="KEY", help="A bundle must be signed by this key, or another that is given."),
+        typer.Option("--key", metavar="KEY", help="All must be signed by this key, or another that is given."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute digests, signatures and statistics from the raw samples. Exit 1 when anything is not good."""
+    """Recompute digests, signatures and statistics from raw samples; say who signed. Exit 1 unless all is good."""
     findings = {name: found for path in files for name, found in _examine(path, frozenset(key or ()))}
     if as_json:
         print_json({"receipts": [{"receipt": name, "problems": found} for name, found in findings.items()]})
@@ -61,20 +60,22 @@ def get(
     if output is None:
         print_json(found)
         return
-    plain = found.model_dump(mode="json") if isinstance(found, Receipt) else [r.model_dump(mode="json") for r in found]
-    output.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    plain = [one.model_dump(mode="json") for one in (found if isinstance(found, list) else [found])]
+    output.write_text(
+        json.dumps(plain if isinstance(found, list) else plain[0], indent=2, ensure_ascii=False) + "\n",
+        encoding="utf-8",
+    )
     out().print(str(output))
 
 
-def _of_ablation(client: Client, ablation: str) -> list[Receipt]:
+def _of_ablation(client: Client, ablation: str) -> list[SignedReceipt]:
     return [client.trials.receipt(trial.id) for trial in client.ablations.trials(ablation) if trial.receipt_digest]
 
 
 def _examine(path: Path, keys: frozenset[str]) -> list[tuple[str, list[str]]]:
     """Return what is wrong with every receipt in a file, or with every file of a bundle, under names to show."""
     if not is_bundle(path):
-        alone = ["a receipt by itself carries no signature; its bundle does"] if keys else []
-        return [(name, verify(receipt) + alone) for name, receipt in _load(path)]
+        return [(name, _receipt_problems(name, receipt, keys)) for name, receipt in _load(path)]
     files = read_bundle_files(path)
     try:
         signatures = _signatures(open_bundle(files), keys)
@@ -84,6 +85,19 @@ def _examine(path: Path, keys: frozenset[str]) -> list[tuple[str, list[str]]]:
     else:
         found = {name: [] for name in files} | {MANIFEST: signatures}
     return [(f"{path}/{name}", details) for name, details in found.items() if details or name.endswith(RECEIPT)]
+
+
+def _receipt_problems(name: str, receipt: Mapping[str, Any], keys: frozenset[str]) -> list[str]:
+    """Say by whom a good receipt is signed; return what is wrong with it, and whether that is none of `keys`."""
+    problems, signature = verify_signed(receipt)
+    if problems:
+        return problems
+    key = None if signature is None else signature.by.key
+    who = "[yellow]nobody[/]" if signature is None else f"{key} of {escape(signature.node)}"
+    err().print(f"{escape(name)}: signed by {who}")
+    if not keys or key in keys:
+        return []
+    return [f"is signed by {key or 'nobody'}, which is none of the keys that were given"]
 
 
 def _signatures(bundle: Bundle, keys: frozenset[str]) -> list[str]:

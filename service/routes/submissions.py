@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 from sqlalchemy import Connection
 
+from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.sizing import sizing_problems
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
@@ -22,10 +23,10 @@ from service.responses import etag_of, secured
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.store.ablations import mean_trial_s
-from service.store.calibrations import read_sizing
+from service.store.calibrations import read_calibrations, read_sizing
 from service.store.nodes import count_live
 from service.store.quotas import check_quota
-from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, known_answer, store_submission
+from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, find_answer, store_submission
 
 router = APIRouter(prefix="/v1", tags=["submissions"])
 
@@ -60,6 +61,8 @@ _HEADERS = {
 def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -> PlanPublic:
     """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
     spec = parse_spec(body.content, body.content_type)
+    if spec.design.blocks.auto:
+        spec = _numbered(services, body)[1]
     plan = make_plan(spec)
     with services.store.read() as connection:
         live = count_live(connection, silent_s=silent_limit_s(services.settings))
@@ -69,6 +72,14 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
     return plan_public(
         plan, expected_device_minutes=_device_minutes(plan, seconds), node_classes=answers, sizing=sizing
     )
+
+
+def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpec]:
+    """Return a spec that leaves its number of blocks to the noise, with the number. Raises SpecError."""
+    with services.store.read() as connection:
+        known = read_calibrations(connection)
+    content, content_type = with_number(body.content, body.content_type, known)
+    return SpecBody(content=content, content_type=content_type), parse_spec(content, content_type)
 
 
 def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
@@ -137,6 +148,12 @@ def _body_digest(body: SpecBody) -> str:
 
 def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: Principal) -> GivenAnswer:
     spec = parse_spec(body.content, body.content_type)
+    if spec.design.blocks.auto:
+        with services.store.read() as connection:
+            before = find_answer(connection, key)
+        if before is not None:
+            return before
+        body, spec = _numbered(services, body)
     ablation_id = new_id("abl")
     submission = Submission(
         ablation_id=ablation_id,
@@ -156,7 +173,10 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
             check_quota(connection, principal)
     except KeyKnown:
         with services.store.read() as connection:
-            return known_answer(connection, key)
+            before = find_answer(connection, key)
+        if before is None:
+            raise
+        return before
     return answer
 
 

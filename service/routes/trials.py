@@ -4,13 +4,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from experiments.records.receipts import Receipt
+from experiments.records.signed_receipt import SignedReceipt
 from service.deps import Reader, ServicesDep, TrialId
 from service.errors import NotYet
 from service.pages import Absent
 from service.responses import secured
 from service.sse import streams_of
 from service.store.ablations import get_receipt
+from service.store.block_signatures import block_signature
 from service.store.logs import read_log
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"])
@@ -23,17 +24,20 @@ _OFFSET = "^(0|[1-9][0-9]{0,14})$"
 @router.get(
     "/{trial_id}/receipt",
     operation_id="getReceipt",
-    summary="Show a trial's receipt",
-    response_model=Receipt,
+    summary="Show a trial's receipt with its block's signature",
+    response_model=SignedReceipt,
     responses=secured(404, 409, 422),
 )
 def read_receipt(trial_id: TrialId, services: ServicesDep, principal: Reader) -> Response:
-    """Return the receipt exactly as it was stored."""
+    """Return the receipt exactly as it was stored, and beside it the signature of its block."""
     with services.store.read() as connection:
         row = get_receipt(connection, trial_id)
+        signature = block_signature(connection, trial_id)
     if row.payload is None:
         raise NotYet(f"the trial is {row.state}; it has no receipt")
-    return Response(row.payload, media_type="application/json", headers={"ETag": f'"{row.digest}"'})
+    signed = "null" if signature is None else signature.model_dump_json()
+    text = f'{row.payload[:-1]},"signature":{signed}}}'
+    return Response(text, media_type="application/json", headers={"ETag": f'"{row.digest}"'})
 
 
 @router.get(

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from kernels.backends import NODE_CLASSES
 from service.principals import Scope
 from service.schemas.public import Public
 
@@ -17,6 +18,7 @@ HumanScope = Literal[Scope.READ, Scope.SUBMIT, Scope.OPERATE, Scope.ADMIN]
 DeviceMinutes = Annotated[
     float | None, Field(ge=0, allow_inf_nan=False, description="Device minutes in all; null for no limit.")
 ]
+NodeClassName = Annotated[str, Field(json_schema_extra={"enum": list(NODE_CLASSES)}, examples=["h200"])]
 Why = Annotated[str, Field(pattern="^[ -~]{1,500}$", description="People will read it.", examples=["Ada left"])]
 
 
@@ -38,7 +40,7 @@ class NodeKeyRequest(AccessRequest):
     """A node that wants a key."""
 
     name: str = Field(pattern=NODE_NAME, examples=["gpu-7"])
-    node_class: str | None = Field(default=None, description="The only class that it may have; null for any.")
+    node_class: NodeClassName | None = Field(default=None, description="The only class that it may have; null for any.")
 
 
 class RotateRequest(AccessRequest):

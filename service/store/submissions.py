@@ -62,10 +62,12 @@ class KeyKnown(ServiceError):
     """This Idempotency-Key was answered before."""
 
 
-def known_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer:
-    """Return the answer given before to this key. Raises IdempotencyMismatch when it was for another body."""
+def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | None:
+    """Return the answer given before to this key, or None. Raises IdempotencyMismatch for another body."""
     query = _KNOWN.where(idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
-    row = connection.execute(query).one()
+    row = connection.execute(query).first()
+    if row is None:
+        return None
     if row.body_digest != key.body_digest:
         raise IdempotencyMismatch
     return GivenAnswer(ablation_id=row.ablation_id, text=row.answer)

@@ -33,6 +33,7 @@ OUTSIDE_THEIR_PICTURE = """() => [...document.querySelectorAll('figure svg')].fl
             || own.top < box.top - 1 || own.bottom > box.bottom + 1;
     }).map(text => text.textContent);
 })"""
+UNFOLD = "() => document.querySelectorAll('details').forEach(part => { part.open = true; })"
 OVERLAPPING = """() => [...document.querySelectorAll('figure svg')].flatMap(svg => {
     const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
     const meet = (p, q) => Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1
@@ -74,10 +75,12 @@ def open_report(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
 @pytest.mark.parametrize("width", [390, 820, 1200])
 def test_nothing_overflows_or_overlaps(open_report: Open, name: str, width: int) -> None:
     page = open_report(VIEWS[name](), width=width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(OVERFLOWING) == []
-    assert page.evaluate(OUTSIDE_THEIR_PICTURE) == []
-    assert page.evaluate(OVERLAPPING) == []
+    for unfold in ("() => null", UNFOLD):
+        page.evaluate(unfold)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(OVERFLOWING) == []
+        assert page.evaluate(OUTSIDE_THEIR_PICTURE) == []
+        assert page.evaluate(OVERLAPPING) == []
 
 
 def test_the_answer_and_every_picture_are_there(open_report: Open) -> None:
@@ -88,6 +91,7 @@ def test_the_answer_and_every_picture_are_there(open_report: Open) -> None:
     )
     assert page.locator(".lead").inner_text().startswith("Adopt psiv-on")
     assert page.locator(".answer").count() == 4
+    page.evaluate(UNFOLD)
     tables = page.locator("main table")
     assert tables.count() >= 8
     figures = page.locator("figure svg")
@@ -116,7 +120,7 @@ def test_an_exact_answer_is_drawn_without_intervals(open_report: Open) -> None:
     assert page.locator(".lead").inner_text().startswith("Do not adopt")
     caption = page.locator("#picture-forest figcaption").inner_text()
     assert "there is no noise, hence no interval" in caption
-    assert page.locator("#picture-forest svg").get_by_text("102.70").count() > 0
+    assert page.locator(".answer", has_text="102.70").count() > 0
 
 
 def test_dark_mode_changes_page_and_pictures(open_report: Open) -> None:
@@ -133,13 +137,13 @@ def test_dark_mode_changes_page_and_pictures(open_report: Open) -> None:
 
 def test_it_prints_with_its_receipts(open_report: Open) -> None:
     page = open_report(views.cpu_view(), scheme="dark")
-    assert page.locator("details table").is_visible() is False
+    assert page.locator("#receipts").is_visible() is False
     pdf = page.pdf(format="A4")
     assert pdf.startswith(b"%PDF")
     assert len(pdf) > 40_000
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 690, "height": 1000})
-    assert page.locator("details table").is_visible()
+    assert page.locator("#receipts").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 690
 
 
@@ -147,3 +151,49 @@ def test_markup_in_names_stays_text(open_report: Open) -> None:
     page = open_report(views.hostile())
     assert page.locator("h1").inner_text() == views.HOSTILE
     assert page.evaluate("document.querySelectorAll('script, img, iframe, a[href^=\"http\"]').length") == 0
+
+
+MANY = {
+    "baseline": views.Effect(),
+    **{
+        f"variant-{n}": views.Effect(
+            speed_pct=n - 5.0,
+            gates={"chunk_size": (16, 32, 64)[n % 3], "psiv_cache": n % 2 == 0, "compile": n >= 6, "loss": "chunked"},
+        )
+        for n in range(12)
+    },
+}
+
+
+def many() -> AblationView:
+    return views.view(arms=MANY, num_blocks=40, timed=4)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_the_first_screen_answers(open_report: Open, width: int, height: int) -> None:
+    page = open_report(views.view(), width=width)
+    page.set_viewport_size({"width": width, "height": height})
+    lines = page.locator(".answer .line")
+    boxes = [lines.nth(i).bounding_box() for i in range(lines.count())]
+    assert all(box is not None and box["y"] + box["height"] <= height for box in boxes)
+    told = page.locator("#answer").inner_text()
+    assert "faster by 2.44" in told.replace("\N{NO-BREAK SPACE}", " ")
+    assert "tokens/s" in told
+    if width > height:
+        forest = page.locator("#picture-forest svg").bounding_box()
+        assert forest is not None
+        assert forest["y"] + forest["height"] <= height
+        assert page.locator(".warnings").bounding_box()["y"] < height  # type: ignore[index]
+
+
+def test_twelve_variants_over_forty_blocks_fit_and_are_sorted(open_report: Open) -> None:
+    page = open_report(many(), width=1280)
+    assert page.evaluate("document.documentElement.scrollHeight") <= 8000
+    lines = page.locator(".answer .line")
+    assert lines.count() == 12
+    last = lines.nth(11).bounding_box()
+    assert last is not None
+    assert last["y"] + last["height"] <= 900
+    assert lines.nth(0).inner_text().startswith("variant-11")
+    assert lines.nth(11).inner_text().startswith("variant-0")
+    assert page.evaluate(OVERFLOWING) == []

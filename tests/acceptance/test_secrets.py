@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from experiments.runtime.processes import wait_until
 from service.stack import processes
 from tests.acceptance.test_stack import SPEC, Home
 
@@ -69,6 +70,7 @@ def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path
         home.environment["ABLATE_TOKEN"] = planted["ada"]
         ran = home.run("run", str(spec))
         assert ran.returncode in range(5), ran.stderr
+        assert wait_until(lambda: _is_projected(stack["api_url"], planted["admin"]), patience_s=120)
         said = [ran.stdout, ran.stderr, *_refusals(stack["api_url"], planted)]
         del home.environment["ABLATE_TOKEN"]
         with sqlite3.connect(f"file:{home.files.home / 'ablate.db'}?mode=ro", uri=True) as database:
@@ -140,10 +142,16 @@ def _refusals(url: str, planted: dict[str, str]) -> list[str]:
     return [answer.text + str(answer.headers) for answer in asked]
 
 
+def _is_projected(url: str, admin: str) -> bool:
+    """Report and MLflow runs are made last."""
+    answer = httpx.get(f"{url}/v1/ablations", headers={"Authorization": f"Bearer {admin}"}, trust_env=False)
+    return answer.json()["items"][0]["mlflow_url"] is not None
+
+
 def _answers(url: str, admin: str) -> list[str]:
-    """Every answer to a GET, for every ablation and trial that there is."""
+    """Every answer to a GET, for the newest ablation and all of its trials."""
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin}"}, trust_env=False, timeout=60) as http:
-        listed = [http.get("/v1/ablations").json()["items"][0]["links"]["self"]]
+        own = http.get("/v1/ablations").json()["items"][0]["links"]["self"]
         paths = [
             "/v1/tokens",
             "/v1/nodes",
@@ -154,10 +162,9 @@ def _answers(url: str, admin: str) -> list[str]:
             "/readyz",
             "/version",
         ]
-        for own in listed:
-            paths += [own, *(f"{own}/{part}" for part in ("blocks", "trials", "verdict", "report", "events", "spec"))]
-            for trial in http.get(f"{own}/trials?limit=500").json()["items"]:
-                paths += [f"/v1/trials/{trial['id']}/receipt", f"/v1/trials/{trial['id']}/log"]
+        paths += [own, *(f"{own}/{part}" for part in ("blocks", "trials", "verdict", "report", "events", "spec"))]
+        for trial in http.get(f"{own}/trials?limit=500").json()["items"]:
+            paths += [f"/v1/trials/{trial['id']}/receipt", f"/v1/trials/{trial['id']}/log"]
         answers = [http.get(path) for path in paths]
     assert {answer.status_code for answer in answers} == {200}
     return [answer.text for answer in answers]

@@ -114,7 +114,7 @@ def test_every_letter_of_a_pattern_has_a_module_and_its_flops() -> None:
 def test_what_training_measures_reaches_the_receipt() -> None:
     measured, told = {field.name for field in fields(TrainResult)}, set(TrialResult.model_fields)
     data = {"data_digest", "data_folder"}
-    in_parts = {"loss_val", "peak_allocated_bytes", "peak_reserved_bytes", "foreign_load"}
+    in_parts = {"loss_val", "peak_allocated_bytes", "peak_reserved_bytes", "foreign_load", "stolen_load"}
     assert measured - told == {"steps"}
     assert told - measured == {"failure_class", "message", "compilation"} | data
     assert told - set(Receipt.model_fields) == in_parts | data

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.design.calibration import CONTENT_TYPE
+from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.spec import AblationSpec
 from experiments.ids import new_id
@@ -181,3 +182,26 @@ def test_one_ablation_in_ten_gets_a_control_but_no_calibration_and_no_exact_one(
     assert 140 < sum(_has_control(one, make_spec(), 10) for one in ids) < 260
     assert not any(_has_control(one, spec, 1) for one in ids[:50] for spec in (exact, aa_spec()))
     assert not any(_has_control(one, make_spec(), 0) for one in ids[:50])
+
+
+def test_a_number_of_blocks_that_is_left_to_the_noise_is_put_in_when_the_noise_is_known(api: Api) -> None:
+    auto = spec_values(design__blocks="auto")
+    refused = api.post_spec(auto, key="early")
+    assert refused.status_code == 422
+    (problem,) = refused.json()["errors"]
+    assert (problem["pointer"], "ablate aa cpu --like SPEC" in problem["hint"]) == ("#/design/blocks", True)
+    assert api.client.post("/v1/ablations:plan", json=auto, headers=api.admin).status_code == 422
+    submit_aa(api)
+    run(api, aa_spec())
+    plan = api.client.post("/v1/ablations:plan", json=auto, headers=api.admin).json()
+    made = api.post_spec(auto, key="late")
+    assert made.status_code == 202
+    assert made.json()["plan"]["blocks"] == len(plan["blocks"]) == plan["sizing"]["blocks_needed"]
+    kept = answer(api, f"/v1/ablations/{made.json()['id']}/spec")
+    assert kept["text"].startswith(f"# blocks: auto gave {len(plan['blocks'])}: sd of d at most ")
+    run(api, parse_spec(kept["text"].encode(), kept["content_type"]))
+    judged = answer(api, f"/v1/ablations/{made.json()['id']}/verdict")
+    assert {one["verdict"] for one in judged["variants"]} == {"better", "worse"}
+    submit_aa(api, blocks=6, order_seed=9)
+    run(api, aa_spec(blocks=6, order_seed=9), seed=5)
+    assert api.post_spec(auto, key="late").json() == made.json()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +12,7 @@ from experiments.records.bundle import RECEIPT
 from experiments.records.bundle_files import write_tar
 from experiments.records.plan_file import read_plan_file
 from experiments.records.signing import Signer
-from service.cli import bundles, keys
+from service.cli import bundles, keys, receipts
 from service.cli.client import app
 from service.client import Client
 from tests.api_stack import ADMIN, Api, served_api
@@ -24,7 +25,7 @@ FILE = make_file()
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path / "api") as running:
         url = str(running.client.base_url)
-        for module in (bundles, keys):
+        for module in (bundles, keys, receipts):
             monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
         yield running
 
@@ -123,3 +124,48 @@ def test_import_refuses_what_is_no_bundle_and_parts_that_do_not_belong_together(
     one = write_folder(make_bundle(FILE, [0]), tmp_path / "one")
     code, _out, err = ablate("import", one, one)
     assert (code, "block 1 is in an earlier bundle" in err) == (5, True)
+
+
+def test_a_receipt_fetched_alone_says_who_signed_its_block(tmp_path: Path, api: Api) -> None:
+    own, other = Signer(b"o" * 32), Signer(b"x" * 32)
+    folder = write_folder(make_bundle(FILE, [0, 1], signer=own), tmp_path / "bundle")
+    assert ablate("import", folder, "--trust", own.key)[0] == 0
+    trials = [row["id"] for row in api.get(f"/v1/ablations/{FILE.ablation_id}/trials").json()["items"]]
+    path, every = tmp_path / "receipt.json", tmp_path / "receipts.json"
+    assert ablate("receipts", "get", trials[1], "--output", path)[0] == 0
+    code, out, err = ablate("receipts", "verify", path, "--key", own.key)
+    assert (code, out.count("good"), f"signed by {own.key} of far-node" in err) == (0, 1, True)
+    code, out, _err = ablate("receipts", "verify", path, "--key", other.key)
+    assert (code, f"is signed by {own.key}, which is none of the keys" in out) == (1, True)
+    assert ablate("receipts", "get", FILE.ablation_id, "--output", every)[0] == 0
+    code, out, err = ablate("receipts", "verify", every)
+    assert (code, out.count("good"), err.count(f"signed by {own.key}")) == (0, 6, 6)
+    good = json.loads(path.read_text())
+    for edit, said in EDITED_SIGNATURES.items():
+        path.write_text(json.dumps(edit(good, other)))
+        code, out, _err = ablate("receipts", "verify", path)
+        assert (code, said in out) == (1, True), (said, out)
+
+
+def _another_digest(receipt: dict[str, Any], _: Signer) -> dict[str, Any]:
+    digests = ["sha256:other", *receipt["signature"]["receipts"][1:]]
+    return {**receipt, "signature": {**receipt["signature"], "receipts": digests}}
+
+
+def _moved(receipt: dict[str, Any], _: Signer) -> dict[str, Any]:
+    return {**receipt, "signature": {**receipt["signature"], "receipts": receipt["signature"]["receipts"][::-1][1:]}}
+
+
+def _by_another(receipt: dict[str, Any], other: Signer) -> dict[str, Any]:
+    by = {**receipt["signature"]["by"], "key": other.key}
+    return {**receipt, "signature": {**receipt["signature"], "by": by}}
+
+
+EDITED_SIGNATURES = {
+    _another_digest: "is not what key",
+    _moved: "its signature is over other receipts",
+    _by_another: "is not what key",
+    lambda receipt, _: {**receipt, "wall_s": 1.0}: "was altered",
+    lambda receipt, _: {**receipt, "signature": {"node": "a"}}: "its signature is none",
+}
+"""What somebody does to a signed receipt, and what is said of it."""

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from experiments.analysis.calibration import calibrate, key_of
+from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import read_plan_file
 from service.cli import aa, bundles, calibration_files
@@ -20,6 +22,8 @@ from service.client import Client
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from tests.api_stack import ADMIN, Api, served_api
+from tests.calibrations import noisy_blocks
+from tests.factories import make_receipt, make_spec, spec_values
 from tests.integration.test_exec import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,3 +133,20 @@ def read_key(bundle: Path) -> str:
 def test_what_cannot_be_calibrated_is_refused_with_the_reason(arguments: list[str], said: str) -> None:
     code, _out, err = ablate("aa", *arguments, "--print")
     assert (code, said in err) == (5, True), err
+
+
+def test_a_plan_for_a_node_that_reaches_nothing_is_sized_by_a_calibration_file(tmp_path: Path) -> None:
+    spec, known, plan = tmp_path / "spec.json", tmp_path / "calibration.json", tmp_path / "plan.json"
+    spec.write_text(json.dumps(spec_values(design__blocks="auto")))
+    code, _out, err = ablate("plan", spec, "--out", plan)
+    assert (code, "ablate aa cpu --like SPEC" in err, plan.exists()) == (5, True, False)
+    like = make_spec()
+    key = key_of(like, make_receipt(make_plan(like), 0, "baseline"))
+    known.write_text(calibrate(key, noisy_blocks(sd=0.02)).model_dump_json())
+    code, _out, err = ablate("plan", spec, "--out", plan, "--calibration", known)
+    assert code == 0, err
+    file = read_plan_file(plan.read_bytes())
+    assert file.spec.design.blocks.number == len(file.plan.blocks) > 6
+    assert file.spec_text.startswith(f"# blocks: auto gave {len(file.plan.blocks)}")
+    code, _out, err = ablate("plan", spec, "--calibration", known)
+    assert (code, "--calibration is for bundles and for plan --out" in err) == (5, True)

@@ -189,7 +189,7 @@ def test_load_by_others_reruns_the_block_twice_and_is_then_the_result_of_its_tri
             process.wait()
     assert code == 0, err
     for number in (1, 2):
-        assert f"block 1 broke, invalid_measurement {number} of 3: arm 'baseline': other processes took" in err
+        assert f"block 1 broke, invalid_measurement {number} of 3: arm 'baseline': others took" in err
     assert "busiest: python" in err
     bundle = strict.read()
     assert [record.failure_class for record in bundle.broken] == ["invalid_measurement"] * 2
@@ -197,7 +197,7 @@ def test_load_by_others_reruns_the_block_twice_and_is_then_the_result_of_its_tri
     assert {trial.receipt.outcome for trial in block.trials} == {"invalid"}
     (variant,) = judge_bundle(bundle).variants
     assert variant.verdict == "invalid"
-    assert "other processes took" in variant.reason
+    assert "others took" in variant.reason
 
 
 def test_arms_that_are_late_again_have_it_as_their_result(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from schemathesis.checks import CHECKS
 from tests.api_stack import SIGNER, Api, served_api
 from tests.golden.freeze_openapi import GOLDEN
 
+SPARE = "spare"
+"""A node with a key, and a token, that are changed and revoked like everything else."""
 CASES = {"sqlite": 80, "postgresql": 15}
 """Of each operation and generation mode: the surface is the same on both, the answers come from the database."""
 EVERY_CHECK = (
@@ -48,6 +50,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def _real_ids(api: Api) -> dict[str, list[str]]:
     """Ids of an ablation that is over, one that waits, their trials and an attempt: unknown ids alone test little."""
     node = api.register()
+    api.client.post("/v1/tokens", headers=api.admin, json={"name": SPARE, "scope": "read"})
     over, waiting = api.submit(ablation="over"), api.submit(ablation="waiting")
     block = api.claim(node)
     assert block is not None
@@ -59,7 +62,7 @@ def _real_ids(api: Api) -> dict[str, list[str]]:
         "ablation_id": [over["id"], waiting["id"]],
         "trial_id": [block["trials"][0]["trial_id"], held["trials"][0]["trial_id"]],
         "attempt_id": [block["attempt_id"], held["attempt_id"]],
-        "name": ["node-a"],
+        "name": [SPARE],
         "key": [SIGNER.key],
         "recipe": ["hybrid-tiny"],
     }
@@ -97,7 +100,7 @@ def _run(api: Api, operation: Any, mode: GenerationMode, *, ids: dict[str, list[
         names = (*names, "positive_data_acceptance")
     checks = [CHECKS.get_one(name) for name in names]
     statuses: set[int] = set()
-    token = api.worker if "workers" in operation.tags else api.admin
+    token = _token(api, operation)
 
     @seed(1)
     @settings(
@@ -120,6 +123,13 @@ def _run(api: Api, operation: Any, mode: GenerationMode, *, ids: dict[str, list[
 
     send()
     return statuses
+
+
+def _token(api: Api, operation: Any) -> dict[str, str]:
+    """Return the headers of somebody who may do this to the real ids."""
+    if "workers" not in operation.tags:
+        return api.admin
+    return api.worker_of(SPARE if operation.label.startswith("PUT /v1/nodes/") else "node-a")
 
 
 def test_openapi_document_is_frozen(api: Api) -> None:

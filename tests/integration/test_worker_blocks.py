@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from experiments.design.arms import arm_digest
 from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
-from model.config import OptimConfig, StepsConfig
+from experiments.records.messages import ClaimedTrial
+from model.config import AttentionConfig, HybridConfig, OptimConfig, StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
@@ -191,3 +193,33 @@ def test_lost_fork_server_is_replaced(rig: Rig) -> None:
     rig.service.blocks.append(block([rig.config()], attempt="fork"))
     (report,) = until(lambda: rig.service.bodies(":report"))
     assert report["receipts"][0]["outcome"] == "measured"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_where_compile_time_decides_every_trial_compiles_from_nothing(rig: Rig) -> None:
+    """The same configuration twice on one node: without empty caches the second would find the first one's code."""
+    small = HybridConfig(vocab_size=512, d_model=32, pattern="F", attention=AttentionConfig(num_heads=2))
+    claimed = block([rig.config(compile=True, model=small)] * 2, attempt="cold", timeout_s=300.0)
+    trials = tuple(_compiled(trial) for trial in claimed.trials)
+    for attempt, cold in (("cold", True), ("warm", False)):
+        ids = {"attempt_id": f"att_{attempt}", "cold_caches": cold, "timed": False}
+        rig.service.blocks.append(claimed.model_copy(update={**ids, "trials": trials}))
+        report = until(lambda attempt=attempt: _report_of(rig, attempt), timeout_s=500.0)
+        assert report["failure_class"] is None, report["message"]
+        assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured"] * 2
+        assert all(receipt["compile_s"] > 0 for receipt in report["receipts"])
+        assert [receipt["compile_cache_hit"] for receipt in report["receipts"]][1] is (not cold)
+        folders = [rig.home / "work" / f"att_{attempt}" / trial.trial_id / "caches" for trial in trials]
+        assert not any(folder.exists() for folder in folders)
+
+
+def _compiled(trial: ClaimedTrial) -> ClaimedTrial:
+    gates = {**trial.gates, "compile": True}
+    plain = {name: value for name, value in trial.config.items() if name != "seed"}
+    return trial.model_copy(update={"gates": gates, "arm_digest": arm_digest(gates, plain)})
+
+
+def _report_of(rig: Rig, attempt: str) -> dict[str, Any] | None:
+    found = [body for body in rig.service.bodies(":report") if f"att_{attempt}" in str(body) or body["failure_class"]]
+    return found[-1] if found else None

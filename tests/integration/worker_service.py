@@ -193,6 +193,7 @@ def block(
         seed=5,
         timed=True,
         max_foreign_load=0.99,
+        cold_caches=False,
         spec_digest="sha256:spec",
         rule_digest="sha256:rule",
         trials=trials,

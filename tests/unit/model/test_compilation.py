@@ -8,8 +8,9 @@ import pytest
 from kernels import facts
 from kernels.backends import Lane
 from kernels.scan import ScanFact, ScanSwitches
-from model.compilation import generates_code, record_compilation
+from model.compilation import record_compilation
 from model.config import AttentionConfig, TrainConfig
+from model.generated_code import generates_code
 
 EAGER = TrainConfig()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from model import host_load
-from model.host_load import HostLoad, busy_seconds
+from model.host_load import HostLoad, core_times
 
 SPIN = "import time; end = time.perf_counter() + 30\nwhile time.perf_counter() < end: pass"
 
@@ -30,7 +30,7 @@ def test_a_busy_process_beside_us_is_seen_as_load() -> None:
         time.sleep(0.3)
         load = HostLoad()
         spin(1.5)
-        share = load.foreign_share()
+        share = load.shares().foreign
     finally:
         other.kill()
         other.wait()
@@ -39,19 +39,40 @@ def test_a_busy_process_beside_us_is_seen_as_load() -> None:
     assert 0.2 < share <= 1.0
 
 
-def write(path: Path, *, busy: int, idle: int, cores: int) -> None:
-    rows = [f"cpu{core} {busy} 0 0 {idle} 50 0 0 0 0 0" for core in range(cores)]
+def write(path: Path, *, busy: int, idle: int, cores: int, steal: int = 0) -> None:
+    rows = [f"cpu{core} {busy} 0 0 {idle} 50 0 0 {steal} 0 0" for core in range(cores)]
     path.write_text("cpu 1 2 3 4 5 6 7 8 9 10\n" + "\n".join(rows) + "\nintr 5 6\n")
 
 
-def test_busy_seconds_are_those_of_our_cores_without_idle_and_waiting(
+def test_core_times_are_those_of_our_cores_without_idle_and_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
-    write(tmp_path / "stat", busy=300, idle=900, cores=4)
+    write(tmp_path / "stat", busy=300, idle=900, cores=4, steal=70)
     tick = 1 / os.sysconf("SC_CLK_TCK")
-    assert busy_seconds({0, 2}) == pytest.approx(600 * tick)
-    assert busy_seconds({0, 4}) is None  # a core that the kernel does not list
+    found = core_times({0, 2})
+    assert found is not None
+    assert (found.busy_s, found.stolen_s) == (pytest.approx(740 * tick), pytest.approx(140 * tick))
+    assert core_times({0, 4}) is None  # a core that the kernel does not list
+
+
+def test_time_that_a_hypervisor_stole_is_load_by_others_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A positive control: this machine's counters with half of its cores' time stolen."""
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
+    cores, ticks = len(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
+    write(tmp_path / "stat", busy=0, idle=900, cores=max(os.sched_getaffinity(0)) + 1)
+    load = HostLoad()
+    began = time.perf_counter()
+    spin(1.0)
+    passed = time.perf_counter() - began
+    own, stolen = round(passed * ticks / cores), round(passed * ticks / 2)
+    write(tmp_path / "stat", busy=own, idle=900, cores=max(os.sched_getaffinity(0)) + 1, steal=stolen)
+    shares = load.shares()
+    assert shares.foreign is not None
+    assert shares.stolen == pytest.approx(0.5, abs=0.06)
+    assert shares.foreign >= shares.stolen - 0.1
 
 
 def test_counters_that_do_not_move_are_not_an_idle_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +83,6 @@ def test_counters_that_do_not_move_are_not_an_idle_machine(tmp_path: Path, monke
     spent = time.process_time()
     while time.process_time() < spent + 0.5:
         pass
-    assert load.foreign_share() is None
+    assert (load.shares().foreign, load.shares().stolen) == (None, None)
     monkeypatch.setattr(host_load, "_STAT", tmp_path / "missing")
-    assert HostLoad().foreign_share() is None
+    assert HostLoad().shares().foreign is None

@@ -7,18 +7,24 @@ import pytest
 from scipy import stats
 
 from experiments.analysis.calibration import calibrate, key_of
+from experiments.analysis.dependence import strength, widening
 from experiments.analysis.sizing import size_of, sizing_problems
 from experiments.design.plan import make_plan
 from experiments.design.power import PLANNED_POWER, alpha_of
-from tests.calibrations import aa_spec, noisy_blocks
+from tests.calibrations import aa_spec, make_block, noisy_blocks
 from tests.factories import make_receipt, make_spec
 
 SPEC = make_spec()
 OWN = key_of(SPEC, make_receipt(make_plan(SPEC), 0, "baseline"))
 
 
+def alone(blocks):
+    """Return A/A blocks of an ablation each: no two of them are neighbours."""
+    return [block.model_copy(update={"ablation": f"abl_{index}"}) for index, block in enumerate(blocks)]
+
+
 def sized(spec=SPEC, *, sd=0.003, number=20, key=OWN):
-    return size_of(spec, make_plan(spec), [calibrate(key, noisy_blocks(number, sd=sd))])
+    return size_of(spec, make_plan(spec), [calibrate(key, alone(noisy_blocks(number, sd=sd)))])
 
 
 def test_the_detectable_effect_is_found_in_80_of_100_simulated_ablations():
@@ -80,3 +86,15 @@ def test_a_design_that_cannot_see_adopt_if_is_refused_unless_it_says_that_it_kno
     unstated = make_spec(verdict__primary={"metric": "tokens_per_s", "margin": "0.5%"})
     assert sizing_problems(unstated, sized(unstated, sd=0.02)) == []
     assert "underpowered" not in SPEC.model_dump(mode="json")["design"]
+
+
+def test_neighbouring_blocks_that_resemble_each_other_ask_for_more_blocks():
+    d = [0.004, 0.003, 0.004, 0.002, 0.001, -0.002, -0.004, -0.003, -0.004, -0.001] * 2
+    blocks = [make_block(index, difference=value) for index, value in enumerate(d)]
+    plan = make_plan(SPEC)
+    dependent, independent = (size_of(SPEC, plan, [calibrate(OWN, own)]) for own in (blocks, alone(blocks)))
+    assert dependent.sd_upper_pct == independent.sd_upper_pct
+    factor = widening(strength(blocks), len(plan.blocks))
+    assert factor > 1.5
+    assert math.log1p(dependent.mde_pct / 100) == pytest.approx(factor * math.log1p(independent.mde_pct / 100))
+    assert dependent.blocks_needed > independent.blocks_needed

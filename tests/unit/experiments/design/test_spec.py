@@ -43,7 +43,9 @@ def test_schema_accepts_the_demos_and_refuses_a_lane_that_does_not_exist() -> No
         {"verdict__primary__margin": "0%"},
         {"verdict__primary": {"metric": "loss_val", "margin": "1%"}},
         {"verdict__primary": {"metric": "loss_val", "margin": "0%", "adopt_if": "1%"}},
-        {"verdict__primary": {"metric": "compile_s", "margin": "1%"}},
+        {"verdict__primary": {"metric": "custom_calls", "margin": "1%"}},
+        {"verdict__primary": {"metric": "compile_s", "margin": "0%"}},
+        {"design__blocks": "automatic"},
         {"verdict__require": [{"metric": "compile_s", "rule": "identical"}]},
         {"verdict__require": [{"metric": "loss_val"}]},
         {"workload__overrides": {"seq_len": 1}},
@@ -55,6 +57,9 @@ def test_schema_refuses_what_the_model_refuses(changes: dict[str, Any]) -> None:
     assert not accepts(spec_values(**changes))
 
 
+COMPILED = {"baseline": {"gates": {"compile": True}}, "variants": {"chunk-32": {"gates": {"chunk_size": 32}}}}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -62,11 +67,17 @@ def test_schema_refuses_what_the_model_refuses(changes: dict[str, Any]) -> None:
         {"verdict__primary": {"metric": "loss_val", "margin": "0%"}},
         {"verdict__primary": {"metric": "peak_allocated_gib", "margin": "0%"}, "design__blocks": {"count": 4}},
         {"verdict__primary": {"metric": "peak_allocated_gib", "margin": "1%", "adopt_if": "5%"}},
+        {**COMPILED, "verdict__primary": {"metric": "compile_s", "margin": "2%"}},
     ],
 )
 def test_schema_accepts_what_the_model_accepts(changes: dict[str, Any]) -> None:
     assert make_plan(make_spec(**changes)).blocks
     assert accepts(spec_values(**changes))
+
+
+def test_schema_and_model_accept_a_number_of_blocks_that_is_left_to_the_noise() -> None:
+    assert make_spec(design__blocks="auto").design.blocks.auto
+    assert accepts(spec_values(design__blocks="auto"))
 
 
 def test_schema_describes_every_key() -> None:

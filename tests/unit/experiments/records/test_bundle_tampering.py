@@ -117,7 +117,8 @@ def faster(factor: float) -> Callable[[list[Values]], list[Values]]:
         for step in found:
             gain = step["seconds"] * (1 - factor) if step["phase"] == "timed" else 0.0
             gained += gain
-            told.append({**step, "seconds": step["seconds"] - gain, "ended_s": step["ended_s"] - gained})
+            clocks = {"began_s": step["began_s"] - gained + gain, "ended_s": step["ended_s"] - gained}
+            told.append({**step, "seconds": step["seconds"] - gain, **clocks})
         return told
 
     return change

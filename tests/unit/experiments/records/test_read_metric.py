@@ -19,7 +19,7 @@ def _annotation(model: type[BaseModel], path: str) -> set[object]:
     return _annotation(typing.cast("type[BaseModel]", inner), rest)
 
 
-@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.summed is None])
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if not (metric.summed or metric.counted)])
 def test_every_metric_is_a_number_of_the_receipt(name: str) -> None:
     assert _annotation(Receipt, METRICS[name].field) - {type(None)} <= {int, float}
 
@@ -39,4 +39,11 @@ def test_what_is_added_up_is_a_number_of_the_kernel_table(name: str) -> None:
     plan, rows = factories.make_plan(), ({"name": "fwd", metric.summed: 3}, {"name": "bwd", metric.summed: 4})
     assert read_metric(metric, factories.make_receipt(plan, 0, "psiv-on", kernels=rows)) == 7
     assert read_metric(metric, factories.make_receipt(plan, 0, "psiv-on", kernels=(*rows, {"name": "x"}))) is None
+    assert read_metric(metric, factories.make_receipt(plan, 0, "psiv-on")) is None
+
+
+def test_kernels_are_counted_where_there_are_any() -> None:
+    plan, metric = factories.make_plan(), METRICS["kernel_count"]
+    rows = ({"name": "fwd"}, {"name": "bwd"}, {"name": "bwd"})
+    assert read_metric(metric, factories.make_receipt(plan, 0, "psiv-on", kernels=rows)) == 3
     assert read_metric(metric, factories.make_receipt(plan, 0, "psiv-on")) is None

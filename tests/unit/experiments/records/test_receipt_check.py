@@ -97,12 +97,45 @@ def both(*edits: Edit) -> Edit:
     return edit
 
 
+def earlier(seconds: float) -> Edit:
+    """Return the edit by which everything after step 0 happened earlier."""
+
+    def edit(step: Values) -> Values:
+        moved = seconds if step["index"] else 0.0
+        return {**step, "began_s": step["began_s"] - moved, "ended_s": step["ended_s"] - moved}
+
+    return steps(edit)
+
+
+def begun_later(factor: float) -> Edit:
+    """Return the edit that makes timed steps shorter at their begin, so that their seconds fit their clock."""
+
+    def edit(step: Values) -> Values:
+        seconds = step["seconds"] * (factor if step["phase"] == "timed" else 1)
+        return {**step, "seconds": seconds, "began_s": step["ended_s"] - seconds}
+
+    return steps(edit)
+
+
+def without_field(name: str) -> Edit:
+    return steps(lambda step: {key: value for key, value in step.items() if key != name})
+
+
 def renumbered(values: Values) -> None:
     values["steps"] = [{**step, "index": place} for place, step in enumerate(values["steps"])]
 
 
 EDITS: dict[str, tuple[Edit, str]] = {
-    "timed steps 3 % faster": (timed(seconds=0.97), "their seconds are short"),
+    "timed steps 3 % faster": (timed(seconds=0.97), "the clock gives it"),
+    "timed steps 3 % faster that begin later": (begun_later(0.97), "(first quartile) beside steps"),
+    "timed steps 3 % faster, as if nobody had told when they began": (
+        both(timed(seconds=0.97), without_field("began_s")),
+        "(median) beside steps",
+    ),
+    "the begin of one step erased": (
+        steps(lambda s: {name: value for name, value in s.items() if name != "began_s" or s["index"] != 7}),
+        "28 of 29 steps say when they began",
+    ),
     "timed steps 3 % slower": (timed(seconds=1.03), "the clock gives it"),
     "warm-up steps as timed ones": (marked("timed", 1, 2, 3), "step 1 is marked timed; by the configuration it is"),
     "slow timed steps as warm-up": (marked("warmup", 4, 5), "step 4 is marked warmup"),
@@ -150,7 +183,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "the validation loss removed": (put("summary.loss_val", None), "2 validation rows were asked for"),
     "the load before the window removed": (put("warmup_passes", []), "no warm-up pass"),
     "a warm-up that took no time": (
-        steps(lambda s: {**s, "ended_s": s["ended_s"] - (1.4 if s["index"] else 0.0)}),
+        earlier(1.4),
         "lie between step 0 and step 1; the configuration asks for 1.5 s of load",
     ),
     "a training shorter than its steps": (put("training_s", 0.5), "training_s is 0.5"),

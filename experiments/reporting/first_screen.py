@@ -1,0 +1,172 @@
+"""The report's first screen: a line for every variant, best first, what it ran at, and what to be careful about."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.analysis.exact import ExactComparison
+from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.block_numbers import block_name
+from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric
+from experiments.outcomes import Outcome, VerdictWord
+from experiments.reporting import verdict_cells, wording
+from experiments.reporting.table import Cell
+from experiments.reporting.verdict_layout import VariantLayout, is_exact
+from experiments.reporting.view import AblationView
+
+WORTH_LOAD = 0.1
+"""Share of the cores' time by others from which it is told."""
+WORTH_DRIFT_PCT = 1.0
+"""Change of the baseline over the blocks from which it is told."""
+
+_PROVISIONAL = {
+    Cause.UNCALIBRATED: "node not calibrated",
+    Cause.SPREADS: "the arms scatter differently",
+    Cause.RERUNS: "blocks had to run again",
+}
+"""Why a word that the samples alone give is not published, in short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerLine:
+    """One variant on one line."""
+
+    variant: VariantLayout
+    word: Cell
+    """The published word, in the tone of what the samples say."""
+    headline: str
+    """For example "slower by 24.60 % (15.10 to 37.40), provisional: node not calibrated"."""
+    absolute: str
+    """Throughput and peak memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstScreen:
+    """All that a reader needs first."""
+
+    lines: tuple[AnswerLine, ...]
+    baseline: str
+    """Throughput and peak memory of the baseline."""
+    warnings: tuple[str, ...]
+
+
+def first_screen(view: AblationView) -> FirstScreen | None:
+    """Return the first screen of an ablation that has a verdict."""
+    verdict, answer = view.verdict, view.answer
+    if verdict is None or answer is None:
+        return None
+    judged = {variant.arm: variant for variant in verdict.variants}
+    lines = tuple(
+        AnswerLine(
+            variant=layout,
+            word=_word(judged[layout.arm], layout.word),
+            headline=_headline(verdict, judged[layout.arm]),
+            absolute=_absolute(view, layout.arm),
+        )
+        for layout in answer.by_effect
+    )
+    return FirstScreen(
+        lines=lines, baseline=_absolute(view, verdict.baseline), warnings=tuple(_warnings(view, verdict))
+    )
+
+
+def _word(variant: VariantVerdict, word: Cell) -> Cell:
+    tone = verdict_cells.WORDS[variant.measured][1]
+    provisional = variant.measured is not variant.verdict
+    return Cell(text=word.text, sign=word.sign, tone=tone, note="provisional" if provisional else "")
+
+
+def _absolute(view: AblationView, arm: str) -> str:
+    found = view.arms[arm]
+    rate = None if found.tokens_per_s is None else f"{wording.number(found.tokens_per_s, 4)} tokens/s"
+    peak = None if found.peak_allocated_bytes is None else wording.gib(found.peak_allocated_bytes)
+    return ", ".join(part for part in (rate, peak) if part)
+
+
+def _headline(verdict: Verdict, variant: VariantVerdict) -> str:
+    if variant.exact is not None:
+        return _of_values(variant, variant.exact)
+    found = variant.primary
+    if found is None:
+        return variant.reason
+    if variant.cause in _PROVISIONAL and variant.measured is not VerdictWord.INCONCLUSIVE:
+        return f"{_said(verdict, variant.measured, found)}, provisional: {_PROVISIONAL[variant.cause]}"
+    if variant.cause is not None and variant.cause is not Cause.NOT_PROVED:
+        return f"open, {variant.cause}: {_signed(found)}"
+    return _said(verdict, variant.measured, found)
+
+
+def _said(verdict: Verdict, word: VerdictWord, found: Comparison) -> str:
+    if word is VerdictWord.SAME:
+        return f"the same within {wording.plain_percent(verdict.rule['primary']['margin_pct'])}: {_signed(found)}"
+    if word is VerdictWord.INCONCLUSIVE:
+        return f"no difference shown: {_signed(found)}"
+    ends = sorted((abs(found.ci_low_pct), abs(found.ci_high_pct)))
+    size = wording.size_percent(abs(found.delta_pct))
+    return f"{_direction(found.metric, found.delta_pct)} by {size} ({ends[0]:.2f} to {ends[1]:.2f})"
+
+
+def _signed(found: Comparison) -> str:
+    return f"{wording.percent(found.delta_pct)} ({wording.interval(found.ci_low_pct, found.ci_high_pct)})"
+
+
+def _direction(name: str, change_pct: float) -> str:
+    """Say which way a metric went, for example "slower" or "more peak reserved memory"."""
+    metric = METRICS[name]
+    if name in WINDOW_METRICS:
+        return "faster" if (change_pct > 0) == (metric.better == "higher") else "slower"
+    return f"{'more' if change_pct > 0 else 'less'} {metric.label}"
+
+
+def _of_values(variant: VariantVerdict, found: ExactComparison) -> str:
+    metric: Metric = METRICS[found.metric]
+    changes = [pair.change_pct for pair in found.seeds if pair.change_pct is not None]
+    if found.problems or not changes:
+        return f"{metric.label} is not exact here: its repeats differ"
+    if not any(pair.change for pair in found.seeds):
+        return f"{metric.label} is the same, bit for bit"
+    if metric.better is None or len(set(changes)) > 1:
+        return f"{metric.label} differs: {', '.join(map(wording.percent, sorted(set(changes))))}"
+    within = ", within the margin" if variant.measured is VerdictWord.SAME else ""
+    return f"{_direction(found.metric, changes[0])} by {wording.size_percent(abs(changes[0]))}{within}"
+
+
+def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
+    known = verdict.circumstances
+    if known.admission.refused_because and not is_exact(verdict):
+        mended = f"; to change that: {known.admission.mended_by}" if known.admission.mended_by else ""
+        yield f"Words are provisional: {known.admission.refused_because}{mended}."
+    if known.attempts:
+        classes = Counter(str(attempt.failure_class) for attempt in known.attempts)
+        counts = ", ".join(f"{count} {name}" for name, count in classes.items())
+        yield f"{wording.counted(len(known.attempts), 'attempt')} did not count: {counts}."
+    if known.family.number > 1:
+        yield f"This question was asked {known.family.number} times: the level is split over the askings."
+    ended = Counter(str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED)
+    if ended:
+        counts = ", ".join(f"{count} {name}" for name, count in ended.items())
+        yield f"{sum(ended.values())} of {wording.counted(len(view.receipts), 'trial')} did not measure: {counts}."
+    yield from _load(view)
+    yield from _drift(view, verdict)
+
+
+def _load(view: AblationView) -> Iterator[str]:
+    loads = [(r.environment.foreign_load or 0.0, r.ids.block_index) for r in view.receipts]
+    most, block = max(loads, default=(0.0, 0))
+    if most >= WORTH_LOAD:
+        yield f"Others took up to {most:.0%} of the cores' time ({block_name(block)})."
+
+
+def _drift(view: AblationView, verdict: Verdict) -> Iterator[str]:
+    """Tell a change of the baseline from the first block to the last, by a straight line."""
+    own = [r for r in view.whole_blocks.of(verdict.baseline) if r.outcome is Outcome.MEASURED and r.summary]
+    if len(own) < 3:  # a line through two points says nothing
+        return
+    order = sorted(own, key=lambda r: r.started_at)
+    logs = np.log([r.summary.tokens_per_s for r in order if r.summary])
+    slope = float(np.polyfit(np.arange(len(logs)), logs, 1)[0]) * (len(logs) - 1)
+    change = 100 * float(np.expm1(slope))
+    if abs(change) >= WORTH_DRIFT_PCT:
+        yield f"The baseline moved by {wording.percent(change)} from the first block to the last; pairs share it."

@@ -1,0 +1,44 @@
+"""Real worker processes with keys: of another node, revoked in the middle of a life, replaced without a pause."""
+
+from pathlib import Path
+
+from tests.api_stack import WORKER, Api, served_api
+from tests.integration.worker_service import until, worker
+
+
+def said(home: Path) -> str:
+    return " ".join((home / "worker.log").read_text().split())
+
+
+def seen_at(api: Api, name: str) -> str:
+    return str(next(row["seen_at"] for row in api.get("/v1/nodes").json()["items"] if row["name"] == name))
+
+
+def test_a_worker_cannot_speak_for_a_node_that_its_key_does_not_belong_to(tmp_path: Path) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        url = str(api.client.base_url).rstrip("/")
+        with worker(tmp_path / "sly", url, ABLATE_WORKER_TOKEN=WORKER, ABLATE_NODE_NAME="gpu-7") as process:
+            assert process.wait(120) == 1
+        assert "this key belongs to node 'tester' and cannot register 'gpu-7'" in said(tmp_path / "sly")
+        assert "ablate nodes add gpu-7" in said(tmp_path / "sly")
+        assert api.get("/v1/nodes").json()["items"] == []
+
+
+def test_a_replaced_key_goes_on_and_a_revoked_one_ends_its_worker(tmp_path: Path) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        url = str(api.client.base_url).rstrip("/")
+        old = api.client.post("/v1/nodes", headers=api.admin, json={"name": "gpu-7", "node_class": "cpu"}).json()[
+            "secret"
+        ]
+        with worker(tmp_path / "old", url, ABLATE_WORKER_TOKEN=old, ABLATE_NODE_NAME="gpu-7") as process:
+            until(lambda: "asks for work" in said(tmp_path / "old"))
+            rotated = api.client.post("/v1/nodes/gpu-7:rotate-key", headers=api.admin, json={"grace_s": 600})
+            assert rotated.is_success
+            before = seen_at(api, "gpu-7")
+            until(lambda: seen_at(api, "gpu-7") > before)
+            assert process.poll() is None, "the key before it still counts"
+            answer = api.client.post("/v1/nodes/gpu-7:revoke-key", headers=api.admin, json={"reason": "sold"})
+            assert answer.status_code == 204
+            assert process.wait(120) == 1
+        assert "the service answered 401: this bearer token is not known" in said(tmp_path / "old")
+        assert old not in (tmp_path / "old" / "worker.log").read_text()

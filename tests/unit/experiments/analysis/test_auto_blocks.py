@@ -1,0 +1,102 @@
+"""`blocks: auto`: the number that a spec gets, from noise, seeds and requirements; and what is refused."""
+
+import json
+
+import pytest
+import yaml
+
+from experiments.analysis.auto_blocks import with_number
+from experiments.analysis.calibration import calibrate, key_of
+from experiments.analysis.sizing import size_of, sizing_problems
+from experiments.design.calibration import CONTENT_TYPE, calibration_spec
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.design.spec import AblationSpec
+from experiments.errors import SpecError
+from tests.calibrations import noisy_blocks
+from tests.factories import make_receipt, make_spec, spec_values
+
+SPEC = make_spec()
+OWN = key_of(SPEC, make_receipt(make_plan(SPEC), 0, "baseline"))
+
+
+def calibration(sd: float):
+    return calibrate(OWN, noisy_blocks(sd=sd))
+
+
+def numbered(*known, **changes) -> AblationSpec:
+    body = json.dumps(spec_values(design__blocks="auto", **changes)).encode()
+    return parse_spec(*with_number(body, "application/json", known))
+
+
+@pytest.mark.parametrize("sd", [0.002, 0.005, 0.02])
+def test_the_number_is_the_one_that_the_noise_asks_for_and_the_design_sees_its_threshold(sd: float) -> None:
+    spec = numbered(calibration(sd))
+    sizing = size_of(spec, make_plan(spec), [calibration(sd)])
+    assert sizing is not None
+    assert spec.design.blocks.number == sizing.blocks_needed
+    assert sizing_problems(spec, sizing) == []
+    assert spec == make_spec(design__blocks={"count": sizing.blocks_needed})
+
+
+def test_noisier_nodes_and_more_variants_get_more_blocks() -> None:
+    numbers = [numbered(calibration(sd)).design.blocks.number for sd in (0.002, 0.008, 0.02)]
+    assert numbers == sorted(set(numbers))
+    one = {"psiv-on": {"gates": {"psiv_cache": True}}}
+    assert numbered(calibration(0.02), variants=one).design.blocks.number < numbers[-1]
+
+
+def test_the_text_says_where_the_number_comes_from() -> None:
+    body = yaml.safe_dump(spec_values(design__blocks="auto")).encode()
+    text, kind = with_number(body, CONTENT_TYPE, [calibration(0.008)])
+    first = text.decode().splitlines()[0]
+    assert first.startswith(f"# blocks: auto gave {parse_spec(text, kind).design.blocks.number}: sd of d at most ")
+    assert calibration(0.008).digest in first
+    assert first.endswith("looking for 1.5 %")
+
+
+def test_exact_metrics_and_calibrations_need_no_noise() -> None:
+    exact = {"metric": "peak_allocated_gib", "margin": "0%"}
+    assert numbered(verdict__primary=exact, design__seeds=[1, 2, 3]).design.blocks.number == 6
+    assert numbered(verdict__primary=exact, design__seeds=[1]).design.blocks.number == 2
+    repeat = {"repeat": {"gates": {"chunk_size": 16}}}
+    assert numbered(purpose="calibration", variants=repeat).design.blocks.number == 20
+
+
+def test_repeats_that_a_requirement_compares_with_are_there() -> None:
+    envelope = [{"metric": "loss_final", "rule": "envelope"}]
+    seeds = list(range(1, 8))
+    assert numbered(calibration(0.002), design__seeds=seeds, verdict__require=envelope).design.blocks.number == 14
+    assert numbered(calibration(0.002), design__seeds=seeds).design.blocks.number < 14
+
+
+@pytest.mark.parametrize(
+    ("known", "said", "hint"),
+    [
+        ((), "it was not measured", "ablate aa cpu --like SPEC"),
+        ((calibrate(OWN, noisy_blocks(19)),), "it was not measured", "ablate aa cpu"),
+        ((calibration(3.0),), "no allowed number of blocks finds 1.5 %", "raise adopt_if"),
+    ],
+)
+def test_what_cannot_be_sized_is_refused_with_what_mends_it(known: tuple, said: str, hint: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        numbered(*known)
+    (problem,) = caught.value.problems
+    assert (problem.pointer, said in problem.detail, hint in str(problem.hint)) == ("#/design/blocks", True, True)
+
+
+def test_a_spec_without_its_number_is_planned_by_nobody_and_calibrated_all_the_same() -> None:
+    spec = make_spec(design__blocks="auto")
+    with pytest.raises(SpecError, match="it was not measured"):
+        make_plan(spec)
+    with pytest.raises(ValueError, match="has no number"):
+        _ = spec.design.blocks.schedule
+    text = calibration_spec(spec, node_class="cpu", blocks=20, order_seed=1)
+    assert parse_spec(text, CONTENT_TYPE).design.blocks.number == 20
+
+
+@pytest.mark.parametrize("blocks", ["automatic", "", True, {"auto": True}, {}, {"count": "auto"}, ["auto"]])
+def test_nothing_else_means_auto(blocks: object) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(json.dumps(spec_values(design__blocks=blocks)).encode(), "application/json")
+    assert all(problem.pointer.startswith("#/design/blocks") for problem in caught.value.problems)
