@@ -138,7 +138,8 @@ class BlockRunner:
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return what a trainer needs for `trial`, its dataset prepared, and follow the trial from here on."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
-        output.add(trial.trial_id, paths, steps_total=read_config(trial.config).steps.total)
+        config = read_config(trial.config)
+        output.add(trial.trial_id, paths, steps_total=config.steps.total)
         order = TrialOrder(
             trial_id=trial.trial_id,
             config=trial.config,
@@ -146,7 +147,7 @@ class BlockRunner:
             data_dir=self._context.data_dir,
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
-            topology=self._node_class.topology,
+            topology=self._node_class.topologies.get(config.mesh.devices),
             locks=self._context.node.devices.locks("trainer"),
             corpus_roots=self._context.corpus_roots,
             cold_caches=block.cold_caches,
