@@ -134,7 +134,8 @@ class BlockRunner:
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return what a trainer needs for `trial`, its dataset prepared, and follow the trial from here on."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
-        output.add(trial.trial_id, paths, steps_total=read_config(trial.config).steps.total)
+        config = read_config(trial.config)
+        output.add(trial.trial_id, paths, steps_total=config.steps.total)
         order = TrialOrder(
             trial_id=trial.trial_id,
             config=trial.config,
@@ -142,7 +143,7 @@ class BlockRunner:
             data_dir=self._context.data_dir,
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
-            topology=self._node_class.topology,
+            topology=self._node_class.topologies.get(config.mesh.devices),
             cold_caches=block.cold_caches,
         )
         if self._node_class.compiles_only:  # reads no data

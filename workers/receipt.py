@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from experiments import documents
+from experiments.design.fields import read_config
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
@@ -169,7 +170,8 @@ class TrialRecord:
         )
 
     def _peak_flops(self) -> float | None:
-        return self.node.node_class.peak_flops.get(str(self.trial.config.get("dtype")))
+        config = read_config(self.trial.config)
+        return self.node.node_class.peak(config.dtype, config.mesh.devices)
 
 
 def _judge(

@@ -95,7 +95,7 @@ def _train(order: TrialOrder) -> TrialResult:
         start_cold(order.paths.caches)
     keep_kernels(order.data_dir / "kernels")
     mamba3.use_lane(config.model.scan.lane, peer_site())
-    device = _device(order.device_type)
+    device = _device(order.device_type, config.mesh.devices)
     with _StepFile(order.paths.steps) as steps:
         result = train.train(config, dataset=dataset, on_step=steps.append, device=device)
     if order.cold_caches:
@@ -107,12 +107,12 @@ def _train(order: TrialOrder) -> TrialResult:
     )
 
 
-def _device(device_type: str) -> "torch.device":
+def _device(device_type: str, devices: int) -> "torch.device":
     """Return the device to train on. Raises DeviceMissing where torch cannot use one: another is no replacement."""
     import torch
 
     if device_type == "xla":
-        return _xla_device()
+        return _xla_device(devices)
     if device_type != "cpu" and not torch.get_device_module(device_type).is_available():
         raise DeviceMissing(
             f"this node trains on devices of type '{device_type}', and torch {torch.__version__} finds none"
@@ -120,10 +120,12 @@ def _device(device_type: str) -> "torch.device":
     return torch.device(device_type)
 
 
-def _xla_device() -> "torch.device":
-    from kernels import xla_device
+def _xla_device(devices: int) -> "torch.device":
+    from kernels import xla_device, xla_mesh
 
     try:
+        if devices > 1:
+            xla_mesh.use_mesh(devices)
         return xla_device.device()
     except (KernelUnsupported, RuntimeError) as error:  # RuntimeError: the runtime finds no chip
         raise DeviceMissing(f"this node trains on XLA, and no device can be used: {error}") from error

@@ -18,11 +18,12 @@ from service.pages import FROM_NEXT, PLACE, Absent, Listing, PageQuery, page
 from service.responses import document, html_page, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.public import Page
-from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
+from service.serializers import ablation_public, block_public, silent_limit_s, trial_public
 from service.settings import ServiceSettings
 from service.sse import streams_of
 from service.store import ablations as store_ablations
 from service.store import tokens
+from service.waiting import waiting
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
@@ -86,9 +87,9 @@ def list_ablations(
 
 def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
     labels = store_ablations.labels_of(connection, [row.id for row in rows])
-    waiting = waiting_reasons(connection, rows, settings)
+    waits = waiting(connection, rows, silent_s=silent_limit_s(settings))
     url = settings.mlflow_link_url
-    return [ablation_public(r, labels[r.id], waiting_for=waiting.get(r.id), mlflow=url) for r in rows]
+    return [ablation_public(r, labels[r.id], waiting=waits.get(r.id), mlflow=url) for r in rows]
 
 
 @router.get(
@@ -100,10 +101,11 @@ def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSetti
 )
 def get_ablation(request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader) -> Response:
     """Return the ablation as it stands."""
-    return document(request, _load(services, ablation_id))
+    return document(request, load(services, ablation_id))
 
 
-def _load(services: Services, ablation_id: str) -> AblationPublic:
+def load(services: Services, ablation_id: str) -> AblationPublic:
+    """Return the ablation as it stands. Raises NotFound."""
     with services.store.read() as connection:
         return _public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
 
@@ -176,7 +178,7 @@ def cancel_ablation(ablation_id: AblationId, services: ServicesDep, principal: S
     with services.store.write() as connection:
         tokens.check_owner(connection, principal, ablation_id)
         store_ablations.cancel(connection, ablation_id, actor=principal.name)
-    return _load(services, ablation_id)
+    return load(services, ablation_id)
 
 
 @router.get(
