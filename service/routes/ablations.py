@@ -14,7 +14,7 @@ from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
-from service.pages import PLACE, Absent, Listing, PageQuery, cursor_field, page
+from service.pages import FROM_NEXT, PLACE, Absent, Listing, PageQuery, page
 from service.responses import document, html_page, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.public import Page
@@ -41,26 +41,26 @@ class AblationQuery(PageQuery):
     """Which ablations a list shows."""
 
     limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
-    cursor: str | Absent = cursor_field(id_pattern("abl").strip("^$"))
+    cursor: Annotated[str, Field(pattern=id_pattern("abl"))] | Absent = Field(default=None, description=FROM_NEXT)
     state: list[AblationState] = Field(default=[], max_length=6, description="Only these states.")
-    label: str | Absent = Field(
-        default=None, pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$", description="`key` or `key=value`."
+    label: Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$")] | Absent = Field(
+        default=None, description="`key` or `key=value`."
     )
-    digest: str | Absent = Field(
-        default=None, pattern="^sha256:[0-9a-f]{64}$", description="Digest of the spec or of its rule."
+    digest: Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")] | Absent = Field(
+        default=None, description="Digest of the spec or of its rule."
     )
 
 
 class BlockQuery(PageQuery):
     """Which blocks of an ablation a list shows."""
 
-    cursor: str | Absent = cursor_field(PLACE)
+    cursor: Annotated[str, Field(pattern=f"^{PLACE}$")] | Absent = Field(default=None, description=FROM_NEXT)
 
 
 class TrialQuery(PageQuery):
     """Which trials of an ablation a list shows."""
 
-    cursor: str | Absent = cursor_field(rf"{PLACE}[.]{PLACE}")
+    cursor: Annotated[str, Field(pattern=f"^{PLACE}[.]{PLACE}$")] | Absent = Field(default=None, description=FROM_NEXT)
 
 
 @router.get("", operation_id="listAblations", summary="List ablations, newest first", **_page_of(AblationPublic, 422))
@@ -93,7 +93,7 @@ def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSetti
 
 
 @router.get(
-    "/{ablation_id}",
+    "/{ablation_id:word}",
     operation_id="getAblation",
     summary="Show an ablation",
     response_model=AblationPublic,

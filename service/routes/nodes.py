@@ -31,7 +31,7 @@ def list_nodes(services: ServicesDep, principal: Reader) -> NodeList:
 
 
 @router.put(
-    "/nodes/{name}",
+    "/nodes/{name:word}",
     operation_id="registerNode",
     summary="Register a node",
     tags=["workers"],

@@ -57,6 +57,7 @@ def measure(kind: str, folder: Path, *, queued: int, calls: int) -> Costs:
             "ABLATE_WORKER_TOKEN": WORKER,
             "ABLATE_BROKER_URL": "memory://",
             "ABLATE_MLFLOW_URL": nobody_url(),
+            "ABLATE_CONTROL_EVERY": "0",
         }
         run = [sys.executable, "-m", "service.app"]
         process = stack.enter_context(server(run, port, environment=environment, ready="/healthz"))

@@ -137,6 +137,7 @@ def run(kind: str, *, clients: int, workers: int, streams: int, seconds: float) 
             "ABLATE_WORKER_TOKEN": WORKER,
             "ABLATE_BROKER_URL": "memory://",
             "ABLATE_MLFLOW_URL": nobody_url(),
+            "ABLATE_CONTROL_EVERY": "0",
         }
         command = [sys.executable, "-m", "service.app"]
         process = stack.enter_context(server(command, port, environment=environment, ready="/healthz"))

@@ -19,8 +19,10 @@ from tests.chaos.people import People
 from tests.chaos.receipt import Outcome, write_receipt
 from tests.chaos.system import System
 
-ROUND = 100
+ROUND = 125
 SETTLE_S = 300.0
+STEPS_PER_S = 70.0
+"""Of the smallest model; trials of that many steps for each second of a lease outlive it."""
 CLOCKS = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")
 
 
@@ -31,27 +33,29 @@ def main() -> int:
     parser.add_argument("--seed", default="1", help="the same seed plans the same faults")
     parser.add_argument("--store", choices=["sqlite", "postgresql", "both"], default="both")
     parser.add_argument("--pace", type=float, default=1.2, help="mean seconds from one fault to the next")
+    parser.add_argument("--lease", type=float, default=6.0, help="seconds; a crowded machine needs more")
     parser.add_argument("--receipt", type=Path, help="folder for README.md and the list of faults")
     given = parser.parse_args()
     stores = ["sqlite", "postgresql"] if given.store == "both" else [given.store]
-    outcomes = [run(store, given.seed, count=given.count, pace_s=given.pace) for store in stores]
+    outcomes = [run(store, given) for store in stores]
     if given.receipt is not None:
         write_receipt(given.receipt, outcomes)
     return int(any(outcome.problems for outcome in outcomes))
 
 
-def run(store: str, seed: str, *, count: int, pace_s: float) -> Outcome:
-    """Break one installation `count` times; its folder stays when its books are wrong."""
+def run(store: str, given: argparse.Namespace) -> Outcome:
+    """Break one installation as often as asked; its folder stays when its books are wrong."""
+    seed, count = given.seed, given.count
     home = Path(tempfile.mkdtemp(prefix=f"ablate-chaos-{store}-"))
     home.chmod(0o755)
     clock = next((path for path in map(Path, CLOCKS) if path.is_file()), None)
     began = time.monotonic()
-    with System(store, home, clock=clock) as system, system.client() as client:
+    with System(store, home, lease_s=given.lease, clock=clock) as system, system.client() as client:
         say(store, f"up after {time.monotonic() - began:.0f} s with {len(system.nodes)} nodes")
-        with People(client, f"{store}-{seed}") as people:
-            injector = Injector(system, people, plan(f"{store}-{seed}", system, pace_s=pace_s))
+        with People(client, f"{store}-{seed}", long_steps=round(given.lease * STEPS_PER_S)) as people:
+            injector = Injector(system, people, plan(f"{store}-{seed}", system, pace_s=given.pace))
             outcome = Outcome(store, seed, count)
-            while len(injector.records) < count and not outcome.problems:
+            while len(injector.records) < count:
                 _round(outcome, system, people, injector)
         outcome.close(system, people, injector, seconds=time.monotonic() - began)
     if outcome.problems:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.chaos.people import People
 from tests.chaos.processes import signal_all
 from tests.chaos.proxies import Trick
-from tests.chaos.system import LEASE_S, System
+from tests.chaos.system import System
 
 TRICKS = ("lose_request", "lose_answer", "double", "late", "replay")
 _VERBS = ("claim", "heartbeat", "report")
@@ -51,7 +51,7 @@ def plan(seed: str, system: System, *, pace_s: float) -> Iterator[Fault]:
         entries = list(catalogue(system))
         chance.shuffle(entries)
         for kind, target in entries:
-            longest = 2.2 * LEASE_S if kind == "freeze" else LEASE_S
+            longest = (1.8 if kind == "freeze" else 0.8) * system.lease_s
             yield Fault(kind, target, chance.uniform(0.3, longest), chance.uniform(0.1, 1.9) * pace_s)
 
 

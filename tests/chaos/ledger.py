@@ -1,6 +1,7 @@
 """Books of a service that runs in this process: its tables, and what it would have written into MLflow."""
 
 import json
+import math
 from typing import Any
 
 from sqlalchemy import text
@@ -21,8 +22,8 @@ class Ledger:
     def __init__(self) -> None:
         self.runs: dict[str, list[Run]] = {}
 
-    def project(self, view: AblationView, report_html: str) -> Projection:
-        """Keep what MLflow would hold."""
+    def project(self, view: AblationView, report_html: str, *, slice_s: float = math.inf) -> Projection:
+        """Keep what MLflow would hold; all of it at once, however short `slice_s` is."""
         contents = [mlflow_runs.parent(view, report_html), *mlflow_runs.children(view)]
         found = []
         for number, content in enumerate(contents):

@@ -17,14 +17,14 @@ _PATIENCE_S = 4.0
 _OVER = ("completed", "failed", "cancelled")
 
 
-def small_spec(chance: random.Random, number: int) -> dict[str, Any]:
-    """Return a legal spec whose trials take a fraction of a second; peak memory decides, so times do not matter."""
+def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[str, Any]:
+    """Return a legal spec whose trials take a second, a few of them ten; memory decides, so times do not matter."""
     gates: dict[str, dict[str, Any]] = {
         "chunk-8": {"gates": {"chunk_size": 8}},
         "psiv-on": {"gates": {"psiv_cache": True}},
     }
     names = chance.sample(sorted(gates), chance.choice((1, 1, 2)))
-    looks = chance.random() < 0.1
+    looks, is_long = chance.random() < 0.1, chance.random() < 0.2
     return {
         "ablation": f"chaos-{number}",
         "question": "Is every trial counted once, whatever breaks?",
@@ -34,7 +34,12 @@ def small_spec(chance: random.Random, number: int) -> dict[str, Any]:
                 **{"d_model": 16, "headdim": 8, "d_state": 8, "mimo_rank": 1, "pattern": "M", "seq_len": 16},
                 **{"vocab_size": 300, "micro_batch": 1, "max_corpus_mib": 0.1, "threads": 1},
             },
-            "steps": {"warmup": 0, "warmup_s": 0, "timed": chance.randint(1, 4), "val_rows": 0},
+            "steps": {
+                "warmup": 0,
+                "warmup_s": 0,
+                "timed": long_steps if is_long and not looks else chance.randint(1, 4),
+                "val_rows": 0,
+            },
         },
         "baseline": {"gates": {"schedule": "chunk_parallel", "chunk_size": 16}},
         "variants": {name: gates[name] for name in names},
@@ -52,7 +57,7 @@ def small_spec(chance: random.Random, number: int) -> dict[str, Any]:
 class People:
     """The thread of all people; `accepted` and `cancelled` are what the checker compares the database with."""
 
-    def __init__(self, client: httpx.Client, seed: str) -> None:
+    def __init__(self, client: httpx.Client, seed: str, *, long_steps: int) -> None:
         self.accepted: dict[str, str] = {}
         self.cancelled: set[str] = set()
         self.refusals: list[str] = []
@@ -60,7 +65,7 @@ class People:
         self.open: list[str] = []
         """Ablations that are not over, as they were seen last."""
         self._client, self._chance = client, random.Random(seed)  # noqa: S311 - a seeded run, no secret
-        self._seed, self._number = seed, 0
+        self._seed, self._number, self._long_steps = seed, 0, long_steps
         self._waiting: tuple[str, dict[str, Any]] | None = None
         self._wishes: list[str] = []
         self._submitting, self._over = threading.Event(), threading.Event()
@@ -109,7 +114,10 @@ class People:
         unfinished = sum(item["state"] not in _OVER or not item["mlflow_url"] for item in newest)
         if self._submitting.is_set() and self._waiting is None and len(self.open) < _OPEN and unfinished < _UNFINISHED:
             self._number += 1
-            self._waiting = f"{self._seed}-{self._number}", small_spec(self._chance, self._number)
+            self._waiting = (
+                f"{self._seed}-{self._number}",
+                small_spec(self._chance, self._number, long_steps=self._long_steps),
+            )
 
     def _submit(self, key: str, spec: dict[str, Any]) -> None:
         answer = self._send("POST", "/v1/ablations", json=spec, headers={"Idempotency-Key": key})

@@ -25,7 +25,6 @@ from tests.chaos.trainers import TrainerWatch
 from tests.mlflow_server import free_port
 
 ADMIN = "admin-secret-of-the-chaos-run"
-LEASE_S = 6.0
 _START_S = 240
 _STOP_S = 15
 _NODES = ("node-a", "node-b")
@@ -34,7 +33,8 @@ _NODES = ("node-a", "node-b")
 class System:
     """The installation; `tick` does what systemd or a container engine would do: it starts ended parts again."""
 
-    def __init__(self, kind: str, home: Path, *, clock: Path | None = None) -> None:
+    def __init__(self, kind: str, home: Path, *, lease_s: float, clock: Path | None = None) -> None:
+        self.lease_s = lease_s
         self.home, self.kind, self.clock = home, kind, clock
         self.cores = sorted(os.sched_getaffinity(0))
         self.nodes = _NODES[: len(self.cores)]
@@ -128,7 +128,7 @@ class System:
             "ABLATE_BROKER_URL": f"redis://127.0.0.1:{self.broker_link.port}/0",
             "ABLATE_MLFLOW_URL": f"http://127.0.0.1:{self._ports['mlflow']}",
             "ABLATE_ADMIN_TOKEN": ADMIN,
-            "ABLATE_LEASE_S": str(LEASE_S),
+            "ABLATE_LEASE_S": str(self.lease_s),
             "ABLATE_HEARTBEAT_S": "0.4",
             "ABLATE_CLAIM_POLL_S": "1",
             "ABLATE_CONTROL_EVERY": "0",
