@@ -9,20 +9,34 @@ from typing import NamedTuple
 
 from experiments.outcomes import FailureClass
 
-MAX_ATTEMPTS: dict[FailureClass, int] = {
-    FailureClass.USER_ERROR: 1,
-    FailureClass.OOM: 1,
-    FailureClass.NUMERICS: 1,
-    FailureClass.GATE_REFUSED: 1,
-    FailureClass.INFRA_NODE: 5,
-    FailureClass.INFRA_CONTROL: 5,
-    FailureClass.PREEMPTED: 10,
-    FailureClass.TIMEOUT: 2,
-    FailureClass.CANCELLED: 1,
-    FailureClass.INVALID_MEASUREMENT: 3,
-    FailureClass.NO_RECEIPT: 3,
+
+class RetryRule(NamedTuple):
+    """What happens to a block whose attempt ended by one class."""
+
+    attempts: int
+    """Attempts at one block that may end by this class before it is final. Every class counts alone."""
+    rests_s: tuple[float, ...] = (0.0,)
+    """How long the block rests after its first, second, ... attempt that ended so; the last one stays."""
+    elsewhere: bool = False
+    """Whether another node than the one where it broke is the better place for the next attempt."""
+
+
+RETRY_RULES: dict[FailureClass, RetryRule] = {
+    FailureClass.USER_ERROR: RetryRule(1),
+    FailureClass.OOM: RetryRule(1),
+    FailureClass.NUMERICS: RetryRule(1),
+    FailureClass.GATE_REFUSED: RetryRule(1),
+    FailureClass.INFRA_NODE: RetryRule(5, (0.0, 2.0, 4.0, 8.0, 16.0), elsewhere=True),
+    FailureClass.INFRA_CONTROL: RetryRule(5, (1.0, 2.0, 4.0, 8.0, 16.0)),
+    FailureClass.PREEMPTED: RetryRule(10),
+    FailureClass.TIMEOUT: RetryRule(2),
+    FailureClass.CANCELLED: RetryRule(1),
+    FailureClass.INVALID_MEASUREMENT: RetryRule(3, (2.0, 15.0), elsewhere=True),
+    FailureClass.NO_RECEIPT: RetryRule(3, (0.0, 4.0), elsewhere=True),
 }
-"""Attempts at one block that may end by this class before it is final. Every class counts alone."""
+
+SPEAKS_AGAINST_NODE = frozenset({FailureClass.INFRA_NODE, FailureClass.NO_RECEIPT})
+"""Classes that can speak against the node: repeated there over different work, they are the node's."""
 
 FINAL_WITH_RECEIPT = frozenset(
     {FailureClass.OOM, FailureClass.NUMERICS, FailureClass.GATE_REFUSED, FailureClass.USER_ERROR}
@@ -49,8 +63,6 @@ FINAL_WHEN_REPEATED: dict[FailureClass, FinalWhen] = {
 }
 """Classes that are a result of the arm once they come for the last time that they may."""
 
-RETRY_CAP_S = 30.0
-
 
 class Break(NamedTuple):
     """One attempt at a block that broke."""
@@ -68,20 +80,20 @@ def final_failures(broken: Sequence[Break], block_index: int, arm: str) -> tuple
     """
     repeated = {
         failure
-        for failure in FINAL_WHEN_REPEATED
-        if _times(broken, Break(block_index, failure, arm), FINAL_WHEN_REPEATED[failure]) + 1 >= MAX_ATTEMPTS[failure]
+        for failure, scope in FINAL_WHEN_REPEATED.items()
+        if _times(broken, Break(block_index, failure, arm), scope) + 1 >= RETRY_RULES[failure].attempts
     }
     return tuple(sorted(FINAL_WITH_RECEIPT | repeated))
 
 
 def may_retry(broken: Sequence[Break], last: Break) -> bool:
     """Tell whether the block of `last`, which is the newest of `broken`, may run again."""
-    return _times_in_block(broken, last) < MAX_ATTEMPTS[last.failure_class]
+    return _times_in_block(broken, last) < RETRY_RULES[last.failure_class].attempts
 
 
 def attempt_words(broken: Sequence[Break], last: Break) -> str:
     """Say how often the block of `last` ended by its class, of how often it may, for example "timeout 1 of 2"."""
-    return f"{last.failure_class} {_times_in_block(broken, last)} of {MAX_ATTEMPTS[last.failure_class]}"
+    return f"{last.failure_class} {_times_in_block(broken, last)} of {RETRY_RULES[last.failure_class].attempts}"
 
 
 def _times_in_block(broken: Sequence[Break], last: Break) -> int:
@@ -99,12 +111,13 @@ def _times(broken: Sequence[Break], like: Break, scope: FinalWhen) -> int:
     )
 
 
-def retry_wait_s(attempts: int) -> float:
-    """Return how long a block rests after `attempts` broken attempts before a worker may claim it again.
+def retry_wait_s(broken: Sequence[Break], last: Break) -> float:
+    """Return how long the block of `last`, which is the newest of `broken`, rests before a worker may claim it again.
 
-    The first retry follows at once. A node without a service does not rest: nobody else waits for it.
+    A node without a service does not rest: nobody else waits for it.
     """
-    return 0.0 if attempts == 1 else min(RETRY_CAP_S, 2.0 ** (attempts - 1))
+    rests_s = RETRY_RULES[last.failure_class].rests_s
+    return rests_s[min(_times(broken, last, FinalWhen.BLOCK), len(rests_s)) - 1]
 
 
 def budget_spent(used_minutes: float, budget_minutes: float) -> str | None:

@@ -41,8 +41,11 @@ class NodeClass:
     """Whether kernels for TPUs (Pallas) can be run there, or compiled where nothing is run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a trial on such a device needs before it makes a tensor."""
-    topology: str | None = None
-    """Only on a class that compiles and executes nothing: the chips that it compiles for, by the compiler's name."""
+    devices: tuple[int, ...] = (1,)
+    """Numbers of devices that one step can be spread over; on the processors of a machine they are virtual."""
+    topologies: Mapping[int, str] = field(default_factory=dict)
+    """Only on a class that compiles and executes nothing: the chips that it compiles for, by the compiler's name, for
+    each number of them."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
     tells: frozenset[str] = frozenset()
@@ -62,11 +65,16 @@ class NodeClass:
     @property
     def compiles_only(self) -> bool:
         """Whether a trial compiles the training step for chips that are not there, and executes nothing."""
-        return self.topology is not None
+        return bool(self.topologies)
 
     def fits(self, device_name: str) -> bool:
         """Tell whether a device that calls itself `device_name` belongs to this class."""
         return re.search(self.device_name, device_name) is not None
+
+    def peak(self, dtype: str, devices: int) -> float | None:
+        """Return the dense peak of `devices` devices in FLOP/s; None where none is stated."""
+        one = self.peak_flops.get(dtype)
+        return None if one is None else one * devices
 
     def lane_refusal(self, lane: Lane) -> str | None:
         """Return why `lane` cannot run here, or None when it can."""
@@ -99,6 +107,7 @@ _TABLE = (
         lanes=(Lane.XLA,),
         device_type="xla",
         probe="xla_host",
+        devices=(1, 2, 4, 8),
         environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
         tells=frozenset({"foreign_load"}),
     ),
@@ -110,6 +119,7 @@ _TABLE = (
         device_name=r"\bv6e\b",
         tpu_kernels=True,
         environment={"PJRT_DEVICE": "TPU", "JAX_PLATFORMS": "cpu"},
+        devices=(1, 4, 8),
         peak_flops={"bfloat16": 918e12},
         tells=frozenset({"foreign_load", "foreign_processes"}),
     ),
@@ -121,7 +131,8 @@ _TABLE = (
         device_name=r"\bv6\b",
         tpu_kernels=True,
         environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
-        topology="v6e:1x1",
+        devices=(1, 4, 8, 16),
+        topologies={1: "v6e:1x1", 4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
     ),
 )
 

@@ -84,6 +84,9 @@ class ScanFact(StrEnum):
     """Backward passes that recomputed PsiV."""
     REMAT = "mamba3_mimo.remat"
     """Whether backward passes did operations of the forward pass again, those of PsiV apart (lane xla)."""
+    HANDED_BYTES = "mamba3_mimo.handed_bytes"
+    """Bytes that forward passes hand to backward passes, gradients included (lane xla, chunk_parallel): what passes the
+    barriers in the graph has to be as much."""
     HEADS_HALVED = "mamba3_mimo.heads_halved"
     """Whether heads too wide for one block were run as two of half the width (lane cuda)."""
     ATTESTED_FROM = "mamba3_mimo.attested_from"

@@ -8,7 +8,8 @@ Each takes q, k, v [B,H,S,E] and document numbers [B,S] that only grow along a r
 without a TPU they can be traced and compiled, not run; `interpret` runs splash and pallas_softcap on a CPU, for tests.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -175,3 +176,29 @@ def _method(kernel: _Splash, name: str) -> Callable[..., Any]:
 
 KERNELS: dict[str, Callable[..., Tensor]] = {"flash": flash, "splash": splash, "pallas_softcap": pallas_softcap}
 """Every kernel by its name."""
+
+CALLED: dict[str, tuple[str, ...]] = {
+    "flash": ("_flash_attention_kernel", "_flash_attention_dkv_kernel", "_flash_attention_dq_kernel"),
+    "splash": ("splash_mha_fwd", "splash_mha_dkv"),
+    "pallas_softcap": ("softcap_attention", "splash_mha_fwd", "splash_mha_dkv"),
+}
+"""The kernels that one layer's forward and backward pass call once each, by how their names begin: JAX writes the sizes
+of blocks behind."""
+
+
+def calls_problem(attention: str, calls: Mapping[str, int], *, layers: int) -> str | None:
+    """Return how the `calls` of a training step's graph differ from those of `layers` layers of `attention`.
+
+    None where they are the same; an attention that is no kernel calls none.
+    """
+    expected = dict.fromkeys(CALLED.get(attention, ()), layers)
+    found: Counter[str] = Counter()
+    for name, count in calls.items():
+        found[next((begin for begin in expected if name.startswith(begin)), name)] += count
+    if found == expected:
+        return None
+    return f"not in the graph: {layers} layers of it call {_counted(expected)}, the graph {_counted(found)}"
+
+
+def _counted(calls: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(calls.items())) or "no kernel"

@@ -5,7 +5,8 @@ Run as a program, one process for each compilation, because libtpu ends the proc
     python -m kernels.xla_compiler ORDER.json ANSWER.json
 
 The answer is one JSON object, written again whenever more of it is known: `versions`, `device_kind`, `graph`, then
-`memory`, `collectives` and `cost`, or `refusal` where the compiler raised an error, or `unusable` where it cannot work.
+`memory`, `collectives`, `compiled_calls` and `cost`, or `refusal` where the compiler raised an error, or `unusable`
+where it cannot work.
 jax is imported inside functions: the caller reads the answer without it.
 """
 
@@ -136,7 +137,7 @@ def _compile(order: Order, module: bytes, devices: Any, answer: "_Answer") -> No
         answer.add(refusal=str(error), compile_s=time.perf_counter() - start)
         return
     answer.add(compile_s=time.perf_counter() - start, memory=_memory(executable))
-    answer.add(collectives=_collectives(executable))
+    answer.add(**_program(executable))
     if release(libtpu_version() or "") >= OLDEST_WITH_COSTS:
         answer.add(cost=_cost(executable))
 
@@ -246,13 +247,13 @@ def _memory(executable: Any) -> Mapping[str, int]:
     }
 
 
-def _collectives(executable: Any) -> Mapping[str, int] | None:
-    """Count the collectives of the compiled program; None where this pair of jax and libtpu cannot print it."""
+def _program(executable: Any) -> Mapping[str, Any]:
+    """Count collectives and kernels of the compiled program; nothing where jax cannot print what libtpu made."""
     try:
         text = "\n".join(part.to_string() for part in executable.hlo_modules())
     except RuntimeError:
-        return None
-    return xla_graph.count_collectives(text)
+        return {}
+    return {"collectives": xla_graph.count_collectives(text), "compiled_calls": xla_graph.count_kernel_calls(text)}
 
 
 def _cost(executable: Any) -> Mapping[str, float]:

@@ -24,7 +24,6 @@ from kernels.xla_compiler import libtpu_refusal
 DISTRIBUTIONS = ("torch", "torch_xla", "jax", "jaxlib", "torchax", "libtpu")
 PINNED = {"torch": "2.9.", "torch_xla": "2.9.", "jax": "0.7.1", "jaxlib": "0.7.1", "torchax": "0.0.13"}
 """Begin of the version that the lane was written for."""
-TPU_CALL = "tpu_custom_call"
 COMPILER = "torch_xla"
 """Module whose import means that XLA may compile in this process."""
 
@@ -155,9 +154,15 @@ def forget_pending() -> None:
 
 
 def placeholder(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor without memory, for graphs that are compiled and never run."""
+    """Return a tensor without memory, for graphs that are compiled and never run.
+
+    Where several devices share a step it holds zeros: what has no memory cannot be laid out on them.
+    """
+    from torch_xla import runtime
     from torch_xla.core import xla_builder
 
+    if runtime.is_spmd():
+        return torch.zeros(tuple(shape), dtype=dtype).to(device())
     device()
     made: Tensor = xla_builder.create_placeholder_tensor(tuple(shape), dtype)
     return made

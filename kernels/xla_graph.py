@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+TPU_CALL = "tpu_custom_call"
+"""Target of every call of a Pallas kernel."""
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*\) -> .* )?\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
@@ -27,6 +29,12 @@ _CALLED = re.compile(r"(?:to_apply|calls|body|true_computation|false_computation
 _CONDITION = re.compile(r"condition=%?([\w.-]+)")
 _LIMIT = re.compile(r"compare\(\w+\[\][^ ]* %?[\w.-]+, \w+\[\][^ ]* %?([\w.-]+)\), direction=LT")
 _NUMBER = re.compile(r"^\w+\[\][^ ]* constant\((\d+)\)")
+_COMMENT = re.compile(r"/\*.*?\*/")
+_LAYOUTS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+"""Custom calls that only say how a value lies on several chips."""
+_BARRIER = re.compile(r"= (\(.*?\)|\S+) opt-barrier\(")
+_ARRAY = re.compile(r"([a-z]+[0-9]*)\[([0-9,]*)\]")
+_ITEM_BITS = {"pred": 8, **{f"{kind}{bits}": bits for kind in "suf" for bits in (8, 16, 32, 64)}, "bf16": 16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +49,15 @@ class Graph:
     matmul_flops: int | None
     """FLOPs of all matrix products outside of kernels, loops times their trips; None where a loop's trips are not
     constant."""
+    loops: Mapping[int, int]
+    """Trips -> how many loops of so many trips the step runs; a loop of unknown length counts as one of 0."""
+    barrier_bytes: int
+    """Bytes of the values that pass an optimisation barrier: what a forward pass hands to its backward pass."""
 
 
 def read_graph(module: bytes) -> Graph:
     """Read a serialized HloModuleProto."""
-    text = _text_of(module)
+    text = _COMMENT.sub("", _text_of(module))
     bodies = {body: _without_locations(base64.b64decode(body)) for body in set(_BODY.findall(text))}
     plain = _BODY.sub(lambda found: f'"body": "{bodies[found[1]].digest}"', text)
     names = {kernel.digest: kernel.name for kernel in bodies.values()}
@@ -54,6 +66,8 @@ def read_graph(module: bytes) -> Graph:
         instructions=sum(1 for line in plain.splitlines() if _INSTRUCTION.match(line)),
         custom_calls=count_custom_calls(plain, names),
         matmul_flops=matmul_flops(plain),
+        loops=count_loops(plain),
+        barrier_bytes=barrier_bytes(plain),
     )
 
 
@@ -62,7 +76,7 @@ def count_custom_calls(text: str, names: Mapping[str, str]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for line in text.splitlines():
         target = _TARGET.search(line)
-        if target is not None:
+        if target is not None and target[1] not in _LAYOUTS:
             body = re.search(r'"body": ?"([^"]*)"', line)
             found[names.get(body[1], target[1]) if body else target[1]] += 1
     return dict(sorted(found.items()))
@@ -73,6 +87,11 @@ def count_collectives(text: str) -> dict[str, int]:
     return {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in COLLECTIVES}
 
 
+def count_kernel_calls(text: str) -> int:
+    """Count the calls of Pallas kernels in a compiled program, whose kernels have lost their names."""
+    return sum(target == TPU_CALL for target in _TARGET.findall(text))
+
+
 def matmul_flops(text: str) -> int | None:
     """Return the FLOPs of the module's matrix products, each loop's body times its trips; None when not constant."""
     module = _Module(text)
@@ -80,6 +99,22 @@ def matmul_flops(text: str) -> int | None:
         return module.flops(module.entry)
     except _UnknownTrips:
         return None
+
+
+def count_loops(text: str) -> dict[int, int]:
+    """Count the loops that the module runs by their trips, one inside another once for each trip of the outer one."""
+    module = _Module(text)
+    return dict(sorted(module.loops(module.entry).items()))
+
+
+def barrier_bytes(text: str) -> int:
+    """Return the bytes of all values that pass an optimisation barrier."""
+    shapes = (found[1] for found in _BARRIER.finditer(text))
+    return sum(_bytes(*array) for shape in shapes for array in _ARRAY.findall(shape))
+
+
+def _bytes(dtype: str, dims: str) -> int:
+    return _ITEM_BITS[dtype] // 8 * math.prod(_dims(dims))
 
 
 class _UnknownTrips(Exception):
@@ -107,6 +142,26 @@ class _Module:
         if name not in self._known:
             self._known[name] = sum(self._of(line) for line in self._lines[name].values())
         return self._known[name]
+
+    def loops(self, name: str) -> Counter[int]:
+        """Return the trips of the loops that one computation runs, with all that it calls."""
+        return sum((self._loops_of(line) for line in self._lines[name].values()), Counter[int]())
+
+    def _loops_of(self, line: str) -> Counter[int]:
+        opcode = _OPCODE.match(line)
+        if opcode is None:
+            return Counter()
+        inside = sum((self.loops(called) for called in _CALLED.findall(line)), Counter[int]())
+        if opcode[1] != "while":
+            return inside
+        trips = self._known_trips(line)
+        return Counter({length: number * trips for length, number in inside.items()}) + Counter([trips])
+
+    def _known_trips(self, line: str) -> int:
+        try:
+            return self._trips(line)
+        except _UnknownTrips:
+            return 0
 
     def _of(self, line: str) -> int:
         opcode = _OPCODE.match(line)

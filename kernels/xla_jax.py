@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels import xla_device
+from kernels import xla_graph
 
 Key: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """Shapes and dtypes of tensors."""
@@ -86,7 +86,7 @@ def _custom_call_payload(traced: Any) -> str:
     module = traced.lower(lowering_platforms=("tpu",)).compiler_ir()
     payload = custom_kernel._extract_backend_config(module)
     if payload is None:
-        raise RuntimeError(f"no {xla_device.TPU_CALL} in the lowered kernel")
+        raise RuntimeError(f"no {xla_graph.TPU_CALL} in the lowered kernel")
     return str(payload)
 
 

@@ -31,6 +31,8 @@ class Partition:
     """Place of psi."""
     psiv_cache: bool = False
     remat: bool
+    handed_bytes: int = field(default=0, init=False)
+    """Bytes of everything that the backward graph takes, gradients included."""
     psiv_saved_bytes: int = field(default=0, init=False)
     """Bytes of PsiV that the forward graph hands to the backward graph."""
     psiv_recomputed: int = field(default=0, init=False)
@@ -42,6 +44,7 @@ class Partition:
         """Return the forward and the backward graph of `joint`."""
         from functorch.compile import min_cut_rematerialization_partition
 
+        _negate_truth_values(joint)
         psiv = self._psiv(joint)
         kinds = {node.name: node in psiv for node in joint.graph.nodes if node.op == "call_function"}
         for node in joint.graph.nodes:
@@ -77,8 +80,9 @@ class Partition:
         again = set(_computed(forward)) & set(_computed(backward)) & set(kinds)
         self.psiv_recomputed = sum(kinds[name] for name in again)
         self.recomputed = len(again) - self.psiv_recomputed
-        handed = [node for node in backward.graph.nodes if node.op == "placeholder" and kinds.get(node.name)]
-        self.psiv_saved_bytes = sum(_nbytes(node.meta["val"]) for node in handed)
+        sizes = {node.name: _nbytes(node.meta["val"]) for node in backward.graph.nodes if node.op == "placeholder"}
+        self.handed_bytes = sum(sizes.values())
+        self.psiv_saved_bytes = sum(size for name, size in sizes.items() if kinds.get(name))
 
 
 def differentiable(function: Callable[..., Any], partition: Partition) -> Callable[..., Any]:
@@ -108,6 +112,16 @@ def _after_barrier(graph: fx.GraphModule) -> Callable[..., Any]:
         return graph(*xla_device.barrier(tensors))
 
     return run
+
+
+def _negate_truth_values(joint: fx.GraphModule) -> None:
+    """Write ~ of truth values as logical_not.
+
+    torch_xla 2.9 computes ~ of one that enters a loop on its byte: ~1 becomes -2, and counts as true.
+    """
+    for node in joint.graph.nodes:
+        if node.target is torch.ops.aten.bitwise_not.default and node.meta["val"].dtype is torch.bool:
+            node.target = torch.ops.aten.logical_not.default
 
 
 def _inputs_in_order(forward: fx.GraphModule, backward: fx.GraphModule) -> None:

@@ -13,6 +13,10 @@ from model.errors import ConfigError
 AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex", "splash", "pallas_softcap"]
 LossKind: TypeAlias = Literal["dense", "chunked"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
+Sharding: TypeAlias = Literal["fsdp", "replicated"]
+
+MESH_SIZES = (1, 2, 4, 8, 16)
+"""Numbers of devices that one step can be spread over, as far as some node class has them."""
 
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
 """Letters of a pattern string, one residual block each."""
@@ -233,6 +237,21 @@ class StepsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices that one step is spread over (lane xla): each computes an equal share of the rows."""
+
+    devices: int = 1
+    sharding: Sharding = "fsdp"
+    """With several devices: `fsdp` divides weight matrices and their optimiser state over them, `replicated` keeps all
+    of them on each."""
+
+    def __post_init__(self) -> None:
+        _one_of("mesh.devices", self.devices, MESH_SIZES)
+        if self.devices == 1 and self.sharding != "fsdp":
+            raise ConfigError("mesh.sharding", f"is {self.sharding}; with one device there is nothing to divide")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything one trial needs: the resolved configuration of an arm plus the block's seed."""
 
@@ -241,7 +260,7 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     steps: StepsConfig = field(default_factory=StepsConfig)
     micro_batch: int = 4
-    """B, rows per step."""
+    """B, rows per step, of all devices together."""
     dtype: ComputeDtype = "float32"
     """Dtype of the matrix multiplications; master weights, states and norms stay float32."""
     loss: LossKind = "dense"
@@ -250,12 +269,18 @@ class TrainConfig:
     """Tokens per chunk when loss is chunked."""
     compile: bool = False
     """torch.compile the model."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
     threads: int = 0
     """Intra-op CPU threads; 0 takes every core the process may use."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         _between("micro_batch", self.micro_batch, 1, 4096)
+        if self.micro_batch % self.mesh.devices:
+            detail = (
+                f"is {self.micro_batch}; every one of the {self.mesh.devices} devices takes as many rows as the others"
+            )
+            raise ConfigError("micro_batch", detail)
         _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
         _between("threads", self.threads, 0, 1024)
         _between("seed", self.seed, 0, 2**63 - 1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kernels import facts, xla_device
 from kernels.errors import KernelUnsupported
+from kernels.scan import ScanFact
 from kernels.xla_partition import Partition
 from model.config import HybridConfig
 from model.facts import ModelFact
@@ -23,11 +24,6 @@ class LayerLoops:
     """Runs the blocks of a model. Not a module: it owns no parameters."""
 
     def __init__(self, blocks: nn.ModuleList, config: HybridConfig) -> None:
-        if config.scan.remat:
-            raise KernelUnsupported(
-                "scan_layers with remat: a loop over layers that makes values again gave wrong gradients in our tests "
-                "with torch_xla 2.9, for a reason not found yet; allowed: one of the two"
-            )
         self._runs = [_Run(list(blocks)[at], letter, config) for letter, at in _runs(config.pattern)]
 
     def __call__(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
@@ -46,6 +42,8 @@ class _Run:
     def __init__(self, blocks: list[nn.Module], letter: str, config: HybridConfig) -> None:
         self.blocks = blocks
         self.in_loop = len(blocks) > 1 and (letter != "A" or config.attention.backend == "sdpa")
+        self._is_mixer = letter == "M"
+        self._remat = self._is_mixer and config.scan.remat
         self._bodies: dict[bool, tuple[Callable[..., Any], Partition]] = {}
         """With gradients or without -> what one trip does, always the same object: it is traced once."""
 
@@ -62,6 +60,8 @@ class _Run:
         stacked = {name: torch.stack([block.get_parameter(name) for block in self.blocks]) for name in names}
         ids_LBS = segment_ids_BS.expand(len(self.blocks), *segment_ids_BS.shape)
         x_BSD, _ = xla_device.loop(body, x_BSD, (stacked, ids_LBS), partition)
+        if self._is_mixer and with_gradients:
+            facts.record(ScanFact.REMAT, partition.recomputed > 0)
         return x_BSD
 
     def _body(self) -> tuple[Callable[..., Any], Partition]:
@@ -71,7 +71,7 @@ class _Run:
             parameters, segment_ids_BS = own
             return torch.func.functional_call(block, parameters, (x_BSD, segment_ids_BS)), None
 
-        return trip, Partition(remat=False)
+        return trip, Partition(remat=self._remat)
 
 
 def _runs(pattern: str) -> list[tuple[str, slice]]:

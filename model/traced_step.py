@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kernels import facts, xla_device
-from model import flops, hybrid, optim
+from kernels import facts, xla_device, xla_graph, xla_mesh
+from kernels.xla_graph import Graph
+from model import flops, hybrid, optim, step_graph
 from model.config import TrainConfig
 from model.facts import ModelFact
+from model.mesh import Mesh
 from model.update import DeviceBatch, batch_loss, update
 
 
@@ -24,8 +26,10 @@ class TracedStep:
 
     module: bytes
     """Serialized HloModuleProto."""
+    graph: Graph
+    """What the module contains."""
     facts: Mapping[str, facts.Fact]
-    """What the code said about itself while it was traced."""
+    """What the code said about itself while it was traced, corrected by the module."""
     parameters: int
     """Trainable parameters."""
     input_bytes: int
@@ -42,19 +46,28 @@ def trace_step(config: TrainConfig) -> TracedStep:
     Raises KernelUnsupported where the lane or a gate cannot run, and the errors of model and loss.
     """
     started = time.perf_counter()
+    if config.mesh.devices > 1:
+        xla_mesh.use_mesh(config.mesh.devices)
     with facts.collect() as observed:
         facts.record(ModelFact.DEVICE, xla_device.device().type)
         model = _placeholder_model(config)
         optimizer = _placeholder_state(optim.adamw(model.named_parameters(), config.optim))
         batch = _placeholder_batch(config)
+        if config.mesh.devices > 1:
+            mesh = Mesh(config, model, optimizer)
+            mesh.record()
+            batch = mesh.lay_out(batch)
         inputs = [*model.parameters(), *_state(optimizer), *batch]
         input_bytes = sum(tensor.nbytes for tensor in inputs)
         loss_now = batch_loss(model, model.lm_head.weight, batch, config)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         outcome = update(loss_now, parameters, optimizer, config)
     module = xla_device.hlo_proto([outcome, *model.parameters(), *_state(optimizer)])
+    graph = xla_graph.read_graph(module)
+    step_graph.attest(graph, observed, config)
     return TracedStep(
         module=module,
+        graph=graph,
         facts=dict(observed),
         parameters=sum(parameter.numel() for parameter in parameters),
         input_bytes=input_bytes,

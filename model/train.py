@@ -14,7 +14,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from kernels import facts, xla_device
-from model import flops, hybrid, optim
+from kernels import facts, xla_device, xla_graph
+from kernels.xla_graph_change import describe_change
+from model import flops, hybrid, optim, step_graph
 from model.compilation import (
     Compilation,
     Forward,
@@ -39,6 +40,7 @@ from model.facts import ModelFact
 from model.generated_code import generates_code
 from model.host_load import HostLoad, HostShares
 from model.measurement import PeakMeter, read_clock_mhz
+from model.mesh import Mesh
 from model.packing import Batch
 from model.update import DeviceBatch, batch_loss, update
 
@@ -134,6 +136,7 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
         steps, observed, others = _run_steps(trainer, on_step)
         loss_val = trainer.validate()
         peak = meter.read(trainer.one_pass, held_bytes=trainer.held_bytes())
+        trainer.explain_compilations(steps, observed)
     return TrainResult(
         steps=steps,
         warmup_passes=tuple(trainer.warmup_passes),
@@ -166,6 +169,7 @@ def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, 
         facts.record(ModelFact.DEVICE, trainer.device.type)
         trainer.compile()
         run("compile", range(1))
+        trainer.attest(observed)
     load = HostLoad()
     with _no_automatic_gc():
         trainer.load()
@@ -186,10 +190,13 @@ class _Trainer:
         self._started = started
         self._compiled_last = 0
         """Compilations during the last step or pass."""
+        self._first_module: bytes | None = None
+        """Lowered graph of step 0, on XLA."""
         self._dataset = dataset
         self._model = hybrid.build(config).to(device)
         self._forward: Forward = self._model
         self._optimizer = optim.adamw(self._model.named_parameters(), config.optim)
+        self._mesh = Mesh(config, self._model, self._optimizer) if config.mesh.devices > 1 else None
         self._wait()  # on XLA parameters and state are made here, apart from the first step
         self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
@@ -230,9 +237,9 @@ class _Trainer:
         """Run one optimiser step and wait for the device once, at its end."""
         before = compilations()
         start = time.perf_counter()
-        optim.set_learning_rate(self._optimizer, optim.learning_rate(index, self.config.optim))
-        loss_now = self._loss(self._forward, self._batch(index))
-        told = update(loss_now, self.parameters, self._optimizer, self.config)
+        told = self._update(index)
+        if index == 0 and self.device.type == "xla":
+            self._first_module = xla_device.hlo_proto(self._outputs(told))
         self._wait()  # on XLA the step is one graph, which runs here
         loss_value, norm_value = told.tolist()
         end = time.perf_counter()
@@ -251,6 +258,39 @@ class _Trainer:
         )
         _check_finite(record)
         return record
+
+    def _update(self, index: int) -> Tensor:
+        """Begin step `index`: on XLA it is recorded and runs when it is waited for."""
+        optim.set_learning_rate(self._optimizer, optim.learning_rate(index, self.config.optim))
+        loss_now = self._loss(self._forward, self._batch(index))
+        return update(loss_now, self.parameters, self._optimizer, self.config)
+
+    def _outputs(self, told: Tensor) -> list[Tensor]:
+        return [told, *self.parameters, *self._state()]
+
+    def attest(self, observed: facts.Facts) -> None:
+        """Hold what was observed in step 0 against the graph that ran, and against what lies on the devices."""
+        if self._first_module is not None:
+            step_graph.attest(xla_graph.read_graph(self._first_module), observed, self.config)
+        if self._mesh is not None:
+            self._mesh.record()
+
+    def explain_compilations(self, steps: Iterable[StepRecord], observed: facts.Facts) -> None:
+        """Where a step of the window compiled on XLA, record how its graph differs from that before the window.
+
+        Both steps run once more: their graphs were gone when it was known.
+        """
+        guilty = next((step.index for step in steps if step.phase == "timed" and step.compilations), None)
+        if guilty is None or self.device.type != "xla":
+            return
+        before, after = (self._graph_again(index) for index in (self.config.steps.warmup, guilty))
+        observed[ModelFact.GRAPH_CHANGE] = describe_change(before, after)
+
+    def _graph_again(self, index: int) -> str:
+        told = self._update(index)
+        text = xla_device.hlo_text(self._outputs(told))
+        self._wait()
+        return text
 
     def validate(self) -> float | None:
         """Return the mean loss over the valid tokens of the validation rows; None when there are none to evaluate."""
@@ -272,16 +312,21 @@ class _Trainer:
 
     def held_bytes(self) -> int:
         """Return the bytes in parameters and optimiser state."""
-        state = (value for slots in self._optimizer.state.values() for value in slots.values())
-        tensors = [*self.parameters, *(value for value in state if isinstance(value, Tensor))]
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(tensor.nbytes for tensor in (*self.parameters, *self._state()))
+
+    def _state(self) -> Iterator[Tensor]:
+        values = (value for slots in self._optimizer.state.values() for value in slots.values())
+        return (value for value in values if isinstance(value, Tensor))
 
     def _batch(self, step: int) -> Batch:
         return self._dataset.batch(step, self.config.micro_batch, self.config.seed)
 
     def _loss(self, forward: Forward, batch: Batch) -> Tensor:
+        return batch_loss(forward, self._model.lm_head.weight, self._on_device(batch), self.config)
+
+    def _on_device(self, batch: Batch) -> DeviceBatch:
         on_device = DeviceBatch(*(torch.from_numpy(part).to(self.device) for part in batch))
-        return batch_loss(forward, self._model.lm_head.weight, on_device, self.config)
+        return on_device if self._mesh is None else self._mesh.lay_out(on_device)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.reporting.mlflow_sink import Sink
 from experiments.runtime.logs import configure_logging
+from service.dispatch import WakeResender
 from service.duties import TICK_S, Duty, Keeper
 from service.errors import ConfigurationError
 from service.lifecycle import OutboxKind
@@ -61,8 +62,12 @@ class StopSignals:
 def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event) -> list[threading.Thread]:
     """Build the threads of this process: one for each duty, and the one that keeps their leases."""
     reconciler = Reconciler(
-        store, settings.celery_url, sentinel_days=settings.sentinel_days, silent_s=silent_limit_s(settings)
+        store,
+        sentinel_days=settings.sentinel_days,
+        silent_s=silent_limit_s(settings),
+        node_breaks=settings.node_breaks,
     )
+    resender = WakeResender(store, settings.celery_url)
     sink = Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment)
     handlers = OutboxHandlers(store, sink, webhook_of(settings))
 
@@ -80,8 +85,14 @@ def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event) -
     def tell() -> bool:
         return handlers.run_due(OutboxKind.HOOK)
 
-    works = {"reconciler": reconcile, "judge": judge, "projector": project, "webhooks": tell}
-    works["retention"] = Retention(store, age_s=settings.log_days * 86_400).round
+    works = {
+        "reconciler": reconcile,
+        "wakes": resender.run_due,
+        "judge": judge,
+        "projector": project,
+        "webhooks": tell,
+        "retention": Retention(store, age_s=settings.log_days * 86_400).round,
+    }
     duties = [Duty(store, name, work, stop=stop) for name, work in works.items()]
     keeper = Keeper([*(duty.renew for duty in duties), handlers.renew_holds], stop=stop)
     return [keeper.thread, *(duty.thread for duty in duties)]

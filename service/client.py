@@ -18,6 +18,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.design.gate import GatePublic
 from experiments.records.signed_receipt import SignedReceipt
 from service.client_access import NodeKeys, Tokens
+from service.client_nodes import NodeStates
 from service.connection import PAUSE_S, ClientError, Connection, Refused, ServiceFailed, Unreachable, checked
 from service.lifecycle import EventKind
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
@@ -88,6 +89,11 @@ class Ablations:
         return AblationPublic.model_validate(
             self._connection.call("POST", f"/v1/ablations/{ablation_id}:cancel").json()
         )
+
+    def set_priority(self, ablation_id: str, priority: int) -> AblationPublic:
+        """Change the priority of what is not over; higher runs first."""
+        answer = self._connection.call("PATCH", f"/v1/ablations/{ablation_id}", json={"priority": priority})
+        return AblationPublic.model_validate(answer.json())
 
     def verdict(self, ablation_id: str) -> Verdict:
         """Return the verdict; raises Refused (409) before there is one."""
@@ -218,6 +224,11 @@ class Client:
     def node_keys(self) -> NodeKeys:
         """Calls about the keys with which workers speak for their nodes."""
         return NodeKeys(self._connection)
+
+    @cached_property
+    def node_states(self) -> NodeStates:
+        """Calls about whether nodes take work."""
+        return NodeStates(self._connection)
 
     def gates(self) -> list[GatePublic]:
         """Return what can be asked for."""

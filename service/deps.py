@@ -8,6 +8,7 @@ from anyio import to_thread
 from fastapi import Depends, Path, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic_core import from_json
+from starlette.convertors import Convertor, register_url_convertor
 
 from experiments.design.load import CONTENT_TYPES
 from experiments.errors import SpecProblem
@@ -76,6 +77,23 @@ Operator = Annotated[Principal, Depends(requires(Scope.OPERATE))]
 Admin = Annotated[Principal, Depends(requires(Scope.ADMIN))]
 Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
 Anyone = Annotated[Principal, Depends(requires(None))]
+
+
+class _Word(Convertor[str]):
+    """A part of a path without the sign that a verb begins with: `/x:cancel` is not the thing named `x:cancel`."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        """Take it as it is."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Write it as it is."""
+        return value
+
+
+register_url_convertor("word", _Word())
 
 AblationId = Annotated[str, Path(pattern=id_pattern("abl"), examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])]
 TrialId = Annotated[str, Path(pattern=id_pattern("trl"), examples=["trl_01KAHZ3V5T8QW2R4Y6M9N0P1S4"])]

@@ -16,6 +16,7 @@ class EventKind(StrEnum):
     TRIAL_STATE = "trial.state"
     ATTEMPT_STATE = "attempt.state"
     TRIAL_PROGRESS = "trial.progress"
+    PRIORITY = "ablation.priority"
     VERDICT = "verdict"
     LOG = "log"
     """Text of a trial's log: only in a stream, never stored."""
@@ -73,9 +74,10 @@ MOVES: dict[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
             _T.RUNNING: {_T.QUEUED, _T.DONE, _T.CANCELLED, _T.FAILED},
         },
     ),
-    _X: _moves(_X, {_X.RUNNING: {_X.DONE, _X.BROKEN, _X.RELEASED, _X.EXPIRED}}),
+    _X: _moves(_X, {_X.RUNNING: {_X.DONE, _X.BROKEN, _X.RELEASED, _X.EXPIRED}, _X.EXPIRED: {_X.DONE}}),
 }
-"""For every machine: the states that may follow a state."""
+"""For every machine: the states that may follow a state. An attempt that expired is done when its
+late result is taken while nobody else holds its block."""
 
 STATE_EVENTS: dict[type[StrEnum], EventKind] = {
     AblationState: EventKind.ABLATION_STATE,

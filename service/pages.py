@@ -17,6 +17,7 @@ from service.store.session import Store
 Key = TypeVar("Key", bound=tuple[str | int, ...])
 
 
+FROM_NEXT = "From `next_cursor`."
 PLACE = "(0|[1-9][0-9]{0,8})"
 """Pattern of a whole number in a cursor."""
 
@@ -30,12 +31,7 @@ class PageQuery(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     limit: int = Field(default=100, ge=1, le=500, description="Most items on the page.")
-    cursor: str | Absent = None
-
-
-def cursor_field(pattern: str) -> Any:
-    """Return the field of a list whose cursors look like `pattern`."""
-    return Field(default=None, pattern=f"^{pattern}$", description="From `next_cursor`.")
+    cursor: str | Absent = Field(default=None, description=FROM_NEXT)
 
 
 @dataclass(frozen=True, kw_only=True)

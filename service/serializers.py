@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Row
 
 from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
@@ -24,9 +24,8 @@ from service.schemas.nodes import KeyPublic, NodePublic
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
 from service.schemas.tokens import SecretPublic, TokenPublic
 from service.settings import ServiceSettings
-from service.store.ablations import blocks_ahead
 from service.store.columns import rfc3339
-from service.store.nodes import count_live
+from service.waiting import Waiting
 
 
 def links_of(ablation_id: str) -> Links:
@@ -73,14 +72,16 @@ def _fields(row: Row[Any], **changes: Any) -> dict[str, Any]:
 
 
 def ablation_public(
-    row: Row[Any], labels: Mapping[str, str], *, waiting_for: str | None, mlflow: str
+    row: Row[Any], labels: Mapping[str, str], *, waiting: Waiting | None, mlflow: str
 ) -> AblationPublic:
     """Build the wire type; `mlflow` is MLflow's base URL."""
     values = _fields(
         row,
         blocks=BlockCounts(planned=row.blocks_planned, done=row.blocks_done, failed=row.blocks_failed),
         trials=TrialCounts(planned=row.trials_planned, done=row.trials_done),
-        waiting_for=waiting_for,
+        waiting_for=None if waiting is None else waiting.waiting_for,
+        blocks_ahead=None if waiting is None else waiting.blocks_ahead,
+        starts_in_s=None if waiting is None else waiting.starts_in_s,
         labels=labels,
         mlflow_url=_mlflow_url(row, mlflow),
         bundles=json.loads(row.bundles or "[]"),
@@ -93,20 +94,6 @@ def _mlflow_url(row: Row[Any], base: str) -> str | None:
     if row.mlflow_run_id is None:
         return None
     return f"{base.rstrip('/')}/#/experiments/{row.mlflow_experiment_id}/runs/{row.mlflow_run_id}"
-
-
-def waiting_reasons(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> dict[str, str]:
-    """Return, for every queued ablation among `rows`, what it waits for."""
-    queued = [row for row in rows if row.state == AblationState.QUEUED]
-    live = count_live(connection, silent_s=silent_limit_s(settings)) if queued else {}
-    return {row.id: _waiting_reason(connection, row, live.get(row.node_class, 0)) for row in queued}
-
-
-def _waiting_reason(connection: Connection, row: Row[Any], live: int) -> str:
-    if not live:
-        return f"a live node of class '{row.node_class}'; none was heard lately"
-    ahead = blocks_ahead(connection, row)
-    return f"a free node of class '{row.node_class}' ({live} live, {ahead} blocks ahead in the queue)"
 
 
 def block_public(row: Row[Any]) -> BlockPublic:
@@ -136,7 +123,16 @@ def node_public(row: Row[Any], settings: ServiceSettings) -> NodePublic:
     """Build the wire type."""
     found = NodeRegistration.model_validate_json(row.registration)
     health = "live" if row.silent_s <= silent_limit_s(settings) else "silent"
-    return NodePublic.model_validate({**found.model_dump(), **_fields(row, health=health)})
+    own = {"health": health, "state": _node_state(row), "lanes": found.lanes}
+    return NodePublic.model_validate({**found.model_dump(), **_fields(row, **own)})
+
+
+def _node_state(row: Row[Any]) -> str:
+    if row.quarantined_reason is not None:
+        return "quarantined"
+    if row.draining:
+        return "draining" if row.running_block else "drained"
+    return "works"
 
 
 def token_public(row: Row[Any], *, secrets: list[SecretPublic], used: float) -> TokenPublic:

@@ -61,6 +61,8 @@ class ServiceSettings(BaseSettings):
     """Workers report this often."""
     claim_poll_s: float = Field(default=5.0, gt=0)
     """Workers ask for work at least this often."""
+    node_breaks: int = Field(default=3, ge=0)
+    """A node is quarantined after so many attempts in a row that broke for its sake; 0 for never."""
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body, block reports and imports excepted."""
     max_report_bytes: int = Field(default=67_108_864, ge=1024)
@@ -119,6 +121,11 @@ class ServiceSettings(BaseSettings):
         except ValueError:
             return False
 
+    @property
+    def makes_tokens(self) -> bool:
+        """Whether tokens that are not set are generated into the home."""
+        return self.is_loopback or self.generate_tokens
+
     def checked_secret(self, name: str) -> str | None:
         """Return the secret of ABLATE_<NAME>_TOKEN, None when it is not set.
 
@@ -127,7 +134,7 @@ class ServiceSettings(BaseSettings):
         variable = f"ABLATE_{name.upper()}_TOKEN"
         secret: SecretStr | None = getattr(self, f"{name}_token")
         if secret is None:
-            if name == "admin" and not self.is_loopback and not self.generate_tokens:
+            if name == "admin" and not self.makes_tokens:
                 raise ConfigurationError(
                     f"{variable} is not set and ABLATE_HOST is {self.host!r}; an API that other machines can reach "
                     f"needs a secret of at least {MIN_SECRET_CHARS} characters there"

@@ -72,7 +72,7 @@ def bootstrap(store: Store, settings: ServiceSettings) -> None:
     Raises ConfigurationError when the settings do not allow a start.
     """
     found = {name: settings.checked_secret(name) for name in ("admin", "worker")}
-    if settings.is_loopback:
+    if settings.makes_tokens:
         found = {name: secret or _generated(settings.home, name) for name, secret in found.items()}
     if found["admin"] == found["worker"]:
         raise ConfigurationError("ABLATE_ADMIN_TOKEN and ABLATE_WORKER_TOKEN are the same; give each its own secret")

@@ -94,7 +94,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("unknown node class", {"placement__node_class": "gpu"}, "#/placement/node_class", "known: cpu"),
     ("node class without the lane", {"placement__node_class": "tpu-v6e"}, "#/workload/recipe", "there: xla"),
     ("speed where nothing runs", {"placement__node_class": "tpu-v6e-compile"}, "#/verdict/primary/metric", "executes"),
-    ("two devices", {"placement__devices": 2}, "#/placement/devices", "not available yet"),
+    ("two devices", {"placement__devices": 2}, "#/placement/devices", "not available on node class 'cpu'; allowed: 1"),
     ("duration without a unit", {"limits": {"trial": 20}}, "#/limits/trial", "not a duration"),
     ("duration too long", {"limits": {"trial": "25h"}}, "#/limits/trial", "up to 24h"),
     ("priority out of range", {"limits": {"priority": 101}}, "#/limits/priority", "at most 100"),

@@ -1,5 +1,6 @@
 """A certificate authority of a test and a server's certificate by it, for localhost."""
 
+import secrets
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,7 +16,7 @@ _NAMES = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
 def write(folder: Path, *, names: list[x509.GeneralName] | None = None) -> None:
     """Write ca.pem, server.pem and server.key into `folder`."""
     authority, leaf = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    issuer = _name("ca of a test")
+    issuer = _name(f"authority {secrets.token_hex(8)}")
     ca = _builder(issuer, issuer, authority.public_key())
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     server = _builder(_name("server of a test"), issuer, leaf.public_key())

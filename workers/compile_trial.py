@@ -4,14 +4,12 @@ Imports torch only inside functions, as `workers.trial` does.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.design.fields import read_config
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport, HbmPlan
-from kernels.errors import KernelUnsupported
 from kernels.xla_compiler import Order
-from model.facts import ModelFact
 from workers.errors import CompilerFailed
 from workers.result import TrialOrder, TrialResult
 from workers.xla_compilation import Answer, ask_compiler, find_overflow
@@ -19,29 +17,27 @@ from workers.xla_compilation import Answer, ask_compiler, find_overflow
 if TYPE_CHECKING:
     from model.traced_step import TracedStep
 
-KERNEL_ATTENTION = ("flash", "splash", "pallas_softcap")
-"""Values of the gate `attention` that are kernels on lane xla."""
 _MODULE = "step.hlo.pb"
 
 
 def compile_step(order: TrialOrder, topology: str) -> TrialResult:
     """Trace the training step of `order` and compile it for `topology`.
 
-    Raises KernelUnsupported for a gate that cannot run or is not in the graph, and CompilerFailed when the compiler's
-    process died or refused for another reason than memory.
+    A gate that is not in the graph shows in the facts. Raises KernelUnsupported for one that cannot run, and
+    CompilerFailed when the compiler's process died or refused for another reason than memory.
     """
     from model.traced_step import trace_step
 
-    traced = trace_step(read_config(order.config))
+    config = read_config(order.config)
+    traced = trace_step(config)
     _say(f"traced {traced.parameters / 1e6:.1f} M parameters in {traced.seconds:.1f} s")
     if order.trace_only:
         return TrialResult(facts=dict(traced.facts), parameters=traced.parameters)
     module = order.paths.folder / _MODULE
     module.write_bytes(traced.module)
-    answer = ask_compiler(Order(topology=topology, module=str(module)), folder=order.paths.folder)
-    report = _report(answer, traced)
-    _check_kernels(traced.facts.get(ModelFact.ATTENTION), report)
-    return _result(answer, traced, report)
+    asked = Order(topology=topology, module=str(module), partitions=config.mesh.devices)
+    answer = ask_compiler(asked, folder=order.paths.folder)
+    return _result(answer, traced, _report(answer, traced))
 
 
 def _report(answer: Answer, traced: "TracedStep") -> CompilationReport:
@@ -62,6 +58,7 @@ def _report(answer: Answer, traced: "TracedStep") -> CompilationReport:
         hbm=None if memory is None else _plan(memory),
         overflow=overflow,
         collectives=answer.get("collectives"),
+        compiled_calls=answer.get("compiled_calls"),
         compiler_flops=cost.get("flops"),
         compiler_bytes=cost.get("bytes_accessed"),
         trace_s=traced.seconds,
@@ -71,12 +68,6 @@ def _report(answer: Answer, traced: "TracedStep") -> CompilationReport:
 def _plan(memory: dict[str, int]) -> HbmPlan:
     peak = memory["argument_bytes"] + memory["output_bytes"] - memory["alias_bytes"] + memory["temp_bytes"]
     return HbmPlan(**memory, peak_bytes=peak)
-
-
-def _check_kernels(attention: Any, report: CompilationReport) -> None:
-    """Refuse a kernel that was asked for and is not in the module."""
-    if attention in KERNEL_ATTENTION and not report.kernels:
-        raise KernelUnsupported(f"attention '{attention}' is a kernel, and the module that was compiled calls none")
 
 
 def _result(answer: Answer, traced: "TracedStep", report: CompilationReport) -> TrialResult:

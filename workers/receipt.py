@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from experiments import documents
+from experiments.design.fields import read_config
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
@@ -121,7 +122,9 @@ class TrialRecord:
             return result
         # where a trial only compiles, this machine's memory is not the one that the arm has to fit into
         oom_kills = 0 if self.node.node_class.compiles_only else self.ending.oom_kills
-        failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=oom_kills)
+        failure, message = failures.classify_exit(
+            self.ending.exit_code, oom_kills=oom_kills, disk_full=failures.disk_is_full(self.paths.folder)
+        )
         return TrialResult(failure_class=failure, message=message)
 
     def _identity(self, result: TrialResult) -> dict[str, Any]:
@@ -169,7 +172,8 @@ class TrialRecord:
         )
 
     def _peak_flops(self) -> float | None:
-        return self.node.node_class.peak_flops.get(str(self.trial.config.get("dtype")))
+        config = read_config(self.trial.config)
+        return self.node.node_class.peak(config.dtype, config.mesh.devices)
 
 
 def _judge(

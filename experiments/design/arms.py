@@ -50,7 +50,8 @@ def resolve(spec: AblationSpec) -> Resolution:
     """Resolve every arm of `spec`; arms are empty when there are problems."""
     recipe = RECIPES[spec.workload.recipe]
     node_class = NODE_CLASSES[spec.placement.node_class]
-    base, found = _workload(recipe.name, tuple(sorted(spec.workload.overrides.items())), _steps(spec))
+    overrides = tuple(sorted(spec.workload.overrides.items()))
+    base, found = _workload(recipe.name, overrides, _steps(spec), spec.placement.devices)
     problems = [*_recipe_problems(recipe, node_class), *found]
     if problems or base is None:
         return Resolution(arms=(), problems=tuple(problems))
@@ -84,7 +85,7 @@ def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProb
 
 @lru_cache(maxsize=256)
 def _workload(
-    recipe: str, overrides: tuple[tuple[str, Any], ...], steps: StepsConfig
+    recipe: str, overrides: tuple[tuple[str, Any], ...], steps: StepsConfig, devices: int
 ) -> tuple[TrainConfig | None, tuple[SpecProblem, ...]]:
     """Apply overrides; each illegal one is reported and left out, so that all of them are found."""
     left = dict(overrides)
@@ -92,7 +93,7 @@ def _workload(
     while True:
         changes = {OVERRIDES[key].path: value for key, value in left.items()}
         try:
-            config = replace_fields(RECIPES[recipe].config, {**changes, "steps": steps})
+            config = replace_fields(RECIPES[recipe].config, {**changes, "steps": steps, "mesh.devices": devices})
         except ConfigError as error:
             guilty = next((key for key in left if OVERRIDES[key].path == error.field), None)
             problems.append(_override_problem(guilty, error))

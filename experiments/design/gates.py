@@ -9,7 +9,7 @@ from typing import Any, get_args
 from experiments.design.gate import Claim, Facts, Gate, GatePublic, show
 from kernels.backends import Lane
 from kernels.scan import CHUNK_SIZES, PIPELINE_STAGES, SCHEDULES, ScanFact
-from model.config import AttentionBackend, ComputeDtype, LossKind
+from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
 from model.facts import ModelFact
 
 ON_CUDA = (Lane.CUDA,)
@@ -112,8 +112,9 @@ _ENTRIES = (
         lanes={True: (Lane.XLA,)},
         unused_with=NOT_XLA,
         block="M",
-        proof="operations that the traced backward graph has in common with the forward graph, PsiV's apart",
-        blind_to="what XLA itself decides to make again",
+        proof="operations that the traced backward graph has in common with the forward graph, PsiV's apart; schedule "
+        "chunk_parallel: what that graph takes are as many bytes as pass the barriers of the lowered step",
+        blind_to="what XLA itself decides to make again; schedule sequential: whether the lowered loop is that graph",
         **_told_by(ScanFact.REMAT),
     ),
     Gate(
@@ -123,11 +124,11 @@ _ENTRIES = (
         path="model.scan_layers",
         claim=Claim.RE_ASSOCIATES,
         lanes={True: (Lane.XLA,)},
-        requires={"schedule": "chunk_parallel", "psiv_cache": False, "remat": False},
+        requires={"schedule": "chunk_parallel", "psiv_cache": False},
         unused_with=NOT_XLA,
         attest=_in_loops,
         attested_by=f"fact {ModelFact.LAYERS_IN_LOOPS}",
-        proof="the blocks that were handed to a loop; a pattern without equal neighbours has none",
+        proof="the trips of the loops in the lowered step, both passes; a pattern without equal neighbours has none",
         blind_to="whether XLA unrolls the loop",
     ),
     Gate(
@@ -207,7 +208,8 @@ _ENTRIES = (
         },
         tpu_kernels=("flash", "splash", "pallas_softcap"),
         block="A",
-        proof="the implementation that runs, or is traced, says it",
+        proof="the implementation that runs, or is traced, says it; lane xla: the kernels that the lowered step calls, "
+        "by name, for each layer and pass",
         blind_to="which GPU kernel torch chooses inside sdpa, and whether flex was compiled",
         **_told_by(ModelFact.ATTENTION),
     ),
@@ -235,6 +237,19 @@ _ENTRIES = (
         "lanes reference and xla: the function that computes or traces says it",
         blind_to="nothing that matters to the gate: each lane has code of its own",
         **_told_by(ScanFact.LANE),
+    ),
+    Gate(
+        name="sharding",
+        question="Does dividing parameters and optimiser state over the devices lower the memory of each?",
+        values=get_args(Sharding),
+        path="mesh.sharding",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={"replicated": (Lane.XLA,)},
+        unused_with=NOT_XLA,
+        proof="how the runtime says that the weight matrices lie on the devices after the first step; where nothing is "
+        "run, before it",
+        blind_to="what the partitioner gathers, and when; one device, where nothing is recorded",
+        **_told_by(ModelFact.SHARDING),
     ),
     Gate(
         name="micro_batch",

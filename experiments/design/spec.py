@@ -16,6 +16,7 @@ from experiments.design.metrics import (
     PRIMARY_METRICS,
     REQUIRED_METRICS,
 )
+from experiments.design.placement import Placement
 from experiments.design.power import MAX_BLOCKS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
@@ -41,7 +42,6 @@ from experiments.design.spec_values import (
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.outcomes import BASELINE
-from kernels.backends import NODE_CLASSES
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
@@ -190,33 +190,6 @@ class Design(_SpecPart):
         twice = next((seed for seed in value if value.count(seed) > 1), None)
         if twice is not None:
             raise refuse(f"seed {twice} is listed more than once", "list each seed once; blocks cycle through them")
-        return value
-
-
-class Placement(_SpecPart):
-    """Where the trials run."""
-
-    node_class: Annotated[
-        str, Field(json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]})
-    ]
-    devices: Annotated[int, Field(json_schema_extra={"const": 1})] = 1
-    max_foreign_load: Percent = Field(
-        default=25.0,
-        description="Share of the cores' time that other processes may take during a trial that runs on the host, "
-        "where times decide; beyond it the block runs again.",
-        json_schema_extra={"default": "25%"},
-    )
-
-    @field_validator("node_class")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        return one_of(value, list(NODE_CLASSES), f"unknown node class {shown(value)}; known")
-
-    @field_validator("devices")
-    @classmethod
-    def _one(cls, value: int) -> int:
-        if value != 1:
-            raise refuse(f"{value} devices for one trial are not available yet; allowed: 1", "use devices: 1")
         return value
 
 

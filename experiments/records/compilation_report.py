@@ -65,6 +65,8 @@ class CompilationReport(Frozen):
     overflow: Told[Overflow] = None
     collectives: Told[Mapping[str, int]] = None
     """Collectives of the compiled program by kind."""
+    compiled_calls: Told[Annotated[int, Field(ge=0)]] = None
+    """Kernels that the compiled program calls; None where it cannot be printed."""
     compiler_flops: Told[Annotated[float, Field(ge=0)]] = None
     """The compiler's own count for one chip: a loop's body once, of a kernel what it declares."""
     compiler_bytes: Told[Annotated[float, Field(ge=0)]] = None
@@ -78,6 +80,8 @@ def report_problems(report: CompilationReport) -> Iterator[str]:
     calls = sum(report.kernels.values())
     if report.custom_calls != calls:
         yield f"compilation.custom_calls is {report.custom_calls}; the kernels give {calls}"
+    if report.compiled_calls is not None and report.compiled_calls != calls:
+        yield f"compilation: the module calls {calls} kernels, the compiled program {report.compiled_calls}"
     if report.hbm is None and report.overflow is None:
         yield "compilation has neither a memory plan nor an overflow"
     if report.hbm is not None and report.overflow is not None:

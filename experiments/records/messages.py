@@ -1,6 +1,7 @@
 """Wire messages between service and workers, the only place where the two meet. All are JSON over HTTP."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -34,6 +35,14 @@ class DeviceInfo(Frozen):
     memory_bytes: Whole
 
 
+class DeviceHealth(StrEnum):
+    """Whether a node can take a block, as far as it can tell itself."""
+
+    OK = "ok"
+    QUARANTINED = "quarantined"
+    """It takes nothing: it cannot prove that its devices are free, or lacks what a trial needs."""
+
+
 class NodeRegistration(Frozen):
     """`PUT /v1/nodes/{name}`: what a worker found when it probed its machine."""
 
@@ -45,6 +54,12 @@ class NodeRegistration(Frozen):
     """Human sentences about what the probe missed."""
     public_key: PublicKey | None = None
     """Key that the node signs its blocks with; None on an air-gapped node that cannot sign."""
+    lanes: Mapping[str, str | None] | None = None
+    """By lane: None when a small scan with its gradients ran and was right, else why not, in words. None as a
+    whole: nobody tried."""
+    device_state: DeviceHealth = DeviceHealth.OK
+    device_reason: str | None = None
+    """Why it is quarantined."""
 
 
 class NodeRegistered(Frozen):
@@ -59,6 +74,9 @@ class ClaimRequest(Frozen):
     """`POST /v1/blocks:claim`; 200 with a ClaimedBlock or 204 when nothing waits."""
 
     node_id: str
+    device_state: DeviceHealth = DeviceHealth.OK
+    """A quarantined node asks all the same, so that it is seen, and gets nothing."""
+    device_reason: str | None = None
 
 
 class ClaimedTrial(Frozen):
@@ -130,6 +148,8 @@ class Heartbeat(Frozen):
     token: FencingToken
     progress: tuple[TrialProgress, ...] = ()
     logs: tuple[LogChunk, ...] = ()
+    device_state: DeviceHealth = DeviceHealth.OK
+    device_reason: str | None = None
 
 
 class HeartbeatReply(Frozen):

@@ -102,7 +102,7 @@ def _config_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
     if receipt.flops_per_step not in ({flops} if receipt.outcome is Outcome.MEASURED else {0, flops}):
         yield f"flops_per_step is {receipt.flops_per_step}; the configuration gives {flops}"
     node_class = NODE_CLASSES.get(receipt.environment.node_class)
-    peak = None if node_class is None else node_class.peak_flops.get(config.dtype)
+    peak = None if node_class is None else node_class.peak(config.dtype, config.mesh.devices)
     if receipt.environment.peak_flops != peak:
         yield f"environment.peak_flops is {receipt.environment.peak_flops}; the node class says {peak}"
 

@@ -11,6 +11,7 @@ from experiments.design.guard_limits import MAX_SLOWED_SHARE
 from experiments.outcomes import Outcome
 from experiments.records.receipts import DeviceEvents, Environment, Receipt
 from kernels.backends import NODE_CLASSES
+from model.facts import ModelFact
 
 FOREIGN_LOAD = "foreign_load"
 """Of what nodes tell, the one thing that matters for times alone; some sandboxes hide it."""
@@ -35,7 +36,8 @@ def trial_problems(receipt: Receipt) -> list[str]:
     """Return the guards that one trial breaks whatever is compared; only a measured trial can break any."""
     if receipt.outcome is not Outcome.MEASURED:
         return []
-    return [*_sample_problems(receipt), *_untold(receipt), *_event_problems(receipt)]
+    grown = _compilations(receipt) if _on_xla(receipt) else ()
+    return [*_sample_problems(receipt), *_untold(receipt), *_event_problems(receipt), *grown]
 
 
 def timing_problems(receipt: Receipt, *, max_foreign_load: float) -> list[str]:
@@ -45,7 +47,8 @@ def timing_problems(receipt: Receipt, *, max_foreign_load: float) -> list[str]:
     """
     if receipt.outcome is not Outcome.MEASURED:
         return []
-    return [*_compilations(receipt), *_slow_downs(receipt), *_load_problems(receipt, max_foreign_load)]
+    compiled = () if _on_xla(receipt) else _compilations(receipt)
+    return [*compiled, *_slow_downs(receipt), *_load_problems(receipt, max_foreign_load)]
 
 
 def cache_problems(receipt: Receipt) -> list[str]:
@@ -79,7 +82,15 @@ def _sample_problems(receipt: Receipt) -> Iterator[str]:
 def _compilations(receipt: Receipt) -> Iterator[str]:
     compiled = [step.index for step in receipt.steps if step.phase == "timed" and step.compilations]
     if compiled:
-        yield f"something was compiled inside the window, first in step {compiled[0]}"
+        change = receipt.facts.get(ModelFact.GRAPH_CHANGE)
+        how = "" if change is None else f": {change}"
+        yield f"something was compiled inside the window, first in step {compiled[0]}{how}"
+
+
+def _on_xla(receipt: Receipt) -> bool:
+    """Tell whether a step is one graph, so that another compilation is another graph and not only lost time."""
+    node_class = NODE_CLASSES.get(receipt.environment.node_class)
+    return node_class is not None and node_class.device_type == "xla"
 
 
 def _untold(receipt: Receipt) -> Iterator[str]:

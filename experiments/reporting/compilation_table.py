@@ -22,6 +22,7 @@ ROWS: dict[str, Callable[[CompilationReport], str]] = {
     "the compiler's own count, TFLOP": lambda report: _tera(report.compiler_flops),
     "custom calls": lambda report: str(report.custom_calls),
     "kernels": lambda report: _counts(report.kernels),
+    "custom calls, compiled": lambda report: _told(report.compiled_calls),
     "collectives": lambda report: _counts(report.collectives or {}),
     "instructions, lowered": lambda report: f"{report.instructions:,}",
     "topology": lambda report: f"{report.topology}, {wording.counted(report.chips, 'chip')}",
@@ -54,6 +55,10 @@ def _overflow(report: CompilationReport) -> str:
         return wording.NOTHING
     needed, there = (wording.gib(size) for size in (report.overflow.needed_bytes, report.overflow.available_bytes))
     return f"{report.overflow.memory.upper()}: {needed} of {there}"
+
+
+def _told(count: int | None) -> str:
+    return wording.NOTHING if count is None else str(count)
 
 
 def _tera(flops: float | None) -> str:

@@ -13,22 +13,27 @@ from kombu.common import Broadcast
 WAKE_TASK = "ablate.wake"
 """Name of the Celery task that workers serve."""
 
+LISTEN_S = 30.0
+"""A worker waits so long for an answer before it connects again."""
+
 _TRANSPORT_OPTIONS = {
     "visibility_timeout": 60,
     "unacked_restore_interval": 5,
     "unacked_restore_throttle": 1,
-    "socket_timeout": 30,
     "socket_connect_timeout": 2,
     "socket_keepalive": True,
     "health_check_interval": 10,
 }
 
 
-def celery_app(broker_url: str, *, name: str) -> Celery:
-    """Build a Celery application for wake-ups only: no results, no prefetch, quick failure when the broker is away."""
+def celery_app(broker_url: str, *, name: str, answer_s: float = LISTEN_S) -> Celery:
+    """Build a Celery application for wake-ups only: no results, no prefetch, quick failure when the broker is away.
+
+    A broker that takes connections and answers nothing for `answer_s` counts as away, too.
+    """
     app = Celery(name, broker=broker_url, set_as_current=False)
     app.conf.update(
-        broker_transport_options=_TRANSPORT_OPTIONS,
+        broker_transport_options={**_TRANSPORT_OPTIONS, "socket_timeout": answer_s},
         broker_connection_timeout=2,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,

@@ -19,6 +19,7 @@ from service.cli import (
     history,
     keys,
     nodes,
+    priority,
     published,
     receipts,
     show,
@@ -41,6 +42,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
+app.add_typer(priority.app)
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
 JudgedArgument = Annotated[

@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from service.cli import show
+from service.cli import node_states, show
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
 from service.client import Client
 
 app = typer.Typer(help="Machines that run trials.", invoke_without_command=True)
+app.add_typer(node_states.app)
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 _USE = "give it to the worker as ABLATE_WORKER_TOKEN, with ABLATE_NODE_NAME={}"

@@ -77,6 +77,7 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
         ("ablation", f"{row.id}  [bold]{escape(row.name)}[/]"),
         ("question", escape(row.question)),
         ("state", state(row.state)),
+        ("priority", str(row.priority)),
         *waits,
         ("blocks", blocks(row)),
         ("node class", row.node_class),
@@ -153,14 +154,33 @@ def _eligible(row: NodeClassAnswer) -> str:
 
 def nodes(rows: Iterable[NodePublic]) -> RenderableType:
     """Show the registered nodes."""
-    made = table("node", "class", "health", "seen", "devices", "runs", "lacks")
+    made = table("node", "class", "health", "takes work", "seen", "devices", "runs", "lacks")
     for row in rows:
         devices = ", ".join(device.name for device in row.devices)
-        seen, lacks = wording.moment(row.seen_at), escape("; ".join(row.lacks))
+        lacks = escape("; ".join([*row.lacks, *_lanes_that_failed(row)]))
+        seen = wording.moment(row.seen_at)
         made.add_row(
-            escape(row.name), row.node_class, row.health, seen, escape(devices), row.running_block or "", lacks
+            escape(row.name),
+            row.node_class,
+            row.health,
+            _takes_work(row),
+            seen,
+            escape(devices),
+            row.running_block or "",
+            lacks,
         )
     return made if made.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
+
+
+def _takes_work(row: NodePublic) -> str:
+    if row.state == "works":
+        return "yes"
+    why = f": {escape(row.quarantined_reason)}" if row.quarantined_reason else ""
+    return f"[yellow]no, {row.state}[/]{why}; ablate nodes resume {escape(row.name)}"
+
+
+def _lanes_that_failed(row: NodePublic) -> list[str]:
+    return [f"lane {lane}: {problem}" for lane, problem in (row.lanes or {}).items() if problem is not None]
 
 
 def calibrations(found: CalibrationList) -> RenderableType:

@@ -14,15 +14,16 @@ from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
-from service.pages import PLACE, Absent, Listing, PageQuery, cursor_field, page
+from service.pages import FROM_NEXT, PLACE, Absent, Listing, PageQuery, page
 from service.responses import document, html_page, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.public import Page
-from service.serializers import ablation_public, block_public, trial_public, waiting_reasons
+from service.serializers import ablation_public, block_public, silent_limit_s, trial_public
 from service.settings import ServiceSettings
 from service.sse import streams_of
 from service.store import ablations as store_ablations
 from service.store import tokens
+from service.waiting import waiting
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
@@ -40,26 +41,26 @@ class AblationQuery(PageQuery):
     """Which ablations a list shows."""
 
     limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
-    cursor: str | Absent = cursor_field(id_pattern("abl").strip("^$"))
+    cursor: Annotated[str, Field(pattern=id_pattern("abl"))] | Absent = Field(default=None, description=FROM_NEXT)
     state: list[AblationState] = Field(default=[], max_length=6, description="Only these states.")
-    label: str | Absent = Field(
-        default=None, pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$", description="`key` or `key=value`."
+    label: Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$")] | Absent = Field(
+        default=None, description="`key` or `key=value`."
     )
-    digest: str | Absent = Field(
-        default=None, pattern="^sha256:[0-9a-f]{64}$", description="Digest of the spec or of its rule."
+    digest: Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")] | Absent = Field(
+        default=None, description="Digest of the spec or of its rule."
     )
 
 
 class BlockQuery(PageQuery):
     """Which blocks of an ablation a list shows."""
 
-    cursor: str | Absent = cursor_field(PLACE)
+    cursor: Annotated[str, Field(pattern=f"^{PLACE}$")] | Absent = Field(default=None, description=FROM_NEXT)
 
 
 class TrialQuery(PageQuery):
     """Which trials of an ablation a list shows."""
 
-    cursor: str | Absent = cursor_field(rf"{PLACE}[.]{PLACE}")
+    cursor: Annotated[str, Field(pattern=f"^{PLACE}[.]{PLACE}$")] | Absent = Field(default=None, description=FROM_NEXT)
 
 
 @router.get("", operation_id="listAblations", summary="List ablations, newest first", **_page_of(AblationPublic, 422))
@@ -86,13 +87,13 @@ def list_ablations(
 
 def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
     labels = store_ablations.labels_of(connection, [row.id for row in rows])
-    waiting = waiting_reasons(connection, rows, settings)
+    waits = waiting(connection, rows, silent_s=silent_limit_s(settings))
     url = settings.mlflow_link_url
-    return [ablation_public(r, labels[r.id], waiting_for=waiting.get(r.id), mlflow=url) for r in rows]
+    return [ablation_public(r, labels[r.id], waiting=waits.get(r.id), mlflow=url) for r in rows]
 
 
 @router.get(
-    "/{ablation_id}",
+    "/{ablation_id:word}",
     operation_id="getAblation",
     summary="Show an ablation",
     response_model=AblationPublic,
@@ -100,10 +101,11 @@ def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSetti
 )
 def get_ablation(request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader) -> Response:
     """Return the ablation as it stands."""
-    return document(request, _load(services, ablation_id))
+    return document(request, load(services, ablation_id))
 
 
-def _load(services: Services, ablation_id: str) -> AblationPublic:
+def load(services: Services, ablation_id: str) -> AblationPublic:
+    """Return the ablation as it stands. Raises NotFound."""
     with services.store.read() as connection:
         return _public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
 
@@ -176,7 +178,7 @@ def cancel_ablation(ablation_id: AblationId, services: ServicesDep, principal: S
     with services.store.write() as connection:
         tokens.check_owner(connection, principal, ablation_id)
         store_ablations.cancel(connection, ablation_id, actor=principal.name)
-    return _load(services, ablation_id)
+    return load(services, ablation_id)
 
 
 @router.get(

@@ -10,7 +10,7 @@ from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
 from service.responses import secured
 from service.schemas.attempts import AttemptClosed
 from service.signatures import checked_signature
-from service.store import attempts, claims, keys, logs, nodes, reports
+from service.store import attempts, claims, keys, late_results, logs, node_states, nodes, reports
 from service.verification import claimed_block, report_digest, verify_report
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)])
@@ -21,15 +21,19 @@ router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_on
     operation_id="claimBlock",
     summary="Claim the next block",
     response_model=ClaimedBlock,
-    responses={204: {"description": "Nothing waits for this node's class."}, **secured(404, 409, 413, 415, 422)},
+    responses={
+        204: {"description": "Nothing waits that this node can run, or it is stopped."},
+        **secured(404, 409, 413, 415, 422),
+    },
 )
 def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) -> Response:
-    """Give the node the oldest block of the highest priority that its class can run."""
+    """Give the node the block whose turn it is among those that it can run; nothing while it is stopped."""
     settings = services.settings
     with services.store.write() as connection:
-        node_class = nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
+        nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
+        node_states.note_device(connection, wanted.node_id, wanted.device_state, wanted.device_reason)
         claims.check_capacity(connection, wanted.node_id)
-        attempt_id = claims.claim_block(connection, wanted.node_id, node_class, lease_s=settings.lease_s)
+        attempt_id = claims.claim_block(connection, wanted.node_id, lease_s=settings.lease_s)
     if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     block = claimed_block(services.store, attempt_id, lease_s=settings.lease_s, heartbeat_s=settings.heartbeat_s)
@@ -47,11 +51,12 @@ def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, pri
     with services.store.write() as connection:
         node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         nodes.mark_seen(connection, node_id, owner=principal.node)
+        node_states.note_device(connection, node_id, beat.device_state, beat.device_reason)
         locked = attempts.lock_attempt(connection, attempt_id, beat.token)
         logs.append(connection, locked, beat.logs)
         attempts.store_progress(connection, locked, beat.progress)
-        cancel = attempts.renew_lease(connection, locked, lease_s=services.settings.lease_s)
-    return HeartbeatReply(lease_s=services.settings.lease_s, cancel=cancel)
+        cancel, lease_s = attempts.renew_lease(connection, locked, lease_s=services.settings.lease_s)
+    return HeartbeatReply(lease_s=lease_s, cancel=cancel)
 
 
 @router.post(
@@ -67,17 +72,23 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
         nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         if reports.was_reported(connection, attempt_id, report.token, digest):
             return _closed(services, attempt_id)
-        attempts.check_holds(connection, attempt_id, report.token)
+        if report.failure_class is None:
+            late_results.check_wanted(connection, attempt_id, report.token)
+        else:
+            attempts.check_holds(connection, attempt_id, report.token)
     signature = checked_signature(services.store, attempt_id, report)
     verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
     with services.store.write() as connection:
-        locked = attempts.lock_attempt(connection, attempt_id, report.token)
+        lock = attempts.lock_attempt if report.failure_class else late_results.lock_wanted
+        locked = lock(connection, attempt_id, report.token)
         logs.append(connection, locked, report.logs)
         if report.failure_class is None:
             reports.store_block(connection, locked, verified, report_digest=digest)
         else:
             reports.store_break(connection, locked, report, report_digest=digest)
         keys.store_signature(connection, attempt_id, signature)
+    if report.failure_class is not None:
+        _judge_node(services, locked.attempt.node_id)
     services.wakes.notify()
     return _closed(services, attempt_id)
 
@@ -95,8 +106,15 @@ def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep
         locked = attempts.lock_attempt(connection, attempt_id, release.token)
         why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
         attempts.end_without_result(connection, locked, AttemptState.RELEASED, why, actor=locked.attempt.node_id)
+    _judge_node(services, locked.attempt.node_id)
     services.wakes.notify()
     return _closed(services, attempt_id)
+
+
+def _judge_node(services: Services, node_id: str) -> None:
+    """See whether the node broke too often, in a transaction of its own: nodes are locked before blocks."""
+    with services.store.write() as connection:
+        node_states.judge_node(connection, node_id, limit=services.settings.node_breaks)
 
 
 def _closed(services: Services, attempt_id: str) -> AttemptClosed:

@@ -15,7 +15,7 @@ from service.responses import secured
 from service.schemas.nodes import NodeList
 from service.schemas.tokens import NODE_NAME, NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
 from service.serializers import node_public, silent_limit_s
-from service.store import keys, nodes, tokens
+from service.store import keys, node_states, nodes, tokens
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 
@@ -31,7 +31,7 @@ def list_nodes(services: ServicesDep, principal: Reader) -> NodeList:
 
 
 @router.put(
-    "/nodes/{name}",
+    "/nodes/{name:word}",
     operation_id="registerNode",
     summary="Register a node",
     tags=["workers"],
@@ -51,6 +51,7 @@ def register_node(
     with services.store.write() as connection:
         keys.admit(connection, name, registration.public_key)
         node_id = nodes.register(connection, name, registration, silent_s=silent_s)
+        node_states.note_device(connection, node_id, registration.device_state, registration.device_reason)
     return NodeRegistered(node_id=node_id, claim_poll_s=services.settings.claim_poll_s)
 
 

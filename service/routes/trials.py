@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import Field
 
 from experiments.records.signed_receipt import SignedReceipt
 from service.deps import Reader, ServicesDep, TrialId
@@ -60,7 +61,9 @@ def read_trial_log(
     services: ServicesDep,
     principal: Reader,
     offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX, description="Absolute byte offset to begin at.")] = 0,
-    last_event_id: Annotated[str | Absent, Header(pattern=_OFFSET, description="Go on after this offset.")] = None,
+    last_event_id: Annotated[
+        Annotated[str, Field(pattern=_OFFSET)] | Absent, Header(description="Go on after this offset.")
+    ] = None,
 ) -> Response:
     """Return the log of the newest attempt; at most 4 MiB, go on from X-Log-End-Offset."""
     with services.store.read() as connection:

@@ -46,8 +46,13 @@ class AblationPublic(Public):
     finished_at: str | None
     blocks: BlockCounts
     trials: TrialCounts
+    priority: int
     waiting_for: str | None
-    """What a queued ablation waits for, in words."""
+    """What stands between it and its next block, in words; null while a block runs and when it is over."""
+    blocks_ahead: int | None
+    """Blocks of its node class that are given out before its next one."""
+    starts_in_s: float | None
+    """Seconds until its next block starts, at the pace of late; null where nothing of the kind was measured."""
     labels: dict[str, str]
     mlflow_url: str | None
     bundles: list[str] = Field(default=[])

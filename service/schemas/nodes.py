@@ -13,6 +13,13 @@ class NodePublic(Public):
     node_class: str
     health: str
     """`live`, or `silent` when it has not been heard for longer than a lease."""
+    state: str
+    """`works`; `draining` and then `drained`, or `quarantined`: it gets no block until an operator resumes it."""
+    quarantined_reason: str | None
+    stopped_by: str | None
+    stopped_at: str | None
+    lanes: dict[str, str | None] | None
+    """What its check of the lanes found: null for a lane that ran, else why it did not; null when none was made."""
     devices: list[DeviceInfo]
     versions: dict[str, str]
     code_digest: str

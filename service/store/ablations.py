@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, select, tuple_
 
-from experiments.outcomes import AblationState, BlockState
+from experiments.outcomes import AblationState
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
 from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
@@ -99,14 +99,6 @@ def get_receipt(connection: Connection, trial_id: str) -> Row[Any]:
     if row is None:
         raise NotFound(f"there is no trial {trial_id!r}")
     return row
-
-
-def blocks_ahead(connection: Connection, row: Row[Any]) -> int:
-    """Return how many queued blocks of the same node class will be claimed before this ablation's first."""
-    mine = select(func.max(blocks.c.priority)).where(blocks.c.ablation_id == row.id).scalar_subquery()
-    waiting = select(func.count()).where(blocks.c.state == BlockState.QUEUED, blocks.c.node_class == row.node_class)
-    earlier = (blocks.c.priority > mine) | ((blocks.c.priority == mine) & (blocks.c.ablation_id < row.id))
-    return int(connection.execute(waiting.where(earlier)).scalar_one())
 
 
 def count_by_state(connection: Connection, table: Table) -> dict[str, int]:

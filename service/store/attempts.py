@@ -10,21 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, case, func, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
 from experiments.records.messages import TrialProgress
-from experiments.retries import Break, attempt_words, may_retry, retry_wait_s
+from experiments.retries import RETRY_RULES, Break, attempt_words, may_retry, retry_wait_s
 from service.errors import Invalid, NotFound, StaleToken
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.breaks import breaks_of
 from service.store.columns import db_now, storable
 from service.store.completion import complete_if_done
+from service.store.placement import ELSEWHERE_S, works_elsewhere
 from service.store.tables import attempts, blocks, trials
 from service.store.transitions import Transitions, lock_ablation
+from service.store.turns import next_turn
 
 MAX_STEPS = 2**31 - 1
+
+_OVER_LIMIT = (func.coalesce(blocks.c.limit_at, blocks.c.lease_until + 1) <= blocks.c.lease_until).label("over_limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +106,13 @@ def block_state(connection: Connection, attempt_id: str) -> tuple[str, str]:
     return row.id, row.state
 
 
-def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float) -> bool:
-    """Extend the lease; return whether the worker is asked to stop."""
-    connection.execute(update(blocks).where(blocks.c.id == locked.block.id).values(lease_until=db_now() + lease_s))
-    return lock_ablation(connection, locked.block.ablation_id) == AblationState.CANCELLING
+def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float) -> tuple[bool, float]:
+    """Extend the lease up to the block's limit; return whether the worker is asked to stop, and what is left of it."""
+    until = case((blocks.c.limit_at < db_now() + lease_s, blocks.c.limit_at), else_=db_now() + lease_s)
+    renewed = update(blocks).where(blocks.c.id == locked.block.id).values(lease_until=until)
+    limit_s = connection.execute(renewed.returning(blocks.c.limit_at - db_now())).scalar_one()
+    cancel = lock_ablation(connection, locked.block.ablation_id) == AblationState.CANCELLING
+    return cancel, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
 
 
 def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:
@@ -164,7 +171,7 @@ def end_without_result(
         reason = f"{reason} ({attempt_words(broken, last)})"
         _end(transitions, locked, BlockState.FAILED, TrialState.FAILED, reason)
     else:
-        _requeue(connection, transitions, locked, reason)
+        _requeue(connection, transitions, locked, reason, broken=broken, last=last)
     transitions.flush()
     complete_if_done(connection, block.ablation_id)
 
@@ -175,7 +182,15 @@ def _check_arm(locked: LockedAttempt, arm: str | None) -> None:
         raise Invalid(f"arm {arm!r} is not part of block {locked.block.id}; its arms: {', '.join(known)}")
 
 
-def _requeue(connection: Connection, transitions: Transitions, locked: LockedAttempt, reason: str) -> None:
+def _requeue(
+    connection: Connection,
+    transitions: Transitions,
+    locked: LockedAttempt,
+    reason: str,
+    *,
+    broken: Sequence[Break],
+    last: Break,
+) -> None:
     block = locked.block
     cleared = {"attempt_id": None, "steps_done": None, "tokens_per_s": None, "loss": None}
     started = [row.id for row in locked.trials if row.state == TrialState.RUNNING]
@@ -188,10 +203,20 @@ def _requeue(connection: Connection, transitions: Transitions, locked: LockedAtt
         attempt_id=None,
         node_id=None,
         lease_until=None,
-        not_before=db_now() + retry_wait_s(block.attempt_no),
+        limit_at=None,
+        not_before=db_now() + retry_wait_s(broken, last),
+        turn=next_turn(connection, block),
+        avoid_node_id=_avoided(connection, block, last.failure_class),
+        avoid_until=db_now() + ELSEWHERE_S,
         message=reason,
     )
     outbox.add(connection, OutboxKind.WAKE, block.node_class)
+
+
+def _avoided(connection: Connection, block: Row[Any], failure: FailureClass) -> str | None:
+    """Return the node that should not get a broken block again: the last one, if another one takes work."""
+    elsewhere = RETRY_RULES[failure].elsewhere and works_elsewhere(connection, block.node_id, block.node_class)
+    return block.node_id if elsewhere else None
 
 
 def _end(
@@ -199,23 +224,27 @@ def _end(
 ) -> None:
     for state in (TrialState.QUEUED, TrialState.RUNNING):
         transitions.move([r.id for r in locked.trials if r.state == state], state, trial_state, reason=reason)
-    ending = {"lease_until": None, "finished_at": db_now(), "message": reason}
+    ending = {"lease_until": None, "limit_at": None, "finished_at": db_now(), "message": reason}
     transitions.move([locked.block.id], BlockState.RUNNING, block_state, reason=reason, **ending)
 
 
-def expire_lease(connection: Connection) -> str | None:
-    """Take one block back from a worker that was silent for longer than its lease; return its id, None when none is."""
-    silent = select(blocks.c.id, blocks.c.attempt_id).where(
+def expire_lease(connection: Connection) -> tuple[str, str] | None:
+    """Take one block back whose lease ran out: its worker was silent, or held it for longer than it may.
+
+    Returns the ids of block and node; None when there is none.
+    """
+    silent = select(blocks.c.id, blocks.c.attempt_id, blocks.c.node_id, _OVER_LIMIT).where(
         blocks.c.state == BlockState.RUNNING, blocks.c.lease_until < db_now()
     )
     row = connection.execute(silent.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True)).first()
     if row is None:
         return None
     locked = lock_holder(connection, row.attempt_id)
-    message = f"node {locked.attempt.node_id} was silent for longer than its lease{_while(locked)}"
+    what = "held the block for longer than its limit" if row.over_limit else "was silent for longer than its lease"
+    message = f"node {row.node_id} {what}{_while(locked)}"
     failure = AttemptFailure(failure_class=FailureClass.INFRA_NODE, message=message)
     end_without_result(connection, locked, AttemptState.EXPIRED, failure, actor="reconciler")
-    return str(row.id)
+    return row.id, row.node_id
 
 
 def _while(locked: LockedAttempt) -> str:

@@ -39,5 +39,5 @@ def broken_attempts(connection: Connection, ablation_id: str) -> tuple[AttemptRe
 
 def _broken(ablation_id: str, *columns: Any) -> Select[Any]:
     query = select(*columns).select_from(attempts).join(blocks, blocks.c.id == attempts.c.block_id)
-    query = query.where(blocks.c.ablation_id == ablation_id, attempts.c.state.in_(_BROKEN))
+    query = query.where(attempts.c.ablation_id == ablation_id, attempts.c.state.in_(_BROKEN))
     return query.order_by(attempts.c.started_at, attempts.c.id)

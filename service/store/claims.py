@@ -1,21 +1,26 @@
-"""Claiming a block: one compare-and-set under a lease, oldest of the highest priority first, no more than devices."""
+"""Claiming a block: one compare-and-set under a lease, by priority and turn, for a node that takes work and fits."""
 
 import secrets
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
 from experiments.ids import new_id
 from experiments.outcomes import AblationState, AttemptState, BlockState
 from experiments.records.messages import NodeRegistration
 from service.errors import NodeBusy
 from service.store.columns import db_now
-from service.store.tables import attempts, blocks, nodes, trials
+from service.store.placement import fits
+from service.store.tables import ablations, attempts, blocks, nodes, trials
 from service.store.transitions import Transitions, lock_ablation
+from service.store.turns import ORDER, took_turn
+
+BESIDE_TRIAL_S = 300.0
+"""What a worker may need beside each trial of a block: data to prepare, a device to be released, a report to send."""
 
 _NEXT = (
     select(blocks)
     .where(blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
-    .order_by(blocks.c.priority.desc(), blocks.c.ablation_id, blocks.c["index"])
+    .order_by(*ORDER)
     .limit(1)
     .with_for_update(skip_locked=True)
 )
@@ -36,9 +41,12 @@ def check_capacity(connection: Connection, node_id: str) -> None:
         )
 
 
-def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_s: float) -> str | None:
-    """Give the next block that waits for `node_class` to `node_id`; return the attempt's id, None when none waits."""
-    block = connection.execute(_NEXT.where(blocks.c.node_class == node_class)).first()
+def claim_block(connection: Connection, node_id: str, *, lease_s: float) -> str | None:
+    """Give the next block that fits a node to it; return the attempt's id, None when none waits or it is stopped."""
+    node = connection.execute(select(nodes).where(nodes.c.id == node_id)).one()
+    if node.draining or node.quarantined_reason is not None:
+        return None
+    block = connection.execute(_NEXT.where(blocks.c.node_class == node.node_class, fits(node))).first()
     if block is None:
         return None
     attempt_id = new_id("att")
@@ -53,6 +61,7 @@ def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_
         attempt_id=attempt_id,
         node_id=node_id,
         lease_until=db_now() + lease_s,
+        limit_at=db_now() + _limit_s(block.ablation_id),
         started_at=func.coalesce(blocks.c.started_at, db_now()),
         message=None,
     )
@@ -60,6 +69,7 @@ def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_
         insert(attempts).values(
             id=attempt_id,
             block_id=block.id,
+            ablation_id=block.ablation_id,
             token=secrets.token_urlsafe(16),
             number=attempt_no,
             node_id=node_id,
@@ -77,10 +87,19 @@ def claim_block(connection: Connection, node_id: str, node_class: str, *, lease_
             started_at=db_now(),
         )
     transitions.flush()
+    took_turn(connection, block)
     return attempt_id
 
 
+def _limit_s(ablation_id: str) -> ColumnElement[float]:
+    """Return how long an attempt at a block may hold it, however often its worker is heard."""
+    each = (ablations.c.trial_timeout_s + BESIDE_TRIAL_S) * ablations.c.trials_planned / ablations.c.blocks_planned
+    return select(each).where(ablations.c.id == ablation_id).scalar_subquery()
+
+
 def waiting_node_classes(connection: Connection) -> list[str]:
-    """Return the node classes for which a block waits to be claimed now."""
-    query = select(blocks.c.node_class).where(blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
-    return list(connection.execute(query.distinct()).scalars())
+    """Return the classes of nodes for which a block waits to be claimed now."""
+    waits = select(blocks.c.id).where(
+        blocks.c.state == BlockState.QUEUED, blocks.c.node_class == nodes.c.node_class, blocks.c.not_before <= db_now()
+    )
+    return list(connection.execute(select(nodes.c.node_class).where(waits.exists()).distinct()).scalars())

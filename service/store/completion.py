@@ -3,41 +3,36 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, select
 
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.retries import budget_spent
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
-from service.store.tables import ablations, attempts, blocks, trials
+from service.store.tables import ablations, blocks, trials
 from service.store.transitions import Transitions, lock_ablation
+
+_COUNTERS = select(
+    ablations.c.id,
+    ablations.c.device_s,
+    ablations.c.device_minutes,
+    *(ablations.c[f"blocks_{state}"] for state in BlockState),
+)
 
 
 def complete_if_done(connection: Connection, ablation_id: str) -> None:
-    """Count the ablation's blocks again and move it on when none is left to run."""
+    """Move the ablation on when none of its blocks is left to run. Costs the same however many blocks it has."""
     state = lock_ablation(connection, ablation_id)
     if state in OVER:
         return
     _stop_when_spent(connection, ablation_id)
-    counts = _count(connection, ablation_id)
-    planned = sum(counts.values())
-    done, failed, cancelled = (counts.get(s, 0) for s in (BlockState.DONE, BlockState.FAILED, BlockState.CANCELLED))
-    finished_trials = select(func.count()).where(trials.c.ablation_id == ablation_id, trials.c.state == TrialState.DONE)
-    connection.execute(
-        update(ablations)
-        .where(ablations.c.id == ablation_id)
-        .values(
-            blocks_done=done,
-            blocks_failed=failed,
-            blocks_cancelled=cancelled,
-            trials_done=finished_trials.scalar_subquery(),
-        )
-    )
-    if done + failed + cancelled == planned:
-        _end(connection, ablation_id, state, done=done, failed=failed, cancelled=cancelled)
-    elif done + failed + cancelled + counts.get(BlockState.HELD, 0) == planned:
-        outbox.add(connection, OutboxKind.LOOK, ablation_id)
+    row = connection.execute(_COUNTERS.where(ablations.c.id == ablation_id)).one()
+    if row.blocks_queued + row.blocks_running == 0:
+        if row.blocks_held == 0:
+            _end(connection, row, state)
+        else:
+            outbox.add(connection, OutboxKind.LOOK, ablation_id)
 
 
 def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
@@ -45,17 +40,13 @@ def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
 
     A block that is being claimed at this moment is skipped instead of waited for: locks are taken on blocks first.
     """
-    spent = select(func.sum(attempts.c.ended_at - attempts.c.started_at) / 60)
-    spent = spent.join(blocks, blocks.c.id == attempts.c.block_id).where(blocks.c.ablation_id == ablation_id)
-    query = select(ablations.c.device_minutes, func.coalesce(spent.scalar_subquery(), 0.0).label("used"))
-    budget, used = connection.execute(query.where(ablations.c.id == ablation_id)).one()
-    reason = budget_spent(used, budget)
-    if reason is None:
+    row = connection.execute(_COUNTERS.where(ablations.c.id == ablation_id)).one()
+    reason = budget_spent(row.device_s / 60, row.device_minutes)
+    if reason is None or row.blocks_queued + row.blocks_held == 0:
         return
     transitions = Transitions(connection, ablation_id, actor="service")
-    cancel_blocks(
-        connection, transitions, ablation_id, lock_waiting(connection, ablation_id, wait=False), reason=reason
-    )
+    waiting = lock_waiting(connection, ablation_id, wait=False)
+    cancel_blocks(connection, transitions, ablation_id, waiting, reason=reason)
     transitions.flush()
 
 
@@ -66,26 +57,20 @@ def lock_waiting(connection: Connection, ablation_id: str, *, wait: bool) -> lis
     return list(connection.execute(query.order_by(blocks.c.id).with_for_update(skip_locked=not wait)))
 
 
-def _count(connection: Connection, ablation_id: str) -> dict[str, int]:
-    query = select(blocks.c.state, func.count()).where(blocks.c.ablation_id == ablation_id).group_by(blocks.c.state)
-    return {row[0]: row[1] for row in connection.execute(query)}
-
-
-def _end(
-    connection: Connection, ablation_id: str, old: AblationState, *, done: int, failed: int, cancelled: int
-) -> None:
-    if old == AblationState.CANCELLING and failed + cancelled:
+def _end(connection: Connection, row: Row[Any], old: AblationState) -> None:
+    done, failed, cancelled = row.blocks_done, row.blocks_failed, row.blocks_cancelled
+    if old == AblationState.CANCELLING and cancelled:
         new, reason, next_kind = AblationState.CANCELLED, "no block is running any more", OutboxKind.REPORT
     elif done:
         left = f", {cancelled} not run" if cancelled else ""
         new, reason, next_kind = AblationState.COMPLETED, f"{done} blocks done, {failed} failed{left}", OutboxKind.JUDGE
     else:
         new, reason, next_kind = AblationState.FAILED, f"no block counted, {failed} failed", OutboxKind.JUDGE
-    transitions = Transitions(connection, ablation_id, actor="service")
-    transitions.move([ablation_id], old, new, reason=reason, finished_at=db_now())
+    transitions = Transitions(connection, row.id, actor="service")
+    transitions.move([row.id], old, new, reason=reason, finished_at=db_now())
     transitions.flush()
     rank = outbox.Rank.LATER if new == AblationState.CANCELLED else outbox.Rank.FIRST
-    outbox.add(connection, next_kind, ablation_id, rank=rank)
+    outbox.add(connection, next_kind, row.id, rank=rank)
 
 
 def cancel_blocks(

@@ -105,10 +105,12 @@ def _insert_attempt(connection: Connection, attempt: Attempt, block_id: str) -> 
         insert(attempts).values(
             id=attempt.attempt_id,
             block_id=block_id,
+            ablation_id=select(blocks.c.ablation_id).where(blocks.c.id == block_id).scalar_subquery(),
             number=attempt.attempt_no,
             node_id=attempt.node_id,
             state=AttemptState.RUNNING,
             started_at=attempt.started_at.timestamp(),
+            ended_at=attempt.ended_at.timestamp(),
             signature=None if attempt.signature is None else attempt.signature.model_dump_json(),
         )
     )
@@ -123,7 +125,6 @@ def _break(connection: Connection, transitions: Transitions, record: BrokenAttem
         AttemptState.RUNNING,
         AttemptState.BROKEN,
         reason=f"{record.failure_class}: {message}",
-        ended_at=record.ended_at.timestamp(),
         failure_class=record.failure_class,
         arm=record.arm,
         message=message,
@@ -178,5 +179,4 @@ def _finish(connection: Connection, imported: Import, block: BundledBlock) -> No
     verified = imported.receipts[attempt.index]
     reports.store_block(connection, locked, verified, report_digest=imported.bundle.digests[0])
     ended_at = attempt.ended_at.timestamp()
-    connection.execute(update(attempts).where(attempts.c.id == attempt.attempt_id).values(ended_at=ended_at))
     connection.execute(update(blocks).where(blocks.c.id == locked.block.id).values(finished_at=ended_at))

@@ -11,6 +11,7 @@ from service.store import outbox
 from service.store.completion import cancel_blocks, complete_if_done
 from service.store.tables import blocks
 from service.store.transitions import Transitions, lock_ablation
+from service.store.turns import join_queue
 
 _INDEX = blocks.c["index"].label("block_index")
 
@@ -31,6 +32,7 @@ def go_on(connection: Connection, ablation_id: str, until: int, *, after: int, r
         return
     transitions = Transitions(connection, ablation_id, actor="judge")
     ids = [row.id for row in held if row.block_index < until]
+    join_queue(connection, ablation_id)
     transitions.move(ids, BlockState.HELD, BlockState.QUEUED, reason=reason)
     transitions.flush()
     outbox.add(connection, OutboxKind.WAKE, held[0].node_class)

@@ -11,6 +11,7 @@ from experiments.records.messages import NodeRegistration
 from service.errors import Forbidden, NodeTaken, NotFound
 from service.principals import Principal
 from service.store.columns import db_now
+from service.store.placement import lanes_that_ran
 from service.store.tables import attempts, blocks, nodes
 
 _ID = re.compile(id_pattern("nod"))
@@ -38,6 +39,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
     values = {
         "node_class": registration.node_class,
         "registration": registration.model_dump_json(),
+        "lanes": lanes_that_ran(registration.lanes),
         "registered_at": db_now(),
         "seen_at": db_now(),
     }

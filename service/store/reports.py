@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, delete, insert, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, update
 
 from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
@@ -56,14 +56,16 @@ def store_block(
         .values(outcome=bindparam("b_outcome"), receipt_digest=bindparam("b_digest")),
         [{"b_id": item.trial_id, "b_outcome": item.outcome, "b_digest": item.digest} for item in verified],
     )
-    ending = {"ended_at": db_now(), "report_digest": report_digest}
-    transitions.move([locked.attempt.id], AttemptState.RUNNING, AttemptState.DONE, reason="reported", **ending)
+    ending = {"ended_at": func.coalesce(attempts.c.ended_at, db_now()), "report_digest": report_digest}
+    was = AttemptState(locked.attempt.state)
+    transitions.move([locked.attempt.id], was, AttemptState.DONE, reason="reported", **ending)
     transitions.move(
         [block.id],
         BlockState.RUNNING,
         BlockState.DONE,
         reason="reported",
         lease_until=None,
+        limit_at=None,
         finished_at=db_now(),
         message=None,
     )

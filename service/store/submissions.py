@@ -19,10 +19,13 @@ from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
 from service.store.families import store_questions
+from service.store.placement import lanes_of
 from service.store.tables import ablations, blocks, idempotency, labels, trials
 from service.store.transitions import Transitions
+from service.store.turns import reached
 
-_ABLATION = insert(ablations).values(created_at=db_now())
+_START = reached(bindparam("queue_class"), bindparam("queue_priority"))
+_ABLATION = insert(ablations).values(created_at=db_now()).returning(_START)
 _ANSWER = insert(idempotency).values(created_at=db_now())
 _KNOWN = select(idempotency.c.body_digest, idempotency.c.ablation_id, idempotency.c.answer)
 
@@ -105,8 +108,11 @@ def insert_rows(
 
     Blocks from the index `first_look` on are held, all others queued.
     """
-    block_rows, trial_rows = _work_rows(submission, ids, first_look=first_look)
-    connection.execute(_ABLATION, {**_ablation_row(submission), "bundles": bundles})
+    held_from = len(ids) if first_look is None else first_look
+    queue = {"queue_class": submission.plan.node_class, "queue_priority": submission.spec.limits.priority}
+    row = {**_ablation_row(submission, held_from), **queue, "bundles": bundles}
+    turn = connection.execute(_ABLATION, row).scalar_one()
+    block_rows, trial_rows = _work_rows(submission, ids, held_from=held_from, turn=turn)
     _insert_many(connection, blocks, block_rows)
     _insert_many(connection, trials, trial_rows)
     store_questions(connection, submission.ablation_id, submission.spec, submission.plan)
@@ -117,7 +123,7 @@ def insert_rows(
         )
 
 
-def _ablation_row(submission: Submission) -> dict[str, Any]:
+def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
     spec, plan = submission.spec, submission.plan
     return {
         "id": submission.ablation_id,
@@ -136,6 +142,11 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
         "request_id": current_request_id(),
         "token_id": submission.token_id,
         "blocks_planned": len(plan.blocks),
+        "device_s": 0.0,
+        "priority": spec.limits.priority,
+        "blocks_held": len(plan.blocks) - held_from,
+        "blocks_queued": held_from,
+        "blocks_running": 0,
         "blocks_done": 0,
         "blocks_failed": 0,
         "blocks_cancelled": 0,
@@ -145,11 +156,11 @@ def _ablation_row(submission: Submission) -> dict[str, Any]:
 
 
 def _work_rows(
-    submission: Submission, ids: Sequence[BlockIds], *, first_look: int | None
+    submission: Submission, ids: Sequence[BlockIds], *, held_from: int, turn: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    held_from = len(ids) if first_look is None else first_look
     plan, ablation_id = submission.plan, submission.ablation_id
     priority = submission.spec.limits.priority
+    lanes = lanes_of(plan)
     roles = {arm.name: arm.role for arm in plan.arms}
     block_rows = [
         {
@@ -160,9 +171,12 @@ def _work_rows(
             "order": json.dumps(block.order),
             "node_class": plan.node_class,
             "priority": priority,
+            "turn": turn + block.index,
+            "lanes": lanes,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
             "attempt_no": 0,
             "not_before": 0.0,
+            "avoid_until": 0.0,
         }
         for own, block in zip(ids, plan.blocks, strict=True)
     ]

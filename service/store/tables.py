@@ -6,6 +6,7 @@ sequence number under the ablation's lock, so within one ablation a reader never
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Double,
     ForeignKey,
@@ -69,6 +70,12 @@ nodes = Table(
     Column("registration", Text, nullable=False),
     Column("registered_at", Double, nullable=False),
     Column("seen_at", Double, nullable=False),
+    Column("draining", Boolean, nullable=False, default=False),
+    Column("quarantined_reason", Text),
+    Column("stopped_by", String(64)),
+    Column("stopped_at", Double),
+    Column("resumed_at", Double, nullable=False, default=0.0),
+    Column("lanes", Text),
 )
 
 node_keys = Table(
@@ -98,12 +105,17 @@ ablations = Table(
     Column("plan", Text, nullable=False),
     Column("trial_timeout_s", Double, nullable=False),
     Column("device_minutes", Double, nullable=False),
+    Column("device_s", Double, nullable=False, default=0.0),
+    Column("priority", Integer, nullable=False, default=50),
     Column("submitted_by", String(64), nullable=False),
     Column("token_id", String(30), index=True),
     Column("created_at", Double, nullable=False),
     Column("started_at", Double),
     Column("finished_at", Double),
     Column("blocks_planned", Integer, nullable=False),
+    Column("blocks_held", Integer, nullable=False, default=0),
+    Column("blocks_queued", Integer, nullable=False, default=0),
+    Column("blocks_running", Integer, nullable=False, default=0),
     Column("blocks_done", Integer, nullable=False, default=0),
     Column("blocks_failed", Integer, nullable=False, default=0),
     Column("blocks_cancelled", Integer, nullable=False, default=0),
@@ -150,12 +162,17 @@ blocks = Table(
     Column("order", Text, nullable=False),
     Column("node_class", String(32), nullable=False),
     Column("priority", Integer, nullable=False),
+    Column("turn", BigInteger, nullable=False, default=0),
+    Column("lanes", String(64), nullable=False, default=""),
     Column("state", String(16), nullable=False),
     Column("attempt_no", Integer, nullable=False, default=0),
     Column("attempt_id", String(30)),
     Column("node_id", String(30)),
     Column("not_before", Double, nullable=False, default=0.0),
     Column("lease_until", Double),
+    Column("limit_at", Double),
+    Column("avoid_node_id", String(30)),
+    Column("avoid_until", Double, nullable=False, default=0.0),
     Column("started_at", Double),
     Column("finished_at", Double),
     Column("message", Text),
@@ -167,6 +184,7 @@ Index(
     "ix_blocks_queue",
     blocks.c.node_class,
     blocks.c.priority.desc(),
+    blocks.c.turn,
     blocks.c.ablation_id,
     blocks.c["index"],
     sqlite_where=_QUEUED,
@@ -174,6 +192,15 @@ Index(
 )
 Index("ix_blocks_leases", blocks.c.lease_until, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
 Index("ix_blocks_holders", blocks.c.node_id, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("node_class", String(32), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("turn", BigInteger, nullable=False),
+    PrimaryKeyConstraint("node_class", "priority"),
+)
 
 trials = Table(
     "trials",
@@ -201,6 +228,7 @@ attempts = Table(
     metadata,
     Column("id", String(30), primary_key=True),
     Column("block_id", String(30), ForeignKey("blocks.id"), nullable=False, index=True),
+    Column("ablation_id", String(30)),
     Column("token", String(22)),
     Column("number", Integer, nullable=False),
     Column("node_id", String(30), ForeignKey("nodes.id"), nullable=False),
@@ -212,6 +240,8 @@ attempts = Table(
     Column("report_digest", String(71)),
     Column("arm", String(120)),
     Column("signature", Text),
+    Index("ix_attempts_ablation_id_state", "ablation_id", "state"),
+    Index("ix_attempts_node_id_started_at", "node_id", "started_at"),
 )
 
 receipts = Table(

@@ -4,11 +4,12 @@ Readers get an ablation's events in order, by sequence number.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, Table, bindparam, func, insert, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
@@ -43,13 +44,15 @@ _INSERT_EVENTS = (
 
 
 class Transitions:
-    """What one transaction changes in one ablation; its events are written together by `flush`."""
+    """What one transaction changes in one ablation; `flush` writes its events and keeps its counters."""
 
     def __init__(self, connection: Connection, ablation_id: str, *, actor: str) -> None:
         self._connection = connection
         self._ablation_id = ablation_id
         self._actor = actor
         self._rows: list[dict[str, Any]] = []
+        self._counted: Counter[str] = Counter()
+        self._ended: list[str] = []
 
     def add_event(
         self,
@@ -91,14 +94,38 @@ class Transitions:
             )
             if changed.rowcount != len(part):
                 raise IllegalMove(f"{len(part) - changed.rowcount} of {len(part)} {table.name} were not {old.value!r}")
+        self._count(ids, old, new)
         for subject in ids:
             self.add_event(kind, subject, reason=reason, old=old, new=new)
 
+    def _count(self, ids: Sequence[str], old: State, new: State) -> None:
+        """Remember what a move changes in the ablation's counters."""
+        if isinstance(new, BlockState):
+            self._counted[f"blocks_{old}"] -= len(ids)
+            self._counted[f"blocks_{new}"] += len(ids)
+        elif new is TrialState.DONE:
+            self._counted["trials_done"] += len(ids)
+        elif old is AttemptState.RUNNING:
+            self._ended += ids
+
     def flush(self) -> None:
-        """Write the events, in order, under the ablation's lock."""
+        """Write the events, in order, and the counters, under the ablation's lock."""
         if self._rows:
             lock_ablation(self._connection, self._ablation_id)
             self.flush_new()
+            self._add_counts()
+
+    def _add_counts(self) -> None:
+        """Add what the moves changed, so that nothing ever has to count an ablation's blocks again."""
+        changes: dict[str, Any] = {name: ablations.c[name] + by for name, by in self._counted.items() if by}
+        if self._ended:
+            seconds = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
+                attempts.c.id.in_(self._ended)
+            )
+            changes["device_s"] = ablations.c.device_s + func.coalesce(seconds.scalar_subquery(), 0.0)
+        if changes:
+            self._connection.execute(update(ablations).where(ablations.c.id == self._ablation_id).values(**changes))
+        self._counted, self._ended = Counter(), []
 
     def flush_new(self) -> None:
         """Write the events of an ablation that this transaction created, which nobody else can see yet."""

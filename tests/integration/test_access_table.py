@@ -102,6 +102,11 @@ class World:
         self.api.worker_of(name)
         return name
 
+    def registered_node(self) -> str:
+        name = self.fresh("node")
+        self.api.register(name)
+        return name
+
     def known_key(self) -> str:
         return SIGNER.key
 
@@ -126,6 +131,10 @@ def _of_token(verb: str, **body: Any) -> Callable[[World], Ask]:
 
 def _of_node(verb: str, **body: Any) -> Callable[[World], Ask]:
     return lambda world: Ask("POST", f"/v1/nodes/{world.added_node()}:{verb}", body)
+
+
+def _stop_or_go(verb: str, **body: Any) -> Callable[[World], Ask]:
+    return lambda world: Ask("POST", f"/v1/nodes/{world.registered_node()}:{verb}", body or None)
 
 
 def _submit(world: World) -> Ask:
@@ -165,6 +174,10 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "planAblation": (READ, 200, lambda _world: Ask("POST", "/v1/ablations:plan", spec_values())),
     "submitAblation": (SUBMIT, 202, _submit),
     "cancelAblation": (OWN, 202, lambda world: Ask("POST", f"/v1/ablations/{world.ablation()}:cancel")),
+    "setPriority": (OWN, 200, lambda world: Ask("PATCH", f"/v1/ablations/{world.ablation()}", {"priority": 7})),
+    "drainNode": (OPERATE, 200, _stop_or_go("drain")),
+    "quarantineNode": (OPERATE, 200, _stop_or_go("quarantine", reason="it smokes")),
+    "resumeNode": (OPERATE, 200, _stop_or_go("resume")),
     "importBundles": (OPERATE, 422, lambda _w: Ask("POST", "/v1/ablations:import", {"bundles": [{"files": {}}]})),
     "trustKey": (OPERATE, 200, lambda w: Ask("POST", f"/v1/keys/{SIGNER.key}:trust", {"node": w.fresh("far")})),
     "revokeKey": (OPERATE, 404, lambda _w: Ask("POST", f"/v1/keys/ed25519:{'A' * 43}:revoke", {"reason": "lost"})),

@@ -176,7 +176,7 @@ class Histories(RuleBasedStateMachine):
         block = held.block["block_id"]
         with self.api.store.write() as connection:
             connection.execute(update(blocks).where(blocks.c.id == block).values(lease_until=db_now() - 1))
-        assert Reconciler(self.api.store, "memory://").expire_leases() == 1
+        assert Reconciler(self.api.store).expire_leases() == 1
         self.model.lost[block] = held
 
     @precondition(lambda self: self.model.lost)
@@ -221,7 +221,7 @@ class Histories(RuleBasedStateMachine):
     def time_passes(self) -> None:
         with self.api.store.write() as connection:
             connection.execute(update(blocks).values(not_before=0.0))
-        Reconciler(self.api.store, "memory://").expire_leases()
+        Reconciler(self.api.store).expire_leases()
 
     @rule()
     def background_works(self) -> None:

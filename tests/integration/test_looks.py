@@ -180,12 +180,12 @@ class Chaos:
         with self._api.store.write() as connection:
             running = update(blocks).where(blocks.c.state == "running")
             connection.execute(running.values(lease_until=db_now() - 1))
-            connection.execute(update(blocks).values(not_before=0.0))
-        Reconciler(self._api.store, "memory://").expire_leases()
+            connection.execute(update(blocks).values(not_before=0.0, avoid_until=0.0))
+        Reconciler(self._api.store).expire_leases()
 
     def _look(self) -> None:
         with self._api.store.write() as connection:
-            connection.execute(update(blocks).values(not_before=0.0))
+            connection.execute(update(blocks).values(not_before=0.0, avoid_until=0.0))
         look(self._api)
 
     def _cancel(self) -> None:

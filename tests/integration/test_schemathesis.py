@@ -1,6 +1,7 @@
 """Property tests of the whole interface, generated from its own OpenAPI document, and the document itself, frozen."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.golden.freeze_openapi import GOLDEN
 
 SPARE = "spare"
 """A node with a key, and a token, that are changed and revoked like everything else."""
-CASES = {"sqlite": 80, "postgresql": 15}
+CASES = {"sqlite": 40, "postgresql": 10}
 """Of each operation and generation mode: the surface is the same on both, the answers come from the database."""
 EVERY_CHECK = (
     "not_a_server_error",
@@ -33,6 +34,7 @@ REFUSED_BY_MEANING = frozenset(
         "POST /v1/ablations:import",
         "POST /v1/attempts/{attempt_id}:heartbeat",
         "POST /v1/attempts/{attempt_id}:report",
+        "POST /v1/nodes",
         "PUT /v1/nodes/{name}",
         "GET /v1/history/{recipe}",
     }
@@ -76,6 +78,7 @@ def _never_ends(case: Any, ids: dict[str, list[str]]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_operation_answers_as_its_document_says(api: Api) -> None:
     schema = schemathesis.openapi.from_dict(api.client.get("/openapi.json").json())
     ids = _real_ids(api)
@@ -145,13 +148,12 @@ def test_openapi_document_is_frozen(api: Api) -> None:
 
 def test_a_wrong_method_is_told_every_right_one(api: Api) -> None:
     """Routes that share a path are listed together, whichever of them the framework finds first."""
-    real = {name: values[0] for name, values in _real_ids(api).items()}
-    document = api.client.get("/openapi.json").json()
+    document, wrong = api.client.get("/openapi.json").json(), []
     for path, item in document["paths"].items():
-        url = path.format_map(real)
+        url = re.sub(r"\{\w+\}", "x", path)  # which methods there are is known before the names are looked at
         for method in {"delete", "get", "patch", "post", "put"} - set(item):
             answer = api.client.request(method, url, headers=api.admin)
-            assert (answer.status_code, answer.headers.get("allow")) == (
-                405,
-                ", ".join(sorted(name.upper() for name in item)),
-            ), f"{method} {path}"
+            right = (405, ", ".join(sorted(name.upper() for name in item)))
+            if (answer.status_code, answer.headers.get("allow")) != right:
+                wrong.append((method, path, answer.status_code, answer.headers.get("allow")))
+    assert wrong == []

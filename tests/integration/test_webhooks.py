@@ -143,11 +143,11 @@ def test_webhook_that_nobody_takes_for_a_day_is_given_up(api: Api) -> None:
         assert own.run_due(kind)
     (row,) = rows(api)
     assert "ConnectError" in row.last_error
-    Reconciler(api.store, "memory://").tick()
+    Reconciler(api.store).tick()
     assert len(rows(api)) == 1
     with api.store.write() as connection:
         connection.execute(update(outbox).values(created_at=db_now() - HOOK_AGE_S - 1))
-    Reconciler(api.store, "memory://").tick()
+    Reconciler(api.store).tick()
     assert rows(api) == []
 
 

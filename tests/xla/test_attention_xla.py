@@ -5,7 +5,7 @@ import torch
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from kernels import xla_attention, xla_device
+from kernels import xla_attention, xla_device, xla_graph
 from kernels.errors import KernelUnsupported
 from kernels.xla_attention import KERNELS
 
@@ -36,7 +36,7 @@ def on_xla(tensors):
 
 
 def count(tensors) -> int:
-    return xla_device.hlo_text(tensors).count(f'custom_call_target="{xla_device.TPU_CALL}"')
+    return xla_device.hlo_text(tensors).count(f'custom_call_target="{xla_graph.TPU_CALL}"')
 
 
 @pytest.mark.parametrize("softcap", [0.0, 20.0])

@@ -54,7 +54,7 @@ def compiled(folder: Path, config: TrainConfig, name: str = "trl_1") -> TrialRes
         data_dir=folder,
         device_type=COMPILE.device_type,
         environment=COMPILE.environment,
-        topology=COMPILE.topology,
+        topology=COMPILE.topologies[config.mesh.devices],
     )
     assert order.topology is not None
     return compile_step(order, order.topology)

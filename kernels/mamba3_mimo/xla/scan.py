@@ -95,6 +95,8 @@ def _record(switches: ScanSwitches, partition: Partition, trips: int) -> None:
     facts.record(ScanFact.CHUNK_SIZE, switches.chunk_size)
     if trips:
         facts.record(ScanFact.REMAT, partition.recomputed > 0)
+        if switches.schedule == "chunk_parallel":
+            facts.add(ScanFact.HANDED_BYTES, partition.handed_bytes)
         if partition.psiv_saved_bytes:
             facts.add(ScanFact.PSIV_SAVED_BYTES, partition.psiv_saved_bytes * trips)
         if partition.psiv_recomputed:

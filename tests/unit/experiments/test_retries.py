@@ -8,7 +8,7 @@ from experiments.outcomes import FailureClass
 from experiments.retries import (
     FINAL_WHEN_REPEATED,
     FINAL_WITH_RECEIPT,
-    MAX_ATTEMPTS,
+    RETRY_RULES,
     Break,
     attempt_words,
     budget_spent,
@@ -33,7 +33,7 @@ def again(failure: FailureClass, times: int) -> bool:
 def test_every_failure_class_allows_a_number_of_attempts(failure: FailureClass) -> None:
     answers = [again(failure, times) for times in range(1, 13)]
     assert answers == sorted(answers, reverse=True)
-    assert answers.count(True) == MAX_ATTEMPTS[failure] - 1
+    assert answers.count(True) == RETRY_RULES[failure].attempts - 1
     assert not answers[-1]
 
 
@@ -96,14 +96,27 @@ def test_one_arm_that_loses_its_device_every_time_does_not_fail_the_block() -> N
     while FailureClass.INFRA_NODE not in final_failures(broken, 0, "a"):
         broken.append(Break(0, FailureClass.INFRA_NODE, "a"))
         assert may_retry(broken, broken[-1])
-    assert len(broken) == MAX_ATTEMPTS[FailureClass.INFRA_NODE] - 1
+    assert len(broken) == RETRY_RULES[FailureClass.INFRA_NODE].attempts - 1
     assert FailureClass.INFRA_NODE not in final_failures(broken, 0, "b")
     broken.append(Break(0, FailureClass.INFRA_NODE, "b"))
     assert not may_retry(broken, broken[-1])
 
 
-def test_first_retry_follows_at_once_and_later_ones_rest_longer() -> None:
-    assert [retry_wait_s(attempts) for attempts in range(1, 8)] == [0.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+def test_rests_grow_with_the_breaks_of_the_same_class_in_the_same_block_alone() -> None:
+    others = [Break(0, FailureClass.PREEMPTED, None)] * 7 + [Break(1, FailureClass.INFRA_NODE, "a")] * 3
+    found = []
+    for times in range(1, 7):
+        broken = others + [Break(0, FailureClass.INFRA_NODE, "a")] * times
+        found.append(retry_wait_s(broken, broken[-1]))
+    assert found == [0.0, 2.0, 4.0, 8.0, 16.0, 16.0]
+    assert retry_wait_s(others, others[0]) == 0.0
+
+
+@pytest.mark.parametrize("failure", FailureClass)
+def test_rests_never_shrink(failure: FailureClass) -> None:
+    rests_s = RETRY_RULES[failure].rests_s
+    assert list(rests_s) == sorted(rests_s)
+    assert rests_s[0] >= 0
 
 
 @pytest.mark.parametrize(("used", "budget", "is_spent"), [(0.0, 1.0, False), (0.999, 1.0, False), (1.0, 1.0, True)])

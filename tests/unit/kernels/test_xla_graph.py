@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from kernels.xla_graph import count_collectives, count_custom_calls, matmul_flops
+from kernels.xla_graph import barrier_bytes, count_collectives, count_custom_calls, count_loops, matmul_flops
 
 
 def _shape(dims: list[int]) -> str:
@@ -105,3 +105,48 @@ def test_an_asynchronous_collective_counts_once() -> None:
     )
     counted = count_collectives(text)
     assert (counted["all-gather"], counted["all-reduce"], counted["reduce-scatter"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_loops_are_counted_by_their_trips_inside_others_and_in_calls(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    outer, inner, alone = draw.randint(1, 9), draw.randint(10, 19), draw.randint(20, 29)
+    text = "\n".join(
+        (
+            "HloModule step\n",
+            _condition("inner_cond", f"constant({inner})"),
+            _computation("inner_body", []),
+            _condition("outer_cond", f"constant({outer})"),
+            _computation("outer_body", [_loop("inner_body", "inner_cond")]),
+            _condition("alone_cond", f"constant({alone})"),
+            _computation("alone_body", []),
+            _computation("helper", [_loop("alone_body", "alone_cond")]),
+            _computation(
+                "main",
+                [
+                    _loop("outer_body", "outer_cond"),
+                    *(f"  %c{i} = f32[] call(f32[] %p), to_apply=%helper" for i in range(3)),
+                ],
+                entry=True,
+            ),
+        )
+    )
+    assert count_loops(text) == {outer: 1, inner: outer, alone: 3}
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("  %b = (f32[2,3]{1,0}, bf16[5]{0}) opt-barrier((f32[2,3]{1,0}, bf16[5]{0}) %t)", 34),
+        ("  %b = (pred[7]{0}, s64[]) opt-barrier((pred[7]{0}, s64[]) %t)", 15),
+        ("  ROOT %b = f32[10]{0} opt-barrier(f32[10]{0} %t)", 40),
+        ("  %g = f32[10]{0} get-tuple-element((f32[10]{0}) %opt-barrier.1), index=0", 0),
+    ],
+)
+def test_what_passes_a_barrier_is_counted_in_bytes(line: str, size: int) -> None:
+    assert barrier_bytes(_computation("main", [line], entry=True)) == size
+
+
+def test_layouts_are_no_kernels() -> None:
+    lines = ['  %s = f32[8]{0} custom-call(f32[8]{0} %p), custom_call_target="Sharding", sharding={devices=[4]<=[4]}']
+    assert count_custom_calls(_computation("main", lines, entry=True), {}) == {}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kernels.scan import ScanSwitches
-from model.config import AttentionConfig, HybridConfig, MambaConfig, TrainConfig
+from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, TrainConfig
 from model.errors import ConfigError
 
 
@@ -63,3 +63,17 @@ def test_illegal_value_names_field_and_allowed_values(make, field, part):
 def test_config_and_flops_import_needs_no_torch():
     code = "import sys, model.config, model.facts, model.flops; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_rows_are_shared_evenly_between_devices(devices: int) -> None:
+    assert TrainConfig(micro_batch=4, mesh=MeshConfig(devices=devices)).tokens_per_step == 4 * 256
+    with pytest.raises(ConfigError, match=rf"micro_batch: is 5; every one of the {devices} devices takes as many rows"):
+        TrainConfig(micro_batch=5, mesh=MeshConfig(devices=devices))
+
+
+def test_a_mesh_of_another_size_or_of_one_device_to_divide_over_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mesh.devices: is 3; allowed: 1, 2, 4, 8, 16"):
+        MeshConfig(devices=3)
+    with pytest.raises(ConfigError, match=r"mesh.sharding: is replicated; with one device there is nothing to divide"):
+        MeshConfig(sharding="replicated")

@@ -10,7 +10,11 @@ from experiments.design.recipes import RECIPES
 from experiments.errors import SpecError
 from tests.factories import make_spec
 
-NEEDS_NO_CALIBRATION = ("demo-refused", "tpu-memory")  # is refused; executes nothing, so all that it says is exact
+NEEDS_NO_CALIBRATION = (
+    "demo-refused",
+    "tpu-memory",
+    "tpu-mesh",
+)  # is refused; executes nothing, so all that it says is exact
 CATALOG = [name for name in catalog_names() if name not in NEEDS_NO_CALIBRATION]
 
 

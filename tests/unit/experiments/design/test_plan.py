@@ -103,3 +103,26 @@ def test_the_demo_stays_small_enough_for_three_minutes_on_two_quiet_cores() -> N
     assert not plan.timed, "an exact metric decides: it needs no quiet machine"
     assert trials <= 18
     assert trials * (1 + steps["warmup"] + steps["timed"]) <= 18 * 16
+
+
+def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows() -> None:
+    asked = {
+        "baseline": {"gates": {"lane": "xla"}},
+        "variants": {"whole": {"gates": {"sharding": "replicated"}}},
+        "placement": {"node_class": "xla-cpu", "devices": 2},
+    }
+    plan = make_plan(make_spec(**asked))
+    assert {arm.config["mesh"]["devices"] for arm in plan.arms} == {2}
+    assert [arm.config["mesh"]["sharding"] for arm in plan.arms] == ["fsdp", "replicated"]
+    asked["placement"] = {"node_class": "xla-cpu", "devices": 4}  # the recipe has two rows
+    with pytest.raises(SpecError, match="micro_batch is 2; every one of the 4 devices takes as many rows"):
+        make_plan(make_spec(**asked))
+
+
+def test_dividing_over_one_device_is_refused_at_the_gate() -> None:
+    asked = {"baseline": {"gates": {"lane": "xla"}}, "placement": {"node_class": "xla-cpu"}}
+    with pytest.raises(SpecError) as caught:
+        make_plan(make_spec(variants={"whole": {"gates": {"sharding": "replicated"}}}, **asked))
+    (problem,) = caught.value.problems
+    assert problem.pointer == "#/variants/whole/gates/sharding"
+    assert "with one device there is nothing to divide" in problem.detail

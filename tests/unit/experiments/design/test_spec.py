@@ -37,6 +37,8 @@ def test_schema_accepts_the_demos_and_refuses_a_lane_that_does_not_exist() -> No
         {"design__blocks": {"looks": [6, 10], "count": 10}},
         {"design__seeds": [1, 1]},
         {"placement__devices": 2},
+        {"placement__devices": 3},
+        {"placement": {"node_class": "xla-cpu", "devices": 16}},
         {"placement__node_class": "gpu"},
         {"placement__node_class": "tpu-v7"},
         {"limits": {"trial": 20}},

@@ -1,0 +1,24 @@
+"""`ablate priority`: an ablation's place in the queue."""
+
+from typing import Annotated
+
+import typer
+
+from service.cli import show
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def priority(
+    ablation: Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")],
+    value: Annotated[int, typer.Argument(metavar="PRIORITY", min=0, max=100, help="0 to 100; higher runs first.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Change when an ablation's blocks are given out. Equal priorities take turns, a block each."""
+    with Client() as client:
+        row = client.ablations.set_priority(ablation, value)
+    print_json(row) if as_json else out().print(show.ablations([row]))

@@ -1,0 +1,106 @@
+"""What keeps a node from taking work: an operator drains it, or it is quarantined because its work keeps breaking.
+
+A stopped node finishes the block that it runs and gets no other, until an operator resumes it.
+"""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
+
+from experiments.outcomes import AttemptState, FailureClass
+from experiments.records.messages import DeviceHealth
+from experiments.retries import SPEAKS_AGAINST_NODE
+from service.errors import NotFound
+from service.store.columns import db_now, storable
+from service.store.tables import attempts, nodes
+
+_ENDED = tuple(state for state in AttemptState if state is not AttemptState.RUNNING)
+_LOOK_BACK = 30
+"""Attempts of a node that are looked at."""
+
+
+def drain(connection: Connection, name: str, *, by: str) -> None:
+    """Let a node finish its block and give it no other. Raises NotFound."""
+    _change(connection, name, draining=True, stopped_by=by, stopped_at=db_now())
+
+
+def quarantine(connection: Connection, name: str, reason: str, *, by: str) -> None:
+    """Give a node nothing more, for a reason that people read; a running block goes on. Raises NotFound."""
+    _change(connection, name, quarantined_reason=storable(reason), stopped_by=by, stopped_at=db_now())
+
+
+def resume(connection: Connection, name: str) -> None:
+    """Give a node work again; what broke on it until now does not count any more. Raises NotFound."""
+    stopped: dict[str, Any] = {"draining": False, "quarantined_reason": None, "stopped_by": None, "stopped_at": None}
+    _change(connection, name, **stopped, resumed_at=db_now())
+
+
+def _change(connection: Connection, name: str, **values: Any) -> None:
+    if not connection.execute(update(nodes).where(nodes.c.name == name).values(**values)).rowcount:
+        raise NotFound(f"there is no node {name!r}; ablate nodes lists all")
+
+
+def note_device(connection: Connection, node_id: str, state: DeviceHealth, reason: str | None) -> None:
+    """Quarantine a node that says so of its device; that it says "ok" again later ends nothing."""
+    if state is DeviceHealth.OK:
+        return
+    told = f"its worker says: {reason or 'no reason given'}"
+    healthy = (nodes.c.id == node_id, nodes.c.quarantined_reason.is_(None))
+    values = {"quarantined_reason": storable(told), "stopped_by": "worker", "stopped_at": db_now()}
+    connection.execute(update(nodes).where(*healthy).values(**values))
+
+
+def judge_node(connection: Connection, node_id: str, *, limit: int) -> str | None:
+    """Quarantine a node whose last attempts broke for its sake; return the reason, None when it goes on.
+
+    Attempts since its last finished block count that ended by a class which speaks against the node: `limit` in a row
+    (0 for never), over different work. An ablation that broke so on another node too is no evidence against this one.
+    """
+    if limit == 0:
+        return None
+    broken = _broken_in_a_row(connection, node_id)
+    elsewhere = _broken_elsewhere(connection, node_id, broken)
+    broken = [row for row in broken if row.ablation_id not in elsewhere]
+    if len(broken) < limit or len({_work(row) for row in broken}) < 2:
+        return None
+    last = broken[0]
+    reason = f"{len(broken)} attempts in a row broke here, the last by {last.failure_class}: {last.message}"
+    healthy = (nodes.c.id == node_id, nodes.c.quarantined_reason.is_(None))
+    values = {"quarantined_reason": storable(reason), "stopped_by": "service", "stopped_at": db_now()}
+    stopped = connection.execute(update(nodes).where(*healthy).values(**values))
+    return reason if stopped.rowcount else None
+
+
+def _broken_in_a_row(connection: Connection, node_id: str) -> list[Row[Any]]:
+    """Return what broke on a node since its last finished block and since it was resumed, newest first."""
+    since = select(nodes.c.resumed_at).where(nodes.c.id == node_id).scalar_subquery()
+    query = select(attempts).where(attempts.c.node_id == node_id, attempts.c.ended_at > since)
+    query = query.where(attempts.c.state.in_(_ENDED)).order_by(attempts.c.started_at.desc()).limit(_LOOK_BACK)
+    found = []
+    for row in connection.execute(query):
+        if row.state == AttemptState.DONE:
+            break
+        if row.failure_class in SPEAKS_AGAINST_NODE:
+            found.append(row)
+    return found
+
+
+def _broken_elsewhere(connection: Connection, node_id: str, broken: list[Row[Any]]) -> set[str]:
+    """Return the ablations among those of `broken` that broke by such a class on another node as well."""
+    query = select(attempts.c.ablation_id).where(
+        attempts.c.ablation_id.in_(sorted({row.ablation_id for row in broken})),
+        attempts.c.node_id != node_id,
+        attempts.c.state.in_(_ENDED),
+        attempts.c.failure_class.in_(sorted(SPEAKS_AGAINST_NODE)),
+    )
+    return set(connection.execute(query.distinct()).scalars())
+
+
+def _work(row: Row[Any]) -> tuple[str, str]:
+    """Return what an attempt tells apart: a whole ablation where the trial died, which an arm does as well.
+
+    A lost device, or a worker that fell silent, is told by the arm; where that is not known, by the attempt.
+    """
+    if row.failure_class == FailureClass.NO_RECEIPT:
+        return row.ablation_id, ""
+    return row.ablation_id, row.arm or row.id

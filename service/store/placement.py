@@ -1,0 +1,61 @@
+"""Which node may take which block: not a stopped one, not without the lanes that it needs, elsewhere after a break."""
+
+import json
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, or_, select
+
+from experiments.design.plan import Plan
+from service.store.columns import db_now
+from service.store.tables import blocks, nodes
+
+ELSEWHERE_S = 300.0
+"""A block that broke for a node's sake waits so long for another one, where another one takes work."""
+
+HEARD_S = 60.0
+"""A node that was silent for longer is no better place: it may be gone."""
+
+ANY_LANE = ""
+"""What a block needs that was stored before it was known."""
+
+_TAKES_WORK = (
+    nodes.c.seen_at > db_now() - HEARD_S,
+    nodes.c.quarantined_reason.is_(None),
+    nodes.c.draining.is_(False),
+)
+
+
+def lanes_of(plan: Plan) -> str:
+    """Return the lanes that one block of `plan` runs, as it is stored with the block."""
+    return ",".join(sorted({str(arm.gates["lane"]) for arm in plan.arms}))
+
+
+def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:
+    """Return what a node's check of its lanes says, as it is stored: a JSON list of those that ran, or None."""
+    return None if lanes is None else json.dumps(sorted(lane for lane, problem in lanes.items() if problem is None))
+
+
+def fits(node: Row[Any]) -> ColumnElement[bool]:
+    """Return the condition that a waiting block may be given to `node`."""
+    avoid = blocks.c.avoid_node_id
+    free = or_(avoid.is_(None), avoid != node.id, blocks.c.avoid_until <= db_now())
+    return free if node.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
+
+
+def _runnable(lanes: list[str]) -> list[str]:
+    """Return every combination of lanes that a node with these can run, as blocks store them."""
+    sizes = range(1, len(lanes) + 1)
+    return [ANY_LANE, *(",".join(chosen) for size in sizes for chosen in combinations(sorted(lanes), size))]
+
+
+def can_run(lanes: str | None, needed: str) -> bool:
+    """Tell whether a node whose check stored `lanes` may run a block that stored `needed`."""
+    return lanes is None or set(needed.split(",")) <= {ANY_LANE, *json.loads(lanes)}
+
+
+def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bool:
+    """Tell whether another node of the class takes work now."""
+    others = select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *_TAKES_WORK)
+    return connection.execute(others.limit(1)).first() is not None

@@ -1,0 +1,146 @@
+"""Why an ablation waits, in words, with its place in the queue and an estimate: for a page of them at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from experiments.block_numbers import block_number
+from experiments.outcomes import AblationState
+from experiments.reporting import wording
+from service.lifecycle import OVER
+from service.store import queue
+from service.store.placement import can_run
+from service.store.queue import QueuePlace
+
+_BUSY_SHARE = 0.5
+"""What is left, on average, of a block that runs now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """What an ablation waits for."""
+
+    waiting_for: str
+    blocks_ahead: int | None = None
+    """Blocks of its node class that are given out before its next one; None where it waits for something else."""
+    starts_in_s: float | None = None
+    """Until its next block starts, at the pace of late; None where nothing of the kind was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Surroundings:
+    """What was read for a page of ablations."""
+
+    places: Mapping[str, QueuePlace]
+    holders: Mapping[str, Sequence[Row[Any]]]
+    nodes: Mapping[str, Sequence[Row[Any]]]
+    lanes: Mapping[str, str]
+    pace_s: Mapping[str, float]
+    silent_s: float
+
+
+def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float) -> dict[str, Waiting]:
+    """Return what the ablations of `rows` wait for, those left out that run or are over.
+
+    A node counts as silent when it was not heard for `silent_s`.
+    """
+    unfinished = [row for row in rows if row.state not in OVER]
+    if not unfinished:
+        return {}
+    around = _read(connection, unfinished, silent_s)
+    found = {row.id: _waiting(row, around) for row in unfinished}
+    return {ablation_id: one for ablation_id, one in found.items() if one is not None}
+
+
+def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:
+    ids = [row.id for row in rows]
+    queued = [row.id for row in rows if row.blocks_queued]
+    return _Surroundings(
+        places=queue.places(connection, queued) if queued else {},
+        holders=_grouped(queue.holders(connection, ids), lambda row: row.ablation_id),
+        nodes=_grouped(queue.nodes_of(connection, {row.node_class for row in rows}), lambda row: row.node_class),
+        lanes=queue.lanes_needed(connection, queued) if queued else {},
+        pace_s=queue.block_seconds(connection) if queued else {},
+        silent_s=silent_s,
+    )
+
+
+def _grouped(rows: Sequence[Row[Any]], key: Callable[[Row[Any]], str]) -> dict[str, list[Row[Any]]]:
+    groups: dict[str, list[Row[Any]]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _waiting(row: Row[Any], around: _Surroundings) -> Waiting | None:
+    held = around.holders.get(row.id, ())
+    silent = [one for one in held if one.silent_s > around.silent_s or one.lease_s < 0]
+    if row.state == AblationState.CANCELLING:
+        return Waiting(waiting_for=f"{_names(held)} to stop its trial" if held else "its cancellation to be noted")
+    if len(silent) < len(held):
+        return None
+    if silent:
+        return Waiting(waiting_for=_lost(silent[0]))
+    if row.id in around.places:
+        return _in_queue(row, around, around.places[row.id])
+    return Waiting(waiting_for="the look at its blocks so far to decide") if row.blocks_held else None
+
+
+def _names(held: Sequence[Row[Any]]) -> str:
+    return ", ".join(f"node '{one.name}'" for one in held)
+
+
+def _lost(one: Row[Any]) -> str:
+    what = f"node '{one.name}', which runs block {block_number(one.block_index)} and was last heard "
+    when = f"{_duration(one.silent_s)} ago"
+    then = f"in {_duration(one.lease_s)}" if one.lease_s > 0 else "now"
+    return f"{what}{when}; the block goes back to the queue {then}"
+
+
+def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waiting:
+    working, reasons = _sorted_nodes(row, around)
+    if not working:
+        why = f": {'; '.join(reasons)}" if reasons else "; none was heard lately"
+        return Waiting(waiting_for=f"a live node of class '{row.node_class}'{why}", blocks_ahead=place.blocks_ahead)
+    if place.rest_s > 0:
+        pause = f"the pause after a broken attempt to end, in {_duration(place.rest_s)}"
+        return Waiting(waiting_for=pause, blocks_ahead=place.blocks_ahead, starts_in_s=place.rest_s)
+    starts_in_s = _estimate(row.node_class, around, place, working)
+    counted = wording.counted(place.blocks_ahead, "block")
+    words = f"a free node of class '{row.node_class}' ({working} live, {counted} ahead in the queue"
+    if starts_in_s is not None:
+        words += f", about {_duration(starts_in_s)} at the pace of late"
+    return Waiting(waiting_for=f"{words})", blocks_ahead=place.blocks_ahead, starts_in_s=starts_in_s)
+
+
+def _sorted_nodes(row: Row[Any], around: _Surroundings) -> tuple[int, list[str]]:
+    """Return how many nodes may take the ablation's blocks, and why the others may not."""
+    reasons = [_why_not(node, around, row.id) for node in around.nodes.get(row.node_class, ())]
+    return reasons.count(None), [reason for reason in reasons if reason is not None]
+
+
+def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | None:
+    if node.quarantined_reason is not None:
+        return f"'{node.name}' is quarantined ({node.quarantined_reason})"
+    if node.draining:
+        return f"'{node.name}' is drained"
+    if node.silent_s > around.silent_s:
+        return f"'{node.name}' was last heard {_duration(node.silent_s)} ago"
+    needed = around.lanes.get(ablation_id, "")
+    return None if can_run(node.lanes, needed) else f"'{node.name}' did not run the lanes {needed} in its check"
+
+
+def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working: int) -> float | None:
+    """Return the seconds until the next block starts: the blocks ahead and what is left of running ones, shared out."""
+    pace_s = around.pace_s.get(node_class)
+    return None if pace_s is None else pace_s * (place.blocks_ahead / working + _BUSY_SHARE)
+
+
+def _duration(seconds: float) -> str:
+    """Write a duration of which nobody needs more than two digits."""
+    if seconds < 100:
+        return f"{max(0.0, seconds):.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.3g} h"

@@ -1,0 +1,200 @@
+"""An independent model of the scheduler, as simple as can be: lists and counts, no SQL and none of the service's code.
+
+It knows the rules from the documentation and says, for every act, what the service has to answer. Time passes only when
+the model is told so.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+MOST_BREAKS = {
+    "user_error": 1, "oom": 1, "numerics": 1, "gate_refused": 1, "cancelled": 1, "timeout": 2, "no_receipt": 3,
+    "invalid_measurement": 3, "infra_node": 5, "infra_control": 5, "preempted": 10,
+}  # fmt: skip
+BY_ARM = ("timeout", "no_receipt")
+"""Classes that every arm of a block uses up for itself."""
+RESTS = ("infra_control", "invalid_measurement")
+"""Classes after which a block rests from its first break on."""
+RESTS_LATER = ("infra_node", "no_receipt")
+"""Classes after which it rests from its second break on."""
+ELSEWHERE = ("infra_node", "no_receipt", "invalid_measurement")
+AGAINST_NODE = ("infra_node", "no_receipt")
+NODE_BREAKS = 3
+
+
+@dataclass
+class Attempt:
+    """One attempt at a block: where, and how it ended."""
+
+    node: str
+    work: str
+    """The ablation."""
+    ended: str = "running"
+    """`running`, `done`, or the failure class."""
+    arm: str | None = None
+
+
+@dataclass
+class Block:
+    """One block of an ablation."""
+
+    ablation: str
+    index: int
+    state: str = "queued"
+    attempts: list[Attempt] = field(default_factory=list)
+    rests: bool = False
+    avoids: str | None = None
+
+    def breaks(self, failure: str, arm: str | None) -> int:
+        """How often it broke so."""
+        same_arm = failure in BY_ARM
+        return sum(one.ended == failure and (not same_arm or one.arm == arm) for one in self.attempts)
+
+
+@dataclass
+class Node:
+    """One node of the only class."""
+
+    name: str
+    drained: bool = False
+    quarantined: bool = False
+    row: list[tuple[str, str, str]] = field(default_factory=list)
+    """Breaks since its last finished block or since it was resumed: class, ablation, arm or attempt."""
+
+    @property
+    def works(self) -> bool:
+        """Whether it takes work."""
+        return not self.drained and not self.quarantined
+
+
+class Model:
+    """Everything that the service should know."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, Block] = {}
+        self.priorities: dict[str, int] = {}
+        self.states: dict[str, str] = {}
+        self.nodes: dict[str, Node] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Blocks given out while both of a pair of ablations could have had them: (whose, in comparison with whom)."""
+        self.slack: Counter[str] = Counter()
+        """Blocks of an ablation that rested, moved or came late: each may shift its turns by one."""
+        self.numbers = 0
+
+    def submit(self, ablation: str, block_ids: list[str], priority: int) -> None:
+        """A new ablation, all of whose blocks wait."""
+        self.priorities[ablation], self.states[ablation] = priority, "queued"
+        for index, block_id in enumerate(block_ids):
+            self.blocks[block_id] = Block(ablation, index)
+
+    def claimable(self, node: str) -> list[str]:
+        """Return the blocks that a node may be given, by the first rule: the highest priority that is there for it."""
+        free = [
+            block_id
+            for block_id, block in self.blocks.items()
+            if block.state == "queued" and not block.rests and block.avoids != node
+        ]
+        if not self.nodes[node].works:
+            return []
+        top = max((self.priorities[self.blocks[block_id].ablation] for block_id in free), default=0)
+        return [block_id for block_id in free if self.priorities[self.blocks[block_id].ablation] == top]
+
+    def claim(self, node: str, block_id: str) -> None:
+        """Note what was given, and that nobody of the same priority was passed over more than once."""
+        could = {self.blocks[one].ablation for one in self.claimable(node)}
+        block = self.blocks[block_id]
+        mine = block.ablation
+        for other in could - {mine}:
+            ahead = self.counts[mine, other] - self.counts[other, mine]
+            slack = 2 + self.slack[mine] + self.slack[other]
+            assert ahead < slack, f"{mine} was given {ahead + 1} blocks more than {other}, which waited all the time"
+            self.counts[mine, other] += 1
+        for pair in list(self.counts):
+            if not set(pair) <= could:
+                del self.counts[pair]
+        lowest = min(self.blocks[one].index for one in self.claimable(node) if self.blocks[one].ablation == mine)
+        assert block.index == lowest or any(one.attempts for one in self.blocks.values() if one.ablation == mine)
+        block.state, self.states[mine] = "running", "running"
+        self.numbers += 1
+        block.attempts.append(Attempt(node, mine))
+
+    def forget_pairs(self, ablation: str) -> None:
+        """An ablation joined another queue: comparisons begin anew."""
+        self.slack[ablation] += 1
+        for pair in list(self.counts):
+            if ablation in pair:
+                del self.counts[pair]
+
+    def done(self, block_id: str) -> None:
+        """A whole block was reported."""
+        block = self.blocks[block_id]
+        block.state, block.attempts[-1].ended = "done", "done"
+        self.nodes[block.attempts[-1].node].row = []
+
+    def broke(self, block_id: str, failure: str, arm: str | None) -> str:
+        """An attempt ended without a result; return the block's state."""
+        block = self.blocks[block_id]
+        attempt = block.attempts[-1]
+        attempt.ended, attempt.arm = failure, arm
+        if self.states[block.ablation] == "cancelling":
+            block.state = "cancelled"
+        elif block.breaks(failure, arm) >= MOST_BREAKS[failure]:
+            block.state = "failed"
+        else:
+            block.state = "queued"
+            self.slack[block.ablation] += 1
+            often = sum(one.ended == failure for one in block.attempts)
+            block.rests = failure in RESTS or (failure in RESTS_LATER and often > 1)
+            others = [node for node in self.nodes.values() if node.name != attempt.node and node.works]
+            block.avoids = attempt.node if failure in ELSEWHERE and others else None
+        if failure in AGAINST_NODE:
+            self._against(self.nodes[attempt.node], attempt)
+        return block.state
+
+    def _against(self, node: Node, attempt: Attempt) -> None:
+        self.numbers += 1
+        told = "" if attempt.ended == "no_receipt" else attempt.arm or f"attempt {self.numbers}"
+        node.row.append((attempt.ended, attempt.work, told))
+        elsewhere = {
+            one.work
+            for block in self.blocks.values()
+            for one in block.attempts
+            if one.ended in AGAINST_NODE and one.node != node.name
+        }
+        counted = [(work, told) for _, work, told in node.row if work not in elsewhere]
+        if len(counted) >= NODE_BREAKS and len(set(counted)) > 1:
+            node.quarantined = True
+
+    def late(self, block_id: str, number: int) -> bool:
+        """A result of attempt `number` of a block comes after its lease; return whether it is taken."""
+        block = self.blocks[block_id]
+        if block.state != "queued":
+            return False
+        block.attempts[number].ended = "done"
+        self.slack[block.ablation] += 1
+        block.state = "done"
+        return True
+
+    def cancel(self, ablation: str) -> None:
+        """A person ends an ablation."""
+        own = [block for block in self.blocks.values() if block.ablation == ablation]
+        for block in own:
+            if block.state == "queued":
+                block.state = "cancelled"
+        self.states[ablation] = "cancelling"
+
+    def settle(self, ablation: str) -> str:
+        """Return the state that an ablation has now."""
+        found = Counter(block.state for block in self.blocks.values() if block.ablation == ablation)
+        if self.states[ablation] in ("completed", "failed", "cancelled") or found["queued"] + found["running"]:
+            return self.states[ablation]
+        if self.states[ablation] == "cancelling" and found["cancelled"]:
+            self.states[ablation] = "cancelled"
+        else:
+            self.states[ablation] = "completed" if found["done"] else "failed"
+        return self.states[ablation]
+
+    def pass_time(self) -> None:
+        """Let every pause, and every wish for another node, be over."""
+        for block in self.blocks.values():
+            block.rests, block.avoids = False, None

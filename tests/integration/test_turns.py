@@ -1,0 +1,213 @@
+"""The queue: priority first, then turns; a changed priority; why an ablation waits. On SQLite and on PostgreSQL."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, select, update
+
+from service.store.columns import db_now
+from service.store.tables import ablations, attempts, blocks, nodes
+from tests.api_stack import Api, receipts_of, running_api
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
+    with running_api(request.param, tmp_path) as running:
+        yield running
+
+
+def claimed(api: Api, node_id: str) -> dict[str, Any]:
+    block = api.claim(node_id)
+    assert block is not None
+    return block
+
+
+def given(api: Api, node_id: str, count: int, names: dict[str, str]) -> str:
+    """Claim and report `count` blocks; return whose they were, as letters."""
+    order = []
+    for _ in range(count):
+        block = claimed(api, node_id)
+        order.append(names[block["ablation_id"]])
+        assert api.attempt(block, "report", receipts=receipts_of(block, node_id)).status_code == 200
+    return "".join(order)
+
+
+def lettered(*made: dict[str, Any]) -> dict[str, str]:
+    return {one["id"]: letter for one, letter in zip(made, "abcdef", strict=False)}
+
+
+def set_priority(api: Api, made: dict[str, Any], priority: Any) -> Any:
+    return api.client.patch(made["links"]["self"], headers=api.admin, json={"priority": priority})
+
+
+def test_equal_priorities_alternate_by_block(api: Api) -> None:
+    node = api.register()
+    made = [api.submit() for _ in range(3)]
+    assert given(api, node, 18, lettered(*made)) == "abc" * 6
+
+
+def test_whoever_comes_later_starts_where_the_queue_is(api: Api) -> None:
+    node = api.register()
+    first = api.submit()
+    assert given(api, node, 3, lettered(first)) == "aaa"
+    second = api.submit()
+    assert given(api, node, 9, lettered(first, second)) == "babababbb"
+
+
+def test_higher_priority_runs_first_and_leaves_the_turns_of_others_alone(api: Api) -> None:
+    node = api.register()
+    first, second = api.submit(), api.submit()
+    assert given(api, node, 3, lettered(first, second)) == "aba"
+    urgent = api.submit()
+    assert set_priority(api, urgent, 90).status_code == 200
+    assert given(api, node, 10, lettered(first, second, urgent)) == "ccccccbaba"
+
+
+def test_block_that_breaks_takes_a_turn_like_any_other(api: Api) -> None:
+    node = api.register()
+    names = lettered(api.submit(), api.submit())
+    order = []
+    for _ in range(8):
+        block = claimed(api, node)
+        order.append(names[block["ablation_id"]])
+        if names[block["ablation_id"]] == "a":
+            api.attempt(block, "release", failure_class="preempted", message="away")
+        else:
+            api.attempt(block, "report", receipts=receipts_of(block, node))
+    assert "".join(order) == "abababab"
+
+
+def test_priority_can_be_changed_while_blocks_wait_and_run(api: Api) -> None:
+    node = api.register()
+    first, second = api.submit(), api.submit()
+    running = claimed(api, node)
+    assert running["ablation_id"] == first["id"]
+    answer = set_priority(api, second, 80)
+    assert (answer.status_code, answer.json()["priority"]) == (200, 80)
+    assert given(api, node, 3, lettered(first, second)) == "bbb"
+    assert set_priority(api, first, 90).status_code == 200
+    assert api.attempt(running, "release", failure_class="preempted", message="away").status_code == 200
+    again = claimed(api, node)
+    assert again["block_id"] == running["block_id"], "a block that ran keeps the new priority when it comes back"
+    told = [event for name, event in api.events(api.cancel(second["id"]).json()["id"]) if name == "ablation.priority"]
+    assert [(event["reason"], event["data"]) for event in told] == [("priority 50 became 80", {"priority": 80})]
+
+
+def test_priority_of_what_is_over_or_unknown_or_out_of_range_is_refused(api: Api) -> None:
+    made = api.submit()
+    for wrong in (-1, 101, "50", 50.5, None, True):
+        assert set_priority(api, made, wrong).status_code == 422, wrong
+    assert set_priority(api, made, 50).status_code == 200
+    api.cancel(made["id"])
+    assert set_priority(api, made, 60).status_code == 409
+    nobody = {"links": {"self": "/v1/ablations/abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"}}
+    assert set_priority(api, nobody, 60).status_code == 404
+    assert api.client.patch(made["links"]["self"], headers=api.worker, json={"priority": 1}).status_code == 403
+
+
+def shown(api: Api, made: dict[str, Any]) -> dict[str, Any]:
+    return dict(api.get(made["links"]["self"]).json())
+
+
+def test_waiting_says_the_place_and_when_it_starts(api: Api) -> None:
+    first = api.submit()
+    assert "none was heard lately" in shown(api, first)["waiting_for"]
+    node = api.register()
+    block = claimed(api, node)
+    second = api.submit()
+    assert (shown(api, first)["waiting_for"], shown(api, first)["blocks_ahead"]) == (None, None)
+    waits = shown(api, second)
+    assert (waits["blocks_ahead"], waits["starts_in_s"]) == (0, None)
+    assert waits["waiting_for"] == "a free node of class 'cpu' (1 live, 0 blocks ahead in the queue)"
+    with api.store.write() as connection:
+        long_ago = update(attempts).where(attempts.c.id == block["attempt_id"])
+        connection.execute(long_ago.values(started_at=db_now() - 600))
+    assert api.attempt(block, "report", receipts=receipts_of(block, node)).status_code == 200
+    waits = [shown(api, made) for made in (first, second)]
+    assert [one["blocks_ahead"] for one in waits] == [1, 0]
+    assert [one["starts_in_s"] for one in waits] == [pytest.approx(900, abs=30), pytest.approx(300, abs=30)]
+    assert "about 15 min at the pace of late" in waits[0]["waiting_for"]
+
+
+def test_waiting_says_which_worker_is_gone(api: Api) -> None:
+    made = api.submit()
+    node = api.register("gone")
+    claimed(api, node)
+    with api.store.write() as connection:
+        connection.execute(update(nodes).values(seen_at=db_now() - 95))
+        connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() + 20))
+    text = shown(api, made)["waiting_for"]
+    assert text.startswith(
+        "node 'gone', which runs block 1 and was last heard 95 s ago; the block goes back to the queue in"
+    )
+
+
+def test_waiting_names_every_node_that_does_not_work_and_why(api: Api) -> None:
+    made = api.submit()
+    for name in ("one", "two", "three"):
+        api.register(name)
+    api.client.post("/v1/nodes/one:drain", headers=api.admin)
+    api.client.post("/v1/nodes/two:quarantine", headers=api.admin, json={"reason": "smells of smoke"})
+    with api.store.write() as connection:
+        connection.execute(update(nodes).where(nodes.c.name == "three").values(seen_at=db_now() - 7200 * 3))
+    assert shown(api, made)["waiting_for"] == (
+        "a live node of class 'cpu': 'one' is drained; 'three' was last heard 6 h ago; "
+        "'two' is quarantined (smells of smoke)"
+    )
+
+
+def test_waiting_tells_a_pause_a_look_and_a_cancellation(api: Api) -> None:
+    looks = {"looks": [6, 8]}
+    made = api.submit(design__blocks=looks)
+    node = api.register()
+    with api.store.write() as connection:
+        connection.execute(update(blocks).values(not_before=db_now() + 50))
+    assert "the pause after a broken attempt to end, in" in shown(api, made)["waiting_for"]
+    with api.store.write() as connection:
+        connection.execute(update(blocks).values(not_before=0.0))
+    while block := api.claim(node):
+        api.attempt(block, "report", receipts=receipts_of(block, node, design__blocks=looks))
+    assert shown(api, made)["waiting_for"] == "the look at its blocks so far to decide"
+    other = api.submit()
+    claimed(api, node)
+    assert api.cancel(other["id"]).json()["waiting_for"] == "node 'node-a' to stop its trial"
+
+
+def test_list_answers_for_all_rows_with_a_fixed_number_of_queries(api: Api) -> None:
+    api.register()
+    counted: Counter[int] = Counter()
+    for number in (5, 25):
+        while api.get("/v1/ablations?limit=500").json()["items"].__len__() < number:
+            api.submit()
+        counted[number] = _queries_of_list(api)
+    assert counted[5] == counted[25]
+
+
+def _queries_of_list(api: Api) -> int:
+
+    seen = []
+    engine = api.store.reader
+
+    def note(*arguments: Any) -> None:
+        seen.append(arguments[2])
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        assert api.get("/v1/ablations").status_code == 200
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    return len(seen)
+
+
+def test_counters_are_what_the_rows_say(api: Api) -> None:
+    made = api.submit(design__blocks={"looks": [6, 8]})
+    node = api.register()
+    block = claimed(api, node)
+    api.attempt(block, "report", receipts=receipts_of(block, node, design__blocks={"looks": [6, 8]}))
+    claimed(api, node)
+    with api.store.read() as connection:
+        row = connection.execute(select(ablations).where(ablations.c.id == made["id"])).one()
+    assert (row.blocks_done, row.blocks_running, row.blocks_queued, row.blocks_held) == (1, 1, 4, 2)

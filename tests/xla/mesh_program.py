@@ -1,0 +1,109 @@
+"""Train or trace a small hybrid over several virtual devices, and tell it as one JSON line: run by test_mesh_xla.py.
+
+python -m tests.xla.mesh_program '{"home": "/tmp/x", "devices": 4}'
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.design.gates import GATES
+from experiments.records.receipts import read_gates
+from kernels import xla_mesh
+from kernels.backends import NODE_CLASSES, Lane
+from kernels.errors import KernelUnsupported
+from kernels.scan import ScanSwitches
+from kernels.xla_compiler import Order
+from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, OptimConfig, StepsConfig, TrainConfig
+from model.data import prepare
+from model.traced_step import trace_step
+from model.train import train
+from tests.corpora import small_config
+from workers.trial import _xla_device
+from workers.xla_compilation import ask_compiler
+
+
+def config_of(asked: dict[str, Any]) -> TrainConfig:
+    """Return the configuration that the keys of `asked` describe."""
+    devices = asked["devices"]
+    model = HybridConfig(
+        vocab_size=asked.get("vocab_size", 512),
+        d_model=asked.get("d_model", 32),
+        pattern=asked.get("pattern", "MFA"),
+        mamba=MambaConfig(d_state=8, headdim=asked.get("headdim", 16), mimo_rank=2),
+        attention=AttentionConfig(num_heads=asked.get("num_heads", 2), backend=asked.get("attention", "sdpa")),
+        scan=ScanSwitches(lane=Lane.XLA, schedule=asked.get("schedule", "chunk_parallel")),
+        scan_layers=asked.get("scan_layers", False),
+    )
+    return TrainConfig(
+        model=model,
+        data=small_config(Path(asked["home"]) / "corpus"),
+        optim=OptimConfig(learning_rate=1e-2),
+        steps=StepsConfig(warmup=1, timed=6, val_rows=6),
+        mesh=MeshConfig(devices=devices, sharding=asked.get("sharding", "fsdp")),
+        micro_batch=4,
+        threads=1,
+        seed=11,
+    )
+
+
+def trained(config: TrainConfig, home: Path) -> dict[str, Any]:
+    """Train as a worker's trial does."""
+    device = _xla_device(config.mesh.devices)
+    dataset = prepare(config.data, 512, cache_dir=home / "cache", report=lambda _: None)
+    result = train(config, dataset=dataset, on_step=lambda _: None, device=device)
+    readings = read_gates({gate.name: gate.read(config) for gate in GATES.values()}, result.facts)
+    return {
+        "losses": [step.loss for step in result.steps],
+        "loss_val": result.loss_val,
+        "compilations": [step.compilations for step in result.steps],
+        "facts": dict(result.facts),
+        "not_live": [name for name, reading in readings.items() if not reading.live],
+    }
+
+
+def traced(config: TrainConfig, home: Path, *, compiled: bool) -> dict[str, Any]:
+    """Trace a step, and compile it for as many chips."""
+    step = trace_step(config)
+    if not compiled:
+        return {"facts": dict(step.facts)}
+    module = home / f"{config.mesh.sharding}.pb"
+    module.write_bytes(step.module)
+    topology = NODE_CLASSES["tpu-v6e-compile"].topologies[config.mesh.devices]
+    answer = ask_compiler(Order(topology=topology, module=str(module), partitions=config.mesh.devices))
+    return {
+        "chips": answer["chips"],
+        "topology": answer["topology"],
+        "collectives": answer["collectives"],
+        **answer["memory"],
+    }
+
+
+def lie() -> None:
+    """Lay everything out whole, whatever is asked."""
+    plain = xla_mesh.divide
+
+    def whole(tensor: torch.Tensor, axis: int | None) -> None:
+        plain(tensor, None if tensor.dtype == torch.float32 else axis)
+
+    xla_mesh.divide = whole
+
+
+def main(asked: dict[str, Any]) -> dict[str, Any]:
+    """Do what is asked."""
+    config, home = config_of(asked), Path(asked["home"])
+    if asked.get("lie"):
+        lie()
+    try:
+        if asked.get("trace"):
+            return traced(config, home, compiled=asked.get("compile", False))
+        return trained(config, home)
+    except KernelUnsupported as error:
+        return {"refused": str(error)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")

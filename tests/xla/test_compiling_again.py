@@ -1,0 +1,113 @@
+"""A trial whose step compiles again inside the window, run and sealed as a worker does it: invalid, with the reason."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
+
+from experiments.outcomes import FailureClass, Outcome
+from experiments.records.receipt_check import verify
+from experiments.records.receipts import Receipt
+from experiments.retries import Break
+from model.facts import ModelFact
+from model.packing import Batch
+from model.train import _Trainer
+from model.update import DeviceBatch
+from tests.bundles import make_file
+from tests.corpora import copy_headers
+from workers import trial as trial_program
+from workers.node import find_node
+from workers.paths import WorkPaths, write_whole
+from workers.receipt import TrialRecord
+from workers.result import TrialOrder
+from workers.runner import Ending
+
+pytestmark = pytest.mark.timeout(900)
+SIZES = {"d_model": 32, "d_state": 8, "headdim": 16, "mimo_rank": 2, "num_heads": 2, "pattern": "M", "vocab_size": 512}
+ON_DEVICE = _Trainer._on_device
+
+
+def boundaries_as_numbers(trainer: _Trainer, batch: Batch) -> DeviceBatch:
+    """Put the documents' boundaries into the graph as Python numbers, in place of a tensor of document ids."""
+    on_device = ON_DEVICE(trainer, batch)
+    ids_BS = torch.zeros_like(on_device.segment_ids)
+    for row, values in enumerate(batch.segment_ids):
+        for cut in np.flatnonzero(values[1:] != values[:-1]) + 1:
+            ids_BS[row, int(cut) :] += 1
+    return on_device._replace(segment_ids=ids_BS)
+
+
+def sealed_trial(folder: Path) -> Receipt:
+    """Train the baseline of a small ablation as a trial's process does, and make its receipt, for the last time."""
+    corpus = copy_headers(folder / "corpus")
+    file = make_file(
+        workload={
+            "recipe": "hybrid-tiny",
+            "overrides": {**SIZES, "seq_len": 64, "corpus": str(corpus)},
+            "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2},
+        },
+        baseline={"gates": {"lane": "xla"}},
+        variants={"remat": {"gates": {"remat": True}}},
+        design={"seeds": [1], "blocks": {"count": 2}, "order_seed": 1},
+        placement={"node_class": "xla-cpu"},
+        verdict={"primary": {"metric": "loss_val", "margin": "0%"}},
+    )
+    broken = [Break(0, FailureClass.INVALID_MEASUREMENT, "baseline")] * 2
+    block = file.claimed(0, attempt_id="att_1", attempt_no=3, broken=broken)
+    trial = next(trial for trial in block.trials if trial.arm == "baseline")
+    paths = WorkPaths(home=folder).trial(block.attempt_id, trial.trial_id)
+    order = TrialOrder(
+        trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=folder / "data", device_type=DEVICE.type
+    )
+    started_at, start = datetime.now(UTC), time.monotonic()
+    write_whole(paths.result, trial_program._train(order).model_dump_json())
+    ending = Ending(
+        stopped=None,
+        exit_code=0,
+        wall_s=time.monotonic() - start,
+        oom_kills=0,
+        peak_rss_bytes=None,
+        survivors=(),
+    )
+    record = TrialRecord(
+        block=block,
+        trial=trial,
+        node=find_node("here", "xla-cpu"),
+        node_id="nod_1",
+        paths=paths,
+        ending=ending,
+        started_at=started_at,
+        load_average=0.0,
+        device_events=None,
+        foreign_busiest=(),
+    )
+    assert not block.timed  # a loss decides, which an hour of compiling would not change
+    return record.receipt()
+
+
+def test_documents_as_tensors_are_measured(tmp_path: Path) -> None:
+    receipt = sealed_trial(tmp_path)
+    assert (receipt.outcome, receipt.message) == (Outcome.MEASURED, None)
+    assert [step.compilations for step in receipt.steps] == [1, 0, 0, 0, 0, 0]
+    assert ModelFact.GRAPH_CHANGE not in receipt.facts
+    assert verify(receipt.model_dump(mode="json")) == []
+
+
+def test_documents_as_numbers_are_invalid_with_the_difference_of_the_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Trainer, "_on_device", boundaries_as_numbers)
+    receipt = sealed_trial(tmp_path)
+    guilty = next(step.index for step in receipt.steps if step.phase == "timed" and step.compilations)
+    change = str(receipt.facts[ModelFact.GRAPH_CHANGE])
+    assert (receipt.outcome, receipt.failure_class) == (Outcome.INVALID, FailureClass.INVALID_MEASUREMENT)
+    assert receipt.message == f"something was compiled inside the window, first in step {guilty}: {change}"
+    assert "instructions are new" in change
+    assert "new: " in change
+    assert "gone: " in change
+    assert verify(receipt.model_dump(mode="json")) == []

@@ -1,0 +1,170 @@
+"""Gates of lane xla that were asked for and are not live: a lie is planted in what is traced, the readings find it.
+
+Most leave what the code says of itself untouched: only the lowered step shows them. Those about several devices are in
+test_mesh_xla.py, because they need a process of their own.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
+
+from experiments.design.gates import GATES
+from experiments.records.receipts import read_gates
+from kernels import xla_attention, xla_device, xla_partition
+from kernels.backends import Lane
+from kernels.mamba3_mimo.xla import scan
+from kernels.scan import ScanSwitches
+from kernels.xla_partition import Partition
+from model import layer_loops
+from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
+from model.facts import ModelFact
+from model.traced_step import trace_step
+
+pytestmark = pytest.mark.timeout(900)
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+BASE = TrainConfig(
+    model=HybridConfig(
+        vocab_size=512,
+        d_model=64,
+        pattern="MMFA",
+        mamba=MambaConfig(d_state=8, headdim=32, mimo_rank=2),
+        attention=AttentionConfig(num_heads=2),
+        scan=ScanSwitches(lane=Lane.XLA, chunk_size=32),
+    ),
+    data=DataConfig(seq_len=128),
+    micro_batch=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def _traced_anew() -> Iterator[None]:
+    """Graphs of the scan are kept by contract: one that was made by a lie must not be found by an honest test."""
+    scan._graph.cache_clear()
+    yield
+    scan._graph.cache_clear()
+    assert DEVICE.type == "xla"
+
+
+def not_live(changes: dict[str, Any]) -> dict[str, Any]:
+    """Trace a step of the default configuration with the gates in `changes`; return the readings that are not live."""
+    config = BASE
+    for name, value in changes.items():
+        config = GATES[name].apply(config, value)
+    observed = trace_step(config).facts
+    xla_device.forget_pending()
+    readings = read_gates({gate.name: gate.read(config) for gate in GATES.values()}, observed)
+    return {name: reading.observed for name, reading in readings.items() if not reading.live}
+
+
+def partition_ignores_the_switch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scan, "Partition", lambda **fields: Partition(**{**fields, "remat": False}))
+
+
+def partitioned_graph_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    """The function is cut as asked, elsewhere; what runs is the function as it was."""
+
+    def plain(function: Callable[..., Any], partition: Partition) -> Callable[..., Any]:
+        cut = xla_partition.differentiable(function, partition)
+
+        def run(*tensors: torch.Tensor) -> Any:
+            copies = (tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors)
+            cut(*copies)[0].sum().backward()
+            return function(*tensors)
+
+        return run
+
+    patch.setattr(scan, "differentiable", plain)
+
+
+def backward_may_be_traced_back(patch: pytest.MonkeyPatch) -> None:
+    """Without the barrier the compiler finds that values are made twice, and makes them once."""
+    patch.setattr(xla_device, "barrier", list)
+
+
+def loop_is_unrolled(patch: pytest.MonkeyPatch) -> None:
+    def unrolled(body: Callable[..., Any], carry: Any, xs: Any, _partition: object) -> tuple[Any, None]:
+        stacked, ids = xs
+        for index in range(len(ids)):
+            carry, _ = body(carry, ({name: tensor[index] for name, tensor in stacked.items()}, ids[index]))
+        return carry, None
+
+    patch.setattr(xla_device, "loop", unrolled)
+
+
+def blocks_run_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    def one_by_one(run: Any, x_BSD: torch.Tensor, segment_ids_BS: torch.Tensor) -> torch.Tensor:
+        for block in run.blocks:
+            x_BSD = block(x_BSD, segment_ids_BS)
+        return x_BSD
+
+    patch.setattr(layer_loops._Run, "__call__", one_by_one)
+
+
+def dense_in_place_of(kernel: str) -> Plant:
+    """Attention is written out and calls itself the kernel's name."""
+
+    def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run_BS: torch.Tensor, **_: Any) -> torch.Tensor:
+        visible = (run_BS[:, :, None] == run_BS[:, None]).tril().unsqueeze(1)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+    return lambda patch: patch.setitem(xla_attention.KERNELS, kernel, dense)
+
+
+def another_kernel(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(xla_attention.KERNELS, "flash", xla_attention.KERNELS["splash"])
+
+
+def forward_kernel_alone(patch: pytest.MonkeyPatch) -> None:
+    """The backward pass does not reach the kernel."""
+    plain = xla_attention.KERNELS["splash"]
+    patch.setitem(
+        xla_attention.KERNELS, "splash", lambda q, k, v, run_BS, **named: plain(q, k, v, run_BS, **named).detach() + q
+    )
+
+
+LIES: dict[str, tuple[str, Any, Plant]] = {
+    "remat, switch ignored": ("remat", True, partition_ignores_the_switch),
+    "remat, graph dropped": ("remat", True, partitioned_graph_is_dropped),
+    "remat, no barrier": ("remat", True, backward_may_be_traced_back),
+    "layers, unrolled": ("scan_layers", True, loop_is_unrolled),
+    "layers, one by one": ("scan_layers", True, blocks_run_one_by_one),
+    "flash, dense": ("attention", "flash", dense_in_place_of("flash")),
+    "splash, dense": ("attention", "splash", dense_in_place_of("splash")),
+    "pallas_softcap, dense": ("attention", "pallas_softcap", dense_in_place_of("pallas_softcap")),
+    "flash, splash": ("attention", "flash", another_kernel),
+    "splash, forward alone": ("attention", "splash", forward_kernel_alone),
+}
+"""What is lied about -> gate, the value that is asked for, what makes something else run."""
+
+
+@pytest.mark.parametrize("changes", [{}, *({gate: value} for gate, value, _ in LIES.values())], ids=str)
+def test_readings_of_an_honest_step_are_live(changes: dict[str, Any]) -> None:
+    assert not_live(changes) == {}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_gate_that_is_not_in_the_lowered_step_is_found(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, value, plant = LIES[lie]
+    plant(monkeypatch)
+    assert gate in not_live({gate: value})
+
+
+def test_a_loop_that_nobody_asked_for_is_found() -> None:
+    plain = replace(BASE, model=replace(BASE.model, scan_layers=True))
+    observed = dict(trace_step(plain).facts)
+    xla_device.forget_pending()
+    assert observed[ModelFact.LAYERS_IN_LOOPS] == 2
+    reading = read_gates({gate.name: gate.read(BASE) for gate in GATES.values()}, observed)["scan_layers"]
+    assert (reading.requested, reading.observed, reading.live) == (False, True, False)
+
+
+def test_gates_of_this_lane_alone_are_lied_about_here_or_over_several_devices() -> None:
+    alone = {name for name, gate in GATES.items() if name != "lane" and (Lane.XLA,) in gate.lanes.values()}
+    assert alone == {"remat", "scan_layers", "sharding"}
+    assert alone - {"sharding"} <= {gate for gate, _, _ in LIES.values()}
