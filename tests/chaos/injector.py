@@ -11,7 +11,7 @@ from tests.chaos.proxies import Trick
 from tests.chaos.system import System
 
 _TICK_S = 0.05
-_AT_ONCE = 8
+_AT_ONCE = 5
 _TARGET_PATIENCE_S = 20.0
 """How long a fault waits for its target, such as a trainer that runs."""
 _TRICK_PATIENCE_S = 10.0
