@@ -26,8 +26,8 @@ def check_wanted(connection: Connection, attempt_id: str, token: str) -> None:
 
 def _nobody_since(attempt: Row[Any], block: Row[Any]) -> bool:
     """Tell whether an attempt's lease ran out and its block waits: nobody has claimed it since."""
-    last = block.state == BlockState.QUEUED and block.attempt_no == attempt.number
-    return last and attempt.state == AttemptState.EXPIRED
+    last = bool(block.state == BlockState.QUEUED and block.attempt_no == attempt.number)
+    return last and bool(attempt.state == AttemptState.EXPIRED)
 
 
 def lock_wanted(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
