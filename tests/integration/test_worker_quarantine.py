@@ -1,4 +1,4 @@
-"""A real worker that finds trouble on its node, and a real service that keeps its quarantine until an operator looks."""
+"""A real worker that finds trouble on its node, and a real service that keeps its quarantine for an operator."""
 
 from pathlib import Path
 from typing import Any
