@@ -57,7 +57,7 @@ def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
         found = _readiness(api)
         assert (found["ready"], found["degraded"]) == (True, ["background", "broker", "mlflow"])
         assert (
-            "nobody does: judge, projector, reconciler, retention, webhooks" in found["checks"]["background"]["detail"]
+            "nobody does: judge, projector, reconciler, retention, wakes, webhooks" in found["checks"]["background"]["detail"]
         )
         assert found["checks"]["database"] == {"ok": True, "detail": "sqlite"}
         assert api.submit()["state"] == "queued"
