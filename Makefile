@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TPU_VENV  := .venv-tpu
 TPU_STAMP := $(TPU_VENV)/.installed
-TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py
+TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_lies.py
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help

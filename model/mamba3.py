@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo, peer
+from kernels.mamba3_mimo.small_run import small_run_problem
 from model.config import HybridConfig
 from model.layers import Linear, RMSNorm
 
@@ -72,6 +73,11 @@ def use_lane(lane: Lane, peer_site: Path | None) -> None:
     """
     if lane is Lane.PEER and peer_site is not None:
         peer.use_site(peer_site)
+
+
+def lane_problem(lane: Lane, device: torch.device) -> str | None:
+    """Run a small scan with its gradients; return why `lane` does not work on `device`, None when it was right."""
+    return small_run_problem(lane, device)
 
 
 def decay_rate(dd_a: Tensor, activation: str, *, floor: float) -> Tensor:

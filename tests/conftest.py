@@ -17,6 +17,7 @@ WITH_SERVERS = ("tests/acceptance/", "tests/integration/")
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
     del os.environ[name]
+os.environ["ABLATE_DEVICE_LOCKS"] = "home"  # workers of other tests run on the same cores, and measure nothing
 os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance; those that are asked for are tested
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 

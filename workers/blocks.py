@@ -14,13 +14,13 @@ from experiments.records.receipts import Receipt, read_gates
 from experiments.records.signing import Signer
 from kernels.backends import NodeClass
 from workers.device_state import DeviceState, changes
-from workers.devices import memory_is_free
 from workers.errors import BlockBroken, BlockStopped
 from workers.foreign_processes import busiest, process_times
 from workers.lease import Lease, StopReason
 from workers.node import Node, load_average
 from workers.paths import WorkPaths, write_whole
 from workers.receipt import TrialRecord, dead_gate
+from workers.release import ReleaseProof
 from workers.result import TrialOrder, TrialResult, read_result
 from workers.runner import Ending, TrialRunner
 from workers.trial_output import BlockOutput
@@ -42,8 +42,12 @@ class NodeContext:
     paths: WorkPaths
     data_dir: Path
     """Prepared datasets."""
+    proof: ReleaseProof
+    """That nothing of a trial is left on the devices."""
     signer: Signer | None = None
     """Key that this node signs reports with; None on an air-gapped node that cannot sign."""
+    corpus_roots: tuple[Path, ...] | None = None
+    """Folders that a corpus may lie in; None for any, where who runs the plan also chose it."""
 
 
 class BlockRunner:
@@ -54,8 +58,13 @@ class BlockRunner:
         self._on_receipt = on_receipt
         self._prepared: dict[str, Path] = {}
         """Dataset folders by what decides their content."""
-        self.quarantine: str | None = None
-        """Why this node must not run anything more, once it is so."""
+        self.node_id = context.node_id
+        """Another one, once the node had to register again."""
+
+    @property
+    def quarantine(self) -> str | None:
+        """Why this node must not run anything more, at the last look at its devices."""
+        return self._context.proof.last
 
     def run(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         """Run every trial of `block` in order and return their receipts, which also lie on disk.
@@ -65,12 +74,7 @@ class BlockRunner:
             BlockStopped: it was ended from outside.
 
         """
-        probe = self._context.node.devices.probe
-        used_before = probe.memory_used()
-        try:
-            receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
-        finally:
-            self.quarantine = memory_is_free(probe, used_before) or self.quarantine
+        receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
         problems = [*block_problems(receipts), *(order_problems(receipts) if block.timed else ())]
         if problems:
             raise BlockBroken(FailureClass.INVALID_MEASUREMENT, "; ".join(problems))
@@ -117,7 +121,7 @@ class BlockRunner:
             block=block,
             trial=trial,
             node=self._context.node,
-            node_id=self._context.node_id,
+            node_id=self.node_id,
             paths=order.paths,
             ending=ending,
             started_at=started_at,
@@ -144,6 +148,8 @@ class BlockRunner:
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
             topology=self._node_class.topologies.get(config.mesh.devices),
+            locks=self._context.node.devices.locks("trainer"),
+            corpus_roots=self._context.corpus_roots,
             cold_caches=block.cold_caches,
         )
         if self._node_class.compiles_only:  # reads no data
@@ -179,11 +185,18 @@ class BlockRunner:
         return result.data_folder
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
-        """Run a process to its end, which may be that its time was up."""
+        """Run a process to its end, which may be that its time was up, and look what it left on the devices.
+
+        What is left there breaks the block before its next process starts; this process has measured all the same.
+        """
+        if self.quarantine is not None:
+            raise BlockBroken(FailureClass.INFRA_NODE, f"this node must be repaired first: {self.quarantine}")
         ending = self._context.runner.run(order, lease, timeout_s=timeout_s)
+        self._context.proof.survived(ending.survivors)
+        if self._context.proof.problem() is not None:
+            _log.error("trial %s: %s", order.trial_id, self.quarantine)
         if ending.survivors:
-            self.quarantine = f"processes {list(ending.survivors)} survived SIGKILL"
-            raise BlockBroken(FailureClass.INFRA_NODE, self.quarantine)
+            raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL")
         if ending.stopped not in (None, StopReason.TIMEOUT):
             raise BlockStopped(ending.stopped)
         return ending

@@ -1,20 +1,23 @@
-"""`ablate worker up` and `ablate worker doctor`."""
+"""`ablate worker`: up, doctor, install, key."""
 
 import dataclasses
 import json
 import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.errors import SigningUnavailable
 from workers.doctor import Finding, examine
 from workers.errors import WorkerError
+from workers.install import Installation, check_account
 from workers.node_key import KEY_FILE, node_signer
-from workers.settings import get_settings
+from workers.settings import Settings, check_token, get_settings
 
 app = typer.Typer(name="worker", help="Run and examine a worker on this machine.", no_args_is_help=True)
 
@@ -49,6 +52,60 @@ def key() -> None:
         Console(stderr=True).print(f"[red]no key:[/red] {error}")
         raise typer.Exit(1) from error
     sys.stdout.write(signer.key + "\n")
+
+
+@app.command()
+def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
+    url: Annotated[str, typer.Option(help="Address of the service, as this machine reaches it.")],
+    token_file: Annotated[Path, typer.Option(help="File with this node's key; - reads standard input.")],
+    home: Annotated[Path, typer.Option(help="State folder of the worker.")] = Path("/var/lib/ablate"),
+    user: Annotated[str, typer.Option(help="User that the worker runs as.")] = "ablate",
+    name: Annotated[str, typer.Option(help="Name of the node. Default: the host name.")] = "",
+    node_class: Annotated[str, typer.Option(help="Node class. Default: what the worker finds.")] = "",
+    broker_url: Annotated[str, typer.Option(help="Address of Redis; without it the worker polls.")] = "",
+    corpus_dirs: Annotated[str, typer.Option(help="Folders that specs may read, separated by colons.")] = "",
+    drain_s: Annotated[float, typer.Option(help="Seconds that a stop leaves to the running block.")] = 600.0,
+    root: Annotated[Path, typer.Option(help="Folder that stands for / in what is written.")] = Path("/"),
+    replace: Annotated[bool, typer.Option(help="Overwrite files that say something else.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Show what would be written, and write nothing.")] = False,
+) -> None:
+    """Write a systemd unit and its environment file for a worker on this machine; start nothing."""
+    console = Console(soft_wrap=True, highlight=False)
+    given: dict[str, Any] = {"node_name": name, "node_class": node_class, "broker_url": broker_url}
+    try:
+        settings = Settings(
+            url=url,
+            home=home,
+            corpus_dirs=corpus_dirs,
+            drain_s=drain_s,
+            **{field: value for field, value in given.items() if value},
+        )
+        wanted = Installation(settings=settings, token=_read_token(token_file), user=user, root=root)
+        if dry_run:
+            _show(wanted, console)
+            return
+        check_account(user)
+        for sentence in wanted.write(replace=replace):
+            console.print(sentence)
+    except (WorkerError, ValueError, OSError) as error:
+        Console(stderr=True).print(f"[red]not installed:[/red] {escape(str(error))}")
+        raise typer.Exit(1) from error
+    console.print("now:")
+    for command in wanted.next_commands():
+        console.print(f"  {command}")
+
+
+def _read_token(path: Path) -> str:
+    token = (sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")).strip()
+    check_token(token, "standard input" if str(path) == "-" else str(path))
+    return token
+
+
+def _show(wanted: Installation, console: Console) -> None:
+    for file in wanted.files():
+        console.print(f"# {file.path}, mode {file.mode:04o}", style="bold")
+        console.print(file.shown, markup=False)
+        console.print()
 
 
 def _table(checks: list[Finding]) -> Table:

@@ -1,19 +1,17 @@
 """The devices of this machine and its node class, from the probes and the table of node classes."""
 
-import time
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from experiments.records.messages import DeviceInfo
 from kernels.backends import NODE_CLASSES, NodeClass
+from workers.device_lock import lock_addresses
+from workers.environment_variables import lock_scope
 from workers.errors import DeviceMissing
 from workers.probe_types import Found, Probe
 from workers.probes import PROBES
-
-_FREE_SLACK_BYTES = 64 * 2**20
-_FREE_PATIENCE_S = 15.0
-_LOOK_EVERY_S = 0.2
-_MIB = 2**20
+from workers.release import ReleaseProof
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,24 @@ class Devices:
     def first(self) -> DeviceInfo:
         """The device that trials of one device use."""
         return self.devices[0]
+
+    def locks(self, holder: str) -> tuple[str, ...]:
+        """Return the locks that a "worker" or a "trainer" here has to hold: of every core where trials use the cores.
+
+        No locks where nothing is executed.
+        """
+        if self.node_class.compiles_only:
+            return ()
+        if self.node_class.on_host:
+            names = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
+        else:
+            names = [f"{self.node_class.probe} {device.serial or device.index}" for device in self.devices]
+        return lock_addresses(names, holder=holder, scope=lock_scope())
+
+    def proof(self) -> ReleaseProof:
+        """Return what proves, after every trial, that the devices are free."""
+        real = not (self.node_class.on_host or self.node_class.compiles_only)
+        return ReleaseProof(self.probe, [device.index for device in self.devices] if real else ())
 
 
 def find_devices(asked_for: str | None = None) -> Devices:
@@ -55,24 +71,6 @@ def find_devices(asked_for: str | None = None) -> Devices:
         known = ", ".join(map(str, classes))
         lacks.append(f"device '{found.devices[0].name}' has no node class (known: {known}); registered as cpu")
     raise DeviceMissing("no probe found a device here, not even the host's")
-
-
-def memory_is_free(probe: Probe, before: Mapping[int, int]) -> str | None:
-    """Wait until every device is back at the memory it used before; return why not, None when it is."""
-    if not before:
-        return None
-    deadline = time.monotonic() + _FREE_PATIENCE_S
-    while True:
-        over = [
-            f"device {index} still holds {(used - before.get(index, 0)) / _MIB:.0f} MiB more than before the trial"
-            for index, used in probe.memory_used().items()
-            if used > before.get(index, 0) + _FREE_SLACK_BYTES
-        ]
-        if not over:
-            return None
-        if time.monotonic() > deadline:
-            return "; ".join(over)
-        time.sleep(_LOOK_EVERY_S)
 
 
 def _find(wanted: NodeClass) -> Devices:

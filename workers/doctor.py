@@ -12,15 +12,17 @@ from experiments.errors import SigningUnavailable
 from experiments.records.signing import signing_problem
 from experiments.runtime.wake import celery_app
 from workers import node
+from workers.device_lock import DeviceLock
 from workers.devices import find_devices
-from workers.errors import DeviceMissing, SettingsError, WorkerError
+from workers.errors import DeviceBusy, DeviceMissing, PreloadError, SettingsError, WorkerError
+from workers.forkserver import ForkServer
+from workers.lanes import keep_lanes, run_lanes
 from workers.node_key import KEY_FILE, node_signer
 from workers.probes import memory_limit_bytes
 from workers.service_api import ServiceApi
 from workers.settings import Settings
 
 _LEAST_MEMORY_GIB = 4
-_LEAST_DISK_GIB = 2
 _GIB = 2**30
 
 
@@ -36,16 +38,18 @@ class Finding:
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Run every check; none of them changes anything."""
+    """Run every check. What ran on which lane is kept for the next start of a worker; nothing else changes."""
     return [
         *_service(settings),
         _broker(settings),
         _signing(settings.home_dir / KEY_FILE),
         _torch(),
         _devices(settings),
+        *_lanes(settings),
         _cores(),
         _memory(),
-        _disk(settings.home_dir),
+        _disk(settings.home_dir, settings.least_disk_gib),
+        _corpora(settings.corpus_roots),
         _program("git", shutil.which("git"), "receipts carry no commit without it"),
         _program("C++ compiler", node.compiler(), "arms with compile: true need one"),
     ]
@@ -123,6 +127,38 @@ def _devices(settings: Settings) -> Finding:
     return Finding(name="device", passed=not found.lacks, needed=False, detail=detail)
 
 
+def _lanes(settings: Settings) -> list[Finding]:
+    """Run a small scan on every lane of the node's class, unless a worker has the device."""
+    try:
+        here = node.find_node(settings.node_name, settings.node_class)
+        with DeviceLock(here.devices.locks("worker")):
+            server = ForkServer()
+            server.check()
+            results = run_lanes(here, server, data_dir=settings.data_path)
+            if results is not None:
+                keep_lanes(here, results, settings.home_dir)
+    except DeviceMissing:
+        return []  # said by the check of the device
+    except (DeviceBusy, PreloadError, OSError) as error:
+        needed = not isinstance(error, DeviceBusy)
+        return [Finding(name="lanes", passed=False, needed=needed, detail=f"not run: {error}")]
+    if results is None:
+        return [Finding(name="lanes", passed=True, needed=False, detail="nothing is executed on this class of node")]
+    works = [lane for lane, problem in results.items() if problem is None]
+    return [
+        Finding(
+            name=f"lane {lane}", passed=problem is None, needed=not works, detail=problem or "it ran, and was right"
+        )
+        for lane, problem in results.items()
+    ]
+
+
+def _corpora(roots: tuple[Path, ...]) -> Finding:
+    absent = [str(root) for root in roots if not root.is_dir()]
+    detail = f"not there: {', '.join(absent)}" if absent else ", ".join(["torch-headers", *map(str, roots)])
+    return Finding(name="corpora", passed=not absent, needed=False, detail=detail)
+
+
 def _cores() -> Finding:
     return Finding(name="cores", passed=True, needed=True, detail=str(node.cores()))
 
@@ -133,11 +169,11 @@ def _memory() -> Finding:
     return Finding(name="memory", passed=limit_gib >= _LEAST_MEMORY_GIB, needed=True, detail=detail)
 
 
-def _disk(home: Path) -> Finding:
+def _disk(home: Path, least_gib: float) -> Finding:
     existing = next(path for path in (home, *home.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / _GIB
-    detail = f"{free_gib:.1f} GiB free at {existing}, needed: {_LEAST_DISK_GIB}"
-    return Finding(name="disk", passed=free_gib >= _LEAST_DISK_GIB, needed=True, detail=detail)
+    detail = f"{free_gib:.1f} GiB free at {existing}, needed: {least_gib:g}"
+    return Finding(name="disk", passed=free_gib >= least_gib, needed=True, detail=detail)
 
 
 def _program(name: str, path: str | None, why: str) -> Finding:

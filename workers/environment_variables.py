@@ -25,6 +25,17 @@ def state_folder() -> Path:
     return Path(os.environ.get("ABLATE_HOME") or ".ablate").absolute()
 
 
+DEVICE_LOCKS = "ABLATE_DEVICE_LOCKS"
+"""Environment variable that names the set of device locks. Workers of different sets do not keep each other off a
+device: for tests, and for stacks beside each other that measure nothing. "home": each state folder has its own set."""
+
+
+def lock_scope() -> str:
+    """Return the name of the set of device locks that this process belongs to."""
+    name = os.environ.get(DEVICE_LOCKS) or "machine"
+    return f"home {state_folder().resolve()}" if name == "home" else name
+
+
 def trial_mark(trial_id: str) -> Mark:
     """Return the mark of every process below a trial, by which strays are found."""
     return Mark("ABLATE_TRIAL_ID", trial_id)

@@ -16,6 +16,14 @@ class DeviceMissing(WorkerError):
     """The device that was asked for is not here, or cannot be used."""
 
 
+class DeviceBusy(WorkerError):
+    """Another worker or trainer has the device; allowed is one of each."""
+
+
+class DeviceUnknown(WorkerError):
+    """The driver does not tell what the device holds."""
+
+
 class PreloadError(WorkerError):
     """The fork server could not import what trials need."""
 
@@ -39,6 +47,10 @@ class StaleLease(WorkerError):
 
 class NodeKeyError(WorkerError):
     """The private key of this node cannot be read, or is not kept safely."""
+
+
+class InstallRefused(WorkerError):
+    """The worker cannot be installed as it was asked for."""
 
 
 class ExecRefused(WorkerError):

@@ -6,16 +6,20 @@ is `infra_node`, and the block is rerun.
 """
 
 import errno
+import os
+import shutil
 import signal
 from pathlib import Path
 
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported
 from model.errors import ConfigError, DataError, MeasurementError, NonFiniteLoss, StillCompiling
-from workers.errors import CompilerKilled, DeviceMissing
+from workers.errors import CompilerKilled, DeviceBusy, DeviceMissing
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml")
+
+_FULL_BYTES = 2**20
 
 _OUTCOMES = {
     FailureClass.OOM: Outcome.OOM,
@@ -29,11 +33,29 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((KernelUnsupported,), FailureClass.GATE_REFUSED),
     ((ConfigError, DataError), FailureClass.USER_ERROR),
     ((StillCompiling,), FailureClass.INVALID_MEASUREMENT),
-    ((OSError, MeasurementError, DeviceMissing, CompilerKilled), FailureClass.INFRA_NODE),
+    ((OSError, MeasurementError, DeviceMissing, DeviceBusy, CompilerKilled), FailureClass.INFRA_NODE),
 )
+
+CANNOT_WRITE = os.EX_IOERR
+"""Exit code of a trial that could not write its log or its result."""
+
+TOO_LATE = os.EX_TEMPFAIL
+"""Exit code of a trial that was started when the lease of its block was over, and did nothing."""
 
 FORKSERVER_LOST = 255
 """Exit code that multiprocessing reports when the fork server died with the trial."""
+
+
+_OF_THE_NODE = {
+    CANNOT_WRITE: "the trial could not write its result: this node's disk is full or broken",
+    TOO_LATE: "the trial was started after the end of its lease, and did nothing",
+    FORKSERVER_LOST: "the trial was lost together with the fork server",
+    **{
+        -number: f"the trial was killed from outside ({number.name})"
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    },
+}
+"""Exit codes that say nothing about the arm."""
 
 
 def classify(error: BaseException) -> FailureClass:
@@ -51,23 +73,33 @@ def outcome_of(failure: FailureClass) -> Outcome:
     return _OUTCOMES.get(failure, Outcome.FAILED)
 
 
-def classify_exit(exit_code: int, *, oom_kills: int) -> tuple[FailureClass, str]:
+def classify_exit(exit_code: int, *, oom_kills: int, disk_full: bool = False) -> tuple[FailureClass, str]:
     """Classify a trial that ended without a result and that we did not stop.
 
     Args:
         exit_code: of the process; -N for signal N.
         oom_kills: how many processes the kernel's OOM killer ended while the trial ran.
+        disk_full: whether the trial's folder has no space left.
 
     """
     if exit_code == -signal.SIGKILL and oom_kills:
         return FailureClass.OOM, "the kernel's out-of-memory killer ended the trial"
-    if exit_code == FORKSERVER_LOST:
-        return FailureClass.INFRA_NODE, "the trial was lost together with the fork server"
-    if exit_code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
-        return FailureClass.INFRA_NODE, f"the trial was killed from outside ({signal.Signals(-exit_code).name})"
+    known = _OF_THE_NODE.get(exit_code)
+    if known is not None:
+        return FailureClass.INFRA_NODE, known
+    if disk_full:
+        return FailureClass.INFRA_NODE, _OF_THE_NODE[CANNOT_WRITE]
     if exit_code < 0:
         return FailureClass.NO_RECEIPT, f"the trial died of {signal.Signals(-exit_code).name} without a result"
     return FailureClass.NO_RECEIPT, f"the trial ended with exit code {exit_code} and left no result"
+
+
+def disk_is_full(folder: Path) -> bool:
+    """Tell whether nothing can be written in `folder` any more."""
+    try:
+        return shutil.disk_usage(folder).free < _FULL_BYTES
+    except OSError:
+        return True
 
 
 def kernel_oom_kills() -> int:

@@ -5,12 +5,15 @@ The server must be started from the main thread: the kernel ties a child's death
 
 import importlib
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any, TypeVar
 
+from experiments.runtime.processes import end_all, group_members
 from workers import trial
 from workers.errors import PreloadError
 from workers.result import TrialOrder
@@ -20,6 +23,9 @@ _START_PATIENCE_S = 120.0
 _DEATH_PATIENCE_S = 10.0
 """How long a killed fork server may take to end; only then does multiprocessing start another one."""
 _LOOK_EVERY_S = 0.05
+_ANSWERED_PATIENCE_S = 2.0
+
+_T = TypeVar("_T")
 
 
 class ForkServer:
@@ -40,21 +46,32 @@ class ForkServer:
             PreloadError: the import failed, or the server did not come up.
 
         """
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_report_preload, args=(self._preload, theirs))
-        try:
-            process.start()
-            theirs.close()
-            if not ours.poll(_START_PATIENCE_S):
-                raise PreloadError(f"the fork server did not start within {_START_PATIENCE_S:.0f} s")
-            problem = ours.recv()
-        except (EOFError, ConnectionError) as error:
-            raise PreloadError("the fork server died while it started; see the worker's log") from error
-        finally:
-            ours.close()
-        process.join()
+        problem = self.ask(_preload_problem, self._preload, patience_s=_START_PATIENCE_S)
         if problem is not None:
             raise PreloadError(f"the fork server could not import {self._preload}: {problem}")
+
+    def ask(self, target: Callable[..., _T], *arguments: Any, patience_s: float) -> _T:
+        """Return what `target` returns in a process of its own; nothing of it is left then.
+
+        Raises:
+            PreloadError: it died, or gave no answer within `patience_s`.
+
+        """
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_answer, args=(theirs, target, arguments))
+        try:
+            process.start()
+            theirs.close()  # the end of the process is then the end of the pipe
+            if not ours.poll(patience_s):
+                raise PreloadError(f"the fork server gave no answer within {patience_s:.0f} s")
+            answer: _T = ours.recv()
+        except (EOFError, ConnectionError) as error:
+            raise PreloadError("the fork server or its process died before it answered; see the log") from error
+        finally:
+            ours.close()
+            theirs.close()
+            _end(process)
+        return answer
 
     def start(self, order: TrialOrder) -> ForkServerProcess:
         """Start a trial; its process group has the number of its process.
@@ -74,13 +91,24 @@ class ForkServer:
                 return process
 
 
-def _report_preload(module: str, pipe: Connection) -> None:
-    if module in sys.modules:
-        pipe.send(None)
+def _answer(pipe: Connection, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.setsid()
+    pipe.send(target(*arguments))
+
+
+def _end(process: ForkServerProcess) -> None:
+    pid = process.pid
+    if pid is None:  # it was never started
         return
+    process.join(_ANSWERED_PATIENCE_S)
+    end_all(lambda: sorted({*([pid] if process.is_alive() else []), *group_members(pid)}), grace_s=0)
+
+
+def _preload_problem(module: str) -> str | None:
+    if module in sys.modules:
+        return None
     try:
         importlib.import_module(module)
     except ImportError as error:
-        pipe.send(f"{type(error).__name__}: {error}")
-    else:
-        pipe.send("it was not imported before the fork")
+        return f"{type(error).__name__}: {error}"
+    return "it was not imported before the fork"

@@ -2,13 +2,14 @@
 
 import logging
 import threading
-import time
 from contextvars import copy_context
 from types import TracebackType
 
 from experiments.records.messages import ClaimedBlock, Heartbeat
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
-from workers.lease import Lease
+from workers.lease import Lease, boot_time_s
+from workers.node_health import device_state
+from workers.release import ReleaseProof
 from workers.service_api import ServiceApi
 from workers.trial_output import BlockOutput
 from workers.wake_event import WakeEvent
@@ -22,13 +23,21 @@ class LeaseRenewal:
     """Sends a heartbeat every `heartbeat_s` while the block runs; wakes the main thread when the trial has to stop."""
 
     def __init__(
-        self, api: ServiceApi, block: ClaimedBlock, lease: Lease, *, output: BlockOutput, wake_event: WakeEvent
+        self,
+        api: ServiceApi,
+        block: ClaimedBlock,
+        lease: Lease,
+        *,
+        output: BlockOutput,
+        wake_event: WakeEvent,
+        proof: ReleaseProof,
     ) -> None:
         self._api = api
         self._block = block
         self._lease = lease
         self._output = output
         self._wake_event = wake_event
+        self._proof = proof
         self._timeout_s = max(_SHORTEST_CALL_S, block.lease_s / 3)
         self._over = threading.Event()
         work = copy_context().run  # the request that the block is for
@@ -49,8 +58,14 @@ class LeaseRenewal:
     def send(self) -> bool:
         """Send one heartbeat; return whether the service took it."""
         chunks = self._output.chunks()
-        message = Heartbeat(token=self._block.token, progress=self._output.progress(), logs=chunks)
-        asked_at = time.monotonic()
+        message = Heartbeat(
+            token=self._block.token,
+            progress=self._output.progress(),
+            logs=chunks,
+            device_state=device_state(self._proof.last),
+            device_reason=self._proof.last,
+        )
+        asked_at = boot_time_s()
         try:
             reply = self._api.heartbeat(self._block.attempt_id, message, timeout_s=self._timeout_s)
         except StaleLease as error:

@@ -26,7 +26,13 @@ class Probe(Protocol):
         """Look for devices."""
 
     def memory_used(self) -> Mapping[int, int]:
-        """Return bytes in use by device index, for the proof that a trial has left nothing; empty on the host."""
+        """Return bytes in use by device index, for the proof that a trial has left nothing; empty on the host.
+
+        Raises DeviceUnknown when the driver does not tell.
+        """
+
+    def users(self) -> tuple[int, ...]:
+        """Return the processes on any of the devices; none on the host. Raises DeviceUnknown, as above."""
 
     def state(self, index: int) -> DeviceState | None:
         """Return the counters of a device; None where there are none, or nothing can be asked."""

@@ -17,6 +17,7 @@ import psutil
 
 from experiments.records.messages import DeviceInfo
 from workers.device_state import DeviceState
+from workers.errors import DeviceUnknown
 from workers.probe_types import Found, Probe
 from workers.tpu_probes import LibtpuProbe, TpuProbe
 
@@ -44,6 +45,10 @@ class HostProbe:
     def memory_used(self) -> Mapping[int, int]:
         """Return nothing: memory of processes that ended is free."""
         return {}
+
+    def users(self) -> tuple[int, ...]:
+        """Return nothing: everybody may use the host."""
+        return ()
 
     def state(self, index: int) -> DeviceState | None:
         """Return None: there are no such counters."""
@@ -75,13 +80,19 @@ class NvidiaProbe:
         return Found(devices=tuple(_gpu(row) for row in rows), driver=rows[0][5] if rows else None)
 
     def memory_used(self) -> Mapping[int, int]:
-        """Return bytes in use by GPU index."""
-        smi = shutil.which("nvidia-smi")
+        """Return bytes in use by GPU index. Raises DeviceUnknown when nvidia-smi does not tell."""
+        rows = _rows(_told(f"--query-gpu={_GPU}"))
         try:
-            rows = _rows(_ask(smi, f"--query-gpu={_GPU}")) if smi else []
-        except (subprocess.SubprocessError, OSError):
-            return {}
-        return {int(row[0]): int(row[4]) * _MIB for row in rows}
+            return {int(row[0]): int(row[4]) * _MIB for row in rows}
+        except (ValueError, IndexError) as error:
+            raise DeviceUnknown(f"nvidia-smi tells no memory in use: {rows}") from error
+
+    def users(self) -> tuple[int, ...]:
+        """Return the processes on any GPU. Raises DeviceUnknown when nvidia-smi does not tell."""
+        pids = _pids(_told("--query-compute-apps=pid"))
+        if pids is None:
+            raise DeviceUnknown("nvidia-smi hides the number of a process on a GPU")
+        return pids
 
     def state(self, index: int) -> DeviceState | None:
         """Return the counters of GPU `index`, and the processes on all."""
@@ -108,14 +119,13 @@ def parse_state(counters: str | None, processes: str | None) -> DeviceState:
     """Read nvidia-smi's answers, without header and units; None is no answer."""
     told = [None] * 5 if counters is None else [_number(cell) for cell in counters.split(",")]
     power_cap, sw_thermal, hw_thermal, power_brake, ecc = told
-    pids = None if processes is None else [_number(line) for line in processes.split()]
     return DeviceState(
         sw_power_cap_us=power_cap,
         sw_thermal_slowdown_us=sw_thermal,
         hw_thermal_slowdown_us=hw_thermal,
         hw_power_brake_us=power_brake,
         ecc_uncorrected=ecc,
-        processes=None if pids is None or None in pids else tuple(pid for pid in pids if pid is not None),
+        processes=None if processes is None else _pids(processes),
     )
 
 
@@ -152,6 +162,23 @@ def _said(smi: str, *arguments: str) -> str | None:
         return _ask(smi, *arguments)
     except (subprocess.SubprocessError, OSError):
         return None
+
+
+def _told(*arguments: str) -> str:
+    """Return the answer. Raises DeviceUnknown when there is none."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        raise DeviceUnknown("nvidia-smi is not found any more")
+    try:
+        return _ask(smi, *arguments)
+    except (subprocess.SubprocessError, OSError) as error:
+        raise DeviceUnknown(f"nvidia-smi failed: {error}") from error
+
+
+def _pids(lines: str) -> tuple[int, ...] | None:
+    """Return the process ids, None when one is hidden."""
+    told = [_number(line) for line in lines.split()]
+    return None if None in told else tuple(pid for pid in told if pid is not None)
 
 
 def _rows(table: str) -> list[list[str]]:

@@ -122,7 +122,9 @@ class TrialRecord:
             return result
         # where a trial only compiles, this machine's memory is not the one that the arm has to fit into
         oom_kills = 0 if self.node.node_class.compiles_only else self.ending.oom_kills
-        failure, message = failures.classify_exit(self.ending.exit_code, oom_kills=oom_kills)
+        failure, message = failures.classify_exit(
+            self.ending.exit_code, oom_kills=oom_kills, disk_full=failures.disk_is_full(self.paths.folder)
+        )
         return TrialResult(failure_class=failure, message=message)
 
     def _identity(self, result: TrialResult) -> dict[str, Any]:

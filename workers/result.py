@@ -1,5 +1,6 @@
 """What a trial's process tells its worker: an order on the way in, a result file on the way out."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,12 @@ class TrialOrder:
     """Folder of the dataset if it was prepared before; otherwise the trial looks for it, or builds it."""
     prepare_only: bool = False
     """Build the dataset and stop, so that no trial pays for it."""
+    start_by: float = math.inf
+    """Boot time after which it is too late to begin: the lease of the block is over then."""
+    locks: tuple[str, ...] = ()
+    """Device locks that the process holds for its whole life."""
+    corpus_roots: tuple[Path, ...] | None = None
+    """Folders of this node that a corpus may lie in; None for any."""
 
 
 class TrialResult(Frozen):

@@ -1,15 +1,17 @@
 """Run one trainer process to its end, whatever end that is, and prove that nothing of it is left."""
 
 import logging
+import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from workers.errors import WorkerError
-from workers.failures import kernel_oom_kills
+from workers.failures import TOO_LATE, kernel_oom_kills
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian, end_trial
 from workers.lease import Lease, StopReason
@@ -51,16 +53,24 @@ class TrialRunner:
         grace_s: float,
         preempted: Callable[[], bool],
     ) -> None:
-        self._server = server
+        self.server = server
         self._guardian = guardian
         self._wake_event = wake_event
         self._grace_s = grace_s
         self._preempted = preempted
 
+    def guard_until(self, boot_time_s: float) -> None:
+        """Tell the guardian until when trials may run; infinity when none runs."""
+        self._guardian.until(boot_time_s)
+
+    def check_guardian(self) -> None:
+        """Make sure that a guardian is there. Raises OSError when none can be started."""
+        self._guardian.check()
+
     def run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
         """Run `order` until it ends, its time is up, or the lease, the service or our own end stops it."""
         oom_before, start = kernel_oom_kills(), time.monotonic()
-        process = self._server.start(order)
+        process = self.server.start(replace(order, start_by=lease.until))
         pid = _pid(process)
         self._guardian.watch(pid, order.trial_id)
         try:
@@ -68,11 +78,15 @@ class TrialRunner:
             survivors = self._end(process.sentinel, pid, order.trial_id, stopped)
             process.join(0 if survivors else None)
             wall_s = time.monotonic() - start
+        except BaseException:
+            end_trial(pid, trial_id=order.trial_id, grace_s=0, leader=lambda: not _is_readable(process.sentinel))
+            raise
         finally:
             self._guardian.forget(pid, order.trial_id)
+        exit_code = process.exitcode if process.exitcode is not None else -signal.SIGKILL
         return Ending(
-            stopped=stopped,
-            exit_code=process.exitcode if process.exitcode is not None else -9,
+            stopped=stopped or _fenced(exit_code, lease),
+            exit_code=exit_code,
             wall_s=wall_s,
             oom_kills=kernel_oom_kills() - oom_before,
             peak_rss_bytes=peak,
@@ -88,6 +102,8 @@ class TrialRunner:
                 return reason, peak
             patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
             self._wake_event.wait(patience, also=[sentinel])
+            with suppress(OSError):  # without a guardian the kernel's death signal remains, and no block is claimed
+                self._guardian.check()
             if _is_readable(sentinel):
                 return None, peak
             peak = _peak_rss(pid) or peak
@@ -107,6 +123,12 @@ class TrialRunner:
         if survivors:
             _log.error("trial %s: processes %s survived SIGKILL", trial_id, list(survivors))
         return survivors
+
+
+def _fenced(exit_code: int, lease: Lease) -> StopReason | None:
+    """Tell whether a trial that we did not stop was ended because the lease is over: by the guardian, or by itself."""
+    over = lease.reason() is StopReason.FENCED
+    return StopReason.FENCED if over and exit_code in (-signal.SIGKILL, TOO_LATE) else None
 
 
 def _is_readable(descriptor: int) -> bool:

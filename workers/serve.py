@@ -3,22 +3,29 @@
 import logging
 from collections.abc import Callable
 from typing import TypeVar
+from urllib.parse import quote
 
 from rich.console import Console
 
 from experiments.errors import SigningUnavailable
+from experiments.records.signing import Signer
 from experiments.runtime.logs import configure_logging
 from workers.blocks import NodeContext
+from workers.device_lock import DeviceLock
 from workers.environment_variables import wait_passively
 from workers.errors import ApiUnreachable, WorkerError
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian
-from workers.node import find_node
+from workers.lanes import LaneResults, keep_lanes, known_lanes, run_lanes
+from workers.node import Node, find_node
+from workers.node_health import NodeHealth
 from workers.node_key import KEY_FILE, node_signer
 from workers.paths import WorkPaths
 from workers.runner import TrialRunner
 from workers.service_api import ServiceApi
+from workers.service_node import ServiceNode
 from workers.settings import Settings, get_settings
+from workers.spool import FOLDER, Spool
 from workers.supervisor import ServiceLink, Supervisor
 from workers.wake_event import StopFlag, WakeEvent
 from workers.wake_listener import WakeListener
@@ -52,37 +59,86 @@ def serve() -> int:
 
 def _serve(settings: Settings, console: Console) -> None:
     wake_event = WakeEvent()
-    stopping = StopFlag(wake_event)
+    stopping = StopFlag(wake_event, drain_s=settings.drain_s)
     stopping.install()
     node = find_node(settings.node_name, settings.node_class)
     console.print(node.table())
-    signer = node_signer(settings.home_dir / KEY_FILE)
-    console.print(f"signs with {signer.key}")
-    wait_passively()
-    server = ForkServer()
-    with Guardian() as guardian:
-        server.check()
-        api = ServiceApi(settings.url, _until(lambda: _token(settings), wake_event, stopping))
-        registered = _until(lambda: api.register(node.name, node.registration(signer.key)), wake_event, stopping)
-        runner = TrialRunner(server, guardian, wake_event, grace_s=settings.grace_s, preempted=stopping)
-        context = NodeContext(
-            node=node,
-            node_id=registered.node_id,
-            runner=runner,
-            paths=WorkPaths(home=settings.home_dir),
-            data_dir=settings.data_path,
-            signer=signer,
-        )
-        poll_s = min(settings.poll_s, registered.claim_poll_s)
-        link = ServiceLink(api=api, wake_event=wake_event, poll_s=poll_s, keep_attempts=settings.keep_attempts)
-        listener = WakeListener(settings.broker, node.node_class.name, wake_event)
-        listener.start()
-        _log.info("node %s is %s and asks for work of class %s", node.name, registered.node_id, node.node_class)
+    with DeviceLock(node.devices.locks("worker")):
+        signer = node_signer(settings.home_dir / KEY_FILE)
+        console.print(f"signs with {signer.key}")
+        wait_passively()
+        server = ForkServer()
+        with Guardian() as guardian:
+            server.check()
+            runner = TrialRunner(server, guardian, wake_event, grace_s=settings.grace_s, preempted=stopping.now)
+            _work(settings, node, signer, runner, wake_event=wake_event, stopping=stopping)
+
+
+def _work(
+    settings: Settings,
+    node: Node,
+    signer: Signer,
+    runner: TrialRunner,
+    *,
+    wake_event: WakeEvent,
+    stopping: StopFlag,
+) -> None:
+    """Register and serve, with everything started that trials need."""
+    proof = node.devices.proof()
+    health = NodeHealth(
+        proof,
+        node.node_class,
+        lanes=_lanes(node, runner.server, settings),
+        home=settings.home_dir,
+        least_disk_gib=settings.least_disk_gib,
+    )
+    api = ServiceApi(settings.url, _until(lambda: _token(settings), wake_event, stopping))
+    service_node = ServiceNode(api, node, health, public_key=signer.key)
+    registered = _until(service_node.register, wake_event, stopping)
+    context = NodeContext(
+        node=node,
+        node_id=registered.node_id,
+        runner=runner,
+        paths=WorkPaths(home=settings.home_dir),
+        data_dir=settings.data_path,
+        proof=proof,
+        signer=signer,
+        corpus_roots=settings.corpus_roots,
+    )
+    poll_s = min(settings.poll_s, registered.claim_poll_s)
+    link = ServiceLink(
+        api=api,
+        node=service_node,
+        spool=Spool(settings.home_dir / FOLDER / quote(node.name, safe="")),
+        wake_event=wake_event,
+        poll_s=poll_s,
+        keep_attempts=settings.keep_attempts,
+    )
+    listener = WakeListener(settings.broker, node.node_class.name, wake_event, poll_s=poll_s)
+    listener.start()
+    _log.info("node %s is %s and asks for work of class %s", node.name, registered.node_id, node.node_class)
+    try:
+        Supervisor(context, link, stopping=stopping).run()
+    finally:
+        listener.stop()
+        api.close()
+
+
+def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | None:
+    """Return which lanes work here: as it was found before, or by running each of them now."""
+    known = known_lanes(node, settings.home_dir)
+    if known is not None:
+        return known
+    _log.info("running a small scan on every lane of class %s", node.node_class)
+    results = run_lanes(node, server, data_dir=settings.data_path)
+    for lane, problem in (results or {}).items():
+        _log.info("lane %s: %s", lane, "works") if problem is None else _log.warning("lane %s: %s", lane, problem)
+    if results is not None:
         try:
-            Supervisor(context, link, stopping=stopping).run()
-        finally:
-            listener.stop()
-            api.close()
+            keep_lanes(node, results, settings.home_dir)
+        except OSError as error:
+            _log.warning("what ran on which lane cannot be kept, and is asked for again at the next start: %s", error)
+    return results
 
 
 def _until(ask: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:

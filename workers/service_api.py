@@ -57,9 +57,9 @@ class ServiceApi:
         """Tell the service what this node is."""
         return NodeRegistered.model_validate_json(self._send("PUT", f"/v1/nodes/{name}", node).content)
 
-    def claim(self, node_id: str) -> ClaimedBlock | None:
+    def claim(self, request: ClaimRequest) -> ClaimedBlock | None:
         """Take the next block that waits for this node's class."""
-        answer = self._send("POST", "/v1/blocks:claim", ClaimRequest(node_id=node_id))
+        answer = self._send("POST", "/v1/blocks:claim", request)
         if answer.status_code == httpx.codes.NO_CONTENT:
             return None
         return ClaimedBlock.model_validate_json(answer.content)

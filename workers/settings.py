@@ -41,10 +41,16 @@ class Settings(BaseSettings):
     """Ask for work at least this often, wake-up or not."""
     grace_s: float = Field(default=5.0, ge=0, le=600)
     """Between SIGTERM and SIGKILL when a trial is stopped."""
+    drain_s: float = Field(default=600.0, ge=0, le=86_400)
+    """After SIGTERM a running block may go on for so long; then, or at a second signal, it is given back."""
     log_format: LogFormat = LogFormat.TEXT
     """How log lines are written: text, or json for programs."""
     keep_attempts: int = Field(default=20, ge=1)
     """Attempt folders to keep on disk."""
+    least_disk_gib: float = Field(default=1.0, ge=0)
+    """A node with less free space in its state folder takes no block."""
+    corpus_dirs: str = ""
+    """Folders that a spec's corpus may lie in, separated by colons; empty: only `torch-headers` is read."""
 
     @field_validator("node_class")
     @classmethod
@@ -53,11 +59,19 @@ class Settings(BaseSettings):
             raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}")
         return value
 
+    @field_validator("corpus_dirs")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        relative = [part for part in value.split(":") if part and not Path(part).is_absolute()]
+        if relative:
+            raise ValueError(f"ABLATE_CORPUS_DIRS names {relative[0]!r}; allowed: absolute folders")
+        return value
+
     @field_validator("worker_token")
     @classmethod
     def _no_placeholder(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
-            _check_token(value.get_secret_value(), "ABLATE_WORKER_TOKEN")
+            check_token(value.get_secret_value(), "ABLATE_WORKER_TOKEN")
         return value
 
     @property
@@ -75,6 +89,11 @@ class Settings(BaseSettings):
         """Celery broker address."""
         return self.broker_url or f"redis+socket://{self.home_dir}/run/valkey.sock"
 
+    @property
+    def corpus_roots(self) -> tuple[Path, ...]:
+        """Folders that a corpus may lie in."""
+        return tuple(Path(part) for part in self.corpus_dirs.split(":") if part)
+
     def read_token(self) -> str | None:
         """Return the worker key, or None while the file that holds it does not exist yet."""
         if self.worker_token is not None:
@@ -83,11 +102,12 @@ class Settings(BaseSettings):
         if not path.is_file():
             return None
         token = path.read_text().strip()
-        _check_token(token, str(path))
+        check_token(token, str(path))
         return token
 
 
-def _check_token(token: str, where: str) -> None:
+def check_token(token: str, where: str) -> None:
+    """Raise SettingsError, which names `where` it came from, for a token that is empty or a placeholder."""
     if not token:
         raise SettingsError(f"{where} is empty; give the worker key that the service was started with")
     if token.lower() in PLACEHOLDERS:

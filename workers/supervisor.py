@@ -1,6 +1,7 @@
 """Claim blocks, run their trials one after another, report. The whole life of a worker between its two signals."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,17 +12,19 @@ from experiments.runtime.logs import requested_by
 from workers.blocks import BlockRunner, NodeContext
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
 from workers.heartbeat import LeaseRenewal
-from workers.lease import Lease, StopReason
+from workers.lease import Lease, StopReason, boot_time_s
 from workers.service_api import ServiceApi, persistently
+from workers.service_node import ServiceNode
+from workers.spool import Spool
 from workers.trial_output import BlockOutput
 from workers.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
 
-_REPORT_PATIENCE_LEASES = 10
-"""Leases to go on trying to hand in a finished block: its token, not its lease, decides whether it still counts."""
-
-_RELEASE_PATIENCE_S = 3.0
+_PATIENCE_S = 3.0
+"""To go on trying at once; a report is kept and sent again later, a block that is not given back expires."""
+_UNKEPT_PATIENCE_LEASES = 10
+"""The same for a report that cannot be kept on disk."""
 _LOG_DRAIN_BEATS = 200
 _MESSAGE_LIMIT = 2000  # characters
 
@@ -31,6 +34,8 @@ class ServiceLink:
     """How a worker talks to its service."""
 
     api: ServiceApi
+    node: ServiceNode
+    spool: Spool
     wake_event: WakeEvent
     poll_s: float
     """Ask for work at least this often."""
@@ -39,19 +44,20 @@ class ServiceLink:
 
 
 class Supervisor:
-    """The loop: wait for a wake-up or the poll interval, claim until nothing waits, run what was claimed."""
+    """The loop: hand in what is finished, claim until nothing waits, run what was claimed, wait."""
 
     def __init__(self, context: NodeContext, link: ServiceLink, *, stopping: Callable[[], bool]) -> None:
         self._context = context
         self._link = link
         self._stopping = stopping
         self._runner = BlockRunner(context)
+        self._said = ""
 
     def run(self) -> None:
         """Serve until asked to stop."""
         while not self._stopping():
-            asked_at = time.monotonic()
-            block = self._claim()
+            asked_at = boot_time_s()
+            block = self._next()
             if block is None:
                 self._link.wake_event.wait(self._link.poll_s)
                 continue
@@ -59,16 +65,40 @@ class Supervisor:
             with requested_by(block.request_id):
                 self.run_block(block, asked_at=asked_at)
 
+    def _next(self) -> ClaimedBlock | None:
+        """Hand in what is kept, then claim; None when there is nothing to run now."""
+        try:
+            self._link.spool.send_all(self._link.api.report)
+            self._context.runner.check_guardian()
+            block = self._link.node.claim()
+        except (ApiUnreachable, StaleLease, OSError) as error:
+            self._say(f"no claim: {error}")
+            return None
+        self._say("")
+        if block is not None and self._link.node.problem is not None:
+            why = _because(block, FailureClass.INFRA_NODE, self._link.node.problem)
+            self._give_back(block, Release.model_validate(why))
+            return None
+        return block
+
     def run_block(self, block: ClaimedBlock, *, asked_at: float) -> None:
         """Run one claimed block to its report, its release, or, when the lease is lost, to nothing."""
         _log.info("block %s: attempt %d, %d trials", block.block_id, block.attempt_no, len(block.trials))
-        lease = Lease(block.lease_s, asked_at=asked_at)
+        self._runner.node_id = self._link.node.id
+        lease = Lease(block.lease_s, asked_at=asked_at, tell=self._context.runner.guard_until)
         output = BlockOutput()
-        with LeaseRenewal(self._link.api, block, lease, output=output, wake_event=self._link.wake_event) as renewal:
+        renewal = LeaseRenewal(
+            self._link.api, block, lease, output=output, wake_event=self._link.wake_event, proof=self._context.proof
+        )
+        with renewal:
             report, release = self._measure(block, lease, output)
             if report is not None or release is not None:
                 _drain(output, renewal)
-        self._hand_in(block, report, release, output)
+        self._context.runner.guard_until(math.inf)
+        if report is not None:
+            self._hand_in(block, self._signed(block, report).model_copy(update={"logs": output.chunks()}))
+        elif release is not None:
+            self._give_back(block, release)
 
     def _measure(
         self, block: ClaimedBlock, lease: Lease, output: BlockOutput
@@ -84,42 +114,30 @@ class Supervisor:
             return None, _release(block, stopped.reason)
         except Exception as error:  # the task boundary: the report records it
             _log.exception("block %s: this worker failed", block.block_id)
-            message = f"the worker failed: {type(error).__name__}: {error}"[:_MESSAGE_LIMIT]
-            return BlockReport(token=block.token, failure_class=FailureClass.INFRA_NODE, message=message), None
+            message = f"the worker failed: {type(error).__name__}: {error}"
+            return BlockReport.model_validate(_because(block, FailureClass.INFRA_NODE, message)), None
         return BlockReport(token=block.token, receipts=tuple(r.model_dump(mode="json") for r in receipts)), None
 
-    def _claim(self) -> ClaimedBlock | None:
-        problem = self._runner.quarantine
-        if problem is not None:
-            _log.error("this node claims nothing any more: %s; restart the worker when it is repaired", problem)
-            return None
+    def _hand_in(self, block: ClaimedBlock, report: BlockReport) -> None:
+        """Keep a report on disk and send it; one that cannot be sent now is sent before the next claims."""
+        api, spool = self._link.api, self._link.spool
         try:
-            return self._link.api.claim(self._context.node_id)
-        except ApiUnreachable as error:
-            _log.warning("claim: %s", error)
-        except StaleLease as error:
-            _log.warning("claim refused: %s", error)
-        return None
+            spool.keep(block.attempt_id, report)
+        except OSError as error:
+            _log.error("attempt %s cannot be kept on disk (%s); it is sent or lost", block.attempt_id, error)
+            self._send(lambda: api.report(block.attempt_id, report), _UNKEPT_PATIENCE_LEASES * block.lease_s)
+        else:
+            self._send(lambda: spool.send_all(api.report), _PATIENCE_S)
 
-    def _hand_in(
-        self, block: ClaimedBlock, report: BlockReport | None, release: Release | None, output: BlockOutput
-    ) -> None:
-        """Report or release; a refused token means that the block is somebody else's by now."""
-        api = self._link.api
+    def _give_back(self, block: ClaimedBlock, release: Release) -> None:
+        self._send(lambda: self._link.api.release(block.attempt_id, release), _PATIENCE_S)
+
+    def _send(self, call: Callable[[], None], patience_s: float) -> None:
+        """Send now; a refused token means that the block is somebody else's by now."""
         try:
-            if report is not None:
-                whole = self._signed(block, report).model_copy(update={"logs": output.chunks()})
-                patience = _REPORT_PATIENCE_LEASES * block.lease_s
-                persistently(lambda: api.report(block.attempt_id, whole), patience_s=patience, sleep=self._pause)
-            elif release is not None:
-                persistently(
-                    lambda: api.release(block.attempt_id, release), patience_s=_RELEASE_PATIENCE_S, sleep=time.sleep
-                )
-        except StaleLease as error:
-            _log.warning("attempt %s does not count any more: %s", block.attempt_id, error)
-        except (ApiUnreachable, ApiRefused) as error:
-            kept = self._context.paths.root / block.attempt_id
-            _log.error("attempt %s could not be handed in: %s; its receipts stay in %s", block.attempt_id, error, kept)
+            persistently(call, patience_s=patience_s, sleep=time.sleep)
+        except (ApiUnreachable, ApiRefused, StaleLease) as error:
+            _log.warning("%s", error)
 
     def _signed(self, block: ClaimedBlock, report: BlockReport) -> BlockReport:
         signer = self._context.signer
@@ -127,25 +145,27 @@ class Supervisor:
             report if signer is None else report.model_copy(update={"signature": signer.sign(report.statement(block))})
         )
 
-    def _pause(self, seconds: float) -> None:
-        """Sleep between tries, and give up early when this worker has to go."""
-        if self._stopping():
-            raise ApiUnreachable("this worker was asked to stop while the service was away")
-        self._link.wake_event.wait(seconds)
+    def _say(self, sentence: str) -> None:
+        """Log what is new."""
+        if sentence and sentence != self._said:
+            _log.warning("%s", sentence)
+        self._said = sentence
+
+
+def _because(block: ClaimedBlock, failure: FailureClass, message: str) -> dict[str, object]:
+    return {"token": block.token, "failure_class": failure, "message": message[:_MESSAGE_LIMIT]}
 
 
 def _broken_report(block: ClaimedBlock, broken: BlockBroken) -> BlockReport:
-    return BlockReport(
-        token=block.token, failure_class=broken.failure_class, arm=broken.arm, message=broken.message[:_MESSAGE_LIMIT]
-    )
+    return BlockReport.model_validate({"arm": broken.arm, **_because(block, broken.failure_class, broken.message)})
 
 
 def _release(block: ClaimedBlock, reason: StopReason) -> Release | None:
     if reason is StopReason.FENCED:
         return None
     if reason is StopReason.CANCELLED:
-        return Release(token=block.token, failure_class=FailureClass.CANCELLED, message="the ablation was cancelled")
-    return Release(token=block.token, failure_class=FailureClass.PREEMPTED, message="the worker was asked to stop")
+        return Release.model_validate(_because(block, FailureClass.CANCELLED, "the ablation was cancelled"))
+    return Release.model_validate(_because(block, FailureClass.PREEMPTED, "the worker was asked to stop"))
 
 
 def _drain(output: BlockOutput, renewal: LeaseRenewal) -> None:

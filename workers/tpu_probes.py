@@ -44,6 +44,10 @@ class TpuProbe:
         held = bool(self._holders())
         return {device.index: device.memory_bytes if held else 0 for device in self.find().devices}
 
+    def users(self) -> tuple[int, ...]:
+        """Return the processes that have a chip open."""
+        return self._holders()
+
     def state(self, index: int) -> DeviceState | None:
         """Return the processes that have a chip open; a chip tells nothing else."""
         del index  # nodes are opened all together
@@ -88,6 +92,10 @@ class LibtpuProbe:
     def memory_used(self) -> Mapping[int, int]:
         """Return nothing: there is no device that could hold any."""
         return {}
+
+    def users(self) -> tuple[int, ...]:
+        """Return nothing: there is no device."""
+        return ()
 
     def state(self, index: int) -> DeviceState | None:
         """Return None: there is no device."""

@@ -18,9 +18,12 @@ from experiments.runtime.processes import die_with_parent
 from kernels.errors import KernelUnsupported
 from model.config import TrainConfig
 from workers.compile_trial import compile_step
+from workers.corpus_roots import check_corpus
+from workers.device_lock import DeviceLock
 from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
 from workers.errors import DeviceMissing
-from workers.failures import classify
+from workers.failures import CANNOT_WRITE, TOO_LATE, classify
+from workers.lease import boot_time_s
 from workers.paths import write_whole
 from workers.result import TrialOrder, TrialResult
 
@@ -31,13 +34,25 @@ if TYPE_CHECKING:
     from model.train import StepRecord
 
 _MESSAGE_LIMIT = 2000  # characters
+_DEVICE_PATIENCE_S = 20.0
+"""How long a trainer of a worker that has died may take to end."""
 
 
 def main(order: TrialOrder) -> None:
-    """Run one trial and leave its result file. Every exception ends here, classified and written down."""
+    """Run one trial and leave its result file; one that cannot write ends with the exit code `CANNOT_WRITE`."""
+    try:
+        _run(order)
+    except OSError:
+        os._exit(CANNOT_WRITE)
+
+
+def _run(order: TrialOrder) -> None:
+    """Leave the result file of a trial. Every exception of its work ends here, classified and written down."""
     _detach(order)
     target = order.paths.prepared if order.prepare_only else order.paths.result
+    held = DeviceLock(order.locks)  # given back by the end of this process
     try:
+        held.take(patience_s=_DEVICE_PATIENCE_S)
         use_environment(order.environment)
         result = _work(order)
     except Exception as error:  # the task boundary: the result file records it
@@ -52,6 +67,8 @@ def _detach(order: TrialOrder) -> None:
     """Own session and group, death with the parent, output into the trial's log, no input."""
     os.setsid()
     _die_with_the_worker()
+    if boot_time_s() > order.start_by:
+        os._exit(TOO_LATE)
     mark_process(order.trial_id)
     log = os.open(order.paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -95,7 +112,7 @@ def _train(order: TrialOrder) -> TrialResult:
         start_cold(order.paths.caches)
     keep_kernels(order.data_dir / "kernels")
     mamba3.use_lane(config.model.scan.lane, peer_site())
-    device = _device(order.device_type, config.mesh.devices)
+    device = find_device(order.device_type, config.mesh.devices)
     with _StepFile(order.paths.steps) as steps:
         result = train.train(config, dataset=dataset, on_step=steps.append, device=device)
     if order.cold_caches:
@@ -107,7 +124,7 @@ def _train(order: TrialOrder) -> TrialResult:
     )
 
 
-def _device(device_type: str, devices: int) -> "torch.device":
+def find_device(device_type: str, devices: int = 1) -> "torch.device":
     """Return the device to train on. Raises DeviceMissing where torch cannot use one: another is no replacement."""
     import torch
 
@@ -135,6 +152,7 @@ def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":
     """Open the dataset that was prepared for this trial; without one, or when it was damaged since, prepare it."""
     from model import data
 
+    check_corpus(config.data.corpus, order.corpus_roots)
     dataset = None if order.dataset is None else data.open_prepared(order.dataset)
     if dataset is not None:
         return dataset

@@ -4,8 +4,10 @@ A `threading.Event` takes a lock in `set()`, so a signal handler that sets the e
 deadlock. Writing to an eventfd cannot.
 """
 
+import math
 import os
 import signal
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 
@@ -29,11 +31,16 @@ class WakeEvent:
 
 
 class StopFlag:
-    """Set by SIGTERM and SIGINT, with which people and service managers ask a program to stop."""
+    """Set by SIGTERM and SIGINT, with which people and service managers ask a program to stop.
 
-    def __init__(self, wake_event: WakeEvent) -> None:
+    SIGTERM asks to finish what runs, within `drain_s`; SIGINT, or a second signal, to drop it.
+    """
+
+    def __init__(self, wake_event: WakeEvent, *, drain_s: float = 0.0) -> None:
         self._wake_event = wake_event
-        self._set = False
+        self._drain_s = drain_s
+        self._drop_at = math.inf
+        """When to drop what runs, by the monotonic clock; infinite while nobody asked."""
 
     def install(self) -> None:
         """Catch the two signals; the main thread must call this."""
@@ -41,9 +48,16 @@ class StopFlag:
             signal.signal(number, self._on_signal)
 
     def __call__(self) -> bool:
-        """Return whether this worker has to end."""
-        return self._set
+        """Return whether this program has to end, and begins nothing new."""
+        return not math.isinf(self._drop_at)
 
-    def _on_signal(self, _number: int, _frame: object) -> None:
-        self._set = True
+    def now(self) -> bool:
+        """Return whether it has to drop what runs, too."""
+        return time.monotonic() >= self._drop_at
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        at_once = number == signal.SIGINT or self()
+        self._drop_at = min(self._drop_at, time.monotonic() + (0.0 if at_once else self._drain_s))
         self._wake_event.set()
+        if not self.now():  # a logger's lock may be held by the code that was interrupted
+            os.write(2, b"asked to end: finishing the block that runs; a second signal gives it back\n")

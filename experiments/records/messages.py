@@ -55,8 +55,8 @@ class NodeRegistration(Frozen):
     public_key: PublicKey | None = None
     """Key that the node signs its blocks with; None on an air-gapped node that cannot sign."""
     lanes: Mapping[str, str | None] | None = None
-    """By lane: None when a small scan with its gradients ran there and was right, else why not, in words. None as
-    a whole: nobody tried."""
+    """By lane: None when a small scan with its gradients ran and was right, else why not, in words. None as a
+    whole: nobody tried."""
     device_state: DeviceHealth = DeviceHealth.OK
     device_reason: str | None = None
     """Why it is quarantined."""

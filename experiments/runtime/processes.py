@@ -67,6 +67,19 @@ def group_members(pgid: int) -> list[int]:
     return [pid for pid in _others() if _group_of(pid) == pgid]
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the living processes that `pid` is the parent of, this one excepted."""
+    return [other for other in _others() if (place := _place_of(other)) is not None and place[0] == pid]
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, empty when it is gone or hidden."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def is_alive(pid: int) -> bool:
     """Tell whether the process exists and is no zombie: those hold nothing and do not count."""
     return _group_of(pid) is not None
@@ -113,12 +126,18 @@ def _others() -> list[int]:
 
 def _group_of(pid: int) -> int | None:
     """Return the process group of a living process, None for zombies and the gone."""
+    place = _place_of(pid)
+    return None if place is None else place[1]
+
+
+def _place_of(pid: int) -> tuple[int, int] | None:
+    """Return (parent, process group) of a living process, None for zombies and the gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    state, _parent, group = stat.rpartition(")")[2].split()[:3]
-    return None if state in "ZX" else int(group)
+    state, parent, group = stat.rpartition(")")[2].split()[:3]
+    return None if state in "ZX" else (int(parent), int(group))
 
 
 def _environment(pid: int) -> list[bytes]:

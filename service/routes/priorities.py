@@ -16,7 +16,7 @@ Priority = Annotated[int, Body(embed=True, ge=0, le=100, strict=True, descriptio
 
 
 @router.patch(
-    "/{ablation_id}",
+    "/{ablation_id:word}",
     operation_id="setPriority",
     summary="Change the priority of an ablation",
     dependencies=[Depends(json_only)],

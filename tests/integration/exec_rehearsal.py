@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-import time
 from pathlib import Path
 
 from tests.integration.worker_service import block, config_json, corpus
@@ -11,7 +10,7 @@ from workers import node as nodes
 from workers.blocks import BlockRunner, NodeContext
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian
-from workers.lease import Lease
+from workers.lease import Lease, boot_time_s
 from workers.paths import WorkPaths
 from workers.runner import TrialRunner
 from workers.trial_output import BlockOutput
@@ -29,13 +28,18 @@ def main() -> None:
         runner = TrialRunner(ForkServer(), guardian, WakeEvent(), grace_s=1.0, preempted=lambda: False)
         node = nodes.find_node("here", "cpu")
         context = NodeContext(
-            node=node, node_id="nod_1", runner=runner, paths=WorkPaths(home=home), data_dir=home / "data"
+            node=node,
+            node_id="nod_1",
+            runner=runner,
+            paths=WorkPaths(home=home),
+            data_dir=home / "data",
+            proof=node.devices.proof(),
         )
         broken = {**first.config, "data": {**first.config["data"], "corpus": "/nowhere"}}
         third = first.model_copy(update={"trial_id": "trl_fails", "config": broken})
         fourth = third.model_copy(update={"trial_id": "trl_variant", "role": "variant"})
         claimed = claimed.model_copy(update={"trials": (first, second, third, fourth)})
-        lease = Lease(math.inf, asked_at=time.monotonic())
+        lease = Lease(math.inf, asked_at=boot_time_s())
         output = BlockOutput()
         refused, progress = [], []
         for sentence in BlockRunner(context).rehearse(claimed, lease, output):

@@ -1,6 +1,7 @@
 """Property tests of the whole interface, generated from its own OpenAPI document, and the document itself, frozen."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ REFUSED_BY_MEANING = frozenset(
         "POST /v1/ablations:import",
         "POST /v1/attempts/{attempt_id}:heartbeat",
         "POST /v1/attempts/{attempt_id}:report",
+        "POST /v1/nodes",
         "PUT /v1/nodes/{name}",
         "GET /v1/history/{recipe}",
     }
@@ -146,10 +148,9 @@ def test_openapi_document_is_frozen(api: Api) -> None:
 
 def test_a_wrong_method_is_told_every_right_one(api: Api) -> None:
     """Routes that share a path are listed together, whichever of them the framework finds first."""
-    real = {name: values[0] for name, values in _real_ids(api).items()}
     document, wrong = api.client.get("/openapi.json").json(), []
     for path, item in document["paths"].items():
-        url = path.format_map(real)
+        url = re.sub(r"\{\w+\}", "x", path)  # which methods there are is known before the names are looked at
         for method in {"delete", "get", "patch", "post", "put"} - set(item):
             answer = api.client.request(method, url, headers=api.admin)
             right = (405, ", ".join(sorted(name.upper() for name in item)))

@@ -16,7 +16,7 @@ def _free_port() -> int:
     return service.port
 
 
-def test_worker_waits_for_the_service_and_sigterm_releases(tmp_path: Path) -> None:
+def test_worker_waits_for_the_service_and_sigint_releases(tmp_path: Path) -> None:
     port = _free_port()
     with worker(tmp_path, f"http://127.0.0.1:{port}") as process:
         until(lambda: b"waiting for the service" in (tmp_path / "worker.log").read_bytes())
@@ -26,7 +26,9 @@ def test_worker_waits_for_the_service_and_sigterm_releases(tmp_path: Path) -> No
         registration = next(body for path, body, _at in service.calls if path == "/v1/nodes/tester")
         assert registration["node_class"] == "cpu"
         assert registration["versions"]["torch"]
-        process.send_signal(signal.SIGTERM)
+        assert registration["lanes"] == {"reference": None}
+        assert (registration["device_state"], registration["device_reason"]) == ("ok", None)
+        process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]
         until(lambda: not processes_of(tmp_path))

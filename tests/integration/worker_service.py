@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from experiments.design import gates
 from experiments.design.arms import arm_digest
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
+from workers.lease import boot_time_s
 
 TOKEN = "test-worker-key-of-a-worker"
 IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}
@@ -45,10 +47,13 @@ class Service:
         self.calls: list[tuple[str, dict[str, Any], float]] = []
         self.cancel = False
         self.stale = False
+        self.forgotten = False
+        """The node is unknown until it registers again."""
         self.away = False
         self.reports_refused = 0
         """So many reports are answered 503 from now on."""
         self.lease_s = 60.0
+        self._registrations = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -75,18 +80,30 @@ class Service:
         self._server.server_close()
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        self.calls.append((path, body, time.monotonic()))
+        self.calls.append((path, body, boot_time_s()))
         if self.away or (path.endswith(":report") and self._refuses_report()):
             return 503, {"title": "away"}
         if path == "/v1/identity" or path.startswith("/v1/nodes/"):
-            return 200, IDENTITY if path == "/v1/identity" else {"node_id": "nod_1", "claim_poll_s": 5.0}
+            return (200, IDENTITY) if path == "/v1/identity" else self._register()
         if path == "/v1/blocks:claim":
-            return (200, self.blocks.pop(0).model_dump(mode="json")) if self.blocks else (204, None)
+            return self._claim(body)
         if self.stale:
             return 409, {"title": "Conflict", "detail": "token 1 is stale"}
         if path.endswith(":heartbeat"):
             return 200, {"lease_s": self.lease_s, "cancel": self.cancel}
         return 200, {}
+
+    def _register(self) -> tuple[int, Any]:
+        self._registrations += 1
+        self.forgotten = False
+        return 200, {"node_id": f"nod_{self._registrations}", "claim_poll_s": 5.0}
+
+    def _claim(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.forgotten:
+            return 404, {"title": "Not Found", "detail": f"node {body['node_id']!r} is not registered"}
+        if not self.blocks or body["device_state"] != "ok":
+            return 204, None
+        return 200, self.blocks.pop(0).model_dump(mode="json")
 
     def _refuses_report(self) -> bool:
         self.reports_refused -= 1
@@ -184,8 +201,10 @@ def block(
 
 
 @contextmanager
-def worker(home: Path, url: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m workers.app`; its output goes to worker.log in `home`."""
+def worker(
+    home: Path, url: str, *, command: list[str] | None = None, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `python -m workers.app`; its output goes to worker.log in `home`, that of another command beside it."""
     variables = {
         "ABLATE_HOME": str(home),
         "ABLATE_URL": url,
@@ -195,11 +214,13 @@ def worker(home: Path, url: str, **environment: str) -> Iterator[subprocess.Pope
         "ABLATE_POLL_S": "0.1",
         "ABLATE_GRACE_S": "1",
         "OMP_NUM_THREADS": "1",
+        "ABLATE_CORPUS_DIRS": tempfile.gettempdir(),
     }
     home.mkdir(parents=True, exist_ok=True)
-    with (home / "worker.log").open("ab") as log:
+    path = home / "worker.log" if command is None else home.with_suffix(".log")
+    with path.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "workers.app"],
+            command or [sys.executable, "-m", "workers.app"],
             env={**os.environ, **variables, **environment},
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -208,7 +229,8 @@ def worker(home: Path, url: str, **environment: str) -> Iterator[subprocess.Pope
         yield process
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)  # gives a running block back at once
+            process.send_signal(signal.SIGCONT)  # in case a test has stopped it
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernels.backends import NODE_CLASSES
-from workers.devices import memory_is_free
+from workers.release import ReleaseProof
 from workers.tpu_probes import TpuProbe
 
 PROBE = TpuProbe()
@@ -34,7 +34,7 @@ def _started(program: str) -> "subprocess.Popen[str]":
 
 
 def test_a_chip_is_held_by_one_process_tells_its_peak_and_is_free_when_that_ends() -> None:
-    before = PROBE.memory_used()
+    proof = ReleaseProof(PROBE, PROBE.memory_used())
     process = _started(STEP)
     assert process.stdout is not None
     word, value, peak = process.stdout.readline().split()
@@ -47,7 +47,7 @@ def test_a_chip_is_held_by_one_process_tells_its_peak_and_is_free_when_that_ends
     second.communicate()
     assert second.returncode != 0
     process.communicate("\n")
-    assert memory_is_free(PROBE, before) is None
+    assert proof.problem() is None
 
 
 def test_the_module_that_a_chip_compiles_is_the_one_that_was_traced_without_it() -> None:

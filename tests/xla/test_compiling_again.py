@@ -42,14 +42,25 @@ def boundaries_as_numbers(trainer: _Trainer, batch: Batch) -> DeviceBatch:
     return on_device._replace(segment_ids=ids_BS)
 
 
+def short_documents(folder: Path) -> Path:
+    """Write headers in pieces of 300 bytes, so that most rows of 64 tokens hold a boundary; return their folder."""
+    corpus = folder / "pieces"
+    corpus.mkdir()
+    for header in sorted(copy_headers(folder / "corpus").iterdir()):
+        text = header.read_text()
+        for start in range(0, len(text), 300):
+            (corpus / f"{header.stem}-{start:06d}.h").write_text(text[start : start + 300])
+    return corpus
+
+
 def sealed_trial(folder: Path) -> Receipt:
     """Train the baseline of a small ablation as a trial's process does, and make its receipt, for the last time."""
-    corpus = copy_headers(folder / "corpus")
+    corpus = short_documents(folder)
     file = make_file(
         workload={
             "recipe": "hybrid-tiny",
             "overrides": {**SIZES, "seq_len": 64, "corpus": str(corpus)},
-            "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2},
+            "steps": {"warmup": 1, "warmup_s": 0, "timed": 2, "val_rows": 2},
         },
         baseline={"gates": {"lane": "xla"}},
         variants={"remat": {"gates": {"remat": True}}},
@@ -93,7 +104,7 @@ def sealed_trial(folder: Path) -> Receipt:
 def test_documents_as_tensors_are_measured(tmp_path: Path) -> None:
     receipt = sealed_trial(tmp_path)
     assert (receipt.outcome, receipt.message) == (Outcome.MEASURED, None)
-    assert [step.compilations for step in receipt.steps] == [1, 0, 0, 0, 0, 0]
+    assert [step.compilations for step in receipt.steps] == [1, 0, 0, 0]
     assert ModelFact.GRAPH_CHANGE not in receipt.facts
     assert verify(receipt.model_dump(mode="json")) == []
 

@@ -27,6 +27,7 @@ from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.signing import Signer
 from workers.blocks import BlockRunner, NodeContext
+from workers.device_lock import DeviceLock
 from workers.environment_variables import state_folder, wait_passively
 from workers.errors import ExecRefused, WorkerError
 from workers.forkserver import ForkServer
@@ -174,15 +175,20 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
     stopping = StopFlag(wake_event)
     stopping.install()
     wait_passively()
+    proof = node.devices.proof()
+    problem = proof.problem()
+    if problem is not None:
+        raise ExecRefused(f"this node must be repaired first: {problem}")
     with ExitStack() as stack:
+        stack.enter_context(DeviceLock(node.devices.locks("worker")))
         guardian = stack.enter_context(Guardian())
         server = ForkServer()
         server.check()
         runner = TrialRunner(server, guardian, wake_event, grace_s=_GRACE_S, preempted=stopping)
-        yield (
-            NodeContext(node=node, node_id=node_id, runner=runner, paths=job.folder.paths, data_dir=job.data_dir),
-            stopping,
+        context = NodeContext(
+            node=node, node_id=node_id, runner=runner, paths=job.folder.paths, data_dir=job.data_dir, proof=proof
         )
+        yield context, stopping
 
 
 def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console, as_json: bool) -> None:

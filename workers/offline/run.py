@@ -5,7 +5,6 @@ minutes are used up.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from experiments.records.plan_file import PlanFile
 from experiments.retries import attempt_words, budget_spent
 from workers.blocks import BlockRunner
 from workers.errors import BlockBroken, BlockStopped, ExecRefused
-from workers.lease import Lease
+from workers.lease import Lease, boot_time_s
 from workers.offline.bundle_folder import BundleFolder, now
 from workers.offline.progress import ProgressDisplay
 from workers.trial_output import BlockOutput
@@ -152,4 +151,4 @@ class ExecRun:
 
 def _endless() -> Lease:
     """Return the lease of a block that nobody else can claim."""
-    return Lease(math.inf, asked_at=time.monotonic())
+    return Lease(math.inf, asked_at=boot_time_s())

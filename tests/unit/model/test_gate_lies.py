@@ -99,7 +99,7 @@ def not_live(home: Path, dataset: Dataset, changes: dict[str, Any]) -> list[str]
 
 def test_every_gate_is_lied_about_somewhere() -> None:
     of_kernels = {name for name, gate in GATES.items() if gate.in_kernels}
-    of_xla = {name for name, gate in GATES.items() if (Lane.XLA,) in gate.lanes.values()}  # tests/xla/test_xla_lies.py
+    of_xla = {name for name, gate in GATES.items() if (Lane.XLA,) in gate.lanes.values()}  # tests/kernels/test_xla_lies.py
     assert set(LIES) | of_kernels | of_xla == set(GATES)
 
 

@@ -1,14 +1,13 @@
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from kernels.backends import NODE_CLASSES
 from tests.nvidia_smi import put_gpus, put_smi
-from workers import devices, probes
-from workers.devices import find_devices, memory_is_free
+from workers import probes
+from workers.devices import find_devices
 from workers.errors import DeviceMissing
-from workers.probes import PROBES, HostProbe
+from workers.probes import PROBES
 
 
 def test_find_devices_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,29 +89,26 @@ def test_every_node_class_names_a_probe_that_exists_and_can_be_told_from_its_nei
     assert len(set(patterns)) == len(patterns)
 
 
-class Leaking(HostProbe):
-    """A driver whose devices hold what the test says, look after look."""
-
-    def __init__(self, *looks: Mapping[int, int]) -> None:
-        self._looks: Iterator[Mapping[int, int]] = iter(looks)
-
-    def memory_used(self) -> Mapping[int, int]:
-        return next(self._looks)
-
-
-def test_memory_is_free_tells_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    mib = 2**20
-    monkeypatch.setattr(devices, "_FREE_PATIENCE_S", 0.0)
-    assert memory_is_free(Leaking({0: 4 * mib, 1: 520 * mib}), {0: 4 * mib, 1: 500 * mib}) is None
-    assert memory_is_free(Leaking({0: 4 * mib, 1: 520 * mib}), {0: 4 * mib, 1: 0}) == (
-        "device 1 still holds 520 MiB more than before the trial"
-    )
+def test_locks_are_the_cores_of_a_host_and_the_devices_of_a_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_gpus(tmp_path, monkeypatch)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {5, 2})
+    assert [lock.split(":")[2:] for lock in find_devices("cpu").locks("worker")] == [
+        ["worker", "core 2"],
+        ["worker", "core 5"],
+    ]
+    gpus = [lock.split(":")[2:] for lock in find_devices("h200").locks("trainer")]
+    assert gpus == [["trainer", "nvidia 1652823001234"], ["trainer", "nvidia 1"]]
 
 
-def test_memory_is_free_waits_for_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_LOOK_EVERY_S", 0.0)
-    assert memory_is_free(Leaking({0: 2**30}, {0: 2**30}, {0: 0}), {0: 0}) is None
-
-
-def test_memory_is_free_without_devices() -> None:
-    assert memory_is_free(HostProbe(), {}) is None
+def test_locks_of_another_set_are_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = find_devices("cpu")
+    names = []
+    for value in ("", "machine", "home", "of-a-test"):
+        monkeypatch.setenv("ABLATE_DEVICE_LOCKS", value)
+        names.append(found.locks("worker"))
+    monkeypatch.setenv("ABLATE_DEVICE_LOCKS", "home")
+    monkeypatch.setenv("ABLATE_HOME", str(tmp_path))
+    assert names[0] == names[1]
+    assert len({*names, found.locks("worker")}) == 4

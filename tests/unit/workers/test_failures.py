@@ -1,5 +1,6 @@
 import errno
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +8,17 @@ import torch
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported, ShapeError
 from model.errors import ConfigError, DataError, NonFiniteLoss
-from workers.failures import FORKSERVER_LOST, classify, classify_exit, kernel_oom_kills, outcome_of
+from workers.errors import DeviceBusy
+from workers.failures import (
+    CANNOT_WRITE,
+    FORKSERVER_LOST,
+    TOO_LATE,
+    classify,
+    classify_exit,
+    disk_is_full,
+    kernel_oom_kills,
+    outcome_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +36,7 @@ from workers.failures import FORKSERVER_LOST, classify, classify_exit, kernel_oo
         (ShapeError("x has 3 dims"), FailureClass.USER_ERROR),
         (KeyError("out of memory"), FailureClass.USER_ERROR),
         (OSError(errno.ENOSPC, "No space left on device"), FailureClass.INFRA_NODE),
+        (DeviceBusy("core 0 of this machine is held by process 1"), FailureClass.INFRA_NODE),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureClass.INFRA_NODE),
         (RuntimeError("shapes do not match"), FailureClass.USER_ERROR),
     ],
@@ -48,12 +60,29 @@ def test_classify_real_allocation_failure() -> None:
         (-signal.SIGTERM, 0, FailureClass.INFRA_NODE),
         (-signal.SIGSEGV, 1, FailureClass.NO_RECEIPT),
         (FORKSERVER_LOST, 0, FailureClass.INFRA_NODE),
+        (CANNOT_WRITE, 0, FailureClass.INFRA_NODE),
+        (TOO_LATE, 0, FailureClass.INFRA_NODE),
         (0, 0, FailureClass.NO_RECEIPT),
         (1, 0, FailureClass.NO_RECEIPT),
     ],
 )
 def test_classify_exit_code(exit_code: int, oom_kills: int, expected: FailureClass) -> None:
     assert classify_exit(exit_code, oom_kills=oom_kills)[0] is expected
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, -signal.SIGBUS, -signal.SIGSEGV])
+def test_classify_exit_on_a_full_disk_is_the_nodes_trouble(exit_code: int) -> None:
+    assert classify_exit(exit_code, oom_kills=0, disk_full=True)[0] is FailureClass.INFRA_NODE
+    assert classify_exit(exit_code, oom_kills=0, disk_full=False)[0] is FailureClass.NO_RECEIPT
+
+
+def test_an_out_of_memory_kill_is_one_on_a_full_disk_too() -> None:
+    assert classify_exit(-signal.SIGKILL, oom_kills=1, disk_full=True)[0] is FailureClass.OOM
+
+
+def test_disk_is_full_of_a_folder_with_space_and_of_none(tmp_path: Path) -> None:
+    assert not disk_is_full(tmp_path)
+    assert disk_is_full(tmp_path / "nowhere")
 
 
 def test_outcome_of_each_class_with_receipt() -> None:

@@ -40,3 +40,10 @@ def test_settings_derived_paths_are_absolute(tmp_path: Path) -> None:
 def test_settings_unknown_node_class_lists_allowed() -> None:
     with pytest.raises(ValidationError, match=f"'cpuu' is unknown; allowed: {', '.join(NODE_CLASSES)}"):
         Settings(node_class="cpuu")
+
+
+def test_settings_corpus_dirs_are_absolute_folders(tmp_path: Path) -> None:
+    assert Settings().corpus_roots == ()
+    assert Settings(corpus_dirs=f"/srv/text:{tmp_path}:").corpus_roots == (Path("/srv/text"), tmp_path)
+    with pytest.raises(ValidationError, match="names 'text'; allowed: absolute folders"):
+        Settings(corpus_dirs="/srv/text:text")

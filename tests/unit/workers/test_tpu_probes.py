@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from kernels.backends import NODE_CLASSES
-from workers import devices
 from workers.device_state import changes
-from workers.devices import find_devices, memory_is_free
+from workers.devices import find_devices
 from workers.errors import DeviceMissing
 from workers.probes import PROBES
+from workers.release import ReleaseProof
 from workers.tpu_probes import TpuProbe
 
 V6E, V5E, V4 = "0x006f", "0x0063", "0x005e"
@@ -74,27 +74,24 @@ def _holder(node: Path) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("node", ["vfio/{}", "accel{}"])
-def test_a_process_that_has_a_chip_open_holds_it_until_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
-) -> None:
-    monkeypatch.setattr(devices, "_FREE_PATIENCE_S", 0.0)
+def test_a_process_that_has_a_chip_open_holds_it_until_it_ends(tmp_path: Path, node: str) -> None:
     probe = put_chips(tmp_path, V6E, V6E, node=node)
     before, state_before = probe.memory_used(), probe.state(0)
     assert before == {0: 0, 1: 0}
+    proof = ReleaseProof(probe, before)
+    assert proof.problem(patience_s=0) is None
     process = _holder(tmp_path / "dev" / node.format(1))
     try:
         events = changes(state_before, probe.state(0))
         assert events is not None
         assert events.foreign_processes == (process.pid,)
-        problem = memory_is_free(probe, before)
-        assert problem is not None
-        assert problem.startswith("device 0 still holds 32768 MiB more than before the trial")
+        assert proof.problem(patience_s=0) == f"processes [{process.pid}] are on the device, and no trial runs"
     finally:
         process.communicate()
     deadline = time.monotonic() + 10
     while probe.memory_used() != before and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert memory_is_free(probe, before) is None
+    assert proof.problem(patience_s=0) is None
 
 
 def test_the_containers_node_is_nobodys_chip(tmp_path: Path) -> None:

@@ -35,6 +35,6 @@ def test_a_trial_of_a_cpu_node_trains_on_the_cpu_even_where_a_gpu_is(
 def test_a_device_that_torch_cannot_use_breaks_the_node_and_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceMissing, match="this node trains on devices of type 'cuda'") as caught:
-        trial._device("cuda", 1)
+        trial.find_device("cuda", 1)
     assert classify(caught.value) is FailureClass.INFRA_NODE
-    assert trial._device("cpu", 1) == torch.device("cpu")
+    assert trial.find_device("cpu", 1) == torch.device("cpu")

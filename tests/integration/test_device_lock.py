@@ -1,0 +1,105 @@
+"""Two workers, and two trainers, on the same cores of this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.pages import ROOT
+from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+from workers.device_lock import DeviceLock, lock_addresses
+from workers.errors import DeviceBusy
+
+_HOLD = """
+import sys, time
+from workers.device_lock import DeviceLock, lock_addresses
+held = DeviceLock(lock_addresses(sys.argv[2:], holder="trainer", scope=sys.argv[1]))
+held.take(patience_s=5)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def _holder(scope: str, *devices: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _HOLD, scope, *devices]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def _trainer(scope: str, *devices: str) -> DeviceLock:
+    return DeviceLock(lock_addresses(devices, holder="trainer", scope=scope))
+
+
+def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
+    scope = str(tmp_path)
+    with _holder(scope, "core 0", "core 1") as holder:
+        try:
+            wanted = rf"core 1 of this machine is held by process {holder.pid} \(.*python.*\)"
+            with pytest.raises(DeviceBusy, match=wanted):
+                _trainer(scope, "core 7", "core 1").take()
+            os.kill(holder.pid, signal.SIGSTOP)
+            with pytest.raises(DeviceBusy, match=str(holder.pid)):
+                _trainer(scope, "core 0").take(patience_s=0.1)
+            with _trainer(scope, "core 7"), _trainer(str(tmp_path / "other"), "core 0"):
+                pass
+        finally:
+            holder.kill()
+    with _trainer(scope, "core 0", "core 1"):
+        pass
+
+
+def test_lock_is_all_or_nothing(tmp_path: Path) -> None:
+    scope = str(tmp_path)
+    with _trainer(scope, "core 1"):
+        with pytest.raises(DeviceBusy):
+            _trainer(scope, "core 0", "core 1").take()
+        with _trainer(scope, "core 0"):
+            pass
+
+
+def test_second_worker_on_the_same_cores_is_refused_with_the_holders_pid(tmp_path: Path) -> None:
+    service = Service()
+    url, locks = f"http://127.0.0.1:{service.port}", f"set of {tmp_path}"
+    with worker(tmp_path / "one", url, ABLATE_DEVICE_LOCKS=locks) as first:
+        until(lambda: service.bodies(":claim"))
+        for home, name in ((tmp_path / "two", "other"), (tmp_path / "one", "tester")):
+            with worker(home, url, ABLATE_DEVICE_LOCKS=locks, ABLATE_NODE_NAME=name) as second:
+                assert second.wait(120) == 1
+            said = " ".join((home / "worker.log").read_text().split())
+            assert re.search(rf"worker cannot run: core \d+ of this machine is held by process {first.pid} \(", said)
+        assert first.poll() is None
+        os.kill(first.pid, signal.SIGSTOP)
+        with worker(tmp_path / "three", url, ABLATE_DEVICE_LOCKS=locks) as third:
+            assert third.wait(120) == 1
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    until(lambda: not processes_of(tmp_path / "one"))
+    claims = len(service.bodies(":claim"))
+    with worker(tmp_path / "two", url, ABLATE_DEVICE_LOCKS=locks):
+        until(lambda: len(service.bodies(":claim")) > claims)
+    service.close()
+
+
+def test_trainer_waits_until_the_other_trainer_is_gone(tmp_path: Path) -> None:
+    """A worker that died may leave its trainer for a moment; its successor's trial does not begin beside it."""
+    service = Service()
+    scope = f"home {tmp_path.resolve()}"
+    cores = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
+        until(lambda: service.bodies(":claim"))
+        with _holder(scope, *cores) as holder:
+            service.blocks.append(block([config_json(corpus(tmp_path / "corpus"))], attempt="waits"))
+            folder = tmp_path / "work" / "att_waits" / "trl_waits_0"
+            until((folder / "log.txt").exists)
+            with pytest.raises(AssertionError):
+                until((folder / "prepared.json").exists, 2.0)
+            holder.kill()
+        (report,) = until(lambda: service.bodies(":report"))
+    assert report["receipts"][0]["outcome"] == "measured"
+    service.close()

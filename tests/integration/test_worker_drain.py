@@ -1,0 +1,129 @@
+"""What a worker does with its block when it is asked to end, and with a finished one when nobody takes it."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from model.config import StepsConfig
+from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+
+_ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
+_SOME = StepsConfig(warmup=1, timed=40, val_rows=0)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    running = Service()
+    yield running
+    running.close()
+
+
+def _begin(service: Service, home: Path, process: subprocess.Popen[bytes], *, steps: StepsConfig) -> None:
+    """Let the worker claim a block of two trials; return once the first has made a step."""
+    config = config_json(corpus(home / "corpus"), steps=steps)
+    service.blocks += [block([config, config], attempt="asked"), block([config], attempt="second")]
+    until(
+        lambda: (
+            process.poll() is not None
+            or any(p["steps_done"] for b in service.bodies(":heartbeat") for p in b["progress"])
+        )
+    )
+
+
+def test_sigterm_finishes_the_block_and_claims_no_other(tmp_path: Path, service: Service) -> None:
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}") as process:
+        _begin(service, tmp_path, process, steps=_SOME)
+        assert service.bodies(":report") == []
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    (report,) = service.bodies(":report")
+    assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured", "measured"]
+    assert service.bodies(":release") == []
+    assert len(service.blocks) == 1
+    assert "finishing the block" in (tmp_path / "worker.log").read_text()
+    until(lambda: not processes_of(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["second signal", "limit"])
+def test_a_second_signal_or_the_limit_gives_the_block_back(tmp_path: Path, service: Service, how: str) -> None:
+    limit = {"ABLATE_DRAIN_S": "2"} if how == "limit" else {}
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}", **limit) as process:
+        _begin(service, tmp_path, process, steps=_ENDLESS)
+        process.send_signal(signal.SIGTERM)
+        if how == "second signal":
+            until(lambda: "finishing the block" in (tmp_path / "worker.log").read_text())
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]
+    assert service.bodies(":report") == []
+
+
+def _kept(home: Path) -> list[Path]:
+    return sorted((home / "spool" / "tester").glob("*"))
+
+
+def test_a_finished_block_survives_the_service_and_the_worker(tmp_path: Path, service: Service) -> None:
+    url = f"http://127.0.0.1:{service.port}"
+    with worker(tmp_path, url) as process:
+        config = config_json(corpus(tmp_path / "corpus"))
+        service.blocks.append(block([config], attempt="kept"))
+        service.reports_refused = 10**9
+        (path,) = until(lambda: [one for one in _kept(tmp_path) if one.suffix == ".json"])
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o077 == 0
+        until(lambda: len(service.bodies(":report")) > 3)
+        assert service.bodies(":claim")[-1]["device_state"] == "ok"
+        process.kill()
+        process.wait()
+    until(lambda: not processes_of(tmp_path))
+    tried = service.bodies(":report")
+    service.reports_refused = 0
+    with worker(tmp_path, url):
+        until(lambda: len(service.bodies(":report")) > len(tried))
+        until(lambda: not _kept(tmp_path))
+    sent = service.bodies(":report")
+    assert len({json.dumps(body, sort_keys=True) for body in sent}) == 1
+    assert sent[-1]["receipts"][0]["outcome"] == "measured"
+    assert service.bodies(":release") == []
+
+
+def test_a_kept_block_that_is_somebody_elses_by_now_is_dropped_and_work_goes_on(
+    tmp_path: Path, service: Service
+) -> None:
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
+        config = config_json(corpus(tmp_path / "corpus"))
+        service.blocks.append(block([config], attempt="late"))
+        service.reports_refused = 10**9
+        until(lambda: [one for one in _kept(tmp_path) if one.suffix == ".json"])
+        service.stale, service.reports_refused = True, 0
+        until(lambda: not _kept(tmp_path))
+        service.stale = False
+        service.blocks.append(block([config], attempt="after"))
+        until(lambda: any(path.endswith("att_after:report") for path, _body, _at in list(service.calls)))
+    assert "does not count any more" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_damaged_file_in_the_spool_is_put_aside(tmp_path: Path, service: Service) -> None:
+    folder = tmp_path / "spool" / "tester"
+    folder.mkdir(parents=True)
+    (folder / "att_torn.json").write_text('{"attempt_id": "att_to')
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
+        until(lambda: service.bodies(":claim"))
+    assert [path.name for path in _kept(tmp_path)] == ["att_torn.json.bad"]
+    assert service.bodies(":report") == []
+
+
+def test_a_node_that_the_service_forgot_registers_again(tmp_path: Path, service: Service) -> None:
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}") as process:
+        until(lambda: service.bodies(":claim"))
+        service.forgotten = True
+        until(lambda: len([1 for path, _body, _at in service.calls if path.startswith("/v1/nodes/")]) == 2)
+        service.blocks.append(block([config_json(corpus(tmp_path / "corpus"))], attempt="anew"))
+        (report,) = until(lambda: service.bodies(":report"))
+        assert process.poll() is None
+    assert report["receipts"][0]["ids"]["node"] == "nod_2"
+    assert service.bodies(":claim")[-1]["node_id"] == "nod_2"

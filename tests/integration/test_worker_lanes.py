@@ -1,0 +1,81 @@
+"""What a node says it can run is what it ran."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.backends import NODE_CLASSES, Lane
+from tests.integration.worker_service import Service, until, worker
+from workers import lanes
+from workers.forkserver import ForkServer
+from workers.node import Node, find_node
+
+
+@pytest.fixture(scope="module")
+def node() -> Node:
+    return find_node("here", "cpu")
+
+
+def _with_lanes(node: Node, *asked: Lane) -> Node:
+    node_class = replace(node.node_class, lanes=asked)
+    return replace(node, devices=replace(node.devices, node_class=node_class))
+
+
+def test_lanes_of_a_cpu_node_ran(node: Node, tmp_path: Path) -> None:
+    assert lanes.run_lanes(node, ForkServer(), data_dir=tmp_path) == {"reference": None}
+
+
+def test_a_lane_that_cannot_run_here_says_why(node: Node, tmp_path: Path) -> None:
+    found = lanes.run_lanes(_with_lanes(node, Lane.CUDA, Lane.REFERENCE), ForkServer(), data_dir=tmp_path)
+    assert found is not None
+    assert found["reference"] is None
+    assert "lane 'cuda' has no implementation on node class" in str(found["cuda"])
+
+
+def test_a_device_that_torch_cannot_use_says_so(node: Node, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("torch can use a GPU here")
+    devices = replace(node.devices, node_class=replace(NODE_CLASSES["h200"], lanes=(Lane.REFERENCE,)))
+    found = lanes.run_lanes(replace(node, devices=devices), ForkServer(), data_dir=tmp_path)
+    assert found is not None
+    assert str(found["reference"]).startswith("DeviceMissing: this node trains on devices of type 'cuda'")
+
+
+def test_a_process_that_dies_is_no_answer(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_answer", _die)
+    found = lanes.run_lanes(node, ForkServer(), data_dir=tmp_path)
+    assert "died before it answered" in str(dict(found or {})["reference"])
+
+
+def _die(_order: lanes.LaneOrder) -> None:
+    import os
+
+    os.abort()
+
+
+def test_known_lanes_until_something_changes_or_one_failed(node: Node, tmp_path: Path) -> None:
+    assert lanes.known_lanes(node, tmp_path) is None
+    lanes.keep_lanes(node, {"reference": None}, tmp_path)
+    assert lanes.known_lanes(node, tmp_path) == {"reference": None}
+    other = replace(node, versions={**node.versions, "torch": "0.0"})
+    assert lanes.known_lanes(other, tmp_path) is None
+    lanes.keep_lanes(node, {"reference": "it ran, and is wrong in out"}, tmp_path)
+    assert lanes.known_lanes(node, tmp_path) is None
+    (tmp_path / lanes.FILE).write_text("{")
+    assert lanes.known_lanes(node, tmp_path) is None
+
+
+def test_a_worker_tries_once_and_remembers(tmp_path: Path) -> None:
+    service = Service()
+    for _ in range(2):
+        service.calls.clear()
+        with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
+            until(lambda: service.bodies(":claim"))
+        registration = next(body for path, body, _at in service.calls if path.startswith("/v1/nodes/"))
+        assert registration["lanes"] == {"reference": None}
+    service.close()
+    assert (tmp_path / "worker.log").read_text().count("running a small scan") == 1
+    assert json.loads((tmp_path / lanes.FILE).read_text())["lanes"] == {"reference": None}

@@ -1,0 +1,51 @@
+"""The small scan that says whether a lane works: it must be able to say no."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.backends import Lane
+from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo import small_run
+from kernels.mamba3_mimo.support import LANES
+
+CPU = torch.device("cpu")
+
+
+def _spoil(monkeypatch: pytest.MonkeyPatch, run) -> None:
+    monkeypatch.setitem(LANES, Lane.REFERENCE, replace(LANES[Lane.REFERENCE], run=run))
+
+
+def test_reference_lane_works() -> None:
+    assert small_run.small_run_problem(Lane.REFERENCE, CPU) is None
+
+
+def test_a_wrong_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LANES[Lane.REFERENCE].run
+
+    def wrong(inputs, switches):
+        out, state = right(inputs, switches)
+        return out * 1.05, state
+
+    _spoil(monkeypatch, wrong)
+    assert "it ran, and is wrong in out" in str(small_run.small_run_problem(Lane.REFERENCE, CPU))
+
+
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LANES[Lane.REFERENCE].run
+
+    def wrong(inputs, switches):
+        out, state = right(replace(inputs, D=inputs.D.detach()), switches)
+        return out + 0.0 * inputs.D.sum(), state
+
+    _spoil(monkeypatch, wrong)
+    assert small_run.small_run_problem(Lane.REFERENCE, CPU) == "it ran, and is wrong in D"
+
+
+def test_a_refusal_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(inputs, switches):
+        raise KernelUnsupported("no tensor memory here")
+
+    _spoil(monkeypatch, refuses)
+    assert small_run.small_run_problem(Lane.REFERENCE, CPU) == "no tensor memory here"

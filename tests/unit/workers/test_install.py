@@ -1,0 +1,123 @@
+import getpass
+import shutil
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from workers.cli import app
+
+KEY = "abl_node_key_of_a_test"
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    path.write_text(f"{KEY}\n")
+    return path
+
+
+def _install(root: Path, key: Path, *more: str, user: str = "") -> tuple[int, str]:
+    words = ["install", "--url", "https://ablate.example.org", "--token-file", str(key), "--root", str(root)]
+    done = CliRunner().invoke(app, [*words, "--user", user or getpass.getuser(), *more])
+    return done.exit_code, done.output
+
+
+def _unit(root: Path) -> ConfigParser:
+    parser = ConfigParser(strict=True, interpolation=None, delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(root / "etc/systemd/system/ablate-worker.service")
+    return parser
+
+
+def test_install_writes_a_unit_and_an_environment_and_says_so(tmp_path: Path, key: Path) -> None:
+    root = tmp_path / "root"
+    code, said = _install(root, key, "--node-class", "h200", "--name", "gpu-7", "--drain-s", "100")
+    assert code == 0, said
+    unit = _unit(root)
+    assert unit["Service"]["EnvironmentFile"] == "/etc/ablate/worker.env"
+    assert unit["Service"]["ExecStart"].endswith(" -m workers.app")
+    assert unit["Service"]["User"] == getpass.getuser()
+    assert int(unit["Service"]["TimeoutStopSec"]) == 100 + 5 + 60  # drain, grace, slack: no block is cut by systemd
+    assert (unit["Service"]["KillMode"], unit["Service"]["Restart"]) == ("mixed", "always")
+    environment = root / "etc/ablate/worker.env"
+    assert environment.stat().st_mode & 0o777 == 0o600
+    assert environment.read_text().splitlines() == [
+        "ABLATE_URL=https://ablate.example.org",
+        f"ABLATE_WORKER_TOKEN={KEY}",
+        "ABLATE_NODE_NAME=gpu-7",
+        "ABLATE_NODE_CLASS=h200",
+        "ABLATE_HOME=/var/lib/ablate",
+        "ABLATE_DRAIN_S=100",
+    ]
+    assert (root / "var/lib/ablate").is_dir()
+    for line in ("wrote", "mode 0600", "systemctl enable --now ablate-worker"):
+        assert line in said
+    assert KEY not in said
+
+
+def test_install_again_is_allowed_and_another_one_asks(tmp_path: Path, key: Path) -> None:
+    root = tmp_path / "root"
+    assert _install(root, key)[0] == _install(root, key)[0] == 0
+    code, said = _install(root, key, "--name", "another")
+    assert code == 1
+    assert "worker.env says something else already; --replace overwrites it" in said.replace("\n", "")
+    assert _install(root, key, "--name", "another", "--replace")[0] == 0
+    assert "ABLATE_NODE_NAME=another" in (root / "etc/ablate/worker.env").read_text()
+
+
+def test_install_dry_run_writes_nothing_and_shows_no_secret(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ABLATE_BROKER_URL", "rediss://:broker-secret@redis.example.org:6379/0")
+    code, said = _install(tmp_path / "root", key, "--dry-run", user="nobody-of-this-name")
+    assert code == 0
+    assert not (tmp_path / "root").exists()
+    assert "ABLATE_WORKER_TOKEN=(not shown)" in said
+    assert "ABLATE_BROKER_URL=(not shown)" in said
+    assert "[Service]" in said
+    for secret in (KEY, "broker-secret"):
+        assert secret not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--node-class", "h300"], "node class 'h300' is unknown; allowed: cpu, h200"),
+        (["--corpus-dirs", "data"], "ABLATE_CORPUS_DIRS names 'data'; allowed: absolute folders"),
+        (["--name", 'a"b'], "ABLATE_NODE_NAME is"),
+        (["--url", "https://x\nABLATE_HOME=/etc"], "ABLATE_URL is"),
+    ],
+)
+def test_install_refuses_what_would_not_work(tmp_path: Path, key: Path, words: list[str], expected: str) -> None:
+    code, said = _install(tmp_path / "root", key, *words)
+    assert code == 1
+    assert expected in said.replace("\n", " ")
+    assert not (tmp_path / "root").exists()
+
+
+def test_install_for_a_user_that_is_not_there_says_how_to_make_one(tmp_path: Path, key: Path) -> None:
+    code, said = _install(tmp_path / "root", key, user="nobody-of-this-name")
+    assert code == 1
+    assert "useradd --system" in said.replace("\n", "")
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("text", ["", "changeme\n"])
+def test_install_without_a_real_key_is_refused(tmp_path: Path, key: Path, text: str) -> None:
+    key.write_text(text)
+    code, said = _install(tmp_path / "root", key)
+    assert code == 1
+    assert str(key) in said.replace("\n", "")
+
+
+def test_unit_is_one_that_systemd_understands(tmp_path: Path, key: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    root = tmp_path / "root"
+    assert _install(root, key)[0] == 0
+    unit = root / "etc/systemd/system/ablate-worker.service"
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "ablate-worker" in line] == []

@@ -1,0 +1,120 @@
+"""A device is free only when its driver says so."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.nvidia_smi import put_smi
+from workers import release
+from workers.errors import DeviceUnknown
+from workers.probes import HostProbe, NvidiaProbe
+from workers.release import ReleaseProof
+
+MIB = 2**20
+
+
+class Driver(HostProbe):
+    """A driver whose devices hold what the test says."""
+
+    def __init__(self, used: Mapping[int, int], users: tuple[int, ...] = ()) -> None:
+        self.used = used
+        self.on_device = users
+        self.broken: str | None = None
+
+    def memory_used(self) -> Mapping[int, int]:
+        if self.broken is not None:
+            raise DeviceUnknown(self.broken)
+        return self.used
+
+    def users(self) -> tuple[int, ...]:
+        return self.on_device
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "_LOOK_EVERY_S", 0.0)
+
+
+def test_problem_is_measured_from_the_least_that_was_ever_in_use() -> None:
+    driver = Driver({0: 500 * MIB, 1: 4 * MIB})
+    proof = ReleaseProof(driver, [0, 1])
+    assert proof.problem(patience_s=0) is None
+    driver.used = {0: 3 * MIB, 1: 60 * MIB}
+    assert proof.problem(patience_s=0) is None
+    driver.used = {0: 500 * MIB, 1: 68 * MIB}
+    assert proof.problem(patience_s=0) == proof.last == "device 0 still holds 497 MiB more than when it was free"
+
+
+def test_problem_what_the_driver_does_not_tell_is_not_free() -> None:
+    driver = Driver({0: 4 * MIB})
+    proof = ReleaseProof(driver, [0])
+    assert proof.problem(patience_s=0) is None
+    driver.broken = "nvidia-smi failed: exit 9"
+    assert proof.problem(patience_s=0.05) == "whether the device is free cannot be told: nvidia-smi failed: exit 9"
+    driver.broken = None
+    assert proof.problem(patience_s=0) is proof.last is None
+
+
+def test_problem_a_device_that_left_the_bus_is_not_free() -> None:
+    driver = Driver({1: 4 * MIB})
+    assert ReleaseProof(driver, [0, 1]).problem(patience_s=0) == "device 0 is not there any more; found: [1]"
+    driver.used = {}
+    assert ReleaseProof(driver, [0]).problem(patience_s=0) == "device 0 is not there any more; found: none"
+
+
+def test_problem_names_who_is_on_the_device() -> None:
+    proof = ReleaseProof(Driver({0: 4 * MIB}, users=(4712, 4711)), [0])
+    assert proof.problem(patience_s=0) == "processes [4711, 4712] are on the device, and no trial runs"
+
+
+def test_problem_waits_for_the_driver() -> None:
+    driver = Driver({0: 4 * MIB}, users=(4711,))
+    looks = iter([(4711,), (4711,), ()])
+    driver.users = lambda: next(looks)  # type: ignore[method-assign]
+    assert ReleaseProof(driver, [0]).problem(patience_s=60) is None
+
+
+def test_problem_lasts_as_long_as_a_survivor_lives() -> None:
+    proof = ReleaseProof(HostProbe())
+    survivor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    proof.survived([survivor.pid])
+    assert proof.problem(patience_s=0) == f"processes [{survivor.pid}] survived SIGKILL"
+    survivor.kill()
+    survivor.wait()
+    assert proof.problem(patience_s=0) is None
+
+
+def test_problem_of_a_host_is_none() -> None:
+    assert ReleaseProof(HostProbe()).problem(patience_s=0) is None
+
+
+_TABLE = "0, NVIDIA H200, 16, 143771, 4, 570.1"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (f'case "$*" in *compute*) ;; *) echo "{_TABLE}";; esac', None),
+        (f'case "$*" in *compute*) echo 4711;; *) echo "{_TABLE}";; esac', "processes [4711] are on the device"),
+        (f'case "$*" in *compute*) echo "[N/A]";; *) echo "{_TABLE}";; esac', "hides the number of a process"),
+        (f'case "$*" in *compute*) exit 9;; *) echo "{_TABLE}";; esac', "nvidia-smi failed"),
+        ("exit 9", "nvidia-smi failed"),
+        ("true", "device 0 is not there any more"),
+        ('case "$*" in *compute*) ;; *) echo "0, NVIDIA H200, 16, 143771, [N/A], 570";; esac', "no memory in use"),
+        ('case "$*" in *compute*) ;; *) echo "Unable to determine the device handle";; esac', "no memory in use"),
+    ],
+)
+def test_nvidia_proof_fails_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str | None
+) -> None:
+    put_smi(tmp_path, monkeypatch, script)
+    found = ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0)
+    assert found is None if expected is None else expected in str(found)
+
+
+def test_nvidia_proof_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "nvidia-smi is not found any more" in str(ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0))

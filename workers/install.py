@@ -1,0 +1,175 @@
+"""`ablate worker install`: a systemd unit and its environment file, so that a worker starts with its machine.
+
+Nothing is started here: what was written is shown, and the commands that follow.
+"""
+
+import os
+import pwd
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.errors import InstallRefused
+from workers.settings import Settings
+
+UNIT = Path("/etc/systemd/system/ablate-worker.service")
+ENVIRONMENT = Path("/etc/ablate/worker.env")
+_STOP_SLACK_S = 60
+"""What the end of a drained worker may take beyond its limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFile:
+    """A file that an installation writes."""
+
+    path: Path
+    text: str
+    mode: int
+
+    @property
+    def shown(self) -> str:
+        """The text with every secret left out."""
+        return "\n".join(_masked(line) for line in self.text.splitlines())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """What was asked for."""
+
+    settings: Settings
+    token: str
+    user: str
+    unit: Path = UNIT
+    environment: Path = ENVIRONMENT
+    root: Path = Path("/")
+    """Folder that stands for `/` in what is written, for images that are built elsewhere."""
+
+    def files(self) -> tuple[PlannedFile, ...]:
+        """Return what will be written."""
+        unit = PlannedFile(path=self._below(self.unit), text=_unit(self), mode=0o644)
+        return PlannedFile(path=self._below(self.environment), text=_environment(self), mode=0o600), unit
+
+    def _below(self, path: Path) -> Path:
+        return self.root / path.relative_to("/")
+
+    def write(self, *, replace: bool) -> Iterator[str]:
+        """Write the files and make the state folder; yield a sentence for each thing that was done.
+
+        Raises InstallRefused when a file that says something else is there already, or nothing may be written.
+        """
+        files = self.files()
+        taken = [str(f.path) for f in files if f.path.exists() and f.path.read_text(encoding="utf-8") != f.text]
+        if taken and not replace:
+            raise InstallRefused(f"{', '.join(taken)} says something else already; --replace overwrites it")
+        try:
+            for file in files:
+                _write(file)
+                yield f"wrote {file.path}, mode {file.mode:04o}"
+            yield self._make_home()
+        except OSError as error:
+            raise InstallRefused(f"{error.filename}: {error.strerror}; run it as root") from error
+
+    def _make_home(self) -> str:
+        home = self._below(self.settings.home_dir)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.geteuid() == 0:
+            account = _account(self.user)
+            os.chown(home, account.pw_uid, account.pw_gid)
+        return f"made {home}, owned by {self.user}"
+
+    def next_commands(self) -> tuple[str, ...]:
+        """Return what a person does now."""
+        return (
+            "systemctl daemon-reload",
+            f"systemctl enable --now {self.unit.stem}",
+            f"journalctl -fu {self.unit.stem}",
+        )
+
+
+def check_account(user: str) -> None:
+    """Raise InstallRefused unless this machine knows `user`."""
+    _account(user)
+
+
+def _account(user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(user)
+    except KeyError as error:
+        raise InstallRefused(
+            f"there is no user {user!r} here; make one: useradd --system --home-dir /var/lib/ablate {user}"
+        ) from error
+
+
+def _write(file: PlannedFile) -> None:
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file.mode)
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        os.fchmod(handle, file.mode)
+        out.write(file.text)
+
+
+def _environment(wanted: Installation) -> str:
+    settings = wanted.settings
+    values = {
+        "ABLATE_URL": settings.url,
+        "ABLATE_WORKER_TOKEN": wanted.token,
+        "ABLATE_NODE_NAME": settings.node_name,
+        "ABLATE_NODE_CLASS": settings.node_class,
+        "ABLATE_BROKER_URL": settings.broker_url,
+        "ABLATE_HOME": str(settings.home_dir),
+        "ABLATE_CORPUS_DIRS": settings.corpus_dirs,
+        "ABLATE_DRAIN_S": f"{settings.drain_s:g}",
+    }
+    return _lines({name: value for name, value in values.items() if value})
+
+
+def _lines(values: Mapping[str, str | None]) -> str:
+    for name, value in values.items():
+        if not str(value).isprintable() or any(character in str(value) for character in "\"'\\ "):
+            raise InstallRefused(f"{name} is {value!r}; allowed: printable, without spaces, quotes and backslashes")
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def _masked(line: str) -> str:
+    name, sign, value = line.partition("=")
+    if name == "ABLATE_WORKER_TOKEN" or (name == "ABLATE_BROKER_URL" and "@" in value):
+        return f"{name}{sign}(not shown)"
+    return line
+
+
+def _unit_path(path: Path | str) -> str:
+    """Return a path as units write it: a percent sign begins a specifier."""
+    return str(path).replace("%", "%%")
+
+
+def _unit(wanted: Installation) -> str:
+    home = _unit_path(wanted.settings.home_dir)
+    stop_s = int(wanted.settings.drain_s + wanted.settings.grace_s) + _STOP_SLACK_S
+    return f"""\
+[Unit]
+Description=Ablate worker
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+User={wanted.user}
+EnvironmentFile={_unit_path(wanted.environment)}
+ExecStart={_unit_path(sys.executable)} -m workers.app
+WorkingDirectory={home}
+Restart=always
+RestartSec=5
+# SIGTERM goes to the worker alone, which finishes its block; what is left then is killed
+KillMode=mixed
+TimeoutStopSec={stop_s}
+# a trial that needs too much memory is an answer and no reason to end the worker
+OOMPolicy=continue
+UMask=0077
+NoNewPrivileges=true
+ProtectSystem=full
+ReadWritePaths={home}
+
+[Install]
+WantedBy=multi-user.target
+"""

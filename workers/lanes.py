@@ -1,0 +1,114 @@
+"""Which lanes of this node's class really work here: each runs a small scan with its gradients in a fresh process.
+
+The answer is kept in the state folder and asked for again when code, versions or devices changed, or a lane failed.
+"""
+
+import json
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.digest import digest
+from experiments.runtime.processes import die_with_parent
+from kernels.backends import Lane
+from workers.device_lock import DeviceLock
+from workers.environment_variables import keep_kernels, peer_site, use_environment
+from workers.errors import PreloadError
+from workers.forkserver import ForkServer
+from workers.node import Node
+from workers.paths import write_whole
+
+FILE = "lanes.json"
+"""Below the state folder."""
+
+_PATIENCE_S = 600.0
+"""Kernels are compiled on the way."""
+_DEVICE_PATIENCE_S = 20.0
+_MESSAGE_LIMIT = 500  # characters
+
+LaneResults = Mapping[str, str | None]
+"""By lane: None when it ran and was right, else why not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneOrder:
+    """What one process has to find out."""
+
+    lane: Lane
+    device_type: str
+    environment: Mapping[str, str]
+    locks: tuple[str, ...]
+    kernels: Path
+    """Where generated kernels are kept."""
+
+
+def known_lanes(node: Node, home: Path) -> LaneResults | None:
+    """Return what was found here before, if all of it worked and nothing has changed since."""
+    try:
+        stored = json.loads((home / FILE).read_bytes())
+        results: dict[str, str | None] = dict(stored["lanes"])
+        same = stored["of"] == _digest(node)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # nothing was kept, or not by this code
+    return results if same and not any(results.values()) else None
+
+
+def run_lanes(node: Node, server: ForkServer, *, data_dir: Path) -> LaneResults | None:
+    """Run every lane of the node's class; None where nothing can be executed."""
+    node_class = node.node_class
+    if node_class.compiles_only:
+        return None
+    orders = [
+        LaneOrder(
+            lane=lane,
+            device_type=node_class.device_type,
+            environment=node_class.environment,
+            locks=node.devices.locks("trainer"),
+            kernels=data_dir / "kernels",
+        )
+        for lane in node_class.lanes
+    ]
+    return {str(order.lane): _ask(server, order) for order in orders}
+
+
+def keep_lanes(node: Node, results: LaneResults, home: Path) -> None:
+    """Keep the answer for the next start."""
+    home.mkdir(parents=True, exist_ok=True)
+    write_whole(home / FILE, json.dumps({"of": _digest(node), "lanes": dict(results)}, indent=1))
+
+
+def _digest(node: Node) -> str:
+    """Return what the answer depends on."""
+    devices = [device.model_dump(mode="json") for device in node.devices.devices]
+    return digest([node.code.digest, node.versions, devices, str(peer_site())])
+
+
+def _ask(server: ForkServer, order: LaneOrder) -> str | None:
+    try:
+        answer = server.ask(_answer, order, patience_s=_PATIENCE_S)
+    except PreloadError as error:
+        return f"it gave no answer: {error}"
+    return None if answer is None else str(answer)[:_MESSAGE_LIMIT]
+
+
+def _answer(order: LaneOrder) -> str | None:
+    """In a process of its own: run the lane."""
+    die_with_parent()
+    held = DeviceLock(order.locks)  # given back by the end of this process
+    try:
+        held.take(patience_s=_DEVICE_PATIENCE_S)
+        return _run(order)
+    except Exception as error:  # the boundary of a process that answers with a sentence
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+
+
+def _run(order: LaneOrder) -> str | None:
+    from model import mamba3
+    from workers.trial import find_device
+
+    use_environment(order.environment)
+    keep_kernels(order.kernels)
+    mamba3.use_lane(order.lane, peer_site())
+    return mamba3.lane_problem(order.lane, find_device(order.device_type))
