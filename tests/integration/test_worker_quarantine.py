@@ -1,4 +1,4 @@
-"""A real worker that finds trouble on its node, and a real service that keeps its quarantine for an operator."""
+"""A real worker that finds trouble on its node, and a real service that keeps the quarantine until somebody looks."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def test_quarantine_outlives_its_reason_until_an_operator_resumes(tmp_path: Path
         with worker(home, url, ABLATE_LEAST_DISK_GIB="1000000", **more):
             shown = until(lambda: _node(api))
             assert (shown["state"], shown["health"]) == ("quarantined", "live")
-            assert "GiB are free at" in shown["state_reason"]
+            assert "GiB are free at" in shown["quarantined_reason"]
         with worker(home, url, **more):
             until(lambda: (home / "worker.log").read_text().count("asks for work") == 2)
             assert _node(api)["state"] == "quarantined"
