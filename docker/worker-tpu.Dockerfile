@@ -1,3 +1,4 @@
+# Written and not built yet: nobody has started it.
 # A worker of the TPU lane: compiles for TPU v6e where there is none (the default), or runs on the chips that it is given.
 #   docker build -f docker/worker-tpu.Dockerfile -t ablate-worker-tpu .
 #   docker run -e ABLATE_URL=... -v KEY:/run/secrets/ablate_worker_token:ro ablate-worker-tpu

@@ -14,17 +14,17 @@ class NodeStates:
 
     def drain(self, name: str) -> list[NodePublic]:
         """Let a node finish its block and give it no other."""
-        return self._change(name, "drain")
+        return self._change("/v1/nodes/{name}:drain", name)
 
     def quarantine(self, name: str, *, reason: str) -> list[NodePublic]:
         """Give a node nothing more, for a reason that people read."""
-        return self._change(name, "quarantine", reason=reason)
+        return self._change("/v1/nodes/{name}:quarantine", name, reason=reason)
 
     def resume(self, name: str) -> list[NodePublic]:
         """Give a drained or quarantined node work again."""
-        return self._change(name, "resume")
+        return self._change("/v1/nodes/{name}:resume", name)
 
-    def _change(self, name: str, verb: str, **body: str) -> list[NodePublic]:
-        path = f"/v1/nodes/{quote(name, safe='')}:{verb}"
+    def _change(self, route: str, name: str, **body: str) -> list[NodePublic]:
+        path = route.format(name=quote(name, safe=""))
         options = {"json": body} if body else {}
         return NodeList.model_validate(self._connection.call("POST", path, **options).json()).items

@@ -31,7 +31,7 @@ def _children(method: str, route: str, status: int) -> tuple[Any, Any]:
 
 def observe_request(scope: Mapping[str, Any], status: int, seconds: float) -> None:
     """Count one answered request under its route's template."""
-    route = getattr(scope.get("route"), "path", "unmatched")
+    route = getattr(scope.get("route"), "path_format", "unmatched")
     counter, histogram = _children(scope["method"], route, status)
     counter.inc()
     histogram.observe(seconds)

@@ -6,8 +6,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import Request, Response
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from sqlalchemy import Connection, Row
 
 from service.responses import document
@@ -21,8 +20,10 @@ FROM_NEXT = "From `next_cursor`."
 PLACE = "(0|[1-9][0-9]{0,8})"
 """Pattern of a whole number in a cursor."""
 
-Absent = SkipJsonSchema[None]
-"""A parameter that was not sent; no text means it."""
+
+def text_like(pattern: str) -> WithJsonSchema:
+    """Return how the schema tells of a parameter that may be absent: as text, for nothing that is sent means null."""
+    return WithJsonSchema({"type": "string", "pattern": pattern})
 
 
 class PageQuery(BaseModel):
@@ -31,7 +32,7 @@ class PageQuery(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     limit: int = Field(default=100, ge=1, le=500, description="Most items on the page.")
-    cursor: str | Absent = Field(default=None, description=FROM_NEXT)
+    cursor: str | None = Field(default=None, description=FROM_NEXT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.block_numbers import block_number
+from experiments.block_numbers import block_name
 from experiments.outcomes import AblationState
 from experiments.reporting import wording
 from service.lifecycle import OVER
@@ -93,7 +93,7 @@ def _names(held: Sequence[Row[Any]]) -> str:
 
 
 def _lost(one: Row[Any]) -> str:
-    what = f"node '{one.name}', which runs block {block_number(one.block_index)} and was last heard "
+    what = f"node '{one.name}', which runs {block_name(one.block_index)} and was last heard "
     when = f"{_duration(one.silent_s)} ago"
     then = f"in {_duration(one.lease_s)}" if one.lease_s > 0 else "now"
     return f"{what}{when}; the block goes back to the queue {then}"

@@ -14,7 +14,7 @@ from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
-from service.pages import FROM_NEXT, PLACE, Absent, Listing, PageQuery, page
+from service.pages import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
 from service.responses import document, html_page, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.public import Page
@@ -29,6 +29,10 @@ router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
 _SEQUENCE = "^(0|[1-9][0-9]{0,17})$"
 """Pattern of a sequence number: what 64 bits hold."""
+_LABEL = "^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$"
+_DIGEST = "^sha256:[0-9a-f]{64}$"
+_ABLATION, _BLOCK, _TRIAL = id_pattern("abl"), f"^{PLACE}$", f"^{PLACE}[.]{PLACE}$"
+"""Patterns of cursors."""
 _NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The client has this already (If-None-Match)."}}
 
 
@@ -41,26 +45,26 @@ class AblationQuery(PageQuery):
     """Which ablations a list shows."""
 
     limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
-    cursor: Annotated[str, Field(pattern=id_pattern("abl"))] | Absent = Field(default=None, description=FROM_NEXT)
+    cursor: Annotated[str | None, text_like(_ABLATION)] = Field(default=None, pattern=_ABLATION, description=FROM_NEXT)
     state: list[AblationState] = Field(default=[], max_length=6, description="Only these states.")
-    label: Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$")] | Absent = Field(
-        default=None, description="`key` or `key=value`."
+    label: Annotated[str | None, text_like(_LABEL)] = Field(
+        default=None, pattern=_LABEL, description="`key` or `key=value`."
     )
-    digest: Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")] | Absent = Field(
-        default=None, description="Digest of the spec or of its rule."
+    digest: Annotated[str | None, text_like(_DIGEST)] = Field(
+        default=None, pattern=_DIGEST, description="Digest of the spec or of its rule."
     )
 
 
 class BlockQuery(PageQuery):
     """Which blocks of an ablation a list shows."""
 
-    cursor: Annotated[str, Field(pattern=f"^{PLACE}$")] | Absent = Field(default=None, description=FROM_NEXT)
+    cursor: Annotated[str | None, text_like(_BLOCK)] = Field(default=None, pattern=_BLOCK, description=FROM_NEXT)
 
 
 class TrialQuery(PageQuery):
     """Which trials of an ablation a list shows."""
 
-    cursor: Annotated[str, Field(pattern=f"^{PLACE}[.]{PLACE}$")] | Absent = Field(default=None, description=FROM_NEXT)
+    cursor: Annotated[str | None, text_like(_TRIAL)] = Field(default=None, pattern=_TRIAL, description=FROM_NEXT)
 
 
 @router.get("", operation_id="listAblations", summary="List ablations, newest first", **_page_of(AblationPublic, 422))

@@ -1,18 +1,14 @@
 """The route that changes an ablation's place in the queue."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Body, Depends
+from fastapi import APIRouter, Depends
 
 from service.deps import AblationId, ServicesDep, Submitter, json_only
 from service.responses import secured
 from service.routes.ablations import load
-from service.schemas.ablations import AblationPublic
+from service.schemas.ablations import AblationPublic, PriorityChange
 from service.store import tokens, turns
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
-
-Priority = Annotated[int, Body(embed=True, ge=0, le=100, strict=True, description="Higher runs first.")]
 
 
 @router.patch(
@@ -23,10 +19,10 @@ Priority = Annotated[int, Body(embed=True, ge=0, le=100, strict=True, descriptio
     responses=secured(404, 409, 413, 415, 422),
 )
 def set_priority(
-    ablation_id: AblationId, priority: Priority, services: ServicesDep, principal: Submitter
+    ablation_id: AblationId, change: PriorityChange, services: ServicesDep, principal: Submitter
 ) -> AblationPublic:
     """Move the blocks that are not over to another priority; those that run go on, and keep it if they break."""
     with services.store.write() as connection:
         tokens.check_owner(connection, principal, ablation_id)
-        turns.set_priority(connection, ablation_id, priority, actor=principal.name)
+        turns.set_priority(connection, ablation_id, change.priority, actor=principal.name)
     return load(services, ablation_id)

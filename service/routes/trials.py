@@ -3,12 +3,11 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import Field
 
 from experiments.records.signed_receipt import SignedReceipt
 from service.deps import Reader, ServicesDep, TrialId
 from service.errors import NotYet
-from service.pages import Absent
+from service.pages import text_like
 from service.responses import secured
 from service.sse import streams_of
 from service.store.ablations import get_receipt
@@ -62,7 +61,7 @@ def read_trial_log(
     principal: Reader,
     offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX, description="Absolute byte offset to begin at.")] = 0,
     last_event_id: Annotated[
-        Annotated[str, Field(pattern=_OFFSET)] | Absent, Header(description="Go on after this offset.")
+        str | None, text_like(_OFFSET), Header(pattern=_OFFSET, description="Go on after this offset.")
     ] = None,
 ) -> Response:
     """Return the log of the newest attempt; at most 4 MiB, go on from X-Log-End-Offset."""

@@ -2,7 +2,9 @@
 
 from pydantic import Field
 
+from experiments.documents import Frozen
 from experiments.outcomes import AblationState, BlockState, TrialState
+from experiments.records.messages import Whole
 from service.schemas.public import INDEX, Public
 
 
@@ -60,6 +62,12 @@ class AblationPublic(Public):
     request_id: str | None = None
     """Of the request that submitted it: log lines about it, the workers' too, carry this id."""
     links: Links
+
+
+class PriorityChange(Frozen):
+    """Another place in the queue."""
+
+    priority: Whole = Field(ge=0, le=100, description="Higher runs first.")
 
 
 class BlockPublic(Public):

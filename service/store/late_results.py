@@ -1,10 +1,12 @@
-"""A result that comes after its lease ran out: it counts as long as nobody else holds the block.
+"""A result that comes after its lease ran out: it counts as long as nobody else has claimed the block.
 
 A whole block was measured, its receipts name the attempt, and the block would only be measured again. As soon as
 somebody else has claimed it, or it is over, the late one changes nothing.
 """
 
-from sqlalchemy import Connection, select, update
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
 
 from experiments.outcomes import AttemptState, BlockState
 from service.errors import StaleToken
@@ -17,23 +19,28 @@ from service.store.transitions import Transitions
 def check_wanted(connection: Connection, attempt_id: str, token: str) -> None:
     """Raise StaleToken unless the attempt holds its block, or its result may still be taken."""
     attempt = find_attempt(connection, attempt_id)
-    state = connection.execute(select(blocks.c.state).where(blocks.c.id == attempt.block_id)).scalar_one()
-    if attempt.state == AttemptState.EXPIRED and state == BlockState.QUEUED and shows_token(attempt, token):
-        return
-    check_holds(connection, attempt_id, token)
+    block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one()
+    if not (_nobody_since(attempt, block) and shows_token(attempt, token)):
+        check_holds(connection, attempt_id, token)
+
+
+def _nobody_since(attempt: Row[Any], block: Row[Any]) -> bool:
+    """Tell whether an attempt's lease ran out and its block waits: nobody has claimed it since."""
+    last = bool(block.state == BlockState.QUEUED and block.attempt_no == attempt.number)
+    return last and bool(attempt.state == AttemptState.EXPIRED)
 
 
 def lock_wanted(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
     """Lock the block of an attempt for its result, and give it back to an attempt that expired. Raises StaleToken."""
     attempt = find_attempt(connection, attempt_id)
     block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id).with_for_update()).one()
-    if attempt.state != AttemptState.EXPIRED or block.state != BlockState.QUEUED:
+    if not _nobody_since(attempt, block):
         return lock_attempt(connection, attempt_id, token)
     if not shows_token(attempt, token):
         raise StaleToken(f"attempt {attempt_id} has another token than the one that was sent; nothing was changed")
     transitions = Transitions(connection, block.ablation_id, actor=attempt.node_id)
     held = {"attempt_id": attempt_id, "node_id": attempt.node_id, "lease_until": db_now()}
-    reason = f"the result of attempt {attempt.number} came late; nobody else holds the block"
+    reason = f"the result of attempt {attempt.number} came late; nobody else has claimed the block"
     transitions.move([block.id], BlockState.QUEUED, BlockState.RUNNING, reason=reason, **held)
     transitions.flush()
     connection.execute(update(trials).where(trials.c.block_id == block.id).values(attempt_id=attempt_id))

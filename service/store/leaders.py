@@ -31,7 +31,7 @@ def drop_duty(connection: Connection, duty: str, holder: str) -> None:
     connection.execute(mine.values(until=db_now()))
 
 
-DUTIES = ("reconciler", "judge", "projector", "webhooks", "retention")
+DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "retention")
 """What the background process does, as rows; somebody holds each while all is well."""
 
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,15 @@ class Sqlite:
     def create(self) -> None:
         """Do nothing: the service makes the file."""
 
-    @contextmanager
-    def slow(self, seconds: float) -> Iterator[None]:
-        """Hold the write lock from outside, again and again, for `seconds` in all until the fault ends."""
-        holder = sqlite3.connect(self._file, timeout=5, isolation_level=None)
-        holder.execute("BEGIN IMMEDIATE")
-        yield
-        holder.rollback()
-        holder.close()
+    def slow(self, _seconds: float) -> AbstractContextManager[None] | None:
+        """Hold the write lock from outside; None while somebody else holds it."""
+        holder = sqlite3.connect(self._file, timeout=0.2, isolation_level=None, check_same_thread=False)
+        try:
+            holder.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            holder.close()
+            return None
+        return _released(holder)
 
     def rows(self, table: str) -> Rows:
         """Return every row of a table."""
@@ -55,6 +56,13 @@ class Sqlite:
         found = [dict(row) for row in reader.execute(f'SELECT * FROM "{table}"')]  # noqa: S608 - our own names
         reader.close()
         return found
+
+
+@contextmanager
+def _released(holder: sqlite3.Connection) -> Iterator[None]:
+    yield
+    holder.rollback()
+    holder.close()
 
 
 class Postgres:
@@ -90,11 +98,9 @@ class Postgres:
         self.part.start()
         until(self._made, patience_s=60, what="PostgreSQL")
 
-    @contextmanager
-    def slow(self, seconds: float) -> Iterator[None]:
+    def slow(self, seconds: float) -> AbstractContextManager[None] | None:
         """Hold every message up."""
-        with self._proxy.slow(min(0.2, seconds / 10)):
-            yield
+        return self._proxy.slow(min(0.2, seconds / 10))  # type: ignore[no-any-return]
 
     def rows(self, table: str) -> Rows:
         """Return every row of a table, by a way around the proxy."""

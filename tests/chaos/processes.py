@@ -26,12 +26,16 @@ class Part:
     owns_group: bool = False
     """Whether its children end with it, as a unit file or a container would do it; else that is the part's own task."""
     process: "subprocess.Popen[bytes] | None" = None
+    works: bytes = b""
+    """What its log says once it works; nothing: it works as soon as it lives."""
     ends: int = 0
+    _log_begins: int = field(default=0, repr=False)
     _down_since: float | None = field(default=None, repr=False)
 
     def start(self) -> None:
         """Start the process in a session of its own."""
         with self.log.open("ab") as sink:
+            self._log_begins = sink.tell()
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -56,6 +60,15 @@ class Part:
             if self.owns_group:
                 kill_session(self.process.pid)
             self.start()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process lives and has said that it works."""
+        if self.pid is None:
+            return False
+        with self.log.open("rb") as log:
+            log.seek(self._log_begins)
+            return self.works in log.read()
 
     @property
     def pid(self) -> int | None:

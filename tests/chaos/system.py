@@ -96,9 +96,11 @@ class System:
         broker += ["--dir", str(self.home), "--appendonly", "yes", "--save", ""]
         yield self._part("broker", broker, {})
         (self.home / "mlflow").mkdir()
-        yield self._part("mlflow", _mlflow(self.home / "mlflow", self._ports["mlflow"]), _QUIET, owns_group=True)
-        yield self._part("api", [sys.executable, "-m", "service.app"], environment)
-        yield self._part("background", [sys.executable, "-m", "service.background"], environment)
+        yield self._part(
+            "mlflow", _mlflow(self.home / "mlflow", self._ports["mlflow"]), _QUIET, works=b"startup complete"
+        )
+        yield self._part("api", [sys.executable, "-m", "service.app"], environment, works=b"Uvicorn running")
+        yield self._part("background", [sys.executable, "-m", "service.background"], environment, works=b"running: ")
 
     @property
     def _faked_clock(self) -> dict[str, str]:
@@ -156,7 +158,7 @@ class System:
             "OMP_NUM_THREADS": "1",
         }
         command = ["taskset", "-c", str(core), sys.executable, "-m", "workers.app"]
-        self.parts[name] = self._part(name, command, environment)
+        self.parts[name] = self._part(name, command, environment, works=b"asks for work")
         self.parts[name].start()
 
     def _node_key(self, name: str) -> str:
@@ -164,8 +166,9 @@ class System:
         answer.raise_for_status()
         return str(answer.json()["secret"])
 
-    def _part(self, name: str, command: list[str], environment: dict[str, str], *, owns_group: bool = False) -> Part:
-        return Part(name, command, environment, self.logs / f"{name}.log", owns_group=owns_group)
+    def _part(self, name: str, command: list[str], environment: dict[str, str], *, works: bytes = b"") -> Part:
+        log = self.logs / f"{name}.log"
+        return Part(name, command, environment, log, owns_group=name == "mlflow", works=works)
 
     def tick(self) -> None:
         """Start ended parts again."""
@@ -185,8 +188,10 @@ class System:
         return [node["name"] for node in self.http.get("/v1/nodes").json()["items"] if node["health"] == "live"]
 
     def pids(self, target: str) -> list[int]:
-        """Return the living processes that a name stands for: a part, or "trainer:node-a" and the like."""
+        """Return the processes of a part that works, or what "trainer:node-a" and the like stand for on such a node."""
         kind, _, node = target.partition(":")
+        if not self.parts[node or kind].is_up:
+            return []  # a part that starts is left alone until it works: else nothing would ever run
         if kind in ("database", "mlflow"):
             return [seen.pid for seen in self._family(self.parts[kind])]
         if not node:

@@ -168,7 +168,7 @@ class Model:
     def late(self, block_id: str, number: int) -> bool:
         """A result of attempt `number` of a block comes after its lease; return whether it is taken."""
         block = self.blocks[block_id]
-        if block.state != "queued":
+        if block.state != "queued" or number != len(block.attempts) - 1:
             return False
         block.attempts[number].ended = "done"
         self.slack[block.ablation] += 1

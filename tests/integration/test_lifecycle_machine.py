@@ -83,7 +83,7 @@ class Histories(RuleBasedStateMachine):
     def begin(self) -> None:
         self.stack = ExitStack()
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="ablate-machine-")))
-        self.api = self.stack.enter_context(running_api(self.kind, folder))
+        self.api = self.stack.enter_context(running_api(self.kind, folder, node_breaks=0))
         self.nodes = [self.api.register(f"machine-{number}", devices=1) for number in range(WORKERS)]
         self.model, self.ledger = Model(), Ledger()
 
@@ -97,7 +97,7 @@ class Histories(RuleBasedStateMachine):
         if worker in self.model.held:
             self._claims_in_vain(worker)
             return
-        waiting = self._claimable()
+        waiting = self._claimable(self.nodes[worker])
         block = self.api.claim(self.nodes[worker])
         assert (block is None) == (not waiting)
         if block is None:
@@ -114,8 +114,9 @@ class Histories(RuleBasedStateMachine):
         headers, body = self.api.worker_of(f"machine-{worker}"), {"node_id": self.nodes[worker]}
         assert self.api.client.post("/v1/blocks:claim", headers=headers, json=body).status_code == 409
 
-    def _claimable(self) -> set[str]:
+    def _claimable(self, node: str) -> set[str]:
         ready = select(blocks.c.id).where(blocks.c.state == "queued", blocks.c.not_before <= db_now())
+        ready = ready.where(func.coalesce(blocks.c.avoid_node_id, "") != node)
         with self.api.store.read() as connection:
             return set(connection.execute(ready).scalars())
 
@@ -220,7 +221,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def time_passes(self) -> None:
         with self.api.store.write() as connection:
-            connection.execute(update(blocks).values(not_before=0.0))
+            connection.execute(update(blocks).values(not_before=0.0, avoid_node_id=None))
         Reconciler(self.api.store).expire_leases()
 
     @rule()

@@ -56,9 +56,8 @@ def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         found = _readiness(api)
         assert (found["ready"], found["degraded"]) == (True, ["background", "broker", "mlflow"])
-        assert (
-            "nobody does: judge, projector, reconciler, retention, webhooks" in found["checks"]["background"]["detail"]
-        )
+        said = found["checks"]["background"]["detail"]
+        assert "nobody does: judge, projector, reconciler, retention, wakes, webhooks" in said
         assert found["checks"]["database"] == {"ok": True, "detail": "sqlite"}
         assert api.submit()["state"] == "queued"
         metrics = api.client.get("/metrics").text
