@@ -201,6 +201,7 @@ def test_expired_lease_requeues_and_fences_the_old_attempt(api: Api) -> None:
         assert answer.status_code == 409
         assert answer.json()["type"].endswith("stale-token")
     assert state_of(api, made["id"]) == stored
+    ready(api)
     new = claimed(api, node)
     assert new["block_id"] == old["block_id"]
     assert (new["attempt_no"], new["token"] != old["token"]) == (2, True)
