@@ -4,8 +4,8 @@ Settings of the shell that would change what is tested are left behind: the prod
 on, and the repository that git commands are told to use when a hook starts the tests. Servers on this machine are not
 asked for through a proxy.
 
-A file is never divided. Tests that start servers run one after another in one process, so that they compete with each
-other for nothing; the rest is pure computation and runs beside them.
+A file is never divided. Tests that run trials, whole stacks or against the clock go one after another in one process,
+so that they compete with each other for nothing; the rest is computation and calls of an API, and runs beside them.
 """
 
 import os
@@ -13,7 +13,11 @@ import os
 import pytest
 
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
-WITH_SERVERS = ("tests/acceptance/", "tests/integration/")
+_BUSY = (
+    *("arm_outcome", "device_lock", "exec", "frozen_broker", "http_limits", "part_run", "planted", "readiness"),
+    *("rolling_restart", "secured_servers", "sentinels", "stack_", "worker_"),
+)
+ONE_BY_ONE = ("tests/acceptance/", *(f"tests/integration/test_{name}" for name in _BUSY))
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
     del os.environ[name]
@@ -29,6 +33,6 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "servers" if nodeid.startswith(WITH_SERVERS) else nodeid.partition("::")[0]
+            return "one by one" if nodeid.startswith(ONE_BY_ONE) else nodeid.partition("::")[0]
 
     return ByGroup(config, log)
