@@ -8,7 +8,6 @@ import threading
 import time
 
 from kombu.exceptions import OperationalError
-from sqlalchemy.exc import DBAPIError
 
 from experiments.runtime.wake import celery_app, publish_wake
 from service.lifecycle import OutboxKind
@@ -61,7 +60,7 @@ class WakePublisher:
                 self.send_due()
                 backoff_s = 0.0
                 self._stopped.wait(PAUSE_S)
-            except (OperationalError, DBAPIError) as error:
+            except Exception as error:  # the thread's boundary: nothing that a library raises ends it
                 backoff_s = min(MAX_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * backoff_s))
                 log.warning("wake-ups not sent, trying again in %.1f s: %s", backoff_s, error)
                 self._stopped.wait(backoff_s)

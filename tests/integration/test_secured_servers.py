@@ -69,7 +69,7 @@ def test_every_connection_is_encrypted_and_an_ablation_goes_from_submission_to_v
     background = process("service.background", tmp_path / "log", ABLATE_HOME=str(tmp_path), ABLATE_DATABASE_URL=url)
     with running_api("sqlite", tmp_path, database_url=url) as api, background:
         made = api.submit()
-        api.finish(api.register())
+        api.finish(node)
         until(lambda: api.get(made["links"]["report"]).status_code == 200)
         with api.store.read() as connection:
             joined = "pg_stat_ssl JOIN pg_stat_activity USING (pid)"
@@ -219,12 +219,13 @@ def test_the_background_process_runs_on_both(postgres: Postgres, redis: RedisSer
     ):
         ear = Ear(redis.url())
         ear.listen(0.5)
+        node = api.register()  # who is not there is not woken
         api.submit()
-        assert ear.listen(30) >= 1, "the reconciler sends wake-ups that the API could not"
+        assert ear.listen(30) >= 1, "the background process sends wake-ups that the API could not"
         postgres.end()
         postgres.start()
         made = api.submit()
-        api.finish(api.register())
+        api.finish(node)
         until(lambda: api.get(made["links"]["report"]).status_code == 200, 120)
         ear.close()
         with api.store.read() as connection:
