@@ -69,7 +69,7 @@ def test_every_connection_is_encrypted_and_an_ablation_goes_from_submission_to_v
     background = process("service.background", tmp_path / "log", ABLATE_HOME=str(tmp_path), ABLATE_DATABASE_URL=url)
     with running_api("sqlite", tmp_path, database_url=url) as api, background:
         made = api.submit()
-        api.finish(node)
+        api.finish(api.register())
         until(lambda: api.get(made["links"]["report"]).status_code == 200)
         with api.store.read() as connection:
             joined = "pg_stat_ssl JOIN pg_stat_activity USING (pid)"
