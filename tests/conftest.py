@@ -15,7 +15,7 @@ import pytest
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
 _BUSY = (
     *("arm_outcome", "device_lock", "exec", "frozen_broker", "http_limits", "part_run", "planted", "readiness"),
-    *("rolling_restart", "secured_servers", "sentinels", "stack_", "worker_"),
+    *("rolling_restart", "schemathesis", "secured_servers", "sentinels", "stack_", "worker_"),
 )
 ONE_BY_ONE = ("tests/acceptance/", *(f"tests/integration/test_{name}" for name in _BUSY))
 
