@@ -90,10 +90,14 @@ def ablation_public(
     return AblationPublic.model_validate(values)
 
 
+_TRAINING_VIEW = "workflowType=machine_learning"
+"""Opens MLflow's pages for training runs, whichever pages its server shows first."""
+
+
 def _mlflow_url(row: Row[Any], base: str) -> str | None:
     if row.mlflow_run_id is None:
         return None
-    return f"{base.rstrip('/')}/#/experiments/{row.mlflow_experiment_id}/runs/{row.mlflow_run_id}"
+    return f"{base.rstrip('/')}/#/experiments/{row.mlflow_experiment_id}/runs/{row.mlflow_run_id}?{_TRAINING_VIEW}"
 
 
 def block_public(row: Row[Any]) -> BlockPublic:

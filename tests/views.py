@@ -232,6 +232,7 @@ def view(
         state=AblationState.COMPLETED,
         created_at="2026-11-20T09:28:11Z",
         spec_text=text,
+        content_type="application/json",
         spec_digest=spec.digest,
         plan=the_plan,
         verdict=judge(the_plan, spec, receipts, CALIBRATED if calibrated else UNCALIBRATED),
