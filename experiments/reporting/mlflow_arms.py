@@ -51,21 +51,21 @@ def arm_runs(view: AblationView) -> Iterator[RunContent]:
 
 
 def _variant(view: AblationView, variant: VariantVerdict, line: AnswerLine, *, place: int) -> RunContent:
-    arm = view.plan.arm_by_name[variant.arm]
+    arm, broken = view.plan.arm_by_name[variant.arm], variant.verdict in WITHOUT_STATISTICS
     tags = {
         "ablation.verdict": variant.verdict.value,
         "ablation.decision": variant.decision.value,
         "ablation.cause": "" if variant.cause is None else variant.cause.value,
         "ablation.gates": changed_gates(arm, view.plan.baseline),
-        NOTE_TAG: _note(line.variant),
+        NOTE_TAG: _note(line.variant, broken=broken),
     }
     points = (*_numbers(view, line.variant.numbers), *_differences(view, variant.arm))
-    broken = variant.verdict in WITHOUT_STATISTICS
     return _run(view, arm, line.headline, tags, points, place=place, status="FAILED" if broken else "FINISHED")
 
 
-def _note(layout: VariantLayout) -> str:
-    text = "\n\n".join([layout.sentence, layout.reason, *layout.remarks])
+def _note(layout: VariantLayout, *, broken: bool) -> str:
+    """Return the sentence, which holds the numbers; of a variant that has none, what happened."""
+    text = "\n\n".join([layout.sentence, *([layout.reason] if broken else []), *layout.remarks])
     return wording.shorten(text, LONGEST_TAG)
 
 

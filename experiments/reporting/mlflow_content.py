@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from experiments.design.arms import Arm
+from experiments.design.gates import GATES
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.records.receipts import Receipt
 from experiments.reporting.view import AblationView
@@ -108,9 +109,15 @@ def datasets(receipts: Iterable[Receipt]) -> tuple[Dataset, ...]:
 
 
 def params(arm: Arm) -> dict[str, str]:
-    """Return resolved gates as `gate.*`, and every leaf of the configuration as `shape.<name>` or by its path."""
+    """Return resolved gates as `gate.*`, and every leaf of the configuration as `shape.<name>` or by its path.
+
+    What a gate sets is left out of the configuration, unless it is a size: those are looked for among the shapes.
+    """
     found = {f"gate.{name}": text(value) for name, value in arm.gates.items()}
+    set_by_gates = {gate.path for gate in GATES.values()}
     for path, value in _leaves(arm.config):
+        if path in set_by_gates and type(value) is not int:
+            continue
         leaf = path.rsplit(".", 1)[-1]
         is_shape = path.startswith(("model.", "data.")) or "." not in path
         found[f"shape.{leaf}" if is_shape and f"shape.{leaf}" not in found else f"config.{path}"] = text(value)
