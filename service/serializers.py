@@ -8,7 +8,7 @@ from sqlalchemy import Row
 
 from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
-from experiments.outcomes import AblationState
+from experiments.outcomes import AblationState, TrialState
 from experiments.records.messages import NodeRegistration
 from service.schemas.ablations import (
     AblationPublic,
@@ -109,7 +109,15 @@ def trial_public(row: Row[Any]) -> TrialPublic:
     """Build the wire type."""
     values = _fields(row)
     progress = None if row.steps_done is None else Progress.model_validate(values)
-    return TrialPublic.model_validate({**values, "progress": progress})
+    return TrialPublic.model_validate({**values, "progress": progress, "reason": _reason(row)})
+
+
+def _reason(row: Row[Any]) -> str | None:
+    """Return why a trial did not measure: its receipt says so, or its block that ended without one."""
+    if row.unmeasured is not None:
+        message: str | None = json.loads(row.unmeasured)["message"]
+        return message
+    return row.block_message if row.state in (TrialState.FAILED, TrialState.CANCELLED) else None
 
 
 def event_public(row: Row[Any]) -> Event:

@@ -25,6 +25,7 @@ from experiments.reporting.mlflow_content import (
     params,
     source_tags,
 )
+from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView
 
@@ -141,6 +142,8 @@ def _note(view: AblationView) -> str:
     """Return the answer, then the table behind it, then the question."""
     table = "" if view.verdict is None else f"\n\n{verdict_markdown(view.verdict)}"
     rest = f"\n\nAsked: {view.question}"
+    broken = () if view.verdict is None else broken_attempts(view.verdict)
+    table += "".join(f"\n- {line}" for line in broken)
     if view.verdict is not None:
         rest += "\n\nThe whole answer, with pictures, is the artefact `report.html`."
     text = f"**{view.lead}**{table}{rest}"

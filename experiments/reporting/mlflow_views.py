@@ -3,6 +3,7 @@
 MLflow keeps a saved view as a tag of the experiment: a name, a time, and the page's state as JSON.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from experiments.digest import canonical_json
@@ -16,6 +17,8 @@ EXPERIMENT_TAGS = {
     "mlflow.experiment.primaryMetric.name": "tokens_per_s",
     "mlflow.experiment.primaryMetric.greaterIsBetter": "True",
 }
+NAME = "attributes.`Run Name`"
+CREATED = "attributes.start_time"
 
 
 class SavedView(NamedTuple):
@@ -24,26 +27,43 @@ class SavedView(NamedTuple):
     id: str
     name: str
     kind: RunKind
-    columns: tuple[str, ...]
+    columns: Mapping[str, int]
+    """Beside the runs' names, from left to right, with their widths in pixels."""
     order_by: str
+    name_width: int
+
+
+def _tag(name: str) -> str:
+    return f"tags.`ablation.{name}`"
+
+
+def _metric(name: str) -> str:
+    return f"metrics.`{name}`"
 
 
 ABLATIONS = SavedView(
-    "ablations",
-    "Ablations",
-    RunKind.ABLATION,
-    tuple(f"tags.`ablation.{name}`" for name in ("verdict", "effect", "interval", "gates")),
-    "attributes.start_time",
+    id="ablations",
+    name="Ablations",
+    kind=RunKind.ABLATION,
+    columns={_tag("verdict"): 230, _tag("effect"): 170, _tag("interval"): 230, _tag("gates"): 230},
+    order_by=CREATED,
+    name_width=360,
 )
 VARIANTS = SavedView(
-    "variants",
-    "Variants",
-    RunKind.ARM,
-    (
-        *(f"tags.`ablation.{name}`" for name in ("verdict", "decision", "gates")),
-        *(f"metrics.`{name}`" for name in ("effect_pct", "ci_low_pct", "ci_high_pct", "tokens_per_s")),
-    ),
-    "metrics.`effect_pct`",
+    id="variants",
+    name="Variants",
+    kind=RunKind.ARM,
+    columns={
+        _tag("verdict"): 110,
+        _metric("effect_pct"): 100,
+        _metric("ci_low_pct"): 100,
+        _metric("ci_high_pct"): 100,
+        _metric("tokens_per_s"): 120,
+        _tag("decision"): 110,
+        _tag("gates"): 230,
+    },
+    order_by=_metric("effect_pct"),
+    name_width=360,
 )
 SAVED_VIEWS = (ABLATIONS, VARIANTS)
 
@@ -65,4 +85,6 @@ def _state(one: SavedView) -> dict[str, Any]:
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "selectedColumns": list(one.columns),
+        "columnOrder": [NAME, *one.columns],
+        "columnWidths": {NAME: one.name_width, **one.columns},
     }
