@@ -85,7 +85,7 @@ def _run(
     view: AblationView,
     arm: Arm,
     headline: str,
-    tags: Mapping[str, str],
+    tags: dict[str, str],
     points: tuple[Point, ...],
     *,
     place: int,
