@@ -102,7 +102,7 @@ def test_a_trial_that_did_not_measure_is_shown_with_its_reason(width: int) -> No
         trial_row(),
         trial_row(arm="chunk-32", state="done", outcome="timeout", reason="90 s [limits.trial] are over"),
     ]
-    said = " ".join(_text(show.ablation(ablation_row(), trials), width=width).split())
+    said = " ".join(_text(show.ablation(ablation_row(), [trial_row(), late]), width=width).split())
     assert "90 s [limits.trial] are over" in said
 
 
