@@ -17,7 +17,7 @@ from experiments.reporting.view import AblationView
 from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks
 
-SIZE = (1300, 760)
+SIZE = (1500, 700)
 TRAINING = "workflowType=machine_learning"
 PATIENCE_MS = 120_000
 SETTLED_MS = 4000

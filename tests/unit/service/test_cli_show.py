@@ -98,10 +98,7 @@ def test_every_verdict_word_has_a_colour() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_a_trial_that_did_not_measure_is_shown_with_its_reason(width: int) -> None:
-    trials = [
-        trial_row(),
-        trial_row(arm="chunk-32", state="done", outcome="timeout", reason="90 s [limits.trial] are over"),
-    ]
+    late = trial_row(arm="chunk-32", state="done", outcome="timeout", reason="90 s [limits.trial] are over")
     said = " ".join(_text(show.ablation(ablation_row(), [trial_row(), late]), width=width).split())
     assert "90 s [limits.trial] are over" in said
 
