@@ -31,6 +31,8 @@ class SavedView(NamedTuple):
     """Beside the runs' names, from left to right, with their widths in pixels."""
     order_by: str
     name_width: int
+    charts: tuple[str, ...] = ()
+    """Metrics whose charts are shown where the runs are compared; all of them where none is named."""
 
 
 def _tag(name: str) -> str:
@@ -64,6 +66,7 @@ VARIANTS = SavedView(
     },
     order_by=_metric("effect_pct"),
     name_width=360,
+    charts=("difference_pct", "effect_pct", "peak_allocated_gib", "tokens_per_s"),
 )
 SAVED_VIEWS = (ABLATIONS, VARIANTS)
 
@@ -87,4 +90,5 @@ def _state(one: SavedView) -> dict[str, Any]:
         "selectedColumns": list(one.columns),
         "columnOrder": [NAME, *one.columns],
         "columnWidths": {NAME: one.name_width, **one.columns},
+        "chartsSearchFilter": f"^({'|'.join(one.charts)})$" if one.charts else "",
     }

@@ -1,7 +1,6 @@
 """MLflow's pages for the documentation, of a few ablations: the list, an ablation, its variants beside the noise."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from experiments.analysis.calibration import calibrate
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import Admission, Circumstances
 from experiments.reporting import report
-from experiments.reporting.mlflow_sink import Projection, Sink, connect
+from experiments.reporting.mlflow_sink import Projection, Sink
 from experiments.reporting.mlflow_views import ABLATIONS, VARIANTS, SavedView
 from experiments.reporting.view import AblationView
 from tests import mlflow_server, views
@@ -33,7 +32,7 @@ def pages_of_mlflow(browser: Browser, folder: Path, save: Callable[[Page, str], 
             "mlflow-list": (f"{experiment}/runs?{_opened(ABLATIONS)}", "tma-off: running"),
             "mlflow-variants": (f"{experiment}/runs?{_opened(VARIANTS)}", "psiv-on: faster"),
             "mlflow-ablation": (f"{experiment}/runs/{judged.parent_run_id}?{TRAINING}", "Child runs"),
-            "mlflow-compare": (_comparison(url, judged), "difference_pct"),
+            "mlflow-compare": (f"{experiment}/runs?{_opened(VARIANTS)}&compareRunsMode=CHART", "difference_pct"),
         }
         for name, (address, seen) in shots.items():
             save(_page(browser, address, seen), name)
@@ -77,12 +76,3 @@ def _calibrated(view: AblationView) -> AblationView:
     noise = calibrate(KEY, noisy_blocks(10, sd=0.005))
     known = Circumstances(admission=Admission(calibrations=(noise,), refused_because=None))
     return dataclasses.replace(view, verdict=view.verdict.model_copy(update={"circumstances": known}))
-
-
-def _comparison(url: str, judged: Projection) -> str:
-    """Return the address that compares the arms of an ablation."""
-    client = connect(url, timeout_s=60, max_retries=1)
-    query = f"tags.`mlflow.parentRunId` = '{judged.parent_run_id}' and tags.`ablation.kind` = 'arm'"
-    runs = [run.info.run_id for run in client.search_runs([judged.experiment_id], query)]
-    ids, experiments = (json.dumps(one, separators=(",", ":")) for one in (runs, [judged.experiment_id]))
-    return f"{url}/#/compare-runs?runs={ids}&experiments={experiments}&{TRAINING}"
