@@ -19,6 +19,7 @@ from service.cli import (
     history,
     keys,
     nodes,
+    open_page,
     priority,
     published,
     receipts,
@@ -43,6 +44,7 @@ app.add_typer(nodes.app, name="nodes")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
 app.add_typer(priority.app)
+app.add_typer(open_page.app)
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
 JudgedArgument = Annotated[
