@@ -51,9 +51,9 @@ def tail(connection: Connection, trial_id: str, attempt_id: str | None) -> str:
     """Return the end of the log that an attempt left of a trial, whole lines; empty where there is none."""
     own = (log_chunks.c.trial_id == trial_id, log_chunks.c.attempt_id == attempt_id)
     query = select(log_chunks.c.data).where(*own).order_by(log_chunks.c.end_offset.desc())
-    found = b""
+    found: bytes = b""
     for data in connection.execute(query.limit(_MOST_CHUNKS)).scalars():
-        found = data + found
+        found = bytes(data) + found
         if len(found) > TAIL_BYTES:
             return found[-TAIL_BYTES:].partition(b"\n")[2].decode("utf-8", "replace")
     return found.decode("utf-8", "replace")

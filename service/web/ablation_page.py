@@ -79,6 +79,27 @@ class GateAsked:
     """Address of what is known of it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AblationPage:
+    """All of an ablation's page."""
+
+    live: LivePart
+    gates: tuple[GateAsked, ...]
+    answer: Answer | None
+    report: Markup | None
+    """The main part of its report; None before there is one."""
+
+
+def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id: str) -> AblationPage:
+    """Read an ablation's page. Raises NotFound."""
+    return AblationPage(
+        live=live_part(connection, settings, ablation_id),
+        gates=_gates_asked(connection, ablation_id),
+        answer=_answer_of(connection, ablation_id),
+        report=_report_of(connection, ablation_id),
+    )
+
+
 def live_part(connection: Connection, settings: ServiceSettings, ablation_id: str) -> LivePart:
     """Read what changes while an ablation runs. Raises NotFound."""
     seq = last_event(connection, ablation_id)  # before the rest: what comes later is told by the stream
@@ -151,7 +172,7 @@ def _unmeasured(connection: Connection, row: Row[Any]) -> Failure:
     )
 
 
-def gates_asked(connection: Connection, ablation_id: str) -> tuple[GateAsked, ...]:
+def _gates_asked(connection: Connection, ablation_id: str) -> tuple[GateAsked, ...]:
     """Return every gate that a variant changes, with where its history is; none for specs of other versions."""
     body = results.read_spec(connection, ablation_id)
     try:
@@ -173,13 +194,13 @@ def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, 
     }
 
 
-def answer_of(connection: Connection, ablation_id: str) -> Answer | None:
+def _answer_of(connection: Connection, ablation_id: str) -> Answer | None:
     """Return the answer of an ablation; None before there is one."""
     document = ablations.get_document(connection, ablation_id, "verdict").document
     return None if document is None else read_answer(document)
 
 
-def report_of(connection: Connection, ablation_id: str) -> Markup | None:
+def _report_of(connection: Connection, ablation_id: str) -> Markup | None:
     """Return the main part of the stored report; None before there is one."""
     document = ablations.get_document(connection, ablation_id, "report_html").document
     found = None if document is None else _MAIN.search(document)

@@ -15,7 +15,7 @@ from service.sse import streams_of
 from service.store import ablations, names
 from service.store.changes import last_event
 from service.store.session import Store
-from service.web.ablation_page import answer_of, gates_asked, live_part, report_of
+from service.web.ablation_page import ablation_page, live_part
 from service.web.history_page import history_page
 from service.web.html import PageRoute, page
 from service.web.overview import overview
@@ -83,10 +83,8 @@ def show_ablation(request: Request, called: Called, services: ServicesDep, visit
         ablation_id = names.find_ablation(connection, called)
         if ablation_id != called:
             return RedirectResponse(f"/a/{ablation_id}", HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
-        live = live_part(connection, services.settings, ablation_id)
-        gates, answer = gates_asked(connection, ablation_id), answer_of(connection, ablation_id)
-        values = {"gates": gates, "answer": answer, "report": report_of(connection, ablation_id)}
-    return page(request, "ablation.html", policy=PICTURE_POLICY, live=live, visitor=visitor, **values)
+        view = ablation_page(connection, services.settings, ablation_id)
+    return page(request, "ablation.html", policy=PICTURE_POLICY, view=view, live=view.live, visitor=visitor)
 
 
 @router.get("/a/{ablation_id}/live")

@@ -9,7 +9,6 @@ import pytest
 
 from experiments.outcomes import AblationState
 from experiments.reporting import (
-    drawing,
     pictures,
     pictures_differences,
     pictures_forest,
