@@ -22,7 +22,7 @@ from service.settings import ServiceSettings
 from service.store import ablations, failures, results, running
 from service.store.changes import last_event
 from service.web import curve
-from service.web.answers import Answer, read_answer
+from service.web.answers import ShortAnswer, read_answer
 from service.web.curve import Curve
 from service.web.grid import Grid, read_grid
 
@@ -88,7 +88,7 @@ class AblationPage:
 
     live: LivePart
     gates: tuple[GateAsked, ...]
-    answer: Answer | None
+    answer: ShortAnswer | None
     report: Markup | None
     """The main part of its report; None before there is one."""
 
@@ -200,7 +200,7 @@ def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, 
     }
 
 
-def _answer_of(connection: Connection, ablation_id: str) -> Answer | None:
+def _answer_of(connection: Connection, ablation_id: str) -> ShortAnswer | None:
     """Return the answer of an ablation; None before there is one."""
     document = ablations.get_document(connection, ablation_id, "verdict").document
     return None if document is None else read_answer(document)
