@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 from service.cli import open_page
 from service.cli.client import app
 from service.client import Client
+from service.principals import SERVICE
+from service.store.tables import ablations
 from tests import web_world
 from tests.api_stack import ADMIN, Api, running_api, served_api
 from tests.factories import spec_values
@@ -58,6 +61,9 @@ def test_an_address_takes_what_people_call_an_ablation(api: Api) -> None:
     for called, meant in leads.items():
         answer = person.get(f"/a/{called}")
         assert answer.headers.get("location") == (meant and f"/a/{meant}")
+    with api.store.write() as connection:
+        connection.execute(update(ablations).where(ablations.c.id == other).values(submitted_by=SERVICE))
+    assert person.get("/a/latest").headers["location"] == f"/a/{second}", "sentinels are nobody's latest"
     refused = person.get("/a/many")
     assert (refused.status_code, "many-names, many-others" in refused.text) == (409, True)
     assert person.get("/a/nobody").status_code == 404
