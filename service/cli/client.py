@@ -25,6 +25,7 @@ from service.cli import (
     history,
     keys,
     nodes,
+    open_page,
     priority,
     published,
     receipts,
@@ -50,6 +51,7 @@ app.add_typer(nodes.app, name="nodes")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
 app.add_typer(priority.app)
+app.add_typer(open_page.app)
 
 RequireOption = Annotated[Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")]
 
