@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, insert, or_, select
+from sqlalchemy import Connection, Row, Select, and_, or_, select
 
 from experiments.design.plan import Plan
 from experiments.design.questions import question_digest, questions
@@ -12,6 +12,7 @@ from experiments.outcomes import AblationState
 from experiments.records.circumstances import EarlierAblation, Family
 from service.lifecycle import OVER
 from service.store.columns import rfc3339
+from service.store.inserts import insert_many
 from service.store.tables import ablations
 from service.store.tables import questions as asked
 
@@ -21,8 +22,7 @@ _SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.creat
 def store_questions(connection: Connection, ablation_id: str, spec: AblationSpec, plan: Plan) -> None:
     """Remember what an ablation asks."""
     rows = [{"ablation_id": ablation_id, "arm": arm, "digest": found} for arm, found in questions(spec, plan).items()]
-    if rows:
-        connection.execute(insert(asked), rows)
+    insert_many(connection, asked, rows)
 
 
 def family_of(connection: Connection, ablation_id: str) -> Family:

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Table, bindparam, column, delete, func, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from experiments.design.plan import Plan
@@ -19,6 +18,7 @@ from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
 from service.store.families import store_questions
+from service.store.inserts import insert_many
 from service.store.placement import lanes_of
 from service.store.tables import ablations, blocks, idempotency, labels, trials
 from service.store.transitions import Transitions
@@ -113,14 +113,12 @@ def insert_rows(
     row = {**_ablation_row(submission, held_from), **queue, "bundles": bundles}
     turn = connection.execute(_ABLATION, row).scalar_one()
     block_rows, trial_rows = _work_rows(submission, ids, held_from=held_from, turn=turn)
-    _insert_many(connection, blocks, block_rows)
-    _insert_many(connection, trials, trial_rows)
+    insert_many(connection, blocks, block_rows)
+    insert_many(connection, trials, trial_rows)
     store_questions(connection, submission.ablation_id, submission.spec, submission.plan)
-    if submission.spec.labels:
-        pairs = submission.spec.labels.items()
-        connection.execute(
-            insert(labels), [{"ablation_id": submission.ablation_id, "key": k, "value": str(v)} for k, v in pairs]
-        )
+    pairs = submission.spec.labels.items()
+    label_rows = [{"ablation_id": submission.ablation_id, "key": key, "value": str(value)} for key, value in pairs]
+    insert_many(connection, labels, label_rows)
 
 
 def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
@@ -195,24 +193,6 @@ def _work_rows(
         for position, (trial_id, arm) in enumerate(zip(own.trial_ids, block.order, strict=True))
     ]
     return block_rows, trial_rows
-
-
-def _insert_many(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert `rows`, which all have the same keys.
-
-    PostgreSQL would otherwise get one message per row, and a client spends more on those than on everything else.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.execute(_from_json(table, tuple(rows[0])), {"rows": json.dumps(rows)})
-    else:
-        connection.execute(insert(table), rows)
-
-
-@lru_cache(maxsize=16)
-def _from_json(table: Table, names: tuple[str, ...]) -> Insert:
-    columns = [column(name, table.c[name].type) for name in names]
-    records = func.json_to_recordset(bindparam("rows")).table_valued(*columns).render_derived(with_types=True)
-    return insert(table).from_select(list(names), select(*[records.c[name] for name in names]), include_defaults=False)
 
 
 def forget_idempotency(connection: Connection, *, age_s: float) -> int:
