@@ -5,24 +5,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, or_, select
 
-from experiments.design.plan import Plan
-from experiments.design.questions import question_digest, questions
-from experiments.design.spec import AblationSpec
+from experiments.design.questions import question_digest
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import EarlierAblation, Family
 from service.lifecycle import OVER
 from service.store.columns import rfc3339
-from service.store.inserts import insert_many
 from service.store.tables import ablations
 from service.store.tables import questions as asked
 
 _SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.created_at, ablations.c.verdict)
-
-
-def store_questions(connection: Connection, ablation_id: str, spec: AblationSpec, plan: Plan) -> None:
-    """Remember what an ablation asks."""
-    rows = [{"ablation_id": ablation_id, "arm": arm, "digest": found} for arm, found in questions(spec, plan).items()]
-    insert_many(connection, asked, rows)
 
 
 def family_of(connection: Connection, ablation_id: str) -> Family:
