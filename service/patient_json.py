@@ -7,8 +7,8 @@ every few milliseconds, one body at a time.
 
 import json
 from collections.abc import Callable, Coroutine
-from json.decoder import JSONArray, JSONObject, scanstring
-from json.scanner import py_make_scanner
+from json.decoder import JSONArray, JSONObject, scanstring  # type: ignore[attr-defined]  # unknown to the checker
+from json.scanner import make_scanner, py_make_scanner  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
 from anyio import to_thread
@@ -79,20 +79,22 @@ class _ByLevels(json.JSONDecoder):
 
     def __init__(self) -> None:
         super().__init__(parse_constant=_refuse_constant)
-        self.scan_once = _scan_from(self.scan_once, level=0)
+        self.scan_once: Scan = _scan_from(make_scanner(self), level=0)
 
 
 def _scan_from(in_c: Scan, *, level: int) -> Scan:
     below = in_c if level == LEVELS else _scan_from(in_c, level=level + 1)
 
     def scan(text: str, place: int) -> tuple[Any, int]:
+        found: tuple[Any, int]
         match text[place : place + 1]:
             case "[":
-                return JSONArray((text, place + 1), below)
+                found = JSONArray((text, place + 1), below)
             case "{":
-                return JSONObject((text, place + 1), True, below, None, None)
+                found = JSONObject((text, place + 1), True, below, None, None)
             case _:
-                return in_c(text, place)
+                found = in_c(text, place)
+        return found
 
     return scan
 
