@@ -79,7 +79,7 @@ class _ByLevels(json.JSONDecoder):
 
     def __init__(self) -> None:
         super().__init__(parse_constant=_refuse_constant)
-        self.scan_once: Scan = _scan_from(make_scanner(self), level=0)
+        self.scan_once: Scan = _scan_from(make_scanner(self), level=0)  # type: ignore[arg-type]  # as the parent does it
 
 
 def _scan_from(in_c: Scan, *, level: int) -> Scan:
