@@ -78,7 +78,7 @@ def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | No
 
 
 def store_submission(connection: Connection, submission: Submission, key: IdempotencyKey, answer: GivenAnswer) -> None:
-    """Insert the idempotency row, then the ablation with its blocks, trials, first event and wake-up.
+    """Insert the idempotency row, then the ablation with its blocks, trials, first event, wake-up and announcement.
 
     Raises KeyKnown when the key was answered before; the transaction is over then.
     """
@@ -88,11 +88,12 @@ def store_submission(connection: Connection, submission: Submission, key: Idempo
         EventKind.ABLATION_STATE, submission.ablation_id, reason="submitted", new=AblationState.QUEUED
     )
     first_look = submission.spec.design.blocks.schedule[0]
+    after = [(OutboxKind.WAKE, submission.plan.node_class), (OutboxKind.ANNOUNCE, submission.ablation_id)]
     parts = [
         (_ANSWER, [{**given, "ablation_id": answer.ablation_id, "answer": answer.text}]),
         *_parts(submission, new_block_ids(submission.plan), first_look=first_look),
         transitions.new_events(),
-        (outbox.NEW, [outbox.row(OutboxKind.WAKE, submission.plan.node_class)]),
+        (outbox.NEW, [outbox.row(kind, key) for kind, key in after]),
     ]
     try:
         insert_all(connection, parts, _queue(submission))
