@@ -90,6 +90,8 @@ class TokenPublic(Public):
     device_minutes: float | None
     """Device minutes that its ablations may use in all."""
     device_minutes_used: float
+    device_minutes_reserved: float
+    """What its ablations that are not over may still use, each up to its own limit."""
     secrets: list[SecretPublic]
     created_at: str
     created_by: str
@@ -113,6 +115,8 @@ class Identity(Public):
     node_class: str | None
     device_minutes: float | None
     device_minutes_used: float
+    device_minutes_reserved: float
+    """What its ablations that are not over may still use, each up to its own limit."""
 
 
 class SignInRequest(AccessRequest):
