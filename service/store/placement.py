@@ -1,4 +1,4 @@
-"""Which node may take which block: not a stopped one, not without the lanes that it needs, elsewhere after a break."""
+"""Which node may take which block: not a stopped one, not without its lanes and devices, elsewhere after a break."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, or_, select
 
 from experiments.design.plan import Plan
+from kernels.backends import NODE_CLASSES
 from service.store.columns import db_now
 from service.store.tables import blocks, nodes
 
@@ -41,6 +42,7 @@ def fits(node: Row[Any]) -> ColumnElement[bool]:
     """Return the condition that a waiting block may be given to `node`."""
     avoid = blocks.c.avoid_node_id
     free = or_(avoid.is_(None), avoid != node.id, blocks.c.avoid_until <= db_now())
+    free &= blocks.c.devices.in_(NODE_CLASSES[node.node_class].spreads(node.devices))
     return free if node.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
 
 
@@ -50,9 +52,14 @@ def _runnable(lanes: list[str]) -> list[str]:
     return [ANY_LANE, *(",".join(chosen) for size in sizes for chosen in combinations(sorted(lanes), size))]
 
 
-def can_run(lanes: str | None, needed: str) -> bool:
-    """Tell whether a node whose check stored `lanes` may run a block that stored `needed`."""
-    return lanes is None or set(needed.split(",")) <= {ANY_LANE, *json.loads(lanes)}
+def lacks(node: Row[Any], block: Row[Any]) -> str | None:
+    """Return what `node` lacks to run `block`, in words; None when it may run it."""
+    if node.lanes is not None and not set(block.lanes.split(",")) <= {ANY_LANE, *json.loads(node.lanes)}:
+        return f"did not run the lanes {block.lanes} in its check"
+    if block.devices not in NODE_CLASSES[node.node_class].spreads(node.devices):
+        plural = "" if node.devices == 1 else "s"
+        return f"has {node.devices} device{plural}, and one step is spread over {block.devices}"
+    return None
 
 
 def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bool:
