@@ -31,7 +31,7 @@ def check_capacity(connection: Connection, node_id: str) -> None:
     ids = list(connection.execute(held.order_by(blocks.c.id)).scalars())
     if not ids:
         return
-    devices = max(1, connection.execute(select(nodes.c.devices).where(nodes.c.id == node_id)).scalar_one())
+    devices = max(1, connection.execute(select(nodes.c.num_devices).where(nodes.c.id == node_id)).scalar_one())
     if len(ids) >= devices:
         raise NodeBusy(
             f"node {node_id} has {devices} device{'s' if devices > 1 else ''} and holds {', '.join(ids)}; "

@@ -42,7 +42,7 @@ def fits(node: Row[Any]) -> ColumnElement[bool]:
     """Return the condition that a waiting block may be given to `node`."""
     avoid = blocks.c.avoid_node_id
     free = or_(avoid.is_(None), avoid != node.id, blocks.c.avoid_until <= db_now())
-    free &= blocks.c.devices.in_(NODE_CLASSES[node.node_class].spreads(node.devices))
+    free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
     return free if node.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
 
 
@@ -56,9 +56,9 @@ def lacks(node: Row[Any], block: Row[Any]) -> str | None:
     """Return what `node` lacks to run `block`, in words; None when it may run it."""
     if node.lanes is not None and not set(block.lanes.split(",")) <= {ANY_LANE, *json.loads(node.lanes)}:
         return f"did not run the lanes {block.lanes} in its check"
-    if block.devices not in NODE_CLASSES[node.node_class].spreads(node.devices):
-        plural = "" if node.devices == 1 else "s"
-        return f"has {node.devices} device{plural}, and one step is spread over {block.devices}"
+    if block.num_devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):
+        plural = "" if node.num_devices == 1 else "s"
+        return f"has {node.num_devices} device{plural}, and one step is spread over {block.num_devices}"
     return None
 
 

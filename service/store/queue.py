@@ -59,7 +59,7 @@ def nodes_of(connection: Connection, node_classes: Collection[str]) -> list[Row[
         nodes.c.draining,
         nodes.c.quarantined_reason,
         nodes.c.lanes,
-        nodes.c.devices,
+        nodes.c.num_devices,
         (db_now() - nodes.c.seen_at).label("silent_s"),
     )
     return list(connection.execute(query.where(nodes.c.node_class.in_(node_classes)).order_by(nodes.c.name)))
@@ -81,6 +81,6 @@ def _newest(state: AblationState) -> Select[Any]:
 
 def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Row[Any]]:
     """Return what the blocks of these ablations need, which is the same for all of one: lanes and devices."""
-    query = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.devices)
+    query = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.num_devices)
     rows = connection.execute(query.where(blocks.c["index"] == 0, blocks.c.ablation_id.in_(ablation_ids)))
     return {row.ablation_id: row for row in rows}

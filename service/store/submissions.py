@@ -173,7 +173,7 @@ def _work_rows(
             "priority": priority,
             "turn": turn + block.index,
             "lanes": lanes,
-            "devices": plan.devices,
+            "num_devices": plan.devices,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
             "attempt_no": 0,
             "not_before": 0.0,

@@ -1,4 +1,4 @@
-"""One step over several devices, four virtual ones of this machine's processors: one process for each number of them."""
+"""One step over several devices, four virtual ones of this machine: one process for each number of devices."""
 
 import json
 import os

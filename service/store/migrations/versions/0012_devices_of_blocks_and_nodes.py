@@ -11,9 +11,9 @@ depends_on = None
 
 def upgrade() -> None:
     for table in ("blocks", "nodes"):
-        op.add_column(table, sa.Column("devices", sa.Integer(), nullable=False, server_default="1"))
+        op.add_column(table, sa.Column("num_devices", sa.Integer(), nullable=False, server_default="1"))
 
 
 def downgrade() -> None:
     for table in ("blocks", "nodes"):
-        op.drop_column(table, "devices")
+        op.drop_column(table, "num_devices")

@@ -123,7 +123,11 @@ def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows()
 @pytest.mark.parametrize(
     ("gates", "overrides", "problem"),
     [
-        ({"scan_layers": True}, {"pattern": "MM"}, "scan_layers is true; inside of a loop nothing can be laid out on 4"),
+        (
+            {"scan_layers": True},
+            {"pattern": "MM"},
+            "scan_layers is true; inside of a loop nothing can be laid out on 4",
+        ),
         ({"schedule": "sequential"}, {}, "schedule is sequential, which runs on one device, not on 4"),
         ({"attention": "flash"}, {"pattern": "MA"}, "attention is flash, a kernel, which cannot be divided over 4 dev"),
     ],
