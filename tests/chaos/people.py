@@ -25,6 +25,7 @@ def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[s
     }
     kind = chance.choices(("short", "long", "looks"), (72, 18, 10))[0]
     names = chance.sample(sorted(gates), 1 if kind == "long" else chance.choice((1, 1, 2)))
+    blocks = {"long": {"count": 2}, "looks": {"looks": [6, 8]}}.get(kind, {"count": chance.randint(2, 4)})
     return {
         "ablation": f"chaos-{number}",
         "question": "Is every trial counted once, whatever breaks?",
@@ -45,9 +46,7 @@ def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[s
         "variants": {name: gates[name] for name in names},
         "design": {
             "seeds": [1],
-            "blocks": {"looks": [6, 8]}
-            if kind == "looks"
-            else {"count": 2 if kind == "long" else chance.randint(2, 4)},
+            "blocks": blocks,
             "order_seed": number,
         },
         "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
