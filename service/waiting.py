@@ -11,7 +11,7 @@ from experiments.outcomes import AblationState
 from experiments.reporting import wording
 from service.lifecycle import OVER
 from service.store import queue
-from service.store.placement import lacks
+from service.store.placement import Needs, lacks
 from service.store.queue import QueuePlace
 
 _BUSY_SHARE = 0.5
@@ -36,7 +36,7 @@ class _Surroundings:
     places: Mapping[str, QueuePlace]
     holders: Mapping[str, Sequence[Row[Any]]]
     nodes: Mapping[str, Sequence[Row[Any]]]
-    needs: Mapping[str, Row[Any]]
+    needs: Mapping[str, Needs]
     pace_s: Mapping[str, float]
     silent_s: float
 

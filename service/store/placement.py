@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -28,6 +29,16 @@ _TAKES_WORK = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What every block of an ablation needs of its node."""
+
+    lanes: str
+    """As blocks store them."""
+    devices: int
+    """That share one step."""
+
+
 def lanes_of(plan: Plan) -> str:
     """Return the lanes that one block of `plan` runs, as it is stored with the block."""
     return ",".join(sorted({str(arm.gates["lane"]) for arm in plan.arms}))
@@ -52,13 +63,13 @@ def _runnable(lanes: list[str]) -> list[str]:
     return [ANY_LANE, *(",".join(chosen) for size in sizes for chosen in combinations(sorted(lanes), size))]
 
 
-def lacks(node: Row[Any], block: Row[Any]) -> str | None:
-    """Return what `node` lacks to run `block`, in words; None when it may run it."""
-    if node.lanes is not None and not set(block.lanes.split(",")) <= {ANY_LANE, *json.loads(node.lanes)}:
-        return f"did not run the lanes {block.lanes} in its check"
-    if block.num_devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):
+def lacks(node: Row[Any], needs: Needs) -> str | None:
+    """Return what `node` lacks to run a block that needs this, in words; None when it may run it."""
+    if node.lanes is not None and not set(needs.lanes.split(",")) <= {ANY_LANE, *json.loads(node.lanes)}:
+        return f"did not run the lanes {needs.lanes} in its check"
+    if needs.devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):
         plural = "" if node.num_devices == 1 else "s"
-        return f"has {node.num_devices} device{plural}, and one step is spread over {block.num_devices}"
+        return f"has {node.num_devices} device{plural}, and one step is spread over {needs.devices}"
     return None
 
 

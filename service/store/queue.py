@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, Select, func, select, union_all
 
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
+from service.store.placement import Needs
 from service.store.tables import ablations, blocks, nodes
 from service.store.turns import ORDER
 
@@ -79,8 +80,8 @@ def _newest(state: AblationState) -> Select[Any]:
     return select(query.order_by(ablations.c.id.desc()).limit(_PACE_OF).subquery())
 
 
-def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Return what the blocks of these ablations need, which is the same for all of one: lanes and devices."""
+def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Needs]:
+    """Return what the blocks of these ablations need, which is the same for all of one."""
     query = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.num_devices)
     rows = connection.execute(query.where(blocks.c["index"] == 0, blocks.c.ablation_id.in_(ablation_ids)))
-    return {row.ablation_id: row for row in rows}
+    return {row.ablation_id: Needs(lanes=row.lanes, devices=row.num_devices) for row in rows}
