@@ -55,6 +55,8 @@ class AblationPublic(Public):
     """Blocks of its node class that are given out before its next one."""
     starts_in_s: float | None
     """Seconds until its next block starts, at the pace of late; null where nothing of the kind was measured."""
+    time_left_s: float | None = None
+    """Seconds until its last block ends, held ones not counted; null where nothing of the kind was measured."""
     labels: dict[str, str]
     mlflow_url: str | None
     bundles: list[str] = Field(default=[])
@@ -105,5 +107,6 @@ class TrialPublic(Public):
     position: int = Field(description="Place in the block's order, from 0.")
     state: TrialState
     outcome: str | None
+    reason: str | None = Field(default=None, description="Why it is over without a measurement.")
     progress: Progress | None
     receipt_digest: str | None

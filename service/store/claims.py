@@ -7,6 +7,8 @@ from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 from experiments.ids import new_id
 from experiments.outcomes import AblationState, AttemptState, BlockState
 from service.errors import NodeBusy
+from service.lifecycle import OutboxKind
+from service.store import outbox
 from service.store.columns import db_now
 from service.store.placement import fits
 from service.store.tables import ablations, attempts, blocks, nodes, trials
@@ -84,6 +86,7 @@ def claim_block(connection: Connection, node_id: str, *, lease_s: float) -> str 
             reason="first block claimed",
             started_at=db_now(),
         )
+        outbox.add(connection, OutboxKind.ANNOUNCE, block.ablation_id)
     transitions.flush()
     took_turn(connection, block)
     return attempt_id
