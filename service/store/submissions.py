@@ -173,6 +173,7 @@ def _block_rows(submission: Submission, ids: Sequence[BlockIds], *, held_from: i
             "priority": submission.spec.limits.priority,
             "turn": block.index,
             "lanes": lanes,
+            "num_devices": plan.devices,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
             "attempt_no": 0,
             "not_before": 0.0,
