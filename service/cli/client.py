@@ -17,6 +17,7 @@ from service.cli import (
     calibration_files,
     gates_page,
     history,
+    init,
     keys,
     nodes,
     priority,
@@ -42,6 +43,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
+app.add_typer(init.app)
 app.add_typer(priority.app)
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
