@@ -49,7 +49,9 @@ def own_spec(file: Path, like: str) -> str:
     if file.suffix not in _SUFFIXES:
         raise _refused(f"{str(file)!r} ends in {file.suffix!r}; allowed: {', '.join(_SUFFIXES)}")
     name = json.dumps(file.stem)  # quoted: YAML reads some names as numbers or truth values
-    text = re.sub(r"^ablation: .*$", lambda _: f"ablation: {name}", read_catalog_file(like).decode(), flags=re.MULTILINE)
+    text = re.sub(
+        r"^ablation: .*$", lambda _: f"ablation: {name}", read_catalog_file(like).decode(), flags=re.MULTILINE
+    )
     parse_spec(text.encode(), "application/yaml")
     return _MODELINE + text
 
