@@ -56,6 +56,13 @@ class NotFound(ServiceError):
     slug = "not-found"
 
 
+class Ambiguous(ServiceError):
+    """Several things are called so; write more of the name."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "ambiguous"
+
+
 class Unauthorized(ServiceError):
     """A valid bearer token is needed."""
 

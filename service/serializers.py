@@ -82,6 +82,7 @@ def ablation_public(
         waiting_for=None if waiting is None else waiting.waiting_for,
         blocks_ahead=None if waiting is None else waiting.blocks_ahead,
         starts_in_s=None if waiting is None else waiting.starts_in_s,
+        time_left_s=None if waiting is None else waiting.time_left_s,
         labels=labels,
         mlflow_url=_mlflow_url(row, mlflow),
         bundles=json.loads(row.bundles or "[]"),

@@ -1,7 +1,7 @@
 """Why an ablation waits, in words, with its place in the queue and an estimate: for a page of them at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -20,13 +20,16 @@ _BUSY_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """What an ablation waits for."""
+    """What an ablation that is not over waits for, and how long it takes."""
 
-    waiting_for: str
+    waiting_for: str | None = None
+    """None while one of its blocks runs."""
     blocks_ahead: int | None = None
     """Blocks of its node class that are given out before its next one; None where it waits for something else."""
     starts_in_s: float | None = None
     """Until its next block starts, at the pace of late; None where nothing of the kind was measured."""
+    time_left_s: float | None = None
+    """Until its last block ends, those that are held not counted; None where nothing of the kind was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ class _Surroundings:
 
 
 def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float) -> dict[str, Waiting]:
-    """Return what the ablations of `rows` wait for, those left out that run or are over.
+    """Return what the ablations of `rows` that are not over wait for, and how long they take.
 
     A node counts as silent when it was not heard for `silent_s`.
     """
@@ -50,8 +53,17 @@ def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float
     if not unfinished:
         return {}
     around = _read(connection, unfinished, silent_s)
-    found = {row.id: _waiting(row, around) for row in unfinished}
-    return {ablation_id: one for ablation_id, one in found.items() if one is not None}
+    return {row.id: _with_time_left(row, around, _waiting(row, around) or Waiting()) for row in unfinished}
+
+
+def _with_time_left(row: Row[Any], around: _Surroundings, found: Waiting) -> Waiting:
+    """Add the blocks that are left at the ablation's own pace, else at that of late, over those that run at once."""
+    pace_s = row.device_s / row.blocks_done if row.blocks_done else around.pace_s.get(row.node_class)
+    if pace_s is None or (found.waiting_for is not None and found.starts_in_s is None):
+        return found
+    blocks = row.blocks_queued + _BUSY_SHARE * row.blocks_running
+    left_s = pace_s * blocks / max(1, row.blocks_running) + (found.starts_in_s or 0.0)
+    return replace(found, time_left_s=left_s)
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:

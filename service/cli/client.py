@@ -20,6 +20,7 @@ from service.cli import (
     init,
     keys,
     nodes,
+    open_page,
     priority,
     published,
     receipts,
@@ -45,6 +46,7 @@ app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
 app.add_typer(init.app)
 app.add_typer(priority.app)
+app.add_typer(open_page.app)
 
 AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
 JudgedArgument = Annotated[

@@ -1,5 +1,6 @@
 """Routes that read and cancel ablations."""
 
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -84,12 +85,13 @@ def list_ablations(
             label=(key, value if has_value else None) if key else None,
             digest=wanted.digest,
         ),
-        items=lambda connection, rows: _public(connection, rows, services.settings),
+        items=lambda connection, rows: public(connection, rows, services.settings),
     )
     return page(request, services.store, wanted, listing)
 
 
-def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
+def public(connection: Connection, rows: Sequence[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
+    """Return ablations as they stand."""
     labels = store_ablations.labels_of(connection, [row.id for row in rows])
     waits = waiting(connection, rows, silent_s=silent_limit_s(settings))
     url = settings.mlflow_link_url
@@ -111,7 +113,7 @@ def get_ablation(request: Request, ablation_id: AblationId, services: ServicesDe
 def load(services: Services, ablation_id: str) -> AblationPublic:
     """Return the ablation as it stands. Raises NotFound."""
     with services.store.read() as connection:
-        return _public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
+        return public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
 
 
 def _blocks_of(ablation_id: str) -> Listing[tuple[int], BlockPublic]:

@@ -55,6 +55,8 @@ class AblationPublic(Public):
     """Blocks of its node class that are given out before its next one."""
     starts_in_s: float | None
     """Seconds until its next block starts, at the pace of late; null where nothing of the kind was measured."""
+    time_left_s: float | None = None
+    """Seconds until its last block ends, held ones not counted; null where nothing of the kind was measured."""
     labels: dict[str, str]
     mlflow_url: str | None
     bundles: list[str] = Field(default=[])

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StrictBool
 
 from kernels.backends import NODE_CLASSES
 from service.principals import Scope
@@ -112,3 +112,20 @@ class Identity(Public):
     node_class: str | None
     device_minutes: float | None
     device_minutes_used: float
+
+
+class SignInRequest(AccessRequest):
+    """A link to sign in with that is wanted."""
+
+    operate: StrictBool = Field(default=False, description="Whether who follows it may also operate, not only read.")
+
+
+class SignInLink(Public):
+    """A link to sign in with. It counts once, and is stored as a digest."""
+
+    path: str = Field(examples=["/sign-in?link=q3..."])
+    """Address on this service."""
+    scope: Scope
+    """What whoever follows it may do."""
+    lasts_s: float
+    """Seconds until it counts no more."""

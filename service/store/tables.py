@@ -61,6 +61,17 @@ token_secrets = Table(
     Column("ends_at", Double),
 )
 
+web_sessions = Table(
+    "web_sessions",
+    metadata,
+    Column("digest", String(71), primary_key=True),
+    Column("kind", String(8), nullable=False),
+    Column("token_id", String(30), ForeignKey("tokens.id"), nullable=False, index=True),
+    Column("secret_digest", String(71), nullable=False),
+    Column("scope", String(16), nullable=False),
+    Column("ends_at", Double, nullable=False),
+)
+
 nodes = Table(
     "nodes",
     metadata,

@@ -49,12 +49,13 @@ def find(connection: Connection, digest: str) -> Row[Any] | None:
     """Return the token behind a secret's digest, with `left_s` until that secret ends (None: never)."""
     query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"))
     query = query.join(token_secrets, token_secrets.c.token_id == tokens.c.id).where(
-        token_secrets.c.digest == digest, tokens.c.revoked_at.is_(None), _counts()
+        token_secrets.c.digest == digest, tokens.c.revoked_at.is_(None), counts()
     )
     return connection.execute(query).first()
 
 
-def _counts() -> ColumnElement[bool]:
+def counts() -> ColumnElement[bool]:
+    """Return the condition under which a secret counts."""
     return or_(token_secrets.c.ends_at.is_(None), token_secrets.c.ends_at > db_now())
 
 
@@ -153,7 +154,7 @@ def secrets_of(connection: Connection, token_ids: Sequence[str]) -> list[Row[Any
     """Return (token id, created at, ends at) of every secret that counts now, oldest first."""
     query = select(token_secrets.c.token_id, token_secrets.c.created_at, token_secrets.c.ends_at)
     mine = token_secrets.c.token_id.in_(token_ids)
-    return list(connection.execute(query.where(mine, _counts()).order_by(token_secrets.c.created_at)))
+    return list(connection.execute(query.where(mine, counts()).order_by(token_secrets.c.created_at)))
 
 
 def replace_settings_tokens(connection: Connection, wanted: Sequence[tuple[NewToken, str]]) -> None:

@@ -1,0 +1,53 @@
+"""What people call an ablation: its id or its beginning, its name or its beginning, or `latest`.
+
+A name may be used again; then it means the newest ablation of that name. A beginning has to be that of one name only.
+"""
+
+from sqlalchemy import Connection, func, select
+
+from service.errors import Ambiguous, NotFound
+from service.store.tables import ablations
+
+LATEST = "latest"
+_SHOWN = 6
+
+
+def find_ablation(connection: Connection, called: str) -> str:
+    """Return the id of the ablation that somebody calls `called`. Raises NotFound, Ambiguous."""
+    if called == LATEST:
+        return _newest(connection)
+    if connection.scalar(select(ablations.c.id).where(ablations.c.id == called)):
+        return called
+    return _by_id(connection, called) if called.startswith("abl_") else _by_name(connection, called)
+
+
+def _newest(connection: Connection) -> str:
+    found: str | None = connection.scalar(select(func.max(ablations.c.id)))
+    if found is None:
+        raise NotFound("there is no ablation yet; `ablate run demo` submits one")
+    return found
+
+
+def _by_id(connection: Connection, called: str) -> str:
+    query = select(ablations.c.id).where(ablations.c.id.startswith(called, autoescape=True))
+    return _only(called, list(connection.execute(query.order_by(ablations.c.id).limit(_SHOWN)).scalars()))
+
+
+def _by_name(connection: Connection, called: str) -> str:
+    named = select(ablations.c.name, func.max(ablations.c.id)).group_by(ablations.c.name)
+    exact = connection.execute(named.where(ablations.c.name == called)).first()
+    if exact is not None:
+        return str(exact[1])
+    begin = named.where(ablations.c.name.startswith(called, autoescape=True))
+    rows = connection.execute(begin.order_by(ablations.c.name).limit(_SHOWN)).all()
+    _only(called, [row[0] for row in rows])
+    return str(rows[0][1])
+
+
+def _only(called: str, found: list[str]) -> str:
+    if not found:
+        raise NotFound(f"there is no ablation whose name or id begins with {called!r}")
+    if len(found) > 1:
+        more = " and more" if len(found) == _SHOWN else ""
+        raise Ambiguous(f"{called!r} is the beginning of several: {', '.join(found)}{more}; write more of it")
+    return found[0]
