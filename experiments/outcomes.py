@@ -1,6 +1,6 @@
-"""Closed vocabularies: roles, states, outcomes, failure classes, verdicts, decisions with their exit codes."""
+"""Closed vocabularies: roles, states, outcomes, failure classes, verdicts, decisions, exit codes."""
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Final, Literal, TypeAlias
 
 ArmRole: TypeAlias = Literal["baseline", "variant", "control"]
@@ -105,11 +105,38 @@ class Decision(StrEnum):
     INVALID = "invalid"
 
 
-EXIT_CODES: dict[Decision, int] = {
-    Decision.ADOPT: 0,
-    Decision.REJECT: 1,
-    Decision.SAME: 2,
-    Decision.INCONCLUSIVE: 3,
-    Decision.INVALID: 4,
+class ExitCode(IntEnum):
+    """How a program of ours ended. No code has two meanings, whatever the command."""
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> "ExitCode":
+        """Make the member `value` that means `meaning`."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    DONE = 0, "done; of `verdict` and `--require`: adopt, or what was required"
+    REJECT = 1, "the decision is reject"
+    SAME = 2, "the decision is same"
+    INCONCLUSIVE = 3, "the decision is inconclusive"
+    INVALID = 4, "the decision is invalid"
+    ERROR = 5, "an error that was told: refused, not reachable, ended without a verdict"
+    UNMET = (
+        6,
+        "a check does not hold: nothing runs, damaged, missing, or adopt where another was required",
+    )
+    USAGE = 64, "wrong usage: no such command, option or value"
+    BUG = 70, "a mistake of ours, with a traceback; please report it"
+    DETACHED = 130, "ended by Ctrl-C; what was watched goes on"
+    CLOSED_PIPE = 141, "whoever read the output left before its end"
+
+
+EXIT_CODES: dict[Decision, ExitCode] = {
+    Decision.ADOPT: ExitCode.DONE,
+    Decision.REJECT: ExitCode.REJECT,
+    Decision.SAME: ExitCode.SAME,
+    Decision.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+    Decision.INVALID: ExitCode.INVALID,
 }
-ERROR_EXIT_CODE = 5

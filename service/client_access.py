@@ -1,4 +1,4 @@
-"""The parts of the Python client that give and take access: tokens of people, keys of nodes."""
+"""The part of the Python client that gives and takes access: tokens."""
 
 from service.connection import Connection
 from service.schemas.tokens import Identity, SignInLink, TokenList, TokenPublic, TokenSecret
@@ -43,26 +43,3 @@ class Tokens:
     def identity(self) -> Identity:
         """Return who this client is to the service."""
         return self._connection.get("/v1/identity", Identity)
-
-
-class NodeKeys:
-    """Calls about the keys with which workers speak for their nodes."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def add(self, name: str, *, node_class: str | None = None) -> TokenSecret:
-        """Issue the key of a node, which may only be of `node_class`."""
-        return self._connection.post_once("/v1/nodes", TokenSecret, {"name": name, "node_class": node_class})
-
-    def rotate(self, name: str, *, grace_s: float) -> TokenSecret:
-        """Replace the key of a node; the one before it counts for `grace_s`."""
-        return self._connection.post_once(f"/v1/nodes/{name}:rotate-key", TokenSecret, {"grace_s": grace_s})
-
-    def end_old(self, name: str) -> None:
-        """End the keys of a node that were replaced, now."""
-        self._connection.call("POST", f"/v1/nodes/{name}:end-old-keys")
-
-    def revoke(self, name: str, *, reason: str) -> None:
-        """End every key of a node."""
-        self._connection.call("POST", f"/v1/nodes/{name}:revoke-key", json={"reason": reason})

@@ -21,8 +21,17 @@ class ClientError(Exception):
     """The service did not give what was asked for."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail or problem.title)
+        super().__init__(problem_text(problem))
         self.problem = problem
+
+
+def problem_text(problem: Problem) -> str:
+    """Return a problem document as text: what it says, and every single problem with its hint on a line of its own."""
+    lines = [problem.detail or problem.title]
+    for entry in problem.errors:
+        hint = f" ({entry.hint})" if entry.hint else ""
+        lines.append(f"  {entry.pointer or '#'}: {entry.detail}{hint}")
+    return "\n".join(lines)
 
 
 class Refused(ClientError):

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.errors import SigningUnavailable
+from experiments.outcomes import ExitCode
 from workers.doctor import Finding, examine
 from workers.errors import WorkerError
 from workers.install import Installation, check_account
@@ -33,14 +34,14 @@ def up() -> None:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
-    """Check what a worker needs; exit 1 when something needed is missing."""
+    """Check what a worker needs; exit 6 when something needed is missing."""
     checks = examine(get_settings())
     if as_json:
         sys.stdout.write(json.dumps([dataclasses.asdict(check) for check in checks], indent=2) + "\n")
     else:
         Console().print(_table(checks))
     if any(check.needed and not check.passed for check in checks):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.UNMET)
 
 
 @app.command()
@@ -50,7 +51,7 @@ def key() -> None:
         signer = node_signer(get_settings().home_dir / KEY_FILE)
     except (WorkerError, SigningUnavailable) as error:
         Console(stderr=True).print(f"[red]no key:[/red] {error}")
-        raise typer.Exit(1) from error
+        raise typer.Exit(ExitCode.ERROR) from error
     sys.stdout.write(signer.key + "\n")
 
 
@@ -89,7 +90,7 @@ def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's 
             console.print(sentence)
     except (WorkerError, ValueError, OSError) as error:
         Console(stderr=True).print(f"[red]not installed:[/red] {escape(str(error))}")
-        raise typer.Exit(1) from error
+        raise typer.Exit(ExitCode.ERROR) from error
     console.print("now:")
     for command in wanted.next_commands():
         console.print(f"  {command}")

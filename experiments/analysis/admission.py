@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from scipy import special
+import scipy
 
 from experiments.analysis.calibration import key_of, seconds
 from experiments.design.calibration import ADMITTING_BLOCKS
@@ -108,7 +108,7 @@ def standing_problems(calibration: Calibration, at: float) -> Iterator[str]:
 def mean_p(calibration: Calibration) -> float:
     """Return the two-sided p value of a t test whether the mean of d is zero, as it has to be."""
     error = calibration.sd_pct / math.sqrt(calibration.blocks)
-    return float(2 * special.stdtr(calibration.blocks - 1, -abs(calibration.mean_pct) / error))
+    return float(2 * scipy.special.stdtr(calibration.blocks - 1, -abs(calibration.mean_pct) / error))
 
 
 def _clock(receipts: Sequence[Receipt]) -> float | None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from experiments.analysis.guards import block_problems, receipt_problems
 from experiments.design.calibration import REPEAT, SENTINEL
@@ -187,7 +187,7 @@ def _numbers(samples: Sequence[AABlock]) -> dict[str, Any]:
 
 def upper_factor(blocks: int) -> float:
     """Return the upper 95 % bound of a standard deviation over its estimate from `blocks` normal differences."""
-    return math.sqrt((blocks - 1) / float(special.chdtri(blocks - 1, CONFIDENCE)))
+    return math.sqrt((blocks - 1) / float(scipy.special.chdtri(blocks - 1, CONFIDENCE)))
 
 
 def _drift_per_hour(samples: Sequence[AABlock]) -> float:
@@ -214,7 +214,7 @@ def _variance_p(samples: Sequence[AABlock]) -> float | None:
     noise = statistics.variance(base)
     if noise == 0:
         return None
-    return float(special.fdtrc(len(later) - 1, len(base) - 1, statistics.variance(later) / noise))
+    return float(scipy.special.fdtrc(len(later) - 1, len(base) - 1, statistics.variance(later) / noise))
 
 
 def seconds(moment: str) -> float:

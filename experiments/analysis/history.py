@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
-import ruptures
-from scipy import stats
+import scipy
 
 from experiments.analysis.statistics import percent
 from experiments.design.metrics import METRICS
@@ -149,6 +148,8 @@ def find_changes(logs: np.ndarray) -> list[int]:
     sd = scatter(logs)
     if sd == 0:
         sd = float(np.finfo(float).eps)
+    import ruptures  # half a second, which nobody has to wait for who only shows a series
+
     search = ruptures.KernelCPD(kernel="linear", min_size=MIN_SEGMENT).fit((logs - logs.mean()) / sd)
     return [int(index) for index in search.predict(pen=PENALTY)[:-1]]
 
@@ -169,7 +170,7 @@ def _changes(metric: str, points: Sequence[HistoryPoint], logs: np.ndarray) -> I
 def _drift(metric: str, logs: np.ndarray) -> AnchorDrift:
     change = float(logs[-ENDS:].mean() - logs[:ENDS].mean())
     freedom = (len(logs) - 1) // 2  # a median step knows the scatter about half as well as a standard deviation does
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * scatter(logs) * math.sqrt(2 / ENDS)
+    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * scatter(logs) * math.sqrt(2 / ENDS)
     low, high = change - half, change + half
     return AnchorDrift(
         change_pct=percent(change), low_pct=percent(low), high_pct=percent(high), worse=_worse(metric, low, high)

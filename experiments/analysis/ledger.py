@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from scipy import special
+import scipy
 
 from experiments.analysis.calibration import CONFIDENCE, METRIC
 from experiments.analysis.comparing import Levels, Sample, compare
@@ -52,7 +52,7 @@ def judge_blocks(blocks: tuple[AABlock, ...]) -> tuple[VerdictWord, bool]:
 
 def upper_bound(errors: int, trials: int) -> float:
     """Return the upper 95 % bound of an error rate (Clopper and Pearson); 1 without any trial."""
-    return 1.0 if errors >= trials else float(special.betaincinv(errors + 1, trials - errors, CONFIDENCE))
+    return 1.0 if errors >= trials else float(scipy.special.betaincinv(errors + 1, trials - errors, CONFIDENCE))
 
 
 def needed(errors: int) -> int:

@@ -7,7 +7,7 @@ inverse chi-square for the variance; flat priors), then the blocks to come, then
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+import scipy
 
 from experiments.analysis.statistics import Array, log_ratio
 from experiments.analysis.verdicts import Comparison
@@ -86,6 +86,6 @@ def _answered(mean: Array, sd: Array, size: int, asked: Asked) -> float:
     se = sd / np.sqrt(size)
     low, high = log_ratio(-asked.margin_pct), log_ratio(asked.margin_pct)
     beyond = (mean < low) | (mean > high)
-    different = np.abs(mean) > special.stdtrit(size - 2, 1 - asked.level / 2) * se
-    same = np.minimum(mean - low, high - mean) > special.stdtrit(size - 2, 1 - asked.level) * se
+    different = np.abs(mean) > scipy.special.stdtrit(size - 2, 1 - asked.level / 2) * se
+    same = np.minimum(mean - low, high - mean) > scipy.special.stdtrit(size - 2, 1 - asked.level) * se
     return float(np.mean((different & beyond) | same))

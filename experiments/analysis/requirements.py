@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from scipy import special
+import scipy
 
 from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.verdicts import RequirementResult
@@ -100,7 +100,7 @@ def envelopes(repeats: Mapping[int, Sequence[float]]) -> dict[int, float]:
     blocks = sum(len(values) for values in repeats.values())
     freedom = blocks - len(repeats)
     squares = math.fsum((len(values) - 1) * statistics.variance(values) for values in repeats.values())
-    reach = float(special.stdtrit(freedom, 1 - ENVELOPE_LEVEL / (2 * blocks))) * math.sqrt(squares / freedom)
+    reach = float(scipy.special.stdtrit(freedom, 1 - ENVELOPE_LEVEL / (2 * blocks))) * math.sqrt(squares / freedom)
     return {seed: reach * math.sqrt(1 + 1 / len(values)) for seed, values in repeats.items()}
 
 

@@ -5,8 +5,8 @@ trials of its own, a few blocks may hold none of them: then no test of a mean is
 """
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
 
 from experiments.analysis.comparing import Sample
 from experiments.analysis.statistics import Array, fit, sign_flip_p
@@ -57,4 +57,4 @@ def p_equal_spread(d: Array, sums: Array) -> Array:
     share = (first * second).sum(axis=-1) / np.where(scale > 0, scale, 1.0)
     freedom = d.shape[-1] - 2
     t = share * np.sqrt(freedom / np.maximum(1 - share**2, 1e-15))
-    return np.asarray(2 * special.stdtr(freedom, -np.abs(t)), dtype=np.float64)
+    return np.asarray(2 * scipy.special.stdtr(freedom, -np.abs(t)), dtype=np.float64)

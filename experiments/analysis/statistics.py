@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from experiments.design.power import FEWEST_BLOCKS
 
@@ -46,16 +46,16 @@ class Fit:
 
     def p_different(self) -> Array:
         """Return two-sided p values of a mean of zero."""
-        return np.asarray(2 * special.stdtr(self.freedom, -np.abs(self._t(self.mean))), dtype=np.float64)
+        return np.asarray(2 * scipy.special.stdtr(self.freedom, -np.abs(self._t(self.mean))), dtype=np.float64)
 
     def p_same(self, low: float, high: float) -> Array:
         """Return p values of two one-sided tests: small when the mean is proved to lie between `low` and `high`."""
         above, below = self._t(self.mean - low), self._t(high - self.mean)
-        return np.asarray(special.stdtr(self.freedom, -np.minimum(above, below)), dtype=np.float64)
+        return np.asarray(scipy.special.stdtr(self.freedom, -np.minimum(above, below)), dtype=np.float64)
 
     def interval(self, level: ArrayLike) -> tuple[Array, Array]:
         """Return the two-sided interval of the mean that misses it with probability `level`."""
-        reach = special.stdtrit(self.freedom, 1 - np.asarray(level) / 2) * self.se
+        reach = scipy.special.stdtrit(self.freedom, 1 - np.asarray(level) / 2) * self.se
         return self.mean - reach, self.mean + reach
 
     def _t(self, distance: Array) -> Array:

@@ -9,6 +9,7 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -142,6 +143,14 @@ CONTENT_TYPE_OF_SUFFIX: Mapping[str, str] = {
     ".toml": "application/toml",
 }
 """Content type of a spec file by its suffix."""
+
+
+def content_type_of(path: PurePath) -> str:
+    """Return the content type of a spec file by its suffix. Raises SpecError with the known ones."""
+    kind = CONTENT_TYPE_OF_SUFFIX.get(path.suffix.lower())
+    if kind is None:
+        raise _refused(f"{path} ends in {path.suffix!r}; a spec file ends in {', '.join(CONTENT_TYPE_OF_SUFFIX)}")
+    return kind
 
 
 def catalog_names() -> tuple[str, ...]:

@@ -91,6 +91,14 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f}{SPACE}s" if value < 120 else f"{value / 60:.1f}{SPACE}min"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration of which nobody needs more than two digits."""
+    if seconds < 100:
+        return f"{max(0.0, seconds):.0f}{SPACE}s"
+    minutes = seconds / 60
+    return f"{minutes:.0f}{SPACE}min" if minutes < 100 else f"{minutes / 60:.3g}{SPACE}h"
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """Format with `digits` significant digits, thousands grouped."""
     if value is None:

@@ -1,6 +1,5 @@
 """`ablate aa`: measure the noise of a node, which admits it to words."""
 
-import re
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +10,11 @@ from experiments.design.calibration import ADMITTING_BLOCKS, CONTENT_TYPE, bare_
 from experiments.design.load import parse_spec
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.errors import SpecError, SpecProblem
-from experiments.ids import id_pattern
+from service.cli import completion
 from service.cli.bundles import write_plan
+from service.cli.names import ablation_id
 from service.cli.output import JsonOption, guarded, out
-from service.cli.spec_argument import read_spec
+from service.cli.spec_argument import names_a_spec, read_spec
 from service.cli.submitting import run_spec
 from service.client import Client
 from service.schemas.submissions import SpecBody
@@ -27,10 +27,15 @@ _ORDER_SEEDS = 2**32
 @app.command()
 @guarded
 def aa(
-    node_class: Annotated[str, typer.Argument(metavar="NODE_CLASS", help="The kind of machine to calibrate.")],
+    node_class: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE_CLASS", help="The kind of machine to calibrate.", autocompletion=completion.node_classes
+        ),
+    ],
     like: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="Calibrate for ablations such as this one: a spec, or an id (abl_...)."),
+        typer.Option(metavar="SPEC", help="Calibrate for ablations such as this one: a spec, or an ablation."),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Instead of --like: this recipe as it is.")] = None,
     blocks: Annotated[
@@ -68,7 +73,7 @@ def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec
 
 
 def _spec_of(like: str) -> SpecBody:
-    if not re.fullmatch(id_pattern("abl"), like):
+    if names_a_spec(like):
         return read_spec(like)
     with Client() as client:
-        return client.ablations.spec(like)
+        return client.ablations.spec(ablation_id(client, like))

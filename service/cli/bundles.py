@@ -18,6 +18,7 @@ from experiments.records.bundle_reader import open_bundle
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import make_plan_file, plan_file_text
 from experiments.reporting.view import bundle_view, judge_bundle
+from service.cli.names import ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 from service.schemas.submissions import SpecBody
@@ -83,7 +84,7 @@ def verdict_of(subject: str, calibrations: Sequence[Calibration] = ()) -> Verdic
         return judge_bundle(read_bundle(Path(subject))[1], calibrations)
     only_offline(calibrations)
     with Client() as client:
-        return client.ablations.verdict(subject)
+        return client.ablations.verdict(ablation_id(client, subject))
 
 
 def only_offline(calibrations: Sequence[object] | None) -> None:
@@ -102,7 +103,8 @@ def report_of(subject: str, calibrations: Sequence[Calibration] = ()) -> tuple[s
         return view.ablation_id, render(view)
     only_offline(calibrations)
     with Client() as client:
-        return subject, client.ablations.report(subject)
+        found = ablation_id(client, subject)
+        return found, client.ablations.report(found)
 
 
 def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:

@@ -1,20 +1,26 @@
 """Commands that talk to a service: plan, submit, watch, review."""
 
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from experiments.analysis.verdicts import VariantVerdict
+from experiments.design.gate import GatePublic
 from experiments.design.gates import catalogue
+from experiments.design.problems import nearest
 from experiments.design.spec import ablation_json_schema
-from experiments.outcomes import ERROR_EXIT_CODE, EXIT_CODES, AblationState, Decision
+from experiments.errors import SpecError, SpecProblem
+from experiments.outcomes import EXIT_CODES, AblationState, Decision, ExitCode
 from experiments.reporting.pull_request import pull_request_markdown
 from service.cli import (
     aa,
     bundles,
     calibration_files,
+    completion,
     gates_page,
     history,
     init,
@@ -28,7 +34,8 @@ from service.cli import (
     tokens,
 )
 from service.cli.calibration_files import CalibrationOption, read_calibrations
-from service.cli.output import JsonOption, guarded, out, print_json, print_text
+from service.cli.names import AblationArgument, JudgedArgument, TrialArgument, ablation_id, trial_id
+from service.cli.output import JsonOption, StreamOption, guarded, out, print_json, print_text
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import announce, follow_to_end, run_spec
 from service.client import Client
@@ -48,13 +55,7 @@ app.add_typer(init.app)
 app.add_typer(priority.app)
 app.add_typer(open_page.app)
 
-AblationArgument = Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")]
-JudgedArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="ABLATION", help="The ablation's id (abl_...), or a bundle: judged here, without a service."
-    ),
-]
+RequireOption = Annotated[Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")]
 
 
 @app.command()
@@ -95,17 +96,31 @@ def submit(
 
 @app.command()
 @guarded
-def run(spec: SpecArgument, as_json: JsonOption = False) -> None:
-    """Submit a spec, watch it and show the verdict. Ctrl-C detaches and cancels nothing."""
-    run_spec(read_spec(spec), as_json=as_json)
+def run(
+    spec: SpecArgument,
+    require: RequireOption = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the verdict for a pull request, too.")
+    ] = None,
+    as_json: StreamOption = False,
+) -> None:
+    """Submit a spec, watch it and show the verdict. Ctrl-C detaches (exit code 130) and cancels nothing.
+
+    Exit code: 0 when there is a verdict; with --require as `ablate verdict` with it.
+    """
+    verdict = run_spec(read_spec(spec), as_json=as_json)
+    if markdown is not None:
+        markdown.write_text(pull_request_markdown(verdict, require) + "\n", encoding="utf-8")
+    if require is not None:
+        raise typer.Exit(exit_code(verdict.variants, require))
 
 
 @app.command()
 @guarded
-def watch(ablation: AblationArgument, as_json: JsonOption = False) -> None:
-    """Follow an ablation to its end. Ctrl-C detaches and cancels nothing."""
+def watch(ablation: AblationArgument, as_json: StreamOption = False) -> None:
+    """Follow an ablation to its end. Ctrl-C detaches (exit code 130) and cancels nothing."""
     with Client() as client:
-        follow_to_end(client, ablation, as_json=as_json)
+        follow_to_end(client, ablation_id(client, ablation), as_json=as_json)
 
 
 @app.command("list")
@@ -128,7 +143,8 @@ def list_(
 def show_(ablation: AblationArgument, as_json: JsonOption = False) -> None:
     """Show one ablation and its trials."""
     with Client() as client:
-        row, trials = client.ablations.get(ablation), list(client.ablations.trials(ablation))
+        found = ablation_id(client, ablation)
+        row, trials = client.ablations.get(found), list(client.ablations.trials(found))
     if as_json:
         print_json({"ablation": row, "trials": trials})
     else:
@@ -140,8 +156,8 @@ def show_(ablation: AblationArgument, as_json: JsonOption = False) -> None:
 def cancel(ablation: AblationArgument, as_json: JsonOption = False) -> None:
     """End an ablation. What it measured until now is kept."""
     with Client() as client:
-        row = client.ablations.cancel(ablation)
-    print_json(row) if as_json else out().print(f"{row.id} is {show.state(row.state)}")
+        row = client.ablations.cancel(ablation_id(client, ablation))
+    print_json(row) if as_json else out().print(f"{escape(row.name)} ({row.id}) is {show.state(row.state)}")
 
 
 @app.command()
@@ -150,15 +166,14 @@ def verdict(
     ablation: JudgedArgument,
     calibration: CalibrationOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why, with every requirement of the rule.")] = False,
-    require: Annotated[
-        Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")
-    ] = None,
+    require: RequireOption = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the verdict. Exit code: 0 adopt, 1 reject, 2 same, 3 inconclusive, 4 invalid, 5 error.
 
-    With several variants it is 0 when one can be adopted, otherwise the highest of their codes.
+    With several variants it is 0 when one can be adopted, otherwise the highest of their codes. With --require it is 0
+    when every variant has that decision, otherwise the highest code of the others; 6 where they are all to be adopted.
     """
     found = bundles.verdict_of(ablation, read_calibrations(calibration))
     if as_json:
@@ -173,15 +188,15 @@ def verdict(
     raise typer.Exit(exit_code(found.variants, require))
 
 
-def exit_code(variants: tuple[VariantVerdict, ...], require: Decision | None) -> int:
+def exit_code(variants: tuple[VariantVerdict, ...], require: Decision | None) -> ExitCode:
     """Return the exit code of `verdict`."""
     decisions = [variant.decision for variant in variants]
     if require is not None:
         others = [EXIT_CODES[decision] for decision in decisions if decision is not require]
-        return max(1, *others) if others else 0
+        return (max(others) or ExitCode.UNMET) if others else ExitCode.DONE
     if Decision.ADOPT in decisions:
-        return 0
-    return max((EXIT_CODES[decision] for decision in decisions), default=ERROR_EXIT_CODE)
+        return ExitCode.DONE
+    return max((EXIT_CODES[decision] for decision in decisions), default=ExitCode.ERROR)
 
 
 @app.command()
@@ -209,19 +224,23 @@ def report(
 @app.command()
 @guarded
 def log(
-    trial: Annotated[str, typer.Argument(metavar="TRIAL", help="The trial's id (trl_...).")],
+    trial: TrialArgument,
     offset: Annotated[int, typer.Option(min=0, help="Start at this byte.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Print a trial's log as far as it has come."""
     with Client() as client:
-        text, end = client.trials.log(trial, offset=offset)
+        text, end = client.trials.log(trial_id(client, trial), offset=offset)
     print_json({"text": text, "end": end}) if as_json else print_text(text)
 
 
 @app.command()
 @guarded
 def gates(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[GATE]...", help="Only these.", autocompletion=completion.gates),
+    ] = None,
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print this program's gates as docs/gates.md.")] = False,
 ) -> None:
@@ -230,8 +249,21 @@ def gates(
         typer.echo(gates_page.render(catalogue()), nl=False)
         return
     with Client() as client:
-        rows = client.gates()
+        rows = chosen_gates(client.gates(), names or ())
     print_json(rows) if as_json else out().print(show.gates(rows))
+
+
+def chosen_gates(rows: Sequence[GatePublic], names: Sequence[str]) -> list[GatePublic]:
+    """Return the gates of these names, all without any. Raises SpecError with what is meant for one that is none."""
+    known = [row.name for row in rows]
+    wrong = [
+        SpecProblem(pointer=name, detail=f"unknown gate {name!r}", hint=nearest(name, known))
+        for name in names
+        if name not in known
+    ]
+    if wrong:
+        raise SpecError(wrong)
+    return [row for row in rows if not names or row.name in names]
 
 
 @app.command()

@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from experiments.analysis.history import MIN_POINTS, HistorySeries, LevelChange
 from experiments.design.metrics import METRICS
 from experiments.reporting import wording
+from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
+from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 
@@ -18,9 +19,16 @@ app = typer.Typer()
 @app.command()
 @guarded
 def history(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, for example hybrid-tiny.")],
-    metric: Annotated[str, typer.Option(help="A metric of receipts.")] = "tokens_per_s",
-    node_class: Annotated[str | None, typer.Option(help="Only this node class.")] = None,
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe, for example hybrid-tiny.", autocompletion=completion.recipes),
+    ],
+    metric: Annotated[
+        str, typer.Option(help="A metric of receipts.", autocompletion=completion.metrics)
+    ] = "tokens_per_s",
+    node_class: Annotated[
+        str | None, typer.Option(help="Only this node class.", autocompletion=completion.node_classes)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show how the baseline of a recipe went over time, where its level changed, and what small losses add up to."""
@@ -38,9 +46,15 @@ def history(
 def _show(series: HistorySeries) -> None:
     unit = METRICS[series.metric].unit
     title = f"{wording.metric(series.metric)} of {series.arm_digest[:19]} on {series.node_class}, {series.device}"
-    table = Table(title=escape(title), title_justify="left")
-    for column in ("when", "ablation", f"value ({unit})", "to the anchor", "trials", "code", "level"):
-        table.add_column(column, overflow="fold")
+    table = TerminalTable(
+        *names("when"),
+        *ids("ablation"),
+        *numbers(f"value ({unit})", "to the anchor", "trials"),
+        *names("code"),
+        *texts("level"),
+        title=escape(title),
+        leaving=("code", "trials", "ablation"),
+    )
     changes = {change.ablation: change for change in series.changes}
     anchor = series.points[0].value
     for point in series.points:

@@ -4,15 +4,18 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
+from experiments.reporting.terminal_table import TerminalTable, names, texts
+from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 from service.schemas.nodes import KeyList
 
 app = typer.Typer(help="Keys that nodes sign their blocks with.", no_args_is_help=True)
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="A public key (ed25519:...).")]
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="KEY", help="A public key (ed25519:...).", autocompletion=completion.keys)
+]
 
 
 @app.command("list")
@@ -51,9 +54,7 @@ def _show(found: KeyList, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table(title="keys", title_justify="left")
-    for column in ("node", "key", "trusted", "revoked"):
-        table.add_column(column, overflow="fold")
+    table = TerminalTable(*names("node", "key"), *texts("trusted", "revoked"), title="keys")
     for row in found.items:
         revoked = "" if row.revoked_at is None else f"{row.revoked_at}: {row.reason}"
         table.add_row(escape(row.node), row.key, escape(f"{row.trusted_at} by {row.trusted_by}"), escape(revoked))

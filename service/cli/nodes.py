@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from service.cli import node_states, show
+from service.cli import completion, node_states, show
+from service.cli.names import NodeArgument
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
 from service.client import Client
@@ -13,7 +14,6 @@ from service.client import Client
 app = typer.Typer(help="Machines that run trials.", invoke_without_command=True)
 app.add_typer(node_states.app)
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 _USE = "give it to the worker as ABLATE_WORKER_TOKEN, with ABLATE_NODE_NAME={}"
 
 
@@ -37,7 +37,12 @@ def nodes(context: typer.Context, as_json: JsonOption = False) -> None:
 def add(
     node: NodeArgument,
     node_class: Annotated[
-        str | None, typer.Option("--class", help="The only node class that it may have; default: any.")
+        str | None,
+        typer.Option(
+            "--class",
+            help="The only node class that it may have; default: any.",
+            autocompletion=completion.node_classes,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -14,13 +14,16 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from experiments.errors import BundleError, ExperimentError, SpecError
-from experiments.outcomes import ERROR_EXIT_CODE
+from experiments.outcomes import ExitCode
 from experiments.runtime.logs import UNSEEN, visible
 from service.client import ClientError
 from service.errors import ServiceError
 from service.schemas.problems import Problem, ProblemDetail
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
+StreamOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON for programs, a line for everything that happens.")
+]
 
 _WIDTH_OF_FILES = 160
 """Columns of tables that go to a file or a pipe."""
@@ -65,6 +68,12 @@ def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any] | list[An
     sys.stdout.write(_json_text(json.dumps(_plain(value), indent=2, ensure_ascii=False)) + "\n")
 
 
+def print_json_line(**value: BaseModel) -> None:
+    """Print one line of a stream: a JSON object whose only key says what its value is."""
+    sys.stdout.write(_json_text(json.dumps(_plain(value), ensure_ascii=False)) + "\n")
+    sys.stdout.flush()
+
+
 def _json_text(document: str) -> str:
     """Write signs that steer a terminal as JSON escapes; the document means the same."""
     return UNSEEN.sub(_escaped, document)
@@ -91,9 +100,11 @@ def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return command(*args, **kwargs)
+        except BrokenPipeError:  # whoever read our output left; the program ends quietly
+            raise
         except (ClientError, ExperimentError, ServiceError, OSError) as error:
             show_problem(problem_of(error), as_json=bool(kwargs.get("as_json")))
-            raise typer.Exit(ERROR_EXIT_CODE) from error
+            raise typer.Exit(ExitCode.ERROR) from error
 
     return run
 

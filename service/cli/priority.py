@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from service.cli import show
+from service.cli.names import AblationArgument, ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 
@@ -14,11 +15,11 @@ app = typer.Typer()
 @app.command()
 @guarded
 def priority(
-    ablation: Annotated[str, typer.Argument(metavar="ABLATION", help="The ablation's id (abl_...).")],
+    ablation: AblationArgument,
     value: Annotated[int, typer.Argument(metavar="PRIORITY", min=0, max=100, help="0 to 100; higher runs first.")],
     as_json: JsonOption = False,
 ) -> None:
     """Change when an ablation's blocks are given out. Equal priorities take turns, a block each."""
     with Client() as client:
-        row = client.ablations.set_priority(ablation, value)
+        row = client.ablations.set_priority(ablation_id(client, ablation), value)
     print_json(row) if as_json else out().print(show.ablations([row]))

@@ -10,16 +10,17 @@ from rich.markup import escape
 
 from experiments.block_numbers import block_list
 from experiments.errors import BundleError, ReceiptError
+from experiments.outcomes import ExitCode
 from experiments.records.bundle import MANIFEST, RECEIPT, Bundle
 from experiments.records.bundle_files import is_bundle, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.signed_receipt import SignedReceipt, verify_signed
+from service.cli import completion
+from service.cli.names import ablation_id, trial_id
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.client import Client
 
 app = typer.Typer(help="Fetch receipts and verify them offline.", no_args_is_help=True)
-
-DAMAGED_EXIT_CODE = 1
 
 
 @app.command("verify")
@@ -34,7 +35,7 @@ def verify_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute digests, signatures and statistics from raw samples; say who signed. Exit 1 unless all is good."""
+    """Recompute digests, signatures and statistics from raw samples; say who signed. Exit 6 unless all is good."""
     findings = {name: found for path in files for name, found in _examine(path, frozenset(key or ()))}
     if as_json:
         print_json({"receipts": [{"receipt": name, "problems": found} for name, found in findings.items()]})
@@ -44,19 +45,31 @@ def verify_(
             for problem in found:
                 out().print(f"    {escape(problem)}")
     if any(findings.values()):
-        raise typer.Exit(DAMAGED_EXIT_CODE)
+        raise typer.Exit(ExitCode.UNMET)
 
 
 @app.command()
 @guarded
 def get(
-    subject: Annotated[str, typer.Argument(metavar="ID", help="A trial (trl_...) or an ablation (abl_...).")],
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="A trial, as in `ablate log`, or an ablation; `latest`, names and beginnings will do.",
+            autocompletion=completion.trials,
+        ),
+    ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
     as_json: JsonOption = True,
 ) -> None:
     """Fetch one trial's receipt, or all receipts of an ablation as a list. Always JSON."""
     with Client() as client:
-        found = _of_ablation(client, subject) if subject.startswith("abl_") else client.trials.receipt(subject)
+        is_trial = subject.startswith("trl_") or "/" in subject
+        found = (
+            client.trials.receipt(trial_id(client, subject))
+            if is_trial
+            else _of_ablation(client, ablation_id(client, subject))
+        )
     if output is None:
         print_json(found)
         return

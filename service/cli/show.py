@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +15,7 @@ from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
+from experiments.reporting.terminal_table import Column, Kind, TerminalTable, ids, names, numbers, texts
 from experiments.reporting.verdict_layout import lay_out
 from service.schemas.ablations import AblationPublic, TrialPublic
 from service.schemas.calibrations import CalibrationList
@@ -29,6 +29,9 @@ COLOURS: dict[Tone, str] = {
     Tone.OPEN: "yellow",
     Tone.BROKEN: "magenta",
 }
+_KINDS: dict[str, Kind] = {"text": "text", "code": "name", "number": "number"}
+_LEAVING = ("loss", "memory", "MDE", "repeats", "of the variant", "of the baseline")
+"""Columns of a verdict without which its row still says the answer."""
 STATES: dict[str, str] = {
     AblationState.COMPLETED: "green",
     TrialState.DONE: "green",
@@ -39,16 +42,6 @@ STATES: dict[str, str] = {
 }
 
 
-def table(*columns: str, title: str | None = None) -> Table:
-    """Return an empty table in the house look; long cells fold instead of being cut."""
-    made = Table(
-        title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD
-    )
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    return made
-
-
 def state(name: str) -> str:
     """Return a state in its colour."""
     colour = STATES.get(name)
@@ -57,10 +50,18 @@ def state(name: str) -> str:
 
 def ablations(rows: Iterable[AblationPublic]) -> RenderableType:
     """Show a list of ablations."""
-    made = table("id", "name", "state", "blocks", "waits for", "created")
+    made = TerminalTable(
+        *names("name"),
+        *ids("id"),
+        *names("state"),
+        *numbers("blocks"),
+        *texts("waits for"),
+        *names("created"),
+        leaving=("waits for", "created"),
+    )
     for row in rows:
         created = wording.moment(row.created_at)
-        made.add_row(row.id, escape(row.name), state(row.state), blocks(row), escape(row.waiting_for or ""), created)
+        made.add_row(escape(row.name), row.id, state(row.state), blocks(row), escape(row.waiting_for or ""), created)
     return made if made.rows else Text("No ablation yet. Submit one: ablate submit demo")
 
 
@@ -74,7 +75,7 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
     """Show one ablation with its trials."""
     waits = [("waits for", escape(row.waiting_for))] if row.waiting_for else []
     facts = _facts(
-        ("ablation", f"{row.id}  [bold]{escape(row.name)}[/]"),
+        ("ablation", f"[bold]{escape(row.name)}[/]  {row.id}"),
         ("question", escape(row.question)),
         ("state", state(row.state)),
         ("priority", str(row.priority)),
@@ -87,24 +88,23 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
         ("created", wording.moment(row.created_at)),
         ("mlflow", row.mlflow_url or "not projected yet"),
     )
-    made = table("trial", "block", "place", "arm", "state", "outcome")
-    for trial in trials:
-        outcome = trial.outcome or ""
-        made.add_row(
-            trial.id,
-            str(block_number(trial.block_index)),
-            str(place_number(trial.position)),
-            escape(trial.arm),
-            state(trial.state),
-            outcome,
-        )
-    return Group(facts, made)
+    return Group(facts, _trials(trials), Text(f"log of one: ablate log {row.name}/BLOCK/ARM", "dim"))
+
+
+def _trials(rows: Iterable[TrialPublic]) -> TerminalTable:
+    made = TerminalTable(*names("arm"), *numbers("block", "place"), *names("state", "outcome"), *names("trial"))
+    for row in rows:
+        number, place = str(block_number(row.block_index)), str(place_number(row.position))
+        made.add_row(escape(row.arm), number, place, state(row.state), row.outcome or "", row.id)
+    return made
 
 
 def _facts(*pairs: tuple[str, str]) -> Table:
     made = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in pairs:
-        made.add_row(f"[dim]{name}[/]", value)
+    made.add_column(no_wrap=True, style="dim")
+    made.add_column(overflow="fold")
+    for pair in pairs:
+        made.add_row(*pair)
     return made
 
 
@@ -127,7 +127,7 @@ def plan(answer: PlanPublic) -> RenderableType:
         ("spec", answer.spec_digest),
         ("rule", answer.rule_digest),
     )
-    made = table("block", "seed", "order")
+    made = TerminalTable(*numbers("block", "seed"), *texts("order"))
     for block in answer.blocks:
         made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
     return Group(facts, made)
@@ -154,7 +154,12 @@ def _eligible(row: NodeClassAnswer) -> str:
 
 def nodes(rows: Iterable[NodePublic]) -> RenderableType:
     """Show the registered nodes."""
-    made = table("node", "class", "health", "takes work", "seen", "devices", "runs", "lacks")
+    made = TerminalTable(
+        *names("node", "class", "health"),
+        *texts("takes work", "runs", "devices", "lacks"),
+        *names("seen"),
+        leaving=("lacks", "devices", "seen"),
+    )
     for row in rows:
         devices = ", ".join(device.name for device in row.devices)
         lacks = escape("; ".join([*row.lacks, *_lanes_that_failed(row)]))
@@ -164,10 +169,10 @@ def nodes(rows: Iterable[NodePublic]) -> RenderableType:
             row.node_class,
             row.health,
             _takes_work(row),
-            seen,
-            escape(devices),
             row.running_block or "",
+            escape(devices),
             lacks,
+            seen,
         )
     return made if made.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
 
@@ -185,24 +190,30 @@ def _lanes_that_failed(row: NodePublic) -> list[str]:
 
 def calibrations(found: CalibrationList) -> RenderableType:
     """Show what is known about noise, and the service's own rate of false words."""
-    made = table("calibrated", "recipe", "A/A blocks", "sd of d", "at most", "last block", "admits words")
+    made = TerminalTable(
+        *names("calibrated", "recipe"),
+        *numbers("A/A blocks", "sd of d", "at most"),
+        *texts("admits words"),
+        *names("last block"),
+        leaving=("last block",),
+    )
     for row in found.items:
         one = row.calibration
         sd, most = f"{one.sd_pct:.2f} %", f"{one.sd_upper_pct:.2f} %"
         state = "yes" if row.problem is None else f"no: {row.problem}; {row.mended_by}"
         device, last = f"{one.key.node_class} {one.key.device_serial}", wording.moment(one.measured_at)
-        made.add_row(escape(device), one.key.recipe, str(one.blocks), sd, most, last, escape(state))
+        made.add_row(escape(device), one.key.recipe, str(one.blocks), sd, most, escape(state), last)
     statement = Text(found.statement)
     return Group(made, statement) if found.items else statement
 
 
 def gates(rows: Iterable[GatePublic]) -> RenderableType:
     """Show the gates."""
-    made = table("gate", "values (default first)", "claim", "question")
+    made = TerminalTable(*names("gate", "claim"), *texts("values (default first)", "question"))
     for row in rows:
         others = [show(value) for value in row.values if value != row.default]
         values = ", ".join([f"[bold]{escape(show(row.default))}[/]", *map(escape, others)])
-        made.add_row(row.name, values, row.claim.value, row.question)
+        made.add_row(row.name, row.claim.value, values, row.question)
     return made
 
 
@@ -220,7 +231,7 @@ def published(printed: PublishedTable, found: PublishedVerdict) -> RenderableTyp
         ("word", f"[bold]{found.word}[/], decision {found.decision}"),
         ("reason", escape(found.reason)),
     )
-    made = table("requirement", "rule", "result", "found")
+    made = TerminalTable(*names("requirement"), *texts("rule", "result", "found"))
     for result in found.requirements:
         passed = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
         made.add_row(result.metric, result.rule, passed, escape(result.detail))
@@ -238,10 +249,10 @@ def explanation(found: Verdict) -> list[str]:
     return [*lines, f"[dim]rule {found.rule_digest}[/]"]
 
 
-def _table(laid_out: LaidOutTable, *, title: str) -> Table:
-    made = table(title=title)
-    for column in laid_out.columns:
-        made.add_column(column.heading, overflow="fold", no_wrap=column.kind == "number")
+def _table(laid_out: LaidOutTable, *, title: str) -> TerminalTable:
+    first, *others = laid_out.columns
+    columns = [*names(first.heading), *(Column(other.heading, _KINDS[other.kind]) for other in others)]
+    made = TerminalTable(*columns, title=escape(title), leaving=_LEAVING)
     for row in laid_out.rows:
         made.add_row(*map(_markup, row))
     return made

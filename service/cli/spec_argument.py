@@ -6,13 +6,24 @@ from typing import Annotated
 
 import typer
 
-from experiments.design.load import CONTENT_TYPE_OF_SUFFIX, catalog_names, read_catalog_file
+from experiments.design.load import catalog_names, read_catalog_file
 from experiments.errors import SpecError, SpecProblem
+from service.cli import completion
 from service.schemas.submissions import SpecBody
 
 SpecArgument = Annotated[
-    str, typer.Argument(metavar="SPEC", help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.")
+    str,
+    typer.Argument(
+        metavar="SPEC",
+        help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.",
+        autocompletion=completion.catalog,
+    ),
 ]
+
+
+def names_a_spec(argument: str) -> bool:
+    """Say whether the argument is standard input, a file or a name of the catalog."""
+    return argument == "-" or Path(argument).is_file() or argument in catalog_names()
 
 
 def read_spec(argument: str) -> SpecBody:
@@ -21,18 +32,11 @@ def read_spec(argument: str) -> SpecBody:
         return SpecBody(content=sys.stdin.buffer.read())
     path = Path(argument)
     if path.is_file():
-        return SpecBody(content=path.read_bytes(), content_type=_content_type(path))
+        return SpecBody.of(path)
     known = catalog_names()
     if argument in known:
         return SpecBody(content=read_catalog_file(argument))
     raise _refused(f"there is no file {argument!r} and no catalog spec of that name; catalog: {', '.join(known)}")
-
-
-def _content_type(path: Path) -> str:
-    kind = CONTENT_TYPE_OF_SUFFIX.get(path.suffix.lower())
-    if kind is None:
-        raise _refused(f"{path} ends in {path.suffix!r}; a spec file ends in {', '.join(CONTENT_TYPE_OF_SUFFIX)}")
-    return kind
 
 
 def _refused(detail: str) -> SpecError:

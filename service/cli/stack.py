@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from experiments.outcomes import ExitCode
 from experiments.reporting import wording
-from service.cli import show
+from experiments.reporting.terminal_table import TerminalTable, names, numbers, texts
 from service.cli.demo import run_demo
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.errors import StackError
@@ -27,7 +28,6 @@ app = typer.Typer()
 mlflow = typer.Typer(help="The review pages in MLflow.", no_args_is_help=True)
 app.add_typer(mlflow, name="mlflow")
 
-NOT_RUNNING_EXIT_CODE = 1
 _LOOK_EVERY_S = 0.5
 _PATIENCE_S = 600.0
 _FINDINGS_SHOWN = 5
@@ -76,7 +76,7 @@ def down(as_json: JsonOption = False) -> None:
 @app.command()
 @guarded
 def status(as_json: JsonOption = False) -> None:
-    """Show what runs in this home, and what was started again. Exit 1 when nothing runs or a part is not there."""
+    """Show what runs in this home, and what was started again. Exit 6 when nothing runs or a part is not there."""
     files = home_files()
     state = control.running(files)
     if as_json:
@@ -86,7 +86,7 @@ def status(as_json: JsonOption = False) -> None:
     else:
         _show_parts(files, state)
     if state is None or not state.is_whole:
-        raise typer.Exit(NOT_RUNNING_EXIT_CODE)
+        raise typer.Exit(ExitCode.UNMET)
 
 
 @app.command()
@@ -185,7 +185,7 @@ def _show_parts(files: StackFiles, state: StackState) -> None:
     console = out()
     console.print(f"stack of {wording.moment(state.started_at)}: {state.phase}")
     console.print(f"  API     {state.api_url}\n  MLflow  {state.mlflow_url}")
-    made = show.table("part", "pid", "state", "started again", "log")
+    made = TerminalTable(*names("part"), *numbers("pid"), *names("state", "started again"), *texts("log"))
     for name, part in state.parts.items():
         times = wording.counted(part.restarts, "time") if part.restarts else "never"
         made.add_row(name, str(state.pids[name]), _PHASES[part.phase], times, escape(str(files.log(name))))

@@ -4,22 +4,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.outcomes import ERROR_EXIT_CODE, AblationState
+from experiments.analysis.verdicts import Verdict
+from experiments.outcomes import AblationState, ExitCode
+from experiments.reporting import wording
 from service.cli import show
-from service.cli.output import err, out
+from service.cli.output import err, out, print_json_line
 from service.cli.watch import follow, follow_as_json
 from service.client import Client
 from service.schemas.ablations import AblationPublic
 from service.schemas.submissions import AblationAccepted, SpecBody
 
 
-def run_spec(spec: SpecBody, *, as_json: bool) -> None:
-    """Submit `spec`, watch it and show the verdict."""
+def run_spec(spec: SpecBody, *, as_json: bool) -> Verdict:
+    """Submit `spec`, watch it, show the verdict and return it."""
     with Client() as client:
         answer = client.ablations.submit(spec)
-        if not as_json:
-            announce(out(), answer)
-        follow_to_end(client, answer.id, as_json=as_json)
+        print_json_line(accepted=answer) if as_json else announce(out(), answer)
+        return follow_to_end(client, answer.id, as_json=as_json)
 
 
 def announce(console: Console, answer: AblationAccepted) -> None:
@@ -30,24 +31,28 @@ def announce(console: Console, answer: AblationAccepted) -> None:
     console.print(f"  stop     ablate cancel {answer.id}")
 
 
-def follow_to_end(client: Client, ablation: str, *, as_json: bool) -> None:
-    """Follow to the end and show the verdict; exit 5 when the ablation ended without one."""
+def follow_to_end(client: Client, ablation_id: str, *, as_json: bool) -> Verdict:
+    """Follow to the end, show the verdict and return it; exit 5 when the ablation ended as it should not."""
     try:
-        row = follow_as_json(client, ablation) if as_json else follow(client, ablation, out())
+        row = follow_as_json(client, ablation_id) if as_json else follow(client, ablation_id, out())
     except KeyboardInterrupt:
-        err().print(f"detached; {ablation} goes on. Come back: ablate watch {ablation}")
-        raise typer.Exit(0) from None
-    if not as_json:
-        show_end(client, row)
-    if row.state != AblationState.COMPLETED:
-        raise typer.Exit(ERROR_EXIT_CODE)
+        err().print(f"detached; {ablation_id} goes on. Come back: ablate watch {ablation_id}")
+        raise typer.Exit(ExitCode.DETACHED) from None
+    verdict = None if row.state == AblationState.CANCELLED else client.ablations.verdict(ablation_id)
+    if as_json:
+        print_json_line(ablation=row, **({} if verdict is None else {"verdict": verdict}))
+    else:
+        _show_end(row, verdict)
+    if verdict is None or row.state != AblationState.COMPLETED:
+        raise typer.Exit(ExitCode.ERROR)
+    return verdict
 
 
-def show_end(client: Client, row: AblationPublic) -> None:
-    """Show how an ablation ended: its verdict where there is one."""
-    if row.state == AblationState.CANCELLED:
+def _show_end(row: AblationPublic, verdict: Verdict | None) -> None:
+    if verdict is None:
         out().print(f"{row.id} was cancelled; what it measured is kept: ablate show {row.id}")
         return
     if row.state == AblationState.FAILED:
-        out().print(f"{row.id} [red]failed[/]: {row.blocks.failed} blocks could not be run; ablate show {row.id}")
-    out().print(show.verdict(client.ablations.verdict(row.id)))
+        failed = wording.counted(row.blocks.failed, "block")
+        out().print(f"{row.id} [red]failed[/]: {failed} could not be run; ablate show {row.id}")
+    out().print(show.verdict(verdict))

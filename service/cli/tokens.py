@@ -5,17 +5,19 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
+from experiments.reporting.terminal_table import TerminalTable, names, texts
+from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
-from service.cli.show import table
 from service.client import Client
 from service.schemas.tokens import TokenList, TokenPublic
 
 app = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The token's name.", autocompletion=completion.tokens)
+]
 MinutesOption = Annotated[
     float | None, typer.Option("--device-minutes", min=0, help="What its ablations may use in all; default: no limit.")
 ]
@@ -109,8 +111,10 @@ def _show(found: TokenPublic, *, as_json: bool) -> None:
     print_json(found) if as_json else out().print(_table(TokenList(items=[found])))
 
 
-def _table(found: TokenList) -> Table:
-    made = table("name", "scope", "class", "device minutes", "secrets", "created", "revoked", title="tokens")
+def _table(found: TokenList) -> TerminalTable:
+    made = TerminalTable(
+        *names("name", "scope", "class", "device minutes"), *texts("secrets", "revoked", "created"), title="tokens"
+    )
     for row in found.items:
         made.add_row(
             escape(row.name),
@@ -118,8 +122,8 @@ def _table(found: TokenList) -> Table:
             row.node_class or "",
             _quota(row.device_minutes_used, row.device_minutes),
             _secrets(row),
-            escape(f"{row.created_at} by {row.created_by}"),
             "" if row.revoked_at is None else escape(f"{row.revoked_at}: {row.reason}"),
+            escape(f"{row.created_at} by {row.created_by}"),
         )
     return made
 

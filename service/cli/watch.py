@@ -14,13 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from experiments.block_numbers import block_name
-from experiments.outcomes import TrialState
+from experiments.outcomes import BlockState, TrialState
 from experiments.reporting import wording
-from service.cli.output import print_json
+from service.cli.output import print_json_line
 from service.client import Client
 from service.lifecycle import OVER, EventKind
 from service.schemas.ablations import AblationPublic, TrialPublic
 from service.schemas.events import Event
+from service.schemas.nodes import NodePublic
 
 _LOOK_EVERY_S = 0.5
 _REFRESH_S = 2.0
@@ -37,17 +38,23 @@ class FollowedAblation:
     trials: dict[str, TrialPublic]
     names: dict[str, str]
     """Block ids to what people call them: "block 2/6"."""
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Names of nodes by id."""
     current: TrialPublic | None = None
     steps: str = ""
+    holders: dict[str, str] = field(default_factory=dict)
+    """Ids of the nodes that run blocks, or ran them last, by block id."""
     lines: list[str] = field(default_factory=list)
     """What happened since the last look, for line output."""
 
     @classmethod
-    def of(cls, ablation: AblationPublic, trials: Iterable[TrialPublic]) -> "FollowedAblation":
+    def of(
+        cls, ablation: AblationPublic, trials: Iterable[TrialPublic], nodes: Iterable[NodePublic] = ()
+    ) -> "FollowedAblation":
         """Begin with what the service says now."""
         by_id = {trial.id: trial for trial in trials}
         names = {trial.block_id: block_name(trial.block_index, ablation.blocks.planned) for trial in by_id.values()}
-        return cls(ablation=ablation, trials=by_id, names=names)
+        return cls(ablation=ablation, trials=by_id, names=names, nodes={node.id: node.name for node in nodes})
 
     def apply(self, event: Event) -> None:
         """Take in one event."""
@@ -57,7 +64,19 @@ class FollowedAblation:
         elif event.kind == EventKind.TRIAL_STATE and trial is not None and event.went_to == TrialState.RUNNING:
             self.current, self.steps = trial, ""
         elif event.kind in (EventKind.BLOCK_STATE, EventKind.ABLATION_STATE):
-            self.lines.append(history_line(event, self.names.get(event.subject or "", self.ablation.name)))
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        block = event.subject or ""
+        if event.kind == EventKind.BLOCK_STATE and event.went_to == BlockState.RUNNING and event.actor:
+            self.holders[block] = event.actor
+        name = self.names.get(block, self.ablation.name)
+        self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
+
+    def _on_node(self, block: str) -> str:
+        """Say where a block runs, as soon as that is known: " on gpu-7"."""
+        name = self.nodes.get(self.holders.get(block, ""))
+        return f" on {name}" if name else ""
 
     @property
     def over(self) -> bool:
@@ -71,7 +90,13 @@ class FollowedAblation:
             return f"waits for {self.ablation.waiting_for}"
         if self.current is None or self.over:
             return ""
-        return f"{self.names[self.current.block_id]}, {self.current.arm}: {self.steps or 'starting'}"
+        block = self.current.block_id
+        return f"{self.names[block]}{self._on_node(block)}, {self.current.arm}: {self.steps or 'starting'}{self._left}"
+
+    @property
+    def _left(self) -> str:
+        left_s = self.ablation.time_left_s
+        return "" if left_s is None else f"; about {wording.duration(left_s)} left"
 
 
 def steps_text(event: Event) -> str:
@@ -93,7 +118,8 @@ def history_line(event: Event, name: str) -> str:
 
 def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic:
     """Show an ablation until it is over; return its last state. KeyboardInterrupt passes through."""
-    followed = FollowedAblation.of(client.ablations.get(ablation_id), client.ablations.trials(ablation_id))
+    row, trials = client.ablations.get(ablation_id), client.ablations.trials(ablation_id)
+    followed = FollowedAblation.of(row, trials, client.nodes())
     view = _LiveView(followed) if console.is_terminal else None
     if view is None:
         _follow_in_lines(client, followed, console)
@@ -105,9 +131,9 @@ def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic
 
 
 def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
-    """Print every event as a JSON document; return the last state."""
+    """Print every event as a line of JSON; return the last state."""
     for event in client.ablations.watch(ablation_id):
-        print_json(event)
+        print_json_line(event=event)
     return client.ablations.get(ablation_id)
 
 
@@ -138,6 +164,8 @@ def _looks(client: Client, followed: FollowedAblation) -> Iterator[None]:
             ended = ended or item.kind == EventKind.END
         if changed or time.monotonic() - asked_at > _REFRESH_S:
             followed.ablation = client.ablations.get(followed.ablation.id)
+            if not followed.nodes.keys() >= set(followed.holders.values()):  # one that registered meanwhile
+                followed.nodes = {node.id: node.name for node in client.nodes()}
             asked_at = time.monotonic()
         yield
 

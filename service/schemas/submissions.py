@@ -3,11 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from experiments.analysis.sizing import Sizing
+from experiments.design.load import content_type_of
 from experiments.outcomes import AblationState
 from service.schemas.ablations import Links
 from service.schemas.public import INDEX, Public
@@ -21,11 +24,14 @@ class SpecBody:
     content_type: str = "application/yaml"
 
     @classmethod
-    def of(cls, spec: "SpecBody | Mapping[str, Any]") -> "SpecBody":
-        """Return `spec` itself, or a mapping as JSON."""
+    def of(cls, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "SpecBody":
+        """Return `spec` itself, a mapping as JSON, or the file at a path. Raises OSError, SpecError."""
         if isinstance(spec, SpecBody):
             return spec
-        return cls(content=json.dumps(spec).encode(), content_type="application/json")
+        if isinstance(spec, Mapping):
+            return cls(content=json.dumps(spec).encode(), content_type="application/json")
+        path = Path(spec)
+        return cls(content=path.read_bytes(), content_type=content_type_of(path))
 
 
 class SpecText(Public):

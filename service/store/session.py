@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.pool import ConnectionPoolEntry
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from service.errors import ConfigurationError
@@ -35,6 +36,9 @@ class Store:
             raise ConfigurationError(
                 f"ABLATE_DATABASE_URL names {backend!r}; allowed: sqlite:///..., postgresql+psycopg://..."
             )
+        self._closed = False
+        for pool in {self.writer.pool, self.reader.pool}:
+            event.listen(pool, "checkin", self._end_if_closed)
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -49,9 +53,14 @@ class Store:
             yield connection
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; one that a thread still holds is closed when it comes back."""
+        self._closed = True
         self.reader.dispose()
         self.writer.dispose()
+
+    def _end_if_closed(self, connection: object | None, record: ConnectionPoolEntry) -> None:
+        if self._closed and connection is not None:
+            record.invalidate()
 
 
 def _sqlite(url: str) -> tuple[Engine, Engine]:

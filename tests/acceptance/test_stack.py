@@ -71,7 +71,7 @@ def test_up_joins_a_running_stack_down_leaves_nothing_and_up_works_again(home: H
     assert processes.members(first["stack_id"]) == []
     assert not home.files.state.exists()
     assert not home.files.broker_socket.exists()
-    assert home.run("status").returncode == 1
+    assert home.run("status").returncode == 6
     assert home.up()["stack_id"] != first["stack_id"]
 
 
@@ -96,7 +96,7 @@ def test_parts_that_are_killed_start_again_and_the_status_says_so(tmp_path: Path
         assert mlflow_child, "MLflow's server is a child of its main process"
         for pid in first["pids"].values():
             os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: home.run("status").returncode == 1, patience_s=30)
+        assert wait_until(lambda: home.run("status").returncode == 6, patience_s=30)
         assert wait_until(lambda: home.run("status").returncode == 0, patience_s=180), home.run("status").stdout
         stack = json.loads(home.run("status", "--json").stdout)["stack"]
         assert {name: part["restarts"] for name, part in stack["parts"].items()} == dict.fromkeys(first["pids"], 1)
@@ -124,7 +124,7 @@ def test_a_part_that_cannot_stay_is_given_up_and_the_rest_goes_on(tmp_path: Path
         os.kill(first["pids"]["valkey"], signal.SIGKILL)
         assert wait_until(lambda: phase_of(home, "valkey") == "given_up", patience_s=120)
         said = home.run("status")
-        assert said.returncode == 1
+        assert said.returncode == 6
         assert "given up after 8 ends in a row" in said.stdout.replace("\n", " ")
         spec = tmp_path / "smallest.yaml"
         spec.write_text(SPEC)
@@ -205,7 +205,7 @@ def test_an_ablation_is_run_reviewed_verified_and_projected_again_after_mlflow_l
         assert len(json.loads(receipts.read_text())) == 12
         assert home.run("receipts", "verify", str(receipts)).returncode == 0
         receipts.write_text(receipts.read_text().replace('"seed": 1', '"seed": 2', 1))
-        assert home.run("receipts", "verify", str(receipts)).returncode == 1
+        assert home.run("receipts", "verify", str(receipts)).returncode == 6
         home.run("down")
         shutil.rmtree(home.files.mlflow)
         mlflow = home.up()["mlflow_url"]
@@ -226,5 +226,5 @@ def test_a_part_that_cannot_start_ends_the_stack_and_shows_its_log(tmp_path: Pat
     assert done.returncode == 5
     assert "api ended with exit code" in done.stderr
     assert "not a database" in done.stderr
-    assert home.run("status").returncode == 1
+    assert home.run("status").returncode == 6
     assert not home.files.state.exists()

@@ -161,6 +161,7 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "listKeys": (READ, 200, _plain("/v1/keys")),
     "listCalibrations": (READ, 200, _plain("/v1/calibrations")),
     "listAblations": (READ, 200, _plain("/v1/ablations")),
+    "findAblation": (READ, 200, lambda w: Ask("GET", f"/v1/ablations:find?name={w.over()}")),
     "getHistory": (READ, 200, _plain("/v1/history/hybrid-tiny")),
     "getAblation": (READ, 200, _of_ablation("")),
     "listBlocks": (READ, 200, _of_ablation("/blocks")),

@@ -1,11 +1,15 @@
 """What both databases must do alike: migrations, rollback, concurrency, control characters, large ablations."""
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
@@ -33,6 +37,24 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     with running_api(request.param, tmp_path_factory.mktemp("both")) as running:
         yield running
+
+
+def test_a_connection_that_comes_back_after_closing_is_closed(store: Store) -> None:
+    """A thread may wait for a database that hangs while the process that began it ends."""
+    with store.read() as held, ExitStack() as late:
+        drivers = [held.connection.driver_connection]
+        store.close()
+        drivers.append(late.enter_context(store.write()).connection.driver_connection)
+        assert [is_open(driver) for driver in drivers] == [True, True]
+    assert [is_open(driver) for driver in drivers] == [False, False]
+
+
+def is_open(driver: Any) -> bool:
+    try:
+        driver.execute("SELECT 1")
+    except (sqlite3.ProgrammingError, psycopg.OperationalError):
+        return False
+    return True
 
 
 def test_migrations_build_exactly_the_tables_of_the_code(store: Store) -> None:

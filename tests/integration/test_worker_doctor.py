@@ -47,19 +47,19 @@ def test_doctor_good_node_without_broker(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_doctor_refused_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: Service) -> None:
     code, checks = _doctor(monkeypatch, tmp_path, f"http://127.0.0.1:{service.port}", "a-key-that-nobody-gave")
-    assert code == 1
+    assert code == 6
     assert "401" in checks["worker key"]["detail"]
 
 
 def test_doctor_no_service_and_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), None)
-    assert code == 1
+    assert code == 6
     assert "ABLATE_WORKER_TOKEN is not set" in checks["worker key"]["detail"]
 
 
 def test_doctor_service_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
-    assert code == 1
+    assert code == 6
     assert not checks["service"]["passed"]
 
 
@@ -68,6 +68,6 @@ def test_doctor_class_without_its_device(monkeypatch: pytest.MonkeyPatch, tmp_pa
     put_smi(tmp_path, monkeypatch, "true")
     monkeypatch.setenv("ABLATE_NODE_CLASS", node_class)
     code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
-    assert code == 1
+    assert code == 6
     assert (checks["device"]["passed"], checks["device"]["needed"]) == (False, True)
     assert f"node class '{node_class}' was asked for, and no probe finds its device" in checks["device"]["detail"]

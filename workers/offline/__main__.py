@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from experiments.runtime.program import OneCommand
 from workers.offline.cli import run
 
 
@@ -17,7 +18,7 @@ def main() -> None:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    program.command()(run)
+    program.command(cls=OneCommand)(run)
     program(prog_name="ablate exec", args=sys.argv[1:])
 
 

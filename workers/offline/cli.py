@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from experiments.block_numbers import block_list
 from experiments.errors import ExperimentError, SigningUnavailable
-from experiments.outcomes import ERROR_EXIT_CODE
+from experiments.outcomes import ExitCode
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.plan_file import PlanFile, read_plan_file
@@ -44,7 +44,6 @@ from workers.wake_event import StopFlag, WakeEvent
 app = typer.Typer()
 """The command as a part of `ablate`."""
 
-INCOMPLETE_EXIT_CODE = 1
 _GRACE_S = 5.0
 
 
@@ -84,7 +83,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     """Run a plan file on this node, without a service, into a bundle for `ablate import`.
 
     Finished blocks are kept: running the same command again goes on where the last run ended, however it ended. Exit
-    code: 0 when every block that was asked for is in the bundle, 1 when some are not, 5 when nothing could be run.
+    code: 0 when every block that was asked for is in the bundle, 6 when some are not, 5 when nothing could be run.
     """
     logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
@@ -106,10 +105,10 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             write_tar(read_bundle_files(job.folder.root), out.absolute().with_name(out.name + ".tar"))
     except (ExperimentError, WorkerError, OSError) as error:
         console.print(f"[bold red]refused:[/] {escape(str(error))}")
-        raise typer.Exit(ERROR_EXIT_CODE) from error
+        raise typer.Exit(ExitCode.ERROR) from error
     _conclude(job, summary, digest, console=console, as_json=as_json)
     if set(job.wanted) - set(summary.done):
-        raise typer.Exit(INCOMPLETE_EXIT_CODE)
+        raise typer.Exit(ExitCode.UNMET)
 
 
 def _signer(path: Path, console: Console) -> Signer | None:

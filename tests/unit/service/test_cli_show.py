@@ -79,7 +79,7 @@ def test_explanation_gives_reason_requirements_and_live_gates_of_every_variant()
         ([], None, 5),
         ([Decision.ADOPT, Decision.ADOPT], Decision.ADOPT, 0),
         ([Decision.ADOPT, Decision.INCONCLUSIVE], Decision.ADOPT, 3),
-        ([Decision.ADOPT], Decision.SAME, 1),
+        ([Decision.ADOPT], Decision.SAME, 6),
         ([Decision.SAME], Decision.SAME, 0),
     ],
 )

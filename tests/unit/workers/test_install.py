@@ -62,7 +62,7 @@ def test_install_again_is_allowed_and_another_one_asks(tmp_path: Path, key: Path
     root = tmp_path / "root"
     assert _install(root, key)[0] == _install(root, key)[0] == 0
     code, said = _install(root, key, "--name", "another")
-    assert code == 1
+    assert code == 5
     assert "worker.env says something else already; --replace overwrites it" in said.replace("\n", "")
     assert _install(root, key, "--name", "another", "--replace")[0] == 0
     assert "ABLATE_NODE_NAME=another" in (root / "etc/ablate/worker.env").read_text()
@@ -93,14 +93,14 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
 )
 def test_install_refuses_what_would_not_work(tmp_path: Path, key: Path, words: list[str], expected: str) -> None:
     code, said = _install(tmp_path / "root", key, *words)
-    assert code == 1
+    assert code == 5
     assert expected in said.replace("\n", " ")
     assert not (tmp_path / "root").exists()
 
 
 def test_install_for_a_user_that_is_not_there_says_how_to_make_one(tmp_path: Path, key: Path) -> None:
     code, said = _install(tmp_path / "root", key, user="nobody-of-this-name")
-    assert code == 1
+    assert code == 5
     assert "useradd --system" in said.replace("\n", "")
     assert not (tmp_path / "root").exists()
 
@@ -109,7 +109,7 @@ def test_install_for_a_user_that_is_not_there_says_how_to_make_one(tmp_path: Pat
 def test_install_without_a_real_key_is_refused(tmp_path: Path, key: Path, text: str) -> None:
     key.write_text(text)
     code, said = _install(tmp_path / "root", key)
-    assert code == 1
+    assert code == 5
     assert str(key) in said.replace("\n", "")
 
 

@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from experiments.outcomes import ERROR_EXIT_CODE
+from experiments.outcomes import ExitCode
 from experiments.runtime.console import GROUP, build
 
 merged = typer.Typer()
@@ -55,7 +55,7 @@ def test_build_lists_a_group_whose_package_is_absent_and_keeps_the_others(monkey
     program = _program(monkeypatch)
     assert "fastapi" in CliRunner().invoke(program, ["--help"]).output
     done = CliRunner().invoke(program, ["third", "--anything", "at-all"])
-    assert done.exit_code == ERROR_EXIT_CODE
+    assert done.exit_code == ExitCode.ERROR
     assert "package 'fastapi' is not installed" in done.output
 
 
@@ -71,8 +71,8 @@ def test_the_installed_program_has_every_command(command: str) -> None:
     assert done.exit_code == 0
 
 
-def test_wrong_usage_exits_with_2() -> None:
-    assert CliRunner().invoke(build(entry_points(group=GROUP)), ["plan"]).exit_code == 2
+def test_wrong_usage_is_no_decision() -> None:
+    assert CliRunner().invoke(build(entry_points(group=GROUP)), ["plan"]).exit_code == ExitCode.USAGE
 
 
 def test_version_prints_one_line() -> None:

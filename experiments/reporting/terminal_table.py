@@ -1,0 +1,185 @@
+"""Tables for terminals of any width: what has no room in its row stands below it, and no name is ever cut.
+
+A row keeps as many columns as fit; the others follow under it as "heading value". Only text is broken, between words.
+Ids may be shortened to beginnings that tell those of the table apart, which are ids enough for every command.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
+from typing import Literal, NamedTuple, TypeAlias
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from experiments.runtime.logs import visible
+
+GAP = 2
+"""Columns of the terminal between two columns of a table, and before what stands below a row."""
+SHORTEST_ID = 14
+_COMFORTABLE = 14
+"""A column of text is broken into lines no narrower than this, or than its longest word."""
+_BETWEEN = " \N{MIDDLE DOT} "
+
+
+Kind: TypeAlias = Literal["name", "number", "id", "text"]
+"""Names and numbers stay in one piece, ids may lose their end, text is broken between words."""
+
+
+class Column(NamedTuple):
+    """One column of a terminal's table."""
+
+    heading: str
+    kind: Kind
+
+
+def names(*headings: str) -> list[Column]:
+    """Return columns of names, states and moments: cells that stay in one piece."""
+    return [Column(heading, "name") for heading in headings]
+
+
+def numbers(*headings: str) -> list[Column]:
+    """Return columns of numbers, which stand to the right."""
+    return [Column(heading, "number") for heading in headings]
+
+
+def ids(*headings: str) -> list[Column]:
+    """Return columns of ids."""
+    return [Column(heading, "id") for heading in headings]
+
+
+def texts(*headings: str) -> list[Column]:
+    """Return columns of text, which is broken between words."""
+    return [Column(heading, "text") for heading in headings]
+
+
+class TerminalTable:
+    """Rows of cells in rich's markup; the first column always stays in its row.
+
+    `leaving` names the columns that leave a row first, in that order; after them they leave from the right.
+    """
+
+    def __init__(self, *columns: Column, title: str = "", leaving: Sequence[str] = ()) -> None:
+        self.columns = columns
+        self.rows: list[list[Text]] = []
+        self._title = title
+        names = [column.heading for column in columns]
+        first = [names.index(heading) for heading in leaving if heading in names]
+        self._leaving = first + [place for place in reversed(range(1, len(columns))) if place not in first]
+
+    def add_row(self, *cells: str) -> None:
+        """Add one row, a cell for every column."""
+        self.rows.append([_text(cell) for _, cell in zip(self.columns, cells, strict=True)])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table's lines for a terminal of this width."""
+        width = options.max_width
+        if self._title:
+            yield from _wrapped(console, Text.from_markup(f"[bold]{visible(self._title)}[/]"), width)
+        rows = self.rows if self._fits(self.rows, range(len(self.columns)), width) else self._with_short_ids()
+        shown = self._beside(rows, width)
+        widths = self._widths(rows, shown, width)
+        yield from self._lines(console, [Text(c.heading, "bold") for c in self.columns], widths)
+        yield Text("\N{BOX DRAWINGS LIGHT HORIZONTAL}" * min(width, _total(widths.values())), "dim")
+        for row in rows:
+            yield from self._lines(console, row, widths)
+            yield from self._below(console, row, shown, width)
+
+    def _beside(self, rows: Sequence[Sequence[Text]], width: int) -> list[int]:
+        """Return the places of the columns that stay in their row."""
+        shown = list(range(len(self.columns)))
+        for place in self._leaving:
+            if self._fits(rows, shown, width):
+                break
+            shown.remove(place)
+        return shown
+
+    def _fits(self, rows: Sequence[Sequence[Text]], places: Iterable[int], width: int) -> bool:
+        return _total(self._least(rows, place) for place in places) <= width
+
+    def _widths(self, rows: Sequence[Sequence[Text]], places: Sequence[int], width: int) -> dict[int, int]:
+        """Return a width for each column: what it needs, or for text a fair share of what is left."""
+        widths = {place: self._least(rows, place) for place in places}
+        spare = width - _total(widths.values())
+        needs = sorted((self._natural(rows, place) - least, place) for place, least in widths.items())
+        for left, (need, place) in zip(range(len(needs), 0, -1), needs, strict=True):
+            given = max(0, min(need, spare // left))
+            widths[place] += given
+            spare -= given
+        return {place: min(given, width) for place, given in widths.items()}
+
+    def _natural(self, rows: Sequence[Sequence[Text]], place: int) -> int:
+        return max(len(self.columns[place].heading), *(row[place].cell_len for row in rows), 1)
+
+    def _least(self, rows: Sequence[Sequence[Text]], place: int) -> int:
+        natural = self._natural(rows, place)
+        if self.columns[place].kind != "text":
+            return natural
+        words = (Text(word).cell_len for row in rows for word in row[place].plain.split(" "))
+        return max(len(self.columns[place].heading), min(natural, _COMFORTABLE), *words)
+
+    def _with_short_ids(self) -> list[list[Text]]:
+        """Return the rows with ids cut where they can still be told apart."""
+        kept = {
+            place: beginnings([row[place].plain for row in self.rows])
+            for place, column in enumerate(self.columns)
+            if column.kind == "id"
+        }
+        return [[_cut(cell, kept.get(place)) for place, cell in enumerate(row)] for row in self.rows]
+
+    def _lines(self, console: Console, cells: Sequence[Text], widths: Mapping[int, int]) -> Iterator[Text]:
+        """Yield the lines of one row."""
+        parts = [list(cells[place].wrap(console, width)) for place, width in widths.items()]
+        for pieces in zip_longest(*parts, fillvalue=Text()):
+            line = Text()
+            for piece, (place, width) in zip(pieces, widths.items(), strict=True):
+                line.append(" " * (GAP if line.plain else 0))
+                line.append_text(_set(piece, width, right=self.columns[place].kind == "number"))
+            line.rstrip()
+            yield line
+
+    def _below(self, console: Console, row: Sequence[Text], shown: Sequence[int], width: int) -> Iterator[Text]:
+        """Yield what has no room in its row, in lines of its own."""
+        below = [
+            Text.assemble((f"{column.heading} ", "dim"), cell)
+            for place, (column, cell) in enumerate(zip(self.columns, row, strict=True))
+            if place not in shown and cell.plain.strip()
+        ]
+        for line in _wrapped(console, Text(_BETWEEN, "dim").join(below), width - GAP) if below else ():
+            line.pad_left(GAP)
+            yield line
+
+
+def beginnings(ids: Iterable[str]) -> dict[str, str]:
+    """Return for each id its shortest beginning that no other of them has, `SHORTEST_ID` characters at least."""
+    known = sorted(set(ids))
+    shared = [0, *(_shared(one, other) for one, other in pairwise(known)), 0]
+    return {one: one[: max(SHORTEST_ID, 1 + max(shared[at : at + 2]))] for at, one in enumerate(known)}
+
+
+def _shared(one: str, other: str) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _text(markup: str) -> Text:
+    return Text.from_markup(visible(markup).replace("\n", " ").replace("\t", " "))
+
+
+def _cut(cell: Text, kept: Mapping[str, str] | None) -> Text:
+    return cell if kept is None else cell[: len(kept[cell.plain])]
+
+
+def _set(piece: Text, width: int, *, right: bool) -> Text:
+    made, missing = piece.copy(), max(0, width - piece.cell_len)
+    made.pad_left(missing) if right else made.pad_right(missing)
+    return made
+
+
+def _wrapped(console: Console, text: Text, width: int) -> Iterator[Text]:
+    for line in text.wrap(console, max(1, width)):
+        line.rstrip()
+        yield line
+
+
+def _total(widths: Iterable[int]) -> int:
+    found = list(widths)
+    return sum(found) + GAP * max(0, len(found) - 1)

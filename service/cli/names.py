@@ -1,0 +1,106 @@
+"""How people name things: an ablation by name, id, a beginning of one or `latest`; a trial by its place in one."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from experiments.block_numbers import block_index, block_list, block_name
+from experiments.outcomes import TrialState
+from service.cli import completion
+from service.cli.output import err
+from service.client import Client
+from service.errors import Ambiguous, NotFound
+from service.schemas.ablations import TrialPublic
+
+CALLED = "its name, its id, a beginning that only it has, or `latest`"
+
+AblationArgument = Annotated[
+    str,
+    typer.Argument(metavar="ABLATION", help=f"The ablation: {CALLED}.", autocompletion=completion.ablations),
+]
+JudgedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ABLATION",
+        help=f"The ablation: {CALLED}; or a bundle, which is judged here, without a service.",
+        autocompletion=completion.ablations,
+    ),
+]
+TrialArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRIAL",
+        help="ABLATION/BLOCK/ARM, for example latest/2/psiv-on; ABLATION alone: what runs or ran last; or an id.",
+        autocompletion=completion.trials,
+    ),
+]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=completion.nodes)]
+RegisteredNodeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NODE", help="The node's name, or a beginning that only it has.", autocompletion=completion.nodes
+    ),
+]
+
+
+def ablation_id(client: Client, called: str) -> str:
+    """Return the id of the ablation that is called so, and say which one that is where the word leaves it open."""
+    if called == client.ablations.id_of(called):
+        return called
+    row = client.ablations.find(called)
+    if called != row.name:
+        err().print(f"[dim]{escape(called)} is {escape(row.name)}, {row.id}[/]")
+    return row.id
+
+
+def node_name(client: Client, called: str) -> str:
+    """Return the node of this name or beginning. Raises Ambiguous; what fits none is left to the service to refuse."""
+    found = _called(called, [row.name for row in client.nodes()])
+    if len(found) > 1:
+        raise Ambiguous(f"{called!r} is the beginning of several nodes: {', '.join(found)}")
+    return found[0] if found else called
+
+
+def trial_id(client: Client, called: str) -> str:
+    """Return the id of a trial; raises NotFound or Ambiguous with what there is."""
+    if called.startswith("trl_"):
+        return called
+    ablation, _, place = called.partition("/")
+    trials = list(client.ablations.trials(ablation_id(client, ablation)))
+    chosen = _at(trials, place) if place else _last(trials)
+    if place.count("/") == 0:
+        err().print(f"[dim]{block_name(chosen.block_index)}, {escape(chosen.arm)}, {chosen.state}[/]")
+    return chosen.id
+
+
+def _last(trials: list[TrialPublic]) -> TrialPublic:
+    """Return the trial that runs, else the one that ran last."""
+    waits = (TrialState.QUEUED, TrialState.CANCELLED)
+    begun = [trial for trial in trials if trial.state not in waits] or trials[:1]
+    return next((trial for trial in begun if trial.state == TrialState.RUNNING), begun[-1])
+
+
+def _at(trials: list[TrialPublic], place: str) -> TrialPublic:
+    number, _, arm = place.partition("/")
+    index = block_index(int(number)) if number.isascii() and number.isdigit() else -1
+    block = [trial for trial in trials if trial.block_index == index]
+    if not block:
+        known = block_list(sorted({trial.block_index for trial in trials}))
+        raise NotFound(f"there is no block {number!r}; blocks: {known}")
+    name = _arm(arm, [trial.arm for trial in block]) if arm else _last(block).arm
+    return next(trial for trial in block if trial.arm == name)
+
+
+def _arm(called: str, known: Sequence[str]) -> str:
+    found = _called(called, known)
+    if not found:
+        raise NotFound(f"there is no arm {called!r}; arms: {', '.join(known)}")
+    if len(found) > 1:
+        raise Ambiguous(f"{called!r} is the beginning of several arms: {', '.join(found)}")
+    return found[0]
+
+
+def _called(called: str, known: Sequence[str]) -> list[str]:
+    return [called] if called in known else [name for name in known if name.startswith(called)]

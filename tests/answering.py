@@ -1,0 +1,74 @@
+"""A worker and a background process in a thread of the test: every block is reported, every ablation judged."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
+from tests.api_stack import Api
+from tests.factories import GIB, make_receipt
+
+EXACT: dict[str, Any] = {
+    "design__seeds": [1],
+    "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "1%"}},
+    "variants": {"psiv-on": {"gates": {"psiv_cache": True}}},
+}
+"""The factories' spec with one variant and a metric without noise, which has its word on any machine."""
+LESS_MEMORY = {"psiv-on": {"peak_bytes": GIB // 2}}
+"""What makes that variant better."""
+
+
+@contextmanager
+def answering(api: Api, changed: dict[str, dict[str, Any]] | None = None) -> Iterator[None]:
+    """Answer every ablation that waits, with receipts that are `changed` by arm as in make_receipt.
+
+    When that fails, everything is cancelled, so that nobody waits for ever, and the failure is raised in the end.
+    """
+    over, node, failures = threading.Event(), api.register("answerer"), list[BaseException]()
+
+    def answer() -> None:
+        handlers = OutboxHandlers(api.store, None)  # type: ignore[arg-type]  # nothing is projected
+        try:
+            while not over.wait(0.05):
+                while block := api.claim(node):
+                    report(api, block, node, changed or {})
+                while handlers.run_due(OutboxKind.JUDGE):
+                    pass
+        except BaseException as failure:
+            failures.append(failure)
+            for row in api.get("/v1/ablations?limit=500").json()["items"]:
+                api.cancel(row["id"])
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if failures:
+            raise failures[0]
+
+
+def report(api: Api, block: dict[str, Any], node: str, changed: dict[str, dict[str, Any]]) -> None:
+    """Report a claimed block of whatever spec."""
+    ablation = block["ablation_id"]
+    spec = api.get(f"/v1/ablations/{ablation}/spec").json()
+    plan = make_plan(parse_spec(spec["text"].encode(), spec["content_type"]))
+    own = {"ablation": ablation, "block": block["block_id"], "attempt": block["attempt_id"], "node": node}
+    receipts = [
+        make_receipt(
+            plan,
+            block["block_index"],
+            trial["arm"],
+            ids={**own, "trial": trial["trial_id"]},
+            **changed.get(trial["arm"], {}),
+        ).model_dump(mode="json")
+        for trial in block["trials"]
+    ]
+    answer = api.attempt(block, "report", receipts=receipts)
+    assert answer.status_code == 200, answer.text

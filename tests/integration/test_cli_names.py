@@ -1,0 +1,183 @@
+"""Ablations, trials and nodes by what people call them, against a real service; every command of the program."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from service.settings import get_client_settings
+from tests.answering import EXACT, LESS_MEMORY, answering
+from tests.api_stack import Api, served_api
+from tests.cli import ablate, speak_to, start
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with served_api("sqlite", tmp_path_factory.mktemp("names")) as running:
+        for name in ("gpu-7", "gpu-8", "cpu-1"):
+            running.register(name)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _spoken_to(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    speak_to(api, monkeypatch)
+    yield
+    get_client_settings.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def made(api: Api) -> dict[str, str]:
+    """Ids by name; `twice` was submitted twice, and its newest counts."""
+    names = ["cache-small", "cache-large", "twice", "twice", "alone"]
+    return {name: api.submit(ablation=name)["id"] for name in names}
+
+
+def shown(*words: object) -> str:
+    done = ablate("show", *words, "--json")
+    assert done.code == 0, done.err
+    return str(json.loads(done.out)["ablation"]["id"])
+
+
+def test_an_ablation_is_found_by_name_id_beginning_and_latest(made: dict[str, str]) -> None:
+    for name, wanted in made.items():
+        assert shown(name) == shown(wanted) == wanted
+    assert shown(made["alone"][:-1]) == made["alone"], "ids of one moment differ in their last characters only"
+    assert shown("al") == shown("latest") == made["alone"]
+    assert shown("cache-l") == made["cache-large"]
+    assert f"al is alone, {made['alone']}" in " ".join(ablate("show", "al").err.split())
+
+
+def test_what_fits_several_or_none_is_refused_with_what_there_is(made: dict[str, str]) -> None:
+    for command in ("show", "watch", "cancel", "verdict", "report", "log"):
+        done = ablate(command, "cache-")
+        assert (done.code, "cache-large, cache-small" in " ".join(done.err.split())) == (5, True), command
+        done = ablate(command, "unheard-of")
+        assert (done.code, "no ablation whose name or id begins with 'unheard-of'" in " ".join(done.err.split())) == (
+            5,
+            True,
+        ), command
+    assert ablate("priority", "cache-", "3").code == 5
+    assert ablate("show", "a name with spaces").code == 5
+
+
+def test_priority_and_cancel_take_names(api: Api, made: dict[str, str]) -> None:
+    assert ablate("priority", "twice", "77").code == 0
+    assert api.get(f"/v1/ablations/{made['twice']}").json()["priority"] == 77
+    assert ablate("priority", "twice", "101").code == 64
+    fresh = api.submit(ablation="short-lived")["id"]
+    done = ablate("cancel", "short")
+    assert (done.code, fresh in done.out, "cancelled" in done.out) == (0, True, True)
+    again = ablate("cancel", "short")
+    assert (again.code, "cancelled" in again.err) == (5, True)
+
+
+def test_a_trial_is_its_place_in_an_ablation(api: Api, made: dict[str, str]) -> None:
+    trials = api.get(f"/v1/ablations/{made['alone']}/trials?limit=100").json()["items"]
+    second = {trial["arm"]: trial["id"] for trial in trials if trial["block_index"] == 1}
+    for words, told in (
+        (("log", "alone/2/nothing"), "there is no arm 'nothing'; arms: "),
+        (("log", "alone/9/psiv-on"), "there is no block '9'; blocks: 1-6"),
+        (("log", "alone/0"), "there is no block '0'; blocks: 1-6"),
+        (("log", "alone/²"), "there is no block '²'; blocks: 1-6"),
+        (("receipts", "get", "alone/2/psiv-on"), "queued"),
+    ):
+        done = ablate(*words)
+        assert (done.code, told in " ".join(done.err.split())) == (5, True), done.err
+    assert second
+    for word in ("alone/2/psiv-on", "alone/2/psi", "latest/2/ch", "alone", second["baseline"]):
+        assert ablate("log", word).code == 0, word
+
+
+def test_nodes_are_drained_resumed_and_quarantined_by_name_or_beginning(api: Api) -> None:
+    def state(name: str) -> str:
+        return next(str(row["state"]) for row in api.get("/v1/nodes").json()["items"] if row["name"] == name)
+
+    assert ablate("nodes", "drain", "cpu").code == 0
+    assert state("cpu-1") == "drained"
+    shown = ablate("nodes", "resume", "cpu-1", "--json")
+    assert {row["name"]: row["state"] for row in json.loads(shown.out)}["cpu-1"] == "works"
+    refused = ablate("nodes", "drain", "gpu-")
+    assert (refused.code, "several nodes: gpu-7, gpu-8" in " ".join(refused.err.split())) == (5, True)
+    assert state("gpu-7") == state("gpu-8") == "works"
+    assert ablate("nodes", "quarantine", "gpu-8").code == 64, "a reason is needed"
+    assert ablate("nodes", "quarantine", "gpu-8", "--reason", "its fan is loud").code == 0
+    listed = ablate("nodes").out
+    assert (state("gpu-8"), "its fan is loud" in " ".join(listed.split())) == ("quarantined", True)
+    unknown = ablate("nodes", "resume", "tpu-1")
+    assert (unknown.code, "tpu-1" in unknown.err) == (5, True)
+    assert ablate("nodes", "resume", "gpu-8").code == 0
+
+
+def offered(api: Api, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
+    """What bash would offer at the end of a command line."""
+    words = line.split(" ")
+    monkeypatch.setenv("_ABLATE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    done = ablate()
+    monkeypatch.delenv("_ABLATE_COMPLETE")
+    assert done.err == ""
+    return done.out.split()
+
+
+def test_the_shell_completes_what_people_name(api: Api, made: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(line: str) -> list[str]:
+        return offered(api, monkeypatch, line)
+
+    assert at("ablate show la") == ["latest"]
+    assert at("ablate verdict cache-") == ["cache-large", "cache-small"]
+    assert made["alone"] in at("ablate watch abl_")
+    assert at("ablate log alone/") == [f"alone/{number}/" for number in range(1, 7)]
+    assert sorted(at("ablate log alone/2/")) == ["alone/2/baseline", "alone/2/chunk-32", "alone/2/psiv-on"]
+    assert at("ablate gates psiv") == ["psiv_cache"]
+    assert "demo" in at("ablate run d")
+    assert at("ablate history hybrid-t") == ["hybrid-tiny"]
+    assert at("ablate aa h2") == ["h200"]
+    assert at("ablate nodes drain gpu-") == ["gpu-7", "gpu-8"]
+    assert at("ablate ver") == ["verdict"]
+    assert at("ablate tokens revoke adm") == ["admin"]
+
+
+def test_the_shell_is_left_alone_where_nobody_answers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABLATE_TOKEN", "a-token-that-nobody-gave")
+    get_client_settings.cache_clear()
+    assert offered(api, monkeypatch, "ablate show la") == []
+
+
+def test_gates_can_be_asked_for_by_name() -> None:
+    found = ablate("gates", "psiv_cache", "compile", "--json")
+    assert [row["name"] for row in json.loads(found.out)] == ["psiv_cache", "compile"]
+    done = ablate("gates", "psiv_cach", "compil")
+    assert (done.code, done.err.count("did you mean")) == (5, 2)
+
+
+def test_a_reader_that_leaves_ends_a_command_quietly(api: Api, made: dict[str, str]) -> None:
+    for words in (["schema"], ["list", "--json"], ["--help"], ["show", "alone"]):
+        process = start(api, *words)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        told = process.stderr.read()
+        process.stderr.close()
+        assert (process.wait(timeout=60), told) == (141, ""), words
+
+
+def test_json_is_one_document_or_a_line_for_everything_that_happens(api: Api, made: dict[str, str]) -> None:
+    for words in (["list"], ["show", "alone"], ["nodes"], ["gates"], ["tokens", "list"], ["calibration"]):
+        json.loads(ablate(*words, "--json").out)
+    api.submit(ablation="to-watch", **EXACT)
+    for name in made:
+        api.cancel(made[name])
+    for row in api.get("/v1/ablations?state=queued").json()["items"]:
+        if row["name"] != "to-watch":
+            api.cancel(row["id"])
+    with answering(api, LESS_MEMORY):
+        done = ablate("watch", "to-watch", "--json")
+    lines: list[dict[str, Any]] = [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 0, done.err
+    assert {len(line) for line in lines[:-1]} == {1}
+    assert {kind for line in lines[:-1] for kind in line} == {"event"}
+    assert lines[-1]["ablation"]["name"] == "to-watch"
+    assert lines[-1]["verdict"]["variants"][0]["decision"] == "adopt"
