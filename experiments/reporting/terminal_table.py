@@ -25,31 +25,31 @@ Kind: TypeAlias = Literal["name", "number", "id", "text"]
 """Names and numbers stay in one piece, ids may lose their end, text is broken between words."""
 
 
-class Column(NamedTuple):
+class TerminalColumn(NamedTuple):
     """One column of a terminal's table."""
 
     heading: str
     kind: Kind
 
 
-def names(*headings: str) -> list[Column]:
+def names(*headings: str) -> list[TerminalColumn]:
     """Return columns of names, states and moments: cells that stay in one piece."""
-    return [Column(heading, "name") for heading in headings]
+    return [TerminalColumn(heading, "name") for heading in headings]
 
 
-def numbers(*headings: str) -> list[Column]:
+def numbers(*headings: str) -> list[TerminalColumn]:
     """Return columns of numbers, which stand to the right."""
-    return [Column(heading, "number") for heading in headings]
+    return [TerminalColumn(heading, "number") for heading in headings]
 
 
-def ids(*headings: str) -> list[Column]:
+def ids(*headings: str) -> list[TerminalColumn]:
     """Return columns of ids."""
-    return [Column(heading, "id") for heading in headings]
+    return [TerminalColumn(heading, "id") for heading in headings]
 
 
-def texts(*headings: str) -> list[Column]:
+def texts(*headings: str) -> list[TerminalColumn]:
     """Return columns of text, which is broken between words."""
-    return [Column(heading, "text") for heading in headings]
+    return [TerminalColumn(heading, "text") for heading in headings]
 
 
 class TerminalTable:
@@ -58,7 +58,7 @@ class TerminalTable:
     `leaving` names the columns that leave a row first, in that order; after them they leave from the right.
     """
 
-    def __init__(self, *columns: Column, title: str = "", leaving: Sequence[str] = ()) -> None:
+    def __init__(self, *columns: TerminalColumn, title: str = "", leaving: Sequence[str] = ()) -> None:
         self.columns = columns
         self.rows: list[list[Text]] = []
         self._title = title

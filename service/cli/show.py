@@ -15,7 +15,7 @@ from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
-from experiments.reporting.terminal_table import Column, Kind, TerminalTable, ids, names, numbers, texts
+from experiments.reporting.terminal_table import Kind, TerminalColumn, TerminalTable, ids, names, numbers, texts
 from experiments.reporting.verdict_layout import lay_out
 from service.schemas.ablations import AblationPublic, TrialPublic
 from service.schemas.calibrations import CalibrationList
@@ -251,7 +251,7 @@ def explanation(found: Verdict) -> list[str]:
 
 def _table(laid_out: LaidOutTable, *, title: str) -> TerminalTable:
     first, *others = laid_out.columns
-    columns = [*names(first.heading), *(Column(other.heading, _KINDS[other.kind]) for other in others)]
+    columns = [*names(first.heading), *(TerminalColumn(other.heading, _KINDS[other.kind]) for other in others)]
     made = TerminalTable(*columns, title=escape(title), leaving=_LEAVING)
     for row in laid_out.rows:
         made.add_row(*map(_markup, row))

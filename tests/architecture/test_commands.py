@@ -21,6 +21,7 @@ FREE = ("exec",)
 
 def unknown_in(text: str) -> str | None:
     """Return the first word of a command line of `ablate` that is no command or option of it, None when all are."""
+    PROGRAM.list_commands(typer.Context(PROGRAM))  # imports what is imported when it is asked for
     found = PROGRAM
     words = iter(shlex.split(text, comments=True)[1:])
     for word in words:
