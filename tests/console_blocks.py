@@ -33,7 +33,12 @@ class Command:
     """What the mark says besides."""
 
     def __str__(self) -> str:
-        return f"{self.page}:{self.line}: {self.text.partition('  #')[0].strip()}"
+        return f"{self.page}:{self.line}: {without_comment(self.text)}"
+
+
+def without_comment(text: str) -> str:
+    """Return a command without what a shell would not read."""
+    return re.sub(r"\s#\s.*$", "", text).strip()
 
 
 def commands_of(page: str) -> Iterator[Command]:

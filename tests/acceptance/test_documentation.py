@@ -27,7 +27,7 @@ from tests.api_stack import SIGNER
 from tests.architecture.pages import ROOT
 from tests.bundles import make_bundle, make_file, write_folder
 from tests.calibrations import aa_text
-from tests.console_blocks import KINDS, PAGES, Command, all_commands, commands_of
+from tests.console_blocks import KINDS, PAGES, Command, all_commands, commands_of, without_comment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -67,10 +67,10 @@ class Stack:
             self._shell(text, ROOT if text.startswith(FROM_THE_ROOT) else folder)
 
     def _filled(self, text: str) -> str:
-        filled = text.partition("  #")[0]
+        filled = without_comment(text)
         for word, value in (("NODE", NODE), ("KEY", SIGNER.key)):
             filled = re.sub(rf"\b{word}\b", value, filled)
-        return filled.strip()
+        return filled
 
     def _ablate(self, command: Command, text: str, folder: Path) -> None:
         line, _, target = text.partition(" > ")
