@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 from sqlalchemy import Connection, Row
 
-from experiments.block_numbers import block_name
+from experiments.block_numbers import block_list, block_name
 from experiments.design.load import parse_spec
 from experiments.errors import SpecError
 from experiments.outcomes import BASELINE, VARIANT
@@ -21,12 +22,14 @@ from service.settings import ServiceSettings
 from service.store import ablations, failures, results, running
 from service.store.changes import last_event
 from service.web import curve
-from service.web.answers import Answer, read_answer
+from service.web.answers import ShortAnswer, read_answer
 from service.web.curve import Curve
 from service.web.grid import Grid, read_grid
 
 MOST_LIVE = 6
 MOST_FAILURES = 10
+MOST_UNMEASURED = 60
+"""Trials without a measurement that are looked at; those of one arm with one reason are told together."""
 _MAIN = re.compile("<main>(.*)</main>", re.DOTALL)
 """The report's own template writes it once, and nothing that it escapes can."""
 
@@ -67,7 +70,7 @@ class LivePart:
     trials: tuple[LiveTrial, ...]
     failures: tuple[Failure, ...]
     failed: int
-    """Failures in all, shown or not."""
+    """Attempts that broke and trials that did not measure, shown or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,7 @@ class AblationPage:
 
     live: LivePart
     gates: tuple[GateAsked, ...]
-    answer: Answer | None
+    answer: ShortAnswer | None
     report: Markup | None
     """The main part of its report; None before there is one."""
 
@@ -106,8 +109,8 @@ def live_part(connection: Connection, settings: ServiceSettings, ablation_id: st
     row = public(connection, [ablations.get_ablation(connection, ablation_id)], settings)[0]
     arms = [str(arm["name"]) for arm in _plan(connection, ablation_id)["arms"]]
     broken = failures.broken_attempts(connection, ablation_id, limit=MOST_FAILURES)
-    unmeasured = failures.unmeasured_trials(connection, ablation_id, limit=MOST_FAILURES)
-    found = (*(_broken(connection, one) for one in broken), *(_unmeasured(connection, one) for one in unmeasured))
+    unmeasured = failures.unmeasured_trials(connection, ablation_id, limit=MOST_UNMEASURED)
+    found = (*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured))
     runs = running.running_trials(connection, ablation_id, limit=MOST_LIVE)
     return LivePart(
         row=row,
@@ -162,14 +165,17 @@ def _broken(connection: Connection, row: Row[Any]) -> Failure:
     )
 
 
-def _unmeasured(connection: Connection, row: Row[Any]) -> Failure:
-    receipt = json.loads(row.payload)
-    return Failure(
-        what=f"{row.arm}, {block_name(row.block_index)}",
-        kind=row.outcome,
-        reason=receipt.get("message") or "its receipt gives no reason",
-        log=failures.tail(connection, row.id, row.attempt_id),
-    )
+def _unmeasured(connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[Failure]:
+    """Yield what did not measure, each reason of an arm once, with the log of the newest trial."""
+    groups: dict[tuple[str, str, str], list[Row[Any]]] = {}
+    for row in rows:
+        reason = json.loads(row.payload).get("message") or "its receipt gives no reason"
+        groups.setdefault((row.arm, row.outcome, reason), []).append(row)
+    for (arm, outcome, reason), own in list(groups.items())[:MOST_FAILURES]:
+        where = block_list(sorted(row.block_index for row in own))
+        blocks = "block" if len(own) == 1 else "blocks"
+        log = failures.tail(connection, own[0].id, own[0].attempt_id)
+        yield Failure(what=f"{arm}, {blocks} {where}", kind=outcome, reason=reason, log=log)
 
 
 def _gates_asked(connection: Connection, ablation_id: str) -> tuple[GateAsked, ...]:
@@ -194,7 +200,7 @@ def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, 
     }
 
 
-def _answer_of(connection: Connection, ablation_id: str) -> Answer | None:
+def _answer_of(connection: Connection, ablation_id: str) -> ShortAnswer | None:
     """Return the answer of an ablation; None before there is one."""
     document = ablations.get_document(connection, ablation_id, "verdict").document
     return None if document is None else read_answer(document)

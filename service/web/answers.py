@@ -19,8 +19,8 @@ class VariantLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The answer of an ablation."""
+class ShortAnswer:
+    """The answer of an ablation in a few lines."""
 
     lead: str
     """In one sentence."""
@@ -29,7 +29,7 @@ class Answer:
 
 
 @lru_cache(maxsize=256)
-def read_answer(document: str) -> Answer:
+def read_answer(document: str) -> ShortAnswer:
     """Return the answer of a stored verdict, which never changes."""
     verdict = Verdict.model_validate_json(document)
     judged = {variant.arm: variant for variant in verdict.variants}
@@ -38,4 +38,4 @@ def read_answer(document: str) -> Answer:
         VariantLine(arm=one.arm, word=word_of(judged[one.arm], one.word), headline=headline(verdict, judged[one.arm]))
         for one in laid_out.by_effect
     )
-    return Answer(lead=laid_out.lead, variants=tuple(lines))
+    return ShortAnswer(lead=laid_out.lead, variants=tuple(lines))

@@ -42,7 +42,7 @@ class NodeLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerLine:
+class EndedAblation:
     """One ablation that is over."""
 
     row: AblationPublic
@@ -63,7 +63,7 @@ class Overview:
     waiting_more: int
     """Waiting ones that are not shown."""
     nodes: tuple[NodeLine, ...]
-    answers: tuple[AnswerLine, ...]
+    answers: tuple[EndedAblation, ...]
 
 
 def overview(connection: Connection, settings: ServiceSettings, noise: Sequence[CalibrationPublic]) -> Overview:
@@ -125,10 +125,10 @@ def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
     return told if newest.problem is None else f"{told}, which holds no more: {newest.problem}"
 
 
-def _answer(connection: Connection, row: AblationPublic) -> AnswerLine:
+def _answer(connection: Connection, row: AblationPublic) -> EndedAblation:
     document = ablations.get_document(connection, row.id, "verdict").document
     if document is None:
-        return AnswerLine(row=row, lead="")
+        return EndedAblation(row=row, lead="")
     answer = read_answer(document)
     shown, more = answer.variants[:MOST_VARIANTS], len(answer.variants[MOST_VARIANTS:])
-    return AnswerLine(row=row, lead=answer.lead, variants=shown, more=more)
+    return EndedAblation(row=row, lead=answer.lead, variants=shown, more=more)

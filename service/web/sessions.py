@@ -87,7 +87,7 @@ def principal_of(row: Row[Any]) -> Principal:
 
 def set_cookie(request: Request, answer: Response, secret: str) -> None:
     """Let the browser keep the session: no script can read it, no other site can use it."""
-    secure = request.url.scheme == "https"
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))  # a gateway may speak TLS for us
     answer.set_cookie(COOKIE, secret, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=secure)
 
 

@@ -9,11 +9,10 @@ from sqlalchemy import func, select, update
 
 from service.store.columns import db_now
 from service.store.tables import web_sessions
-from service.web.sessions import COOKIE
+from service.web import actions, pages
+from service.web.sessions import COOKIE, FORM_TYPE
 from tests.api_stack import ADMIN, Api, bearer, running_api
 from tests.web_pages import Person, link_of, sign_in_path
-
-PAGES = ("/", "/live", "/events", "/a/latest", "/history/hybrid-tiny/psiv_cache")
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -31,14 +30,25 @@ def name_of(api: Api, headers: dict[str, str]) -> str:
     return str(api.client.get("/v1/identity", headers=headers).json()["name"])
 
 
-def test_nobody_sees_a_page_without_a_session(api: Api) -> None:
-    made = api.submit()
-    for path in (*PAGES, f"/a/{made['id']}", f"/a/{made['id']}/live", f"/a/{made['id']}/events"):
-        for headers in ({}, {"Cookie": f"{COOKIE}=guessed"}, bearer(ADMIN), {"Cookie": f"{COOKIE}={ADMIN}"}):
-            answer = api.client.get(path, headers=headers)
+def test_nobody_sees_or_does_anything_without_a_session(api: Api) -> None:
+    made = api.submit()["id"]
+    values = {"called": made, "ablation_id": made, "name": "node-a", "verb": "drain"}
+    values |= {"recipe": "hybrid-tiny", "gate": "psiv_cache"}
+    asked = [
+        (method, route.path.format(**values))
+        for part in (pages, actions)
+        for route in part.router.routes
+        for method in route.methods
+    ]
+    assert len(asked) == 13
+    strangers = ({}, {"Cookie": f"{COOKIE}=guessed"}, bearer(ADMIN), {"Cookie": f"{COOKIE}={ADMIN}"})
+    for method, path in asked:
+        for headers in strangers:
+            answer = api.client.request(method, path, headers={**headers, "Content-Type": FORM_TYPE})
             assert answer.status_code == 401, path
             assert "ablate open" in answer.text
-            assert made["id"] not in answer.text
+            assert made not in answer.text
+    assert api.get(f"/v1/ablations/{made}").json()["state"] == "queued"
 
 
 def test_a_link_signs_in_once(api: Api) -> None:
