@@ -23,6 +23,7 @@ from service.cli import (
     completion,
     gates_page,
     history,
+    init,
     keys,
     nodes,
     open_page,
@@ -50,6 +51,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
+app.add_typer(init.app)
 app.add_typer(priority.app)
 app.add_typer(open_page.app)
 

@@ -15,6 +15,7 @@ from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
+from service.lifecycle import OVER
 from service.pages import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
 from service.responses import document, html_page, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
@@ -215,9 +216,15 @@ def _document(services: Services, ablation_id: str, column: str) -> str:
     with services.store.read() as connection:
         row = store_ablations.get_document(connection, ablation_id, column)
     if row.document is None:
-        name = column.partition("_")[0]
-        raise NotYet(f"the ablation is {row.state}; its {name} is made when every block has ended")
+        raise NotYet(_why_not(column.partition("_")[0], row.state))
     return str(row.document)
+
+
+def _why_not(name: str, state: AblationState) -> str:
+    if state == AblationState.CANCELLED:
+        return f"the ablation was cancelled and has no {name}"
+    when = "is being made" if state in OVER else "is made when every block has ended"
+    return f"the ablation is {state}; its {name} {when}"
 
 
 @router.get(
