@@ -31,8 +31,6 @@ class SavedView(NamedTuple):
     """Beside the runs' names, from left to right, with their widths in pixels."""
     order_by: str
     name_width: int
-    charts: tuple[str, ...] = ()
-    """Metrics whose charts are shown where the runs are compared; all of them where none is named."""
 
 
 def _tag(name: str) -> str:
@@ -47,9 +45,9 @@ ABLATIONS = SavedView(
     id="ablations",
     name="Ablations",
     kind=RunKind.ABLATION,
-    columns={_tag("verdict"): 230, _tag("effect"): 170, _tag("interval"): 230, _tag("gates"): 230},
+    columns={_tag("verdict"): 210, _tag("effect"): 160, _tag("interval"): 210, _tag("gates"): 200},
     order_by=CREATED,
-    name_width=360,
+    name_width=330,
 )
 VARIANTS = SavedView(
     id="variants",
@@ -65,8 +63,7 @@ VARIANTS = SavedView(
         _tag("gates"): 230,
     },
     order_by=_metric("effect_pct"),
-    name_width=360,
-    charts=("difference_pct", "effect_pct", "peak_allocated_gib", "tokens_per_s"),
+    name_width=330,
 )
 SAVED_VIEWS = (ABLATIONS, VARIANTS)
 
@@ -90,5 +87,4 @@ def _state(one: SavedView) -> dict[str, Any]:
         "selectedColumns": list(one.columns),
         "columnOrder": [NAME, *one.columns],
         "columnWidths": {NAME: one.name_width, **one.columns},
-        "chartsSearchFilter": f"^({'|'.join(one.charts)})$" if one.charts else "",
     }

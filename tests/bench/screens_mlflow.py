@@ -16,10 +16,11 @@ from experiments.reporting.view import AblationView
 from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks
 
-SIZE = (1500, 700)
+SIZE = (1600, 640)
+ANSWERED = "abl_psiv-cache"
 TRAINING = "workflowType=machine_learning"
 PATIENCE_MS = 120_000
-SETTLED_MS = 4000
+SETTLED_MS = 6000
 """MLflow draws its charts some time after their frames."""
 
 
@@ -28,11 +29,12 @@ def pages_of_mlflow(browser: Browser, folder: Path, save: Callable[[Page, str], 
     with mlflow_server.running(folder) as url:
         judged = _fill(url)
         experiment = f"{url}/#/experiments/{judged.experiment_id}"
+        arms = f"searchFilter=tags.`ablation.id` = '{ANSWERED}' and tags.`ablation.kind` = 'arm'"
         shots = {
             "mlflow-list": (f"{experiment}/runs?{_opened(ABLATIONS)}", "tma-off: running"),
             "mlflow-variants": (f"{experiment}/runs?{_opened(VARIANTS)}", "psiv-on: faster"),
             "mlflow-ablation": (f"{experiment}/runs/{judged.parent_run_id}?{TRAINING}", "Child runs"),
-            "mlflow-compare": (f"{experiment}/runs?{_opened(VARIANTS)}&compareRunsMode=CHART", "difference_pct"),
+            "mlflow-compare": (f"{experiment}/runs?{arms}&compareRunsMode=CHART&{TRAINING}", "Model metrics"),
         }
         for name, (address, seen) in shots.items():
             save(_page(browser, address, seen), name)
@@ -50,6 +52,9 @@ def _page(browser: Browser, address: str, seen: str) -> Page:
     close = page.get_by_role("button", name="Close").first  # of a panel that MLflow opens beside everything
     if close.is_visible():
         close.click()
+    charts = page.get_by_placeholder("Search metric charts")
+    if charts.is_visible():
+        charts.fill("difference_pct")
     page.wait_for_timeout(SETTLED_MS)
     return page
 
