@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from experiments.design.gates import catalogue
+from experiments.outcomes import ExitCode
 from service.cli import gates_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("kernels", "model", "experiments", "service", "workers")
+CODES_START, CODES_END = "<!-- exit codes: written by make docs -->", "<!-- end of exit codes -->"
 TREE_START, TREE_END = "<!-- tree: written by make docs -->", "<!-- end of tree -->"
 
 _OUTSIDE = {
@@ -85,10 +87,18 @@ def readme() -> str:
     return f"{head}{TREE_START}\n{tree()}{TREE_END}{rest.partition(TREE_END)[2]}"
 
 
+def exit_codes() -> str:
+    """The page about automation with its table of exit codes as it must be now."""
+    head, _, rest = (ROOT / "docs/ci.md").read_text(encoding="utf-8").partition(CODES_START)
+    rows = "".join(f"| {code.value} | {code.meaning} |\n" for code in ExitCode)
+    return f"{head}{CODES_START}\n| code | meaning |\n|---|---|\n{rows}{CODES_END}{rest.partition(CODES_END)[2]}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/gates.md": lambda: gates_page.render(catalogue()),
     "docs/settings.md": settings_page,
     "docs/errors.md": errors_page,
+    "docs/ci.md": exit_codes,
     "README.md": readme,
 }
 """All generated files; the README lists the others, so it comes last."""
