@@ -65,8 +65,8 @@ browser:  # Chromium for the page tests, from the distribution, where we may ins
 	@tests/install-browser.sh
 
 # Idle OpenMP threads sleep: spinning ones would take the other process's core.
-test: $(STAMP) browser  ## all tests that this machine can run, in two processes
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 20 --ignore tests/containers
+test: $(STAMP) browser  ## all tests that this machine can run, in three processes
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder --durations 20 --ignore tests/containers
 
 test-fast: $(STAMP)  ## tests without servers, some ten seconds
 	$(BIN)/python -m pytest tests/unit tests/architecture

@@ -80,7 +80,7 @@ def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event) -
         return any(done)  # one of each kind in turn: none waits until all of another are done
 
     def project() -> bool:
-        return handlers.run_due(OutboxKind.PROJECT)
+        return handlers.run_due(OutboxKind.PROJECT) or handlers.run_due(OutboxKind.ANNOUNCE)
 
     def tell() -> bool:
         return handlers.run_due(OutboxKind.HOOK)

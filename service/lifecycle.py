@@ -34,7 +34,9 @@ class OutboxKind(StrEnum):
     JUDGE = "judge"
     REPORT = "report"
     PROJECT = "project"
-    """Write an ablation into MLflow."""
+    """Write an ablation that is over into MLflow."""
+    ANNOUNCE = "announce"
+    """Show an ablation that waits or runs in MLflow."""
     HOOK = "hook"
     """Tell another service that an ablation is over."""
 

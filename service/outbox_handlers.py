@@ -13,8 +13,10 @@ from experiments.analysis.looks import at_look
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.errors import ProjectionUnfinished
+from experiments.reporting.mlflow_runs import is_open
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
+from experiments.reporting.view import AblationView
 from service.lifecycle import OutboxKind
 from service.store import calibrations, looks, outbox, results
 from service.store.ablations import get_whole
@@ -48,6 +50,7 @@ class OutboxHandlers:
             OutboxKind.JUDGE: self._judge,
             OutboxKind.REPORT: self._report,
             OutboxKind.PROJECT: self._project,
+            OutboxKind.ANNOUNCE: self._announce,
             OutboxKind.HOOK: self._hook,
         }
 
@@ -151,8 +154,22 @@ class OutboxHandlers:
         with self._store.read() as connection:
             view = results.ablation_view(connection, ablation_id)
             html = results.read_report(connection, ablation_id)
+        self._show(view, html)
+
+    def _announce(self, ablation_id: str) -> None:
+        """Show an ablation that waits or runs; one that is over meanwhile is projected after its report."""
+        with self._store.read() as connection:
+            view = results.ablation_view(connection, ablation_id)
+        if is_open(view.state):
+            self._show(view, None)
+
+    def _show(self, view: AblationView, html: str | None) -> None:
         projection = self._sink.project(view, html, slice_s=SLICE_S)
         with self._store.write() as connection:
             results.store_projection(
-                connection, ablation_id, experiment_id=projection.experiment_id, run_id=projection.parent_run_id
+                connection,
+                view.ablation_id,
+                experiment_id=projection.experiment_id,
+                run_id=projection.parent_run_id,
+                whole=html is not None,
             )

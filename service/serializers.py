@@ -8,7 +8,7 @@ from sqlalchemy import Row
 
 from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
-from experiments.outcomes import AblationState
+from experiments.outcomes import AblationState, TrialState
 from experiments.records.messages import NodeRegistration
 from service.schemas.ablations import (
     AblationPublic,
@@ -90,10 +90,14 @@ def ablation_public(
     return AblationPublic.model_validate(values)
 
 
+_TRAINING_VIEW = "workflowType=machine_learning"
+"""Opens MLflow's pages for training runs, whichever pages its server shows first."""
+
+
 def _mlflow_url(row: Row[Any], base: str) -> str | None:
     if row.mlflow_run_id is None:
         return None
-    return f"{base.rstrip('/')}/#/experiments/{row.mlflow_experiment_id}/runs/{row.mlflow_run_id}"
+    return f"{base.rstrip('/')}/#/experiments/{row.mlflow_experiment_id}/runs/{row.mlflow_run_id}?{_TRAINING_VIEW}"
 
 
 def block_public(row: Row[Any]) -> BlockPublic:
@@ -105,7 +109,15 @@ def trial_public(row: Row[Any]) -> TrialPublic:
     """Build the wire type."""
     values = _fields(row)
     progress = None if row.steps_done is None else Progress.model_validate(values)
-    return TrialPublic.model_validate({**values, "progress": progress})
+    return TrialPublic.model_validate({**values, "progress": progress, "reason": _reason(row)})
+
+
+def _reason(row: Row[Any]) -> str | None:
+    """Return why a trial did not measure: its receipt says so, or its block that ended without one."""
+    if row.unmeasured is not None:
+        message: str | None = json.loads(row.unmeasured)["message"]
+        return message
+    return row.block_message if row.state in (TrialState.FAILED, TrialState.CANCELLED) else None
 
 
 def event_public(row: Row[Any]) -> Event:

@@ -4,8 +4,8 @@ Settings of the shell that would change what is tested are left behind: the prod
 on, and the repository that git commands are told to use when a hook starts the tests. Servers on this machine are not
 asked for through a proxy.
 
-A file is never divided. Tests that run trials, whole stacks or against the clock go one after another in one process,
-so that they compete with each other for nothing; the rest is computation and calls of an API, and runs beside them.
+A file is never divided. Two long groups of files run each in one process: whole stacks and what measures, and what
+starts processes and waits for them. They begin first; the rest, computation and calls of an API, runs beside them.
 """
 
 import os
@@ -13,17 +13,32 @@ import os
 import pytest
 
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
-_BUSY = (
-    *("arm_outcome", "device_lock", "exec", "frozen_broker", "http_limits", "part_run", "planted", "readiness"),
-    *("rolling_restart", "schemathesis", "secured_servers", "sentinels", "stack_", "worker_"),
+_MEASURING = ("arm_outcome", "exec", "part_run", "planted", "sentinels", "stack_")
+_WAITING = (
+    *("device_lock", "frozen_broker", "http_limits", "readiness", "rolling_restart", "schemathesis"),
+    *("secured_servers", "worker_"),
 )
-ONE_BY_ONE = ("tests/acceptance/", *(f"tests/integration/test_{name}" for name in _BUSY))
+GROUPS = {
+    "stacks": ("tests/acceptance/", *(f"tests/integration/test_{name}" for name in _MEASURING)),
+    "processes": tuple(f"tests/integration/test_{name}" for name in _WAITING),
+}
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
     del os.environ[name]
 os.environ["ABLATE_DEVICE_LOCKS"] = "home"  # workers of other tests run on the same cores, and measure nothing
 os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance; those that are asked for are tested
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+
+
+def group_of(nodeid: str) -> str:
+    """Return the group whose tests run one after another, or the file."""
+    found = [name for name, beginnings in GROUPS.items() if nodeid.startswith(beginnings)]
+    return found[0] if found else nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(items):
+    """Put the long groups first."""
+    items.sort(key=lambda item: group_of(item.nodeid) not in GROUPS)
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist all tests run in one process
@@ -33,6 +48,6 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "one by one" if nodeid.startswith(ONE_BY_ONE) else nodeid.partition("::")[0]
+            return group_of(nodeid)
 
     return ByGroup(config, log)

@@ -232,6 +232,7 @@ def view(
         state=AblationState.COMPLETED,
         created_at="2026-11-20T09:28:11Z",
         spec_text=text,
+        content_type="application/json",
         spec_digest=spec.digest,
         plan=the_plan,
         verdict=judge(the_plan, spec, receipts, CALIBRATED if calibrated else UNCALIBRATED),
@@ -248,6 +249,33 @@ def view(
             for r in receipts
         ),
     )
+
+
+def with_outcomes(whole: AblationView, ended: Mapping[tuple[str, int], Outcome | None]) -> AblationView:
+    """Let trials, by arm and block index, end without a measurement, each with a reason of its own; judge again.
+
+    None is a trial that left no receipt.
+    """
+    plan = whole.plan
+    trials = tuple(
+        _ended(plan, t, ended[t.arm, t.block_index]) if (t.arm, t.block_index) in ended else t for t in whole.trials
+    )
+    receipts = [trial.receipt for trial in trials if trial.receipt is not None]
+    return dataclasses.replace(whole, trials=trials, verdict=judge(plan, spec_of(whole), receipts, CALIBRATED))
+
+
+def why(arm: str, block_index: int, outcome: Outcome | None) -> str:
+    """Return the reason that `with_outcomes` gives."""
+    return f"{arm} in block {block_index + 1} is {outcome or 'lost'}"
+
+
+def _ended(plan: Plan, trial: TrialView, outcome: Outcome | None) -> TrialView:
+    reason = why(trial.arm, trial.block_index, outcome)
+    if outcome is None:
+        return dataclasses.replace(trial, state=TrialState.FAILED, receipt=None, reason=reason)
+    block, arm = plan.blocks[trial.block_index], plan.arm_by_name[trial.arm]
+    receipt = _receipt(plan, block, arm, Effect(outcome=outcome, message=reason), 0.0035)
+    return dataclasses.replace(trial, receipt=receipt)
 
 
 def spec_of(whole: AblationView) -> AblationSpec:

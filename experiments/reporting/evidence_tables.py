@@ -8,7 +8,7 @@ from typing import Any
 from experiments.analysis.arm_summary import ArmSummary
 from experiments.block_numbers import block_list, block_number
 from experiments.digest import canonical_json
-from experiments.outcomes import Outcome
+from experiments.outcomes import Outcome, TrialState
 from experiments.records.receipts import GateReading, Receipt
 from experiments.reporting import wording
 from experiments.reporting.table import Table, codes, numbers, row, texts
@@ -139,12 +139,16 @@ def blocks_table(view: AblationView) -> Table:
 
 
 def unmeasured_table(view: AblationView) -> Table:
-    """Return every outcome other than a valid measurement with its message, and the blocks where it happened."""
+    """Return every end of a trial other than a valid measurement with its reason, and the blocks where it happened."""
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for r in view.receipts:
         if r.outcome is not Outcome.MEASURED:
             why = r.failure_class.value if r.failure_class else wording.NOTHING
             found.setdefault((r.arm, r.outcome.value, why, r.message or wording.NOTHING), []).append(r.ids.block_index)
+    for trial in view.trials:
+        if trial.receipt is None and trial.state == TrialState.FAILED:
+            key = trial.arm, str(trial.state), wording.NOTHING, trial.reason or wording.NOTHING
+            found.setdefault(key, []).append(trial.block_index)
     rows = tuple(
         row(*key, str(len(blocks)), wording.shorten(block_list(sorted(blocks)), LONGEST_BLOCK_LIST))
         for key, blocks in found.items()

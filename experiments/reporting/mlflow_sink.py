@@ -13,22 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.errors import ProjectionError, ProjectionUnfinished
-from experiments.reporting import mlflow_runs
-from experiments.reporting.mlflow_runs import DONE_TAG, ID_TAG, PARENT, RUN_TAG, RunContent
+from experiments.reporting import mlflow_runs, mlflow_views
+from experiments.reporting.mlflow_content import DONE_TAG, ID_TAG, RUN_TAG, Dataset, RunContent
+from experiments.reporting.mlflow_parent import PARENT, parent
 from experiments.reporting.view import AblationView
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Experiment, Run
 
 METRICS_PER_CALL = 500
 RUNS_PER_PAGE = 1000
 LONGEST_DATASET_DIGEST = 36
-EXPERIMENT_TAGS = {
-    "mlflow.experimentKind": "custom_model_development",
-    "mlflow.experiment.primaryMetric.name": "tokens_per_s",
-    "mlflow.experiment.primaryMetric.greaterIsBetter": "True",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +47,7 @@ class Sink:
     max_retries: int = 1
     """Of one HTTP call, in the SDK; repeating the whole projection is the caller's part."""
 
-    def project(self, view: AblationView, report_html: str, *, slice_s: float = math.inf) -> Projection:
+    def project(self, view: AblationView, report_html: str | None, *, slice_s: float = math.inf) -> Projection:
         """Bring MLflow to the state of `view`; repeating it changes nothing, and it may be killed at any point.
 
         After `slice_s` no further run is begun: what is missing is written by the next call.
@@ -96,14 +92,22 @@ def _experiment_id(client: "MlflowClient", name: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name, tags=EXPERIMENT_TAGS))
+            return str(client.create_experiment(name, tags=mlflow_views.experiment_tags()))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             found = client.get_experiment_by_name(name)
     if found is None or found.lifecycle_stage != "active":
         raise ProjectionError(f"MLflow experiment {name!r} was deleted; restore it there or choose another name")
+    _seed(client, found)
     return str(found.experiment_id)
+
+
+def _seed(client: "MlflowClient", experiment: "Experiment") -> None:
+    """Give an experiment the tags that it lacks; views that somebody changed there stay as they are."""
+    for key, value in mlflow_views.experiment_tags().items():
+        if key not in experiment.tags:
+            client.set_experiment_tag(experiment.experiment_id, key, value)
 
 
 class _Writer:
@@ -116,18 +120,19 @@ class _Writer:
         self._experiment_id = experiment_id
         self._view = view
 
-    def write(self, report_html: str) -> Projection:
+    def write(self, report_html: str | None) -> Projection:
         """Write the children, then the parent, whose completion says that everything is there."""
         known = self._known_runs()
-        parent = mlflow_runs.parent(self._view, report_html)
+        top = parent(self._view, report_html)
         parent_run = known.pop(PARENT, None)
-        parent_id = parent_run.info.run_id if parent_run else self._create(parent, parent_id=None)
+        parent_id = parent_run.info.run_id if parent_run else self._create(top, parent_id=None)
         for child in mlflow_runs.children(self._view):
             self._write_child(child, known.pop(child.identity, None), parent_id)
         for superseded in known.values():
             self._client.delete_run(superseded.info.run_id)
-        if not _is_complete(parent_run, parent):
-            self._fill(parent_id, parent, {**parent.texts, **mlflow_runs.plots(self._view)})
+        if not _is_complete(parent_run, top):
+            self._rename(parent_run, top)
+            self._fill(parent_id, top, {**top.texts, **mlflow_runs.plots(self._view)})
         return Projection(parent_run_id=parent_id, experiment_id=self._experiment_id)
 
     def _known_runs(self) -> dict[str, "Run"]:
@@ -158,6 +163,7 @@ class _Writer:
             return
         self._check_time()
         run_id = run.info.run_id if run else self._create(child, parent_id=parent_id)
+        self._rename(run, child)
         if run is not None and run.data.tags.get("mlflow.parentRunId") != parent_id:
             self._client.set_tag(run_id, "mlflow.parentRunId", parent_id)
         self._fill(run_id, child, child.texts)
@@ -178,6 +184,11 @@ class _Writer:
         )
         return str(run.info.run_id)
 
+    def _rename(self, run: "Run | None", content: RunContent) -> None:
+        """Give a run that was there before its present name; a new one is created with it."""
+        if run is not None and run.info.run_name != content.name:
+            self._client.update_run(run.info.run_id, name=content.name)
+
     def _fill(self, run_id: str, content: RunContent, texts: Mapping[str, str]) -> None:
         """Write everything into the run, every call repeatable, and mark it complete last."""
         from mlflow.entities import Metric, Param, RunTag
@@ -190,8 +201,8 @@ class _Writer:
         metrics = [Metric(point.key, point.value, point.at_ms, point.step) for point in content.points]
         for start in range(0, len(metrics), METRICS_PER_CALL):
             self._client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_CALL])
-        if content.dataset is not None:
-            self._client.log_inputs(run_id, [_dataset(content.dataset)])
+        if content.datasets:
+            self._client.log_inputs(run_id, [_dataset(one) for one in content.datasets])
         for path, text in texts.items():
             self._client.log_text(run_id, text, path)
         if content.ended_ms is None:
@@ -210,9 +221,11 @@ def _keep_first(run: "Run") -> tuple[bool, str]:
     return DONE_TAG not in run.data.tags, run.info.run_id
 
 
-def _dataset(digest: str) -> Any:
-    from mlflow.entities import Dataset, DatasetInput
+def _dataset(trained_on: Dataset) -> Any:
+    from mlflow.entities import Dataset as DatasetEntity
+    from mlflow.entities import DatasetInput
 
-    short = digest.removeprefix("sha256:")[:LONGEST_DATASET_DIGEST]
-    source = json.dumps({"digest": digest})
-    return DatasetInput(dataset=Dataset(name="corpus", digest=short, source_type="digest", source=source), tags=[])
+    short = trained_on.digest.removeprefix("sha256:")[:LONGEST_DATASET_DIGEST]
+    source = json.dumps({"digest": trained_on.digest})
+    entity = DatasetEntity(name=trained_on.name, digest=short, source_type="digest", source=source)
+    return DatasetInput(dataset=entity, tags=[])

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.analysis.arm_summary import measured_trials
-from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import Comparison
 from experiments.block_numbers import block_number
 from experiments.records.receipts import Receipt
@@ -59,18 +58,8 @@ def differences(view: AblationView) -> drawing.Picture | None:
 
 
 def _changes(view: AblationView, metric: str) -> dict[str, Changes]:
-    """Return every variant's change in each block where both trials were measured; variants without any are left out.
-
-    These are the d that the judge averages, one by one in the unit of the verdict: its `differences_pct`.
-    """
-    found = {
-        arm.name: {
-            pair.block_index: percent(d)
-            for pair in view.whole_blocks.pairs(arm.name)
-            if (d := pair.log_ratio(metric)) is not None
-        }
-        for arm in view.plan.variants
-    }
+    """Return every variant's change in every block where both were measured; variants without any are left out."""
+    found = {arm.name: view.changes(arm.name, metric) for arm in view.plan.variants}
     return {arm: changes for arm, changes in found.items() if changes}
 
 

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 
 from experiments.analysis.exact import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.block_numbers import block_list
 from experiments.design.metrics import METRICS
-from experiments.outcomes import Decision, VerdictWord
+from experiments.outcomes import Decision, FailureClass, VerdictWord
+from experiments.records.circumstances import AttemptRecord
 from experiments.reporting import wording
 
 WITHOUT_STATISTICS: dict[VerdictWord, str] = {
@@ -152,6 +154,18 @@ def _exact(found: ExactComparison) -> str:
     else:
         change = f"{name} changes"
     return f"{change}: {', '.join(pairs)}, the same at every repeat over {blocks}."
+
+
+def broken_attempts(verdict: Verdict) -> Iterator[str]:
+    """Say of the attempts that did not count, arm by arm, in which blocks they broke and why."""
+    found: dict[tuple[str | None, FailureClass], list[AttemptRecord]] = {}
+    for attempt in verdict.circumstances.attempts:
+        found.setdefault((attempt.arm, attempt.failure_class), []).append(attempt)
+    for (arm, failure), own in found.items():
+        blocks = block_list(sorted({attempt.block_index for attempt in own}))
+        who = f"arm {arm}" if arm else "no arm in particular"
+        counted = f"{wording.counted(len(own), 'attempt')} did not count, in block {blocks}"
+        yield f"{counted}: {who}, {failure}: {own[0].message}"
 
 
 def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:

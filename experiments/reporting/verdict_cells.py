@@ -43,13 +43,13 @@ def word(variant: VariantVerdict) -> Cell:
 
 def effect(found: Comparison) -> Cell:
     """Return the change in percent."""
-    return _cell(wording.percent(found.delta_pct), delta_pct=found.delta_pct)
+    return _cell(wording.percent(found.delta_pct), effect_pct=found.delta_pct)
 
 
 def interval(found: Comparison) -> Cell:
     """Return the interval of the change."""
     low, high = found.ci_low_pct, found.ci_high_pct
-    return _cell(wording.interval(low, high), ci_low=low, ci_high=high)
+    return _cell(wording.interval(low, high), ci_low_pct=low, ci_high_pct=high)
 
 
 def exact_effect(found: ExactComparison | None) -> Cell:
@@ -58,7 +58,7 @@ def exact_effect(found: ExactComparison | None) -> Cell:
     if not changes:
         return ABSENT
     text = wording.percent(changes[0]) if len(changes) == 1 else wording.interval(changes[0], changes[-1])
-    return _cell(text, **{"delta_pct": changes[0]} if len(changes) == 1 else {})
+    return _cell(text, **{"effect_pct": changes[0]} if len(changes) == 1 else {})
 
 
 def repeats(found: ExactComparison | None) -> Cell:

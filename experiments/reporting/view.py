@@ -11,6 +11,7 @@ from experiments.analysis.calibration import calibrations_of, join_calibrations
 from experiments.analysis.evidence import WholeBlocks
 from experiments.analysis.judge import judge
 from experiments.analysis.ledger import keep_ledger
+from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
@@ -49,6 +50,8 @@ class TrialView:
     state: TrialState | Missing
     attempt_id: str | None
     receipt: Receipt | None
+    reason: str | None = None
+    """Why it ended without a receipt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,8 @@ class AblationView:
     created_at: str
     """RFC 3339 UTC."""
     spec_text: str
+    content_type: str
+    """Of the spec."""
     spec_digest: str
     plan: Plan
     verdict: Verdict | None
@@ -77,6 +82,14 @@ class AblationView:
     def whole_blocks(self) -> WholeBlocks:
         """The blocks that count, as the judge sees them."""
         return WholeBlocks(self.plan, self.receipts)
+
+    def changes(self, variant: str, metric: str) -> dict[int, float]:
+        """Return by block index what a variant changes against the baseline, in percent, where both were measured.
+
+        These are the d that the judge averages, one by one in the unit of the verdict: its `differences_pct`.
+        """
+        found = {pair.block_index: pair.log_ratio(metric) for pair in self.whole_blocks.pairs(variant)}
+        return {block_index: percent(d) for block_index, d in found.items() if d is not None}
 
     @cached_property
     def arms(self) -> dict[str, ArmSummary]:
@@ -143,6 +156,7 @@ def bundle_view(bundle: Bundle, known: Sequence[Calibration] = ()) -> AblationVi
         state=AblationState.COMPLETED if bundle.blocks else AblationState.FAILED,
         created_at=file.made_at,
         spec_text=file.spec_text,
+        content_type=file.content_type,
         spec_digest=file.plan.spec_digest,
         plan=file.plan,
         verdict=judge_bundle(bundle, known),

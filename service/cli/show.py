@@ -13,6 +13,7 @@ from experiments.block_numbers import block_number, place_number
 from experiments.design.gate import GatePublic, show
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
+from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.terminal_table import Kind, TerminalColumn, TerminalTable, ids, names, numbers, texts
@@ -246,7 +247,8 @@ def explanation(found: Verdict) -> list[str]:
         for metric, rule, result, detail in variant.requirements:
             lines.append(f"  {_markup(result)}  {_markup(metric)} {_markup(rule)}: {_markup(detail)}")
         lines += [f"  gates live {variant.gates_live}", *(f"  {escape(remark)}" for remark in variant.remarks)]
-    return [*lines, f"[dim]rule {found.rule_digest}[/]"]
+    broken = [escape(line) for line in broken_attempts(found)]
+    return [*lines, *broken, f"[dim]rule {found.rule_digest}[/]"]
 
 
 def _table(laid_out: LaidOutTable, *, title: str) -> TerminalTable:

@@ -136,7 +136,7 @@ def _mlflow_group() -> None:
 @mlflow.command()
 @guarded
 def rebuild(as_json: JsonOption = False) -> None:
-    """Project every ended ablation again; needs the database (ABLATE_DATABASE_URL) and a running background process."""
+    """Project every ablation again; needs the database (ABLATE_DATABASE_URL) and a running background process."""
     total = rebuild_all(get_settings().sqlalchemy_url, patience_s=_PATIENCE_S)
     if as_json:
         print_json({"projected": total})
@@ -221,4 +221,5 @@ def _projections_left(store: "Store") -> int:
     from service.store import outbox
 
     with store.read() as connection:
-        return sum(count for kind, count, _ in outbox.backlog(connection) if kind == OutboxKind.PROJECT)
+        left = {kind: count for kind, count, _ in outbox.backlog(connection)}
+    return left.get(OutboxKind.PROJECT, 0) + left.get(OutboxKind.ANNOUNCE, 0)

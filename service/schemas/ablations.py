@@ -107,5 +107,6 @@ class TrialPublic(Public):
     position: int = Field(description="Place in the block's order, from 0.")
     state: TrialState
     outcome: str | None
+    reason: str | None = Field(default=None, description="Why it is over without a measurement.")
     progress: Progress | None
     receipt_digest: str | None

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, func, select, tuple_
 
-from experiments.outcomes import AblationState
+from experiments.outcomes import AblationState, Outcome
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
 from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
@@ -83,10 +83,18 @@ def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablati
 
 
 def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
-    """Return up to `limit` trials after (block index, position), in running order. Raises NotFound."""
+    """Return up to `limit` trials after (block index, position), in running order, with why they did not measure.
+
+    Raises NotFound.
+    """
     check_exists(connection, ablation_id)
     place = (trials.c.block_index, trials.c.position)
-    query = select(trials).where(trials.c.ablation_id == ablation_id, tuple_(*place) > after)
+    query = (
+        select(trials, receipts.c.payload.label("unmeasured"), blocks.c.message.label("block_message"))
+        .join(blocks, blocks.c.id == trials.c.block_id)
+        .outerjoin(receipts, and_(receipts.c.trial_id == trials.c.id, trials.c.outcome != Outcome.MEASURED))
+        .where(trials.c.ablation_id == ablation_id, tuple_(*place) > after)
+    )
     return list(connection.execute(query.order_by(*place).limit(limit)))
 
 

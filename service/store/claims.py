@@ -8,6 +8,8 @@ from experiments.ids import new_id
 from experiments.outcomes import AblationState, AttemptState, BlockState
 from experiments.records.messages import NodeRegistration
 from service.errors import NodeBusy
+from service.lifecycle import OutboxKind
+from service.store import outbox
 from service.store.columns import db_now
 from service.store.placement import fits
 from service.store.tables import ablations, attempts, blocks, nodes, trials
@@ -86,6 +88,7 @@ def claim_block(connection: Connection, node_id: str, *, lease_s: float) -> str 
             reason="first block claimed",
             started_at=db_now(),
         )
+        outbox.add(connection, OutboxKind.ANNOUNCE, block.ablation_id)
     transitions.flush()
     took_turn(connection, block)
     return attempt_id

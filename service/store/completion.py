@@ -20,6 +20,9 @@ _COUNTERS = select(
     *(ablations.c[f"blocks_{state}"] for state in BlockState),
 )
 
+NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": None}
+"""Columns of an ablation of which MLflow shows nothing, or not all that there is."""
+
 
 def complete_if_done(connection: Connection, ablation_id: str) -> None:
     """Move the ablation on when none of its blocks is left to run. Costs the same however many blocks it has."""
@@ -67,7 +70,7 @@ def _end(connection: Connection, row: Row[Any], old: AblationState) -> None:
     else:
         new, reason, next_kind = AblationState.FAILED, f"no block counted, {failed} failed", OutboxKind.JUDGE
     transitions = Transitions(connection, row.id, actor="service")
-    transitions.move([row.id], old, new, reason=reason, finished_at=db_now())
+    transitions.move([row.id], old, new, reason=reason, finished_at=db_now(), **NOT_SHOWN)
     transitions.flush()
     rank = outbox.Rank.LATER if new == AblationState.CANCELLED else outbox.Rank.FIRST
     outbox.add(connection, next_kind, row.id, rank=rank)

@@ -39,6 +39,12 @@ def add(connection: Connection, kind: OutboxKind, key: str, *, rank: Rank = Rank
     connection.execute(_ADD, {"kind": kind.value, "key": key, "rank": rank.value})
 
 
+def add_all(connection: Connection, wanted: Sequence[tuple[OutboxKind, str]]) -> None:
+    """Ask for several things in one statement."""
+    rows = [{"kind": kind.value, "key": key, "rank": Rank.FIRST.value} for kind, key in wanted]
+    connection.execute(_ADD, rows)
+
+
 def due(connection: Connection, kind: OutboxKind, *, limit: int) -> list[OutboxRow]:
     """Return due rows without taking them, oldest first."""
     query = _due(kind, limit)

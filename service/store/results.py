@@ -1,19 +1,24 @@
 """What the background process reads of an ended ablation, and what it makes of it: verdict, report, place in MLflow."""
 
-from sqlalchemy import Connection, select, update
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.receipts import Receipt
 from experiments.reporting.view import AblationView, TrialView
-from service.lifecycle import EventKind, OutboxKind
+from service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
 from service.schemas.submissions import SpecBody
 from service.store import outbox
 from service.store.ablations import get_whole
 from service.store.columns import rfc3339
-from service.store.tables import ablations, receipts, trials
+from service.store.completion import NOT_SHOWN
+from service.store.tables import ablations, blocks, receipts, trials
 from service.store.transitions import Transitions, lock_ablation
+
+_REPORTED = ablations.c.report_html.is_not(None).label("reported")
 
 
 def read_spec(connection: Connection, ablation_id: str) -> SpecBody:
@@ -44,12 +49,17 @@ def store_report(connection: Connection, ablation_id: str, html: str) -> None:
 
 def ask_for_projections(connection: Connection) -> int:
     """Forget where ablations are in MLflow and ask for every projection again; return how many will be made."""
-    reported = select(ablations.c.id).where(ablations.c.report_html.is_not(None)).order_by(ablations.c.id)
-    ids = list(connection.execute(reported).scalars())
-    connection.execute(update(ablations).values(mlflow_experiment_id=None, mlflow_run_id=None))
-    for ablation_id in ids:
-        outbox.add(connection, OutboxKind.PROJECT, ablation_id, rank=outbox.Rank.LATER)
-    return len(ids)
+    rows = connection.execute(select(ablations.c.id, ablations.c.state, _REPORTED).order_by(ablations.c.id)).all()
+    kinds = {row.id: OutboxKind.PROJECT if row.reported else OutboxKind.ANNOUNCE for row in rows if _is_shown(row)}
+    connection.execute(update(ablations).values(**NOT_SHOWN))
+    for ablation_id, kind in kinds.items():
+        outbox.add(connection, kind, ablation_id, rank=outbox.Rank.LATER)
+    return len(kinds)
+
+
+def _is_shown(row: Row[Any]) -> bool:
+    """Tell whether MLflow has to hold an ablation: it is over and has its report, or is not over yet."""
+    return row.reported or row.state not in OVER
 
 
 def read_report(connection: Connection, ablation_id: str) -> str:
@@ -58,10 +68,11 @@ def read_report(connection: Connection, ablation_id: str) -> str:
     return str(connection.execute(query).scalar_one())
 
 
-def store_projection(connection: Connection, ablation_id: str, *, experiment_id: str, run_id: str) -> None:
-    """Remember where the ablation is in MLflow."""
+def store_projection(connection: Connection, ablation_id: str, *, experiment_id: str, run_id: str, whole: bool) -> None:
+    """Remember where the ablation is in MLflow; unless the `whole` of it is there, only if it still goes on."""
     values = {"mlflow_experiment_id": experiment_id, "mlflow_run_id": run_id}
-    connection.execute(update(ablations).where(ablations.c.id == ablation_id).values(**values))
+    row = update(ablations).where(ablations.c.id == ablation_id)
+    connection.execute((row if whole else row.where(ablations.c.state.not_in(OVER))).values(**values))
 
 
 def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
@@ -74,6 +85,7 @@ def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
         state=AblationState(row.state),
         created_at=rfc3339(row.created_at),
         spec_text=row.spec_text,
+        content_type=row.content_type,
         spec_digest=row.spec_digest,
         plan=Plan.model_validate_json(row.plan),
         verdict=None if row.verdict is None else Verdict.model_validate_json(row.verdict),
@@ -83,7 +95,8 @@ def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
 
 def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
     query = (
-        select(trials, receipts.c.payload)
+        select(trials, receipts.c.payload, blocks.c.message)
+        .join(blocks, blocks.c.id == trials.c.block_id)
         .outerjoin(receipts, receipts.c.trial_id == trials.c.id)
         .where(trials.c.ablation_id == ablation_id)
         .order_by(trials.c.block_index, trials.c.position)
@@ -97,6 +110,7 @@ def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
             state=TrialState(row.state),
             attempt_id=row.attempt_id,
             receipt=None if row.payload is None else Receipt.model_validate_json(row.payload),
+            reason=row.message if row.state in TRIAL_OVER and row.payload is None else None,
         )
         for row in connection.execute(query)
     )

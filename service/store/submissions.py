@@ -77,7 +77,7 @@ def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | No
 
 
 def store_submission(connection: Connection, submission: Submission, key: IdempotencyKey, answer: GivenAnswer) -> None:
-    """Insert the idempotency row, then the ablation with its blocks, trials, first event and wake-up.
+    """Insert the idempotency row, then the ablation with its blocks, trials, first event, wake-up and announcement.
 
     Raises KeyKnown when the key was answered before; the transaction is over then.
     """
@@ -93,7 +93,8 @@ def store_submission(connection: Connection, submission: Submission, key: Idempo
         EventKind.ABLATION_STATE, submission.ablation_id, reason="submitted", new=AblationState.QUEUED
     )
     transitions.flush_new()
-    outbox.add(connection, OutboxKind.WAKE, submission.plan.node_class)
+    after = [(OutboxKind.WAKE, submission.plan.node_class), (OutboxKind.ANNOUNCE, submission.ablation_id)]
+    outbox.add_all(connection, after)
 
 
 def insert_rows(

@@ -46,7 +46,7 @@ def test_demo_ends_with_a_verdict_a_report_and_no_process(tmp_path: Path) -> Non
     assert summary["verdict"]["circumstances"]["admission"]["calibrations"] == [], "none is needed"
     assert summary["verdict"]["blocks_counted"] == 4
     assert any(pointer.startswith("#/variants/") for pointer in summary["refused_spec"])
-    assert re.search(r"/#/experiments/\d+/runs/[0-9a-f]{32}$", summary["mlflow_url"])
+    assert re.search(r"/#/experiments/\d+/runs/[0-9a-f]{32}\?workflowType=machine_learning$", summary["mlflow_url"])
     report = Path(summary["report"])
     assert report.is_relative_to(home)
     assert summary["ablation"] in report.read_text(encoding="utf-8")

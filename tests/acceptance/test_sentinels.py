@@ -74,7 +74,7 @@ def test_the_stack_asks_for_sentinels_by_itself_and_counts_what_they_say(home: H
 
 
 def is_refused(home: Home) -> bool:
-    """Tell whether these blocks speak against the calibration, as beside other tests they may: then no more are asked."""
+    """Tell whether these blocks speak against the calibration, as beside other tests they may: no more are asked."""
     (known,) = answer(home, "calibration")["items"]
     return any(words in (known["problem"] or "") for words in ("sentinel blocks are noisier", "differ from zero"))
 

@@ -211,7 +211,8 @@ def test_an_ablation_is_run_reviewed_verified_and_projected_again_after_mlflow_l
         mlflow = home.up()["mlflow_url"]
         assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
         address = json.loads(home.run("show", row["id"], "--json").stdout)["ablation"]["mlflow_url"]
-        found = httpx.get(f"{mlflow}/api/2.0/mlflow/runs/get", params={"run_id": address.rpartition("/")[2]})
+        run_id = address.partition("?")[0].rpartition("/")[2]
+        found = httpx.get(f"{mlflow}/api/2.0/mlflow/runs/get", params={"run_id": run_id})
         tags = {tag["key"]: tag["value"] for tag in found.json()["run"]["data"]["tags"]}
         assert tags["ablation.id"] == row["id"]
     finally:

@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import text
 
-from experiments.reporting import mlflow_runs
+from experiments.reporting.mlflow_parent import parent
+from experiments.reporting.mlflow_runs import children
 from experiments.reporting.mlflow_sink import Projection
 from experiments.reporting.view import AblationView
 from service.lifecycle import OutboxKind
@@ -22,9 +23,9 @@ class Ledger:
     def __init__(self) -> None:
         self.runs: dict[str, list[Run]] = {}
 
-    def project(self, view: AblationView, report_html: str, *, slice_s: float = math.inf) -> Projection:
+    def project(self, view: AblationView, report_html: str | None, *, slice_s: float = math.inf) -> Projection:
         """Keep what MLflow would hold; all of it at once, however short `slice_s` is."""
-        contents = [mlflow_runs.parent(view, report_html), *mlflow_runs.children(view)]
+        contents = [parent(view, report_html), *children(view)]
         found = []
         for number, content in enumerate(contents):
             own = {"ablation.id": view.ablation_id, "ablation.run": content.identity, "ablation.projected": "1"}
@@ -38,7 +39,7 @@ class Ledger:
 def settle(store: Store, ledger: Ledger) -> None:
     """Do everything that the outbox asks for."""
     handlers = OutboxHandlers(store, ledger)  # type: ignore[arg-type]  # it takes projections as a sink does
-    kinds = (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT)
+    kinds = (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT, OutboxKind.ANNOUNCE)
     while any(handlers.run_due(kind) for kind in kinds):
         pass
     with store.write() as connection:

@@ -30,12 +30,16 @@ def _ablation(row: Row, runs: list[Run], books: Books) -> Iterator[str]:
         if "ablation.projected" not in run.tags:
             yield f"run {run.id} of {row['id']} was never completed"
     expected = {"parent"} | {f"{t['id']}/{t['attempt_id']}" for t in _projected(row, books)}
+    expected |= {f"arm/{arm}" for arm in _judged(row)}
     for name in expected | named.keys():
         if len(named[name]) != (name in expected):
             yield f"MLflow has {len(named[name])} runs {name} of {row['id']}; {int(name in expected)} belongs there"
     for parent in named["parent"]:
         yield from _parent(row, parent)
     receipts = {f"{r['trial_id']}/{r['attempt_id']}": r for r in books.of("receipts", ablation_id=row["id"])}
+    for arm, word in _judged(row).items():
+        for run in named[f"arm/{arm}"]:
+            yield from _arm(row, arm, word, run)
     for name, receipt in receipts.items():
         for run in named[name]:
             yield from _child(run, receipt)
@@ -59,10 +63,20 @@ def _parent(row: Row, run: Run) -> Iterator[str]:
     told = {name: run.tags.get(f"ablation.{name}") for name in ("verdict_digest", "state")}
     if told != {"verdict_digest": verdict["digest"], "state": row["state"]}:
         yield f"the parent run of {row['id']} says {told}"
-    for variant in verdict["variants"]:
-        word = run.tags.get(f"ablation.verdict.{variant['arm']}")
-        if word != variant["verdict"]:
-            yield f"the parent run of {row['id']} says {word} about {variant['arm']}, the verdict {variant['verdict']}"
+
+
+def _judged(row: Row) -> dict[str, str | None]:
+    """Return the word of every arm that a verdict speaks of; the baseline has none."""
+    if row["verdict"] is None:
+        return {}
+    verdict: dict[str, Any] = json.loads(row["verdict"])
+    return {verdict["baseline"]: None} | {one["arm"]: one["verdict"] for one in verdict["variants"]}
+
+
+def _arm(row: Row, arm: str, word: str | None, run: Run) -> Iterator[str]:
+    told = run.tags.get("ablation.verdict")
+    if told != word:
+        yield f"the run of arm {arm} of {row['id']} says {told}, the verdict {word}"
 
 
 def _child(run: Run, receipt: Row) -> Iterator[str]:

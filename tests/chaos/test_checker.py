@@ -111,6 +111,10 @@ def _run_of(books: Books, *, parent: bool) -> Run:
     return next(run for run in books.runs if (run.tags["ablation.run"] == "parent") == parent and _is_done(run))
 
 
+def _arm_of(books: Books, arm: str) -> Run:
+    return next(run for run in books.runs if run.tags["ablation.run"] == f"arm/{arm}")
+
+
 def _is_done(run: Run) -> bool:
     return run.status == "FINISHED"
 
@@ -197,7 +201,7 @@ DOCTORED: dict[str, tuple[str, Doctoring]] = {
     "another artefact": ("mlflow_equals_the_database", lambda b: setattr(_run_of(b, parent=False), "receipt", "{}")),
     "another word": (
         "mlflow_equals_the_database",
-        lambda b: _run_of(b, parent=True).tags.update({"ablation.verdict.psiv-on": "best"}),
+        lambda b: _arm_of(b, "psiv-on").tags.update({"ablation.verdict": "best"}),
     ),
     "a parent that nobody knows": ("mlflow_equals_the_database", lambda b: _done(b).update(mlflow_run_id="run-x")),
     "runs of nobody's ablation": (

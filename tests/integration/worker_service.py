@@ -20,10 +20,14 @@ from experiments.design import gates
 from experiments.design.arms import arm_digest
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
+from workers.lanes import FILE as LANES
 from workers.lease import boot_time_s
 
 TOKEN = "test-worker-key-of-a-worker"
 IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}
+
+_lanes: list[bytes] = []
+"""What the first worker kept of its lanes: code, versions and devices are the same for all."""
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
@@ -202,9 +206,12 @@ def block(
 
 @contextmanager
 def worker(
-    home: Path, url: str, *, command: list[str] | None = None, **environment: str
+    home: Path, url: str, *, command: list[str] | None = None, knows_lanes: bool = True, **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m workers.app`; its output goes to worker.log in `home`, that of another command beside it."""
+    """Run `python -m workers.app`; its output goes to worker.log in `home`, that of another command beside it.
+
+    What an earlier worker of these tests found out of its lanes it knows, unless it shall find out by itself.
+    """
     variables = {
         "ABLATE_HOME": str(home),
         "ABLATE_URL": url,
@@ -217,6 +224,8 @@ def worker(
         "ABLATE_CORPUS_DIRS": tempfile.gettempdir(),
     }
     home.mkdir(parents=True, exist_ok=True)
+    if knows_lanes and _lanes:
+        (home / LANES).write_bytes(_lanes[0])
     path = home / "worker.log" if command is None else home.with_suffix(".log")
     with path.open("ab") as log:
         process = subprocess.Popen(
@@ -236,6 +245,8 @@ def worker(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if not _lanes and (home / LANES).exists():
+            _lanes.append((home / LANES).read_bytes())
 
 
 def processes_of(home: Path) -> dict[int, str]:

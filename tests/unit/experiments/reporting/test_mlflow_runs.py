@@ -1,35 +1,57 @@
-"""The names under which reviewers filter in MLflow: a tag that comes or goes is seen here."""
+"""What reviewers find in MLflow: names by which they filter, metrics that are the same everywhere, states."""
 
-from experiments.reporting import mlflow_runs
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from experiments.analysis.calibration import calibrate
+from experiments.analysis.statistics import percent
+from experiments.analysis.verdicts import Verdict
+from experiments.outcomes import AblationState, Outcome, TrialState, VerdictWord
+from experiments.records.circumstances import Admission, Circumstances
+from experiments.reporting.mlflow_arms import DIFFERENCE
+from experiments.reporting.mlflow_content import LONGEST_NAME, NOTE_TAG, RunContent
+from experiments.reporting.mlflow_parent import parent
+from experiments.reporting.mlflow_runs import children
+from experiments.reporting.mlflow_trials import trial_runs
+from experiments.reporting.view import AblationView
 from tests import views
+from tests.calibrations import KEY, noisy_blocks
 
 OF_EVERY_RUN = {
     "ablation.id",
     "ablation.run",
-    "ablation.role",
+    "ablation.kind",
     "ablation.spec_digest",
     "ablation.node_class",
     "mlflow.source.name",
     "mlflow.source.type",
     "mlflow.user",
 }
+OF_WHAT_RAN = {"mlflow.source.git.commit", "mlflow.source.git.dirty"}
 OF_THE_PARENT = {
     "ablation.name",
-    "ablation.question",
     "ablation.state",
     "ablation.rule_digest",
-    "ablation.calibrated",
+    "ablation.gates",
+    "ablation.verdict",
+    "ablation.effect",
+    "ablation.interval",
     "ablation.verdict_digest",
     "ablation.admission",
     "ablation.broken_attempts",
     "ablation.asking",
     "mlflow.note.content",
 }
-OF_A_VARIANT = {"ablation.verdict.", "ablation.decision."}
+OF_AN_ARM = {"ablation.arm", "ablation.role", "ablation.arm_digest", "mlflow.note.content"}
+OF_A_VARIANT = {"ablation.verdict", "ablation.decision", "ablation.gates"}
 OF_A_TRIAL = {
     "ablation.trial",
     "ablation.attempt",
     "ablation.arm",
+    "ablation.role",
     "ablation.block",
     "ablation.order",
     "ablation.arm_digest",
@@ -40,20 +62,185 @@ OF_A_TRIAL = {
     "ablation.data_digest",
     "ablation.node",
     "ablation.device",
-    "mlflow.source.git.commit",
-    "mlflow.source.git.dirty",
 }
-OF_A_FAILED_TRIAL = {"ablation.failure_class", "ablation.message"}
+OF_A_FAILED_TRIAL = {"ablation.failure_class", "mlflow.note.content"}
+OF_STATISTICS = {"effect_pct", "ci_low_pct", "ci_high_pct", "mde_pct", "sd_pct", "blocks", DIFFERENCE}
 
 
-def test_parent_has_these_tags() -> None:
-    view = views.view()
+@pytest.fixture(scope="module")
+def view() -> AblationView:
+    return views.view(num_blocks=6, timed=4)
+
+
+@pytest.fixture(scope="module")
+def runs(view: AblationView) -> list[RunContent]:
+    return list(children(view))
+
+
+def of_kind(runs: list[RunContent], kind: str) -> dict[str, RunContent]:
+    return {run.identity: run for run in runs if run.tags["ablation.kind"] == kind}
+
+
+def metrics(run: RunContent) -> dict[str, float]:
+    return {point.key: point.value for point in run.points}
+
+
+def judged(view: AblationView) -> Verdict:
     assert view.verdict is not None
-    of_variants = {tag + variant.arm for tag in OF_A_VARIANT for variant in view.verdict.variants}
-    assert set(mlflow_runs.parent(view, "").tags) == OF_EVERY_RUN | OF_THE_PARENT | of_variants
+    return view.verdict
 
 
-def test_children_have_these_tags() -> None:
-    measured = OF_EVERY_RUN | OF_A_TRIAL
-    found = {frozenset(child.tags) for child in mlflow_runs.children(views.view())}
+def test_parent_has_these_tags(view: AblationView) -> None:
+    assert set(parent(view, "").tags) == OF_EVERY_RUN | OF_WHAT_RAN | OF_THE_PARENT
+
+
+def test_trials_have_these_tags(runs: list[RunContent]) -> None:
+    measured = OF_EVERY_RUN | OF_WHAT_RAN | OF_A_TRIAL
+    found = {frozenset(run.tags) for run in of_kind(runs, "trial").values()}
     assert found == {frozenset(measured), frozenset(measured | OF_A_FAILED_TRIAL)}
+
+
+def test_arms_have_these_tags(runs: list[RunContent]) -> None:
+    arms = of_kind(runs, "arm")
+    own = OF_EVERY_RUN | OF_WHAT_RAN | OF_AN_ARM
+    assert set(arms.pop("arm/baseline").tags) == own
+    assert {frozenset(run.tags) for run in arms.values()} == {frozenset(own | OF_A_VARIANT)}
+
+
+def test_every_arm_is_one_run_with_the_numbers_of_the_verdict(view: AblationView, runs: list[RunContent]) -> None:
+    arms = of_kind(runs, "arm")
+    assert set(arms) == {f"arm/{arm.name}" for arm in view.plan.arms}
+    for variant in judged(view).variants:
+        run = arms[f"arm/{variant.arm}"]
+        sent, found = metrics(run), variant.primary
+        assert run.tags["ablation.verdict"] == variant.verdict
+        assert (run.status == "FAILED") == (variant.verdict in {"refused", "oom"})
+        if found is None:
+            assert not OF_STATISTICS & set(sent)
+            continue
+        assert set(sent) >= OF_STATISTICS
+        assert (sent["effect_pct"], sent["mde_pct"], sent["blocks"]) == (found.delta_pct, found.mde_pct, found.blocks)
+        assert (sent["ci_low_pct"], sent["ci_high_pct"]) == (found.ci_low_pct, found.ci_high_pct)
+        curve = [(point.step, point.value) for point in run.points if point.key == DIFFERENCE]
+        assert curve == [(number, pytest.approx(d)) for number, d in enumerate(found.differences_pct, start=1)]
+
+
+def test_the_names_of_metrics_do_not_depend_on_the_arms() -> None:
+    found = {
+        frozenset(metrics(run))
+        for names in (["psiv-on"], ["psiv-on", "chunk-32"])
+        for run in of_kind(list(children(some_arms(*names))), "arm").values()
+        if run.tags["ablation.role"] == "variant"
+    }
+    assert len(found) == 1
+    assert not parent(views.view(num_blocks=6, timed=4), "").points
+
+
+def some_arms(*names: str) -> AblationView:
+    return views.view(arms={name: views.EFFECTS[name] for name in ("baseline", *names)}, num_blocks=6, timed=4)
+
+
+def test_the_baseline_shows_the_noise_of_its_device(view: AblationView) -> None:
+    known = calibrate(KEY, noisy_blocks(8))
+    noisy = Circumstances(admission=Admission(calibrations=(known,), refused_because=None))
+    changed = judged(view).model_copy(update={"circumstances": noisy})
+    arms = of_kind(list(children(dataclasses.replace(view, verdict=changed))), "arm")
+    curve = [(p.step, p.value) for p in arms["arm/baseline"].points if p.key == DIFFERENCE]
+    assert curve == [(n, percent(sample.difference)) for n, sample in enumerate(known.samples, start=1)]
+    assert metrics(arms["arm/baseline"])["sd_pct"] == known.sd_pct
+    told = parent(dataclasses.replace(view, verdict=changed), "").tags
+    assert told["ablation.calibrations"] == known.digest
+
+
+def test_exact_metrics_have_their_effect_too() -> None:
+    view = views.view(primary="peak_allocated_gib", calibrated=False, num_blocks=6, timed=4)
+    arms = of_kind(list(children(view)), "arm")
+    for variant in judged(view).variants:
+        if variant.exact is not None and variant.exact.seeds:
+            assert metrics(arms[f"arm/{variant.arm}"])["effect_pct"] == variant.exact.seeds[0].change_pct
+            assert DIFFERENCE in metrics(arms[f"arm/{variant.arm}"])
+
+
+def test_name_and_note_begin_with_the_answer(view: AblationView) -> None:
+    run = parent(view, "")
+    assert run.name == "psiv-cache: adopt psiv-on; do not adopt chunk-32 and psiv-chunk-64; no valid measurement of tma"
+    assert run.tags[NOTE_TAG].startswith(f"**{view.lead}**")
+    assert view.question in run.tags[NOTE_TAG]
+    assert run.tags["ablation.gates"].startswith("psiv-on: psiv_cache=true; chunk-32: chunk_size=32")
+    assert run.tags["ablation.effect"].startswith("psiv-on: +2.49")
+    long = parent(dataclasses.replace(view, name="n" * 200), "").name
+    assert (len(long), long[-1]) == (LONGEST_NAME, "\N{HORIZONTAL ELLIPSIS}")
+
+
+def test_the_parent_carries_what_it_was_made_from(view: AblationView) -> None:
+    run = parent(view, "<html>")
+    assert run.texts["spec.json"] == view.spec_text
+    assert set(run.texts) == {"spec.json", "plan.json", "verdict.json", "report.html"}
+    assert run.params["recipe"] == "hybrid-ref-h200"
+    assert run.params["gate.psiv_cache"] == "false; psiv-on: true; psiv-chunk-64: true"
+    assert run.params["shape.seq_len"] == "4096"
+    assert "shape.chunk_size" not in run.params, "it is not the same for all arms"
+    assert [one.name for one in run.datasets] == ["torch-headers"]
+    assert "mlflow.source.git.commit" in run.tags
+
+
+def test_nothing_that_a_gate_sets_is_there_twice_but_sizes(runs: list[RunContent]) -> None:
+    for run in runs:
+        gates = {name.removeprefix("gate."): value for name, value in run.params.items() if name.startswith("gate.")}
+        assert all(value.isdigit() for name, value in gates.items() if f"shape.{name}" in run.params)
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (AblationState.QUEUED, "SCHEDULED"),
+        (AblationState.RUNNING, "RUNNING"),
+        (AblationState.CANCELLING, "RUNNING"),
+        (AblationState.CANCELLED, "KILLED"),
+        (AblationState.FAILED, "FAILED"),
+    ],
+)
+def test_states_mean_what_mlflow_means(state: AblationState, status: str) -> None:
+    view = views.unfinished(state, done_blocks=1)
+    run, below = parent(view, None), list(children(view))
+    assert (run.status, run.name) == (status, f"psiv-cache: {state}")
+    is_over = state in {AblationState.CANCELLED, AblationState.FAILED}
+    assert (run.ended_ms is not None) == is_over
+    assert bool(below) == is_over, "trials are shown once they cannot change"
+    assert "report.html" not in run.texts
+
+
+def lost(view: AblationView) -> Iterator[RunContent]:
+    trials = tuple(
+        dataclasses.replace(trial, state=TrialState.FAILED, receipt=None, reason="timeout: 90 s (timeout 2 of 2)")
+        for trial in view.trials
+    )
+    return trial_runs(dataclasses.replace(view, trials=trials, verdict=None))
+
+
+def test_a_trial_without_a_receipt_says_why(view: AblationView) -> None:
+    for run in lost(view):
+        assert run.status == "FAILED"
+        assert run.name.endswith(": failed")
+        assert run.tags[NOTE_TAG] == "timeout: 90 s (timeout 2 of 2)"
+
+
+def test_a_trial_that_did_not_measure_is_named_with_its_outcome(view: AblationView, runs: list[RunContent]) -> None:
+    trials = of_kind(runs, "trial")
+    for trial in view.trials:
+        run, receipt = trials[f"{trial.trial_id}/{trial.attempt_id}"], trial.receipt
+        assert receipt is not None
+        measured = receipt.outcome is Outcome.MEASURED
+        assert run.name.endswith(f": {receipt.outcome}") == (not measured)
+        assert run.tags.get(NOTE_TAG) == (None if measured else receipt.message)
+
+
+def test_words_without_numbers_fail_and_say_why(view: AblationView, runs: list[RunContent]) -> None:
+    arms = of_kind(runs, "arm")
+    for variant in judged(view).variants:
+        if variant.verdict in {VerdictWord.REFUSED, VerdictWord.OOM}:
+            assert variant.reason in arms[f"arm/{variant.arm}"].tags[NOTE_TAG]
+
+
+def test_no_metric_is_other_than_finite(runs: list[RunContent]) -> None:
+    assert all(math.isfinite(point.value) for run in runs for point in run.points)

@@ -13,8 +13,10 @@ from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED
-from experiments.reporting import mlflow_runs, report
+from experiments.reporting import report
 from experiments.reporting.markdown import verdict_markdown
+from experiments.reporting.mlflow_arms import arm_runs
+from experiments.reporting.mlflow_parent import parent
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from experiments.reporting.verdict_cells import WORDS
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
@@ -124,21 +126,14 @@ def test_page_shows_every_table_of_the_verdict_cell_by_cell(view: AblationView, 
 
 
 def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: AblationView, layout: VerdictLayout) -> None:
-    parent = mlflow_runs.parent(view, "")
-    note = parent.tags["mlflow.note.content"]
-    assert layout.lead in note
+    note = parent(view, "").tags["mlflow.note.content"]
+    assert note.startswith(f"**{layout.lead}**")
     assert view.verdict is not None
     assert verdict_markdown(view.verdict) in note
-    sent = {point.key: point.value for point in parent.points}
-    wanted = {f"verdict/{v.arm}/{name}": value for v in layout.variants for name, value in v.numbers.items()}
-    assert sent == wanted
-    for variant in view.verdict.variants:
-        found, where = variant.primary, f"verdict/{variant.arm}"
-        if found is not None:
-            assert sent[f"{where}/delta_pct"] == found.delta_pct
-            assert (sent[f"{where}/ci_low"], sent[f"{where}/ci_high"]) == (found.ci_low_pct, found.ci_high_pct)
-            assert (sent[f"{where}/mde_pct"], sent[f"{where}/blocks"]) == (found.mde_pct, found.blocks)
-        assert parent.tags[f"ablation.verdict.{variant.arm}"] == variant.verdict.value
+    sent = {run.identity: {point.key: point.value for point in run.points} for run in arm_runs(view)}
+    for variant in layout.variants:
+        numbers = sent[f"arm/{variant.arm}"]
+        assert {name: numbers[name] for name in variant.numbers} == variant.numbers
 
 
 def test_explanation_says_every_sentence_and_requirement(verdict: Verdict, layout: VerdictLayout) -> None:
@@ -244,7 +239,7 @@ def test_an_exact_metric_is_shown_as_values_without_an_interval_or_a_caveat() ->
     )
     assert layout.statistics.rows == ()
     assert [column.heading for column in layout.other_metrics.columns][3] == f"96{SPACE}% interval"
-    assert variant.effect.numbers["delta_pct"] == pytest.approx(-1.3449, abs=1e-3)
+    assert variant.effect.numbers["effect_pct"] == pytest.approx(-1.3449, abs=1e-3)
 
 
 def test_an_exact_metric_that_does_not_move_is_said_to_be_the_same_bit_for_bit() -> None:

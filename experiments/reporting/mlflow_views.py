@@ -1,0 +1,90 @@
+"""Saved views of MLflow's list of runs, seeded once: an experiment opens with the answers instead of every trial.
+
+MLflow keeps a saved view as a tag of the experiment: a name, a time, and the page's state as JSON.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from experiments.digest import canonical_json
+from experiments.reporting.mlflow_content import KIND_TAG, RunKind
+
+PREFIX = "mlflow.sharedViewState."
+CREATED_AT_MS = 1_795_000_000_000
+"""The same for every projection; the views are listed by it."""
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",
+    "mlflow.experiment.primaryMetric.name": "tokens_per_s",
+    "mlflow.experiment.primaryMetric.greaterIsBetter": "True",
+}
+NAME = "attributes.`Run Name`"
+CREATED = "attributes.start_time"
+
+
+class SavedView(NamedTuple):
+    """One view: which kind of runs it lists, and their columns."""
+
+    id: str
+    name: str
+    kind: RunKind
+    columns: Mapping[str, int]
+    """Beside the runs' names, from left to right, with their widths in pixels."""
+    order_by: str
+    name_width: int
+
+
+def _tag(name: str) -> str:
+    return f"tags.`ablation.{name}`"
+
+
+def _metric(name: str) -> str:
+    return f"metrics.`{name}`"
+
+
+ABLATIONS = SavedView(
+    id="ablations",
+    name="Ablations",
+    kind=RunKind.ABLATION,
+    columns={_tag("verdict"): 230, _tag("effect"): 170, _tag("interval"): 230, _tag("gates"): 230},
+    order_by=CREATED,
+    name_width=360,
+)
+VARIANTS = SavedView(
+    id="variants",
+    name="Variants",
+    kind=RunKind.ARM,
+    columns={
+        _tag("verdict"): 110,
+        _metric("effect_pct"): 100,
+        _metric("ci_low_pct"): 100,
+        _metric("ci_high_pct"): 100,
+        _metric("tokens_per_s"): 120,
+        _tag("decision"): 110,
+        _tag("gates"): 230,
+    },
+    order_by=_metric("effect_pct"),
+    name_width=360,
+)
+SAVED_VIEWS = (ABLATIONS, VARIANTS)
+
+
+def experiment_tags() -> dict[str, str]:
+    """Return the tags that an experiment begins with."""
+    return EXPERIMENT_TAGS | {f"{PREFIX}{one.id}": _value(one) for one in SAVED_VIEWS}
+
+
+def _value(one: SavedView) -> str:
+    return canonical_json({"name": one.name, "createdAt": CREATED_AT_MS, "state": canonical_json(_state(one))})
+
+
+def _state(one: SavedView) -> dict[str, Any]:
+    return {
+        "searchFilter": f"tags.`{KIND_TAG}` = '{one.kind}'",
+        "orderByKey": one.order_by,
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "selectedColumns": list(one.columns),
+        "columnOrder": [NAME, *one.columns],
+        "columnWidths": {NAME: one.name_width, **one.columns},
+    }

@@ -1,0 +1,83 @@
+"""An arm that times out or crashes is named with its reason wherever people look, and costs no other arm a trial."""
+
+import random
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from experiments.outcomes import BASELINE, Outcome
+from experiments.reporting import evidence_tables
+from experiments.reporting.markdown import verdict_markdown
+from experiments.reporting.mlflow_content import NOTE_TAG, RunContent
+from experiments.reporting.mlflow_runs import children
+from experiments.reporting.view import AblationView
+from service.cli import show
+from tests import views
+
+ENDS = (Outcome.REFUSED, Outcome.OOM, Outcome.TIMEOUT, Outcome.FAILED, Outcome.INVALID)
+"""The most telling one first: it is the word of a variant that has several."""
+BLOCKS = 6
+Ended = Mapping[tuple[str, int], Outcome | None]
+
+
+@pytest.fixture(scope="module")
+def sound() -> AblationView:
+    return views.view(arms=views.many(4), num_blocks=BLOCKS, timed=4, node_class="cpu")
+
+
+def drawn(chance: random.Random, arms: list[str]) -> Ended:
+    """Draw which variants end how in which blocks: one at least is spared."""
+    hit = chance.sample(arms, chance.randint(1, len(arms) - 1))
+    blocks = {arm: chance.sample(range(BLOCKS), chance.randint(1, BLOCKS)) for arm in hit}
+    return {(arm, index): chance.choice((*ENDS, None)) for arm in hit for index in blocks[arm]}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_end_is_named_and_costs_nobody_else_anything(sound: AblationView, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311  # not for secrets
+    ended = drawn(chance, [arm.name for arm in sound.plan.variants])
+    view = views.with_outcomes(sound, ended)
+    assert view.verdict is not None
+    assert sound.verdict is not None
+    before = {variant.arm: variant for variant in sound.verdict.variants}
+    runs = list(children(view))
+    for variant in view.verdict.variants:
+        outcomes = {end for (arm, _), end in ended.items() if arm == variant.arm}
+        if not outcomes:
+            kept, known = variant.primary, before[variant.arm].primary
+            assert kept is not None
+            assert known is not None
+            assert kept.differences_pct == known.differences_pct, "every finished trial counts"
+            assert kept.blocks == BLOCKS
+        elif outcomes != {None}:
+            word = next(end for end in ENDS if end in outcomes)
+            assert variant.verdict == word.value
+            _named_everywhere(view, runs, variant.arm, variant.reason)
+            assert re.search(rf"{variant.arm} in block \d is {word}", variant.reason)
+    _every_trial_says_why(view, runs, ended)
+
+
+def _named_everywhere(view: AblationView, runs: list[RunContent], arm: str, reason: str) -> None:
+    assert view.verdict is not None
+    explained = "\n".join(show.explanation(view.verdict))
+    (run,) = [run for run in runs if run.identity == f"arm/{arm}"]
+    assert run.status == "FAILED"
+    for where in (explained, verdict_markdown(view.verdict), run.tags[NOTE_TAG]):
+        assert reason in where
+
+
+def _every_trial_says_why(view: AblationView, runs: list[RunContent], ended: Ended) -> None:
+    told = [[str(cell) for cell in row] for row in evidence_tables.unmeasured_table(view).rows]
+    assert {(row[0], row[3]) for row in told} == {
+        (arm, views.why(arm, index, end)) for (arm, index), end in ended.items()
+    }
+    noted = {run.tags[NOTE_TAG] for run in runs if run.tags["ablation.kind"] == "trial" and NOTE_TAG in run.tags}
+    assert noted == {views.why(arm, index, end) for (arm, index), end in ended.items()}
+
+
+def test_a_baseline_that_fails_is_named_for_every_variant(sound: AblationView) -> None:
+    view = views.with_outcomes(sound, {(BASELINE, 2): Outcome.TIMEOUT})
+    assert view.verdict is not None
+    for variant in view.verdict.variants:
+        assert f"baseline trials took too long: {views.why(BASELINE, 2, Outcome.TIMEOUT)}" in variant.reason
