@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-fleet chaos bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-fleet screens chaos bench-kernels fuzz fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ fix: $(STAMP)  ## format and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write the generated pages: gates, settings, errors, the README's tree
+docs: $(STAMP)  ## write the generated pages: gates, settings, errors, spec, files
 	$(BIN)/python -m tests.architecture.pages
 
 golden: $(STAMP)  ## store the frozen REST document and verdicts again, after a change that was wanted
@@ -76,9 +76,10 @@ test-gpu: $(STAMP)  ## only the tests that need an H200
 
 tpu: $(TPU_STAMP)  ## create .venv-tpu, the environment of lane xla (torch 2.9, torch_xla, jax, libtpu), 3 GB
 
-# XLA on the processors of this machine. What needs a chip is skipped as such.
+# XLA on the processors of this machine, in two processes by file. What needs a chip is skipped as such.
 test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on this machine's processors
-	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest $(TPU_TESTS)
+	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10 \
+	    $(TPU_TESTS)
 
 simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge, into docs/statistics.md; minutes
 	$(BIN)/python -m experiments.simulation
@@ -98,6 +99,9 @@ SEED ?= 1
 STORE ?= both
 chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite, postgresql, both) and check its books; SEED=1
 	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED) --store $(STORE) $(CHAOS)
+
+screens: $(STAMP) browser  ## take the pictures of the pages for the documentation, into docs/screens
+	$(BIN)/python -m tests.bench.screens
 
 bench-kernels: $(STAMP)  ## on an H200: accuracy and speed of the kernels beside the official ones, stored as a receipt
 	$(BIN)/python -m kernels.mamba3_mimo.bench $(if $(ABLATE_PEER_SITE),--peer-site '$(ABLATE_PEER_SITE)') $(BENCH)

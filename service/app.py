@@ -12,7 +12,7 @@ from importlib.metadata import version
 from types import FrameType
 
 import uvicorn
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,6 +30,7 @@ from service.sse import Streams
 from service.store.migrate import upgrade
 from service.store.session import Store
 from service.tokens import Authenticator, bootstrap
+from service.web import actions, docs_page, pages, sign_in, static_files
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         await to_thread.run_sync(wakes.stop)
         store.close()
 
-    app = FastAPI(title="Ablate", version=version("ablate"), lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="Ablate", version=version("ablate"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.services = Services(
         settings=settings,
         store=store,
@@ -61,6 +62,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         limiter=RateLimiter(per_s=settings.rate_limit_per_s, burst=settings.rate_limit_burst),
         wakes=wakes,
         in_flight=set(),
+        large_bodies=CapacityLimiter(1),
     )
     app.state.operator_pages = OperatorPages(store, settings)
     app.state.stopping = False
@@ -68,8 +70,11 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     app.add_middleware(RequestMiddleware, settings=settings, authenticator=authenticator)
     problems.install(app)
     openapi.install(app)
+    app.state.noise = pages.shared_noise(store)
     for module in pkgutil.iter_modules(routes.__path__):
         app.include_router(import_module(f"{routes.__name__}.{module.name}").router)
+    for part in (pages, actions, sign_in, docs_page, static_files):
+        app.include_router(part.router)
     return app
 
 

@@ -29,6 +29,7 @@ _WATCH_PATIENCE_S = 60.0
 """How long a watcher tries to reach a service that went away."""
 _LOOK_EVERY_S = 2.0
 """How often `wait` looks; a look costs the service less than a stream."""
+_REPORT_PATIENCE_S = 60.0
 _ID = re.compile(id_pattern("abl"))
 
 
@@ -101,8 +102,11 @@ class Ablations:
         """Say whether nothing more comes: the verdict follows the end by a moment."""
         if row.state not in OVER or row.state == AblationState.CANCELLED:
             return row.state in OVER
+        return self._has_verdict(row.id)
+
+    def _has_verdict(self, ablation_id: str) -> bool:
         try:
-            self.verdict(row.id)
+            self.verdict(ablation_id)
         except Refused as refusal:
             if refusal.problem.status == HTTPStatus.CONFLICT:
                 return False
@@ -145,9 +149,20 @@ class Ablations:
         found = self._connection.get(f"/v1/ablations/{ablation_id}/spec", SpecText)
         return SpecBody(content=found.text.encode(), content_type=found.content_type)
 
-    def report(self, ablation_id: str) -> str:
-        """Return the report as one HTML page; raises Refused (409) before there is one."""
-        return self._connection.call("GET", f"/v1/ablations/{ablation_id}/report").text
+    def report(self, ablation_id: str, *, patience_s: float = _REPORT_PATIENCE_S) -> str:
+        """Return the report as one HTML page; raises Refused (409) while the ablation goes on, or has none.
+
+        The page follows the verdict by some seconds, for which this waits, at most `patience_s`.
+        """
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._connection.call("GET", f"/v1/ablations/{ablation_id}/report").text
+            except Refused as refusal:
+                comes = refusal.problem.status == HTTPStatus.CONFLICT and self._has_verdict(ablation_id)
+                if not comes or time.monotonic() > until:
+                    raise
+            time.sleep(PAUSE_S)
 
     def watch(self, ablation_id: str, *, after: int = 0) -> Iterator[Event]:
         """Yield events from the one after sequence number `after` to `end`; reconnects where it was cut off.

@@ -1,7 +1,7 @@
 """The part of the Python client that gives and takes access: tokens."""
 
 from service.connection import Connection
-from service.schemas.tokens import Identity, TokenList, TokenPublic, TokenSecret
+from service.schemas.tokens import Identity, SignInLink, TokenList, TokenPublic, TokenSecret
 
 
 class Tokens:
@@ -35,6 +35,10 @@ class Tokens:
     def revoke(self, name: str, *, reason: str) -> None:
         """End a token."""
         self._connection.call("POST", f"/v1/tokens/{name}:revoke", json={"reason": reason})
+
+    def sign_in(self, *, operate: bool = False) -> SignInLink:
+        """Make a link that signs a browser in once, to read or also to operate."""
+        return self._connection.post_once("/v1/sign-ins", SignInLink, {"operate": operate})
 
     def identity(self) -> Identity:
         """Return who this client is to the service."""

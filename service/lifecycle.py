@@ -20,6 +20,8 @@ class EventKind(StrEnum):
     VERDICT = "verdict"
     LOG = "log"
     """Text of a trial's log: only in a stream, never stored."""
+    CHANGED = "changed"
+    """Something has changed somewhere: only in the stream of the first page, never stored."""
     END = "end"
     """The last event of a stream: nothing more can come. Never stored."""
 

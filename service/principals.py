@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+SERVICE: Final = "service"
+"""Who submits sentinels: the service itself."""
 
 
 class Scope(StrEnum):

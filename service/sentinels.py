@@ -18,6 +18,7 @@ from experiments.ids import new_id
 from experiments.records.calibration import Calibration, CalibrationKey
 from experiments.records.messages import NodeRegistration
 from service.lifecycle import OVER
+from service.principals import SERVICE
 from service.store import nodes, results
 from service.store.calibrations import read_calibrations
 from service.store.columns import db_now
@@ -27,7 +28,6 @@ from service.store.tables import ablations, labels
 
 log = logging.getLogger(__name__)
 
-SUBMITTED_BY = "service"
 AGAIN_S = 86_400.0
 """A sentinel that brought nothing is followed by another one after this long, or the time between sentinels if that
 is less."""
@@ -88,8 +88,8 @@ def _submit(connection: Connection, calibration: Calibration) -> str:
         plan=make_plan(spec),
         spec_text=text.decode(),
         content_type=CONTENT_TYPE,
-        submitted_by=SUBMITTED_BY,
+        submitted_by=SERVICE,
     )
-    key = IdempotencyKey(token_id=SUBMITTED_BY, key=ablation_id, body_digest=digest_bytes(text))
+    key = IdempotencyKey(token_id=SERVICE, key=ablation_id, body_digest=digest_bytes(text))
     store_submission(connection, submission, key, GivenAnswer(ablation_id=ablation_id, text=json.dumps(None)))
     return ablation_id

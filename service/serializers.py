@@ -25,6 +25,7 @@ from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanP
 from service.schemas.tokens import SecretPublic, TokenPublic
 from service.settings import ServiceSettings
 from service.store.columns import rfc3339
+from service.store.quotas import Minutes
 from service.waiting import Waiting
 
 
@@ -82,6 +83,7 @@ def ablation_public(
         waiting_for=None if waiting is None else waiting.waiting_for,
         blocks_ahead=None if waiting is None else waiting.blocks_ahead,
         starts_in_s=None if waiting is None else waiting.starts_in_s,
+        time_left_s=None if waiting is None else waiting.time_left_s,
         labels=labels,
         mlflow_url=_mlflow_url(row, mlflow),
         bundles=json.loads(row.bundles or "[]"),
@@ -147,9 +149,10 @@ def _node_state(row: Row[Any]) -> str:
     return "works"
 
 
-def token_public(row: Row[Any], *, secrets: list[SecretPublic], used: float) -> TokenPublic:
-    """Build the wire type; `secrets` are those that count, `used` the device minutes of its ablations."""
-    return TokenPublic.model_validate(_fields(row, secrets=secrets, device_minutes_used=used))
+def token_public(row: Row[Any], *, secrets: list[SecretPublic], minutes: Minutes) -> TokenPublic:
+    """Build the wire type; `secrets` are those that count, `minutes` those of its ablations."""
+    quota = {"device_minutes_used": minutes.used, "device_minutes_reserved": minutes.reserved}
+    return TokenPublic.model_validate(_fields(row, secrets=secrets, **quota))
 
 
 def secret_public(row: Row[Any]) -> SecretPublic:

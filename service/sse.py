@@ -22,7 +22,7 @@ from service.errors import ServiceError, Unavailable
 from service.lifecycle import OVER, EventKind
 from service.schemas.events import Event
 from service.serializers import event_public
-from service.store.changes import Mark, ablation_marks, log_marks
+from service.store.changes import ALL, Mark, ablation_marks, last_event, log_marks, marks_of_all
 from service.store.columns import rfc3339
 from service.store.logs import read_log
 from service.store.session import Store
@@ -63,6 +63,7 @@ class Streams:
         self._store = store
         self._ablations = ChangeFeed(store, ablation_marks, stopping=stopping)
         self._logs = ChangeFeed(store, log_marks, stopping=stopping)
+        self._all = ChangeFeed(store, marks_of_all, stopping=stopping)
 
     def of_ablation(self, ablation_id: str, position: int) -> EventSourceResponse:
         """Follow an ablation's events after a sequence number. Raises Unavailable when too many streams are open."""
@@ -71,6 +72,10 @@ class Streams:
     def of_log(self, trial_id: str, position: int) -> EventSourceResponse:
         """Follow a trial's log from a byte offset. Raises Unavailable when too many streams are open."""
         return self._answer(self._logs, trial_id, log_events(self._store, trial_id), position)
+
+    def of_all(self, position: int) -> EventSourceResponse:
+        """Tell of changes anywhere after a sequence number. Raises Unavailable when too many streams are open."""
+        return self._answer(self._all, ALL, changes(self._store), position)
 
     def _answer(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> EventSourceResponse:
         if self._open >= self._most:
@@ -144,6 +149,20 @@ def _end_event(ablation_id: str, seq: int, end: Row[Any]) -> Event:
         reason=f"the ablation is {end.state}" + (" and has its verdict" if end.judged else ""),
         data={},
     )
+
+
+def changes(store: Store) -> Look:
+    """Return the look for whether anything has changed after a sequence number, not what."""
+
+    def look(after: int) -> EventBatch:
+        with store.read() as connection:
+            newest = last_event(connection)
+        if newest <= after:
+            return EventBatch(position=after)
+        frame = format_sse_event(event=EventKind.CHANGED, id=str(newest), data_str=json.dumps({"seq": newest}))
+        return EventBatch(frames=frame, position=newest)
+
+    return look
 
 
 def log_events(store: Store, trial_id: str) -> Look:

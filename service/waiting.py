@@ -1,7 +1,7 @@
 """Why an ablation waits, in words, with its place in the queue and an estimate: for a page of them at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -11,7 +11,7 @@ from experiments.outcomes import AblationState
 from experiments.reporting import wording
 from service.lifecycle import OVER
 from service.store import queue
-from service.store.placement import can_run
+from service.store.placement import Needs, lacks
 from service.store.queue import QueuePlace
 
 _BUSY_SHARE = 0.5
@@ -20,13 +20,16 @@ _BUSY_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """What an ablation waits for."""
+    """What an ablation that is not over waits for, and how long it takes."""
 
-    waiting_for: str
+    waiting_for: str | None = None
+    """None while one of its blocks runs."""
     blocks_ahead: int | None = None
     """Blocks of its node class that are given out before its next one; None where it waits for something else."""
     starts_in_s: float | None = None
     """Until its next block starts, at the pace of late; None where nothing of the kind was measured."""
+    time_left_s: float | None = None
+    """Until its last block ends, those that are held not counted; None where nothing of the kind was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +39,13 @@ class _Surroundings:
     places: Mapping[str, QueuePlace]
     holders: Mapping[str, Sequence[Row[Any]]]
     nodes: Mapping[str, Sequence[Row[Any]]]
-    lanes: Mapping[str, str]
+    needs: Mapping[str, Needs]
     pace_s: Mapping[str, float]
     silent_s: float
 
 
 def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float) -> dict[str, Waiting]:
-    """Return what the ablations of `rows` wait for, those left out that run or are over.
+    """Return what the ablations of `rows` that are not over wait for, and how long they take.
 
     A node counts as silent when it was not heard for `silent_s`.
     """
@@ -50,8 +53,17 @@ def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float
     if not unfinished:
         return {}
     around = _read(connection, unfinished, silent_s)
-    found = {row.id: _waiting(row, around) for row in unfinished}
-    return {ablation_id: one for ablation_id, one in found.items() if one is not None}
+    return {row.id: _with_time_left(row, around, _waiting(row, around) or Waiting()) for row in unfinished}
+
+
+def _with_time_left(row: Row[Any], around: _Surroundings, found: Waiting) -> Waiting:
+    """Add the blocks that are left at the ablation's own pace, else at that of late, over those that run at once."""
+    pace_s = row.device_s / row.blocks_done if row.blocks_done else around.pace_s.get(row.node_class)
+    if pace_s is None or (found.waiting_for is not None and found.starts_in_s is None):
+        return found
+    blocks = row.blocks_queued + _BUSY_SHARE * row.blocks_running
+    left_s = pace_s * blocks / max(1, row.blocks_running) + (found.starts_in_s or 0.0)
+    return replace(found, time_left_s=left_s)
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:
@@ -61,7 +73,7 @@ def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> 
         places=queue.places(connection, queued) if queued else {},
         holders=_grouped(queue.holders(connection, ids), lambda row: row.ablation_id),
         nodes=_grouped(queue.nodes_of(connection, {row.node_class for row in rows}), lambda row: row.node_class),
-        lanes=queue.lanes_needed(connection, queued) if queued else {},
+        needs=queue.needs(connection, queued) if queued else {},
         pace_s=queue.block_seconds(connection) if queued else {},
         silent_s=silent_s,
     )
@@ -128,8 +140,8 @@ def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | N
         return f"'{node.name}' is drained"
     if node.silent_s > around.silent_s:
         return f"'{node.name}' was last heard {_duration(node.silent_s)} ago"
-    needed = around.lanes.get(ablation_id, "")
-    return None if can_run(node.lanes, needed) else f"'{node.name}' did not run the lanes {needed} in its check"
+    lacking = lacks(node, around.needs[ablation_id])
+    return None if lacking is None else f"'{node.name}' {lacking}"
 
 
 def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working: int) -> float | None:

@@ -25,7 +25,11 @@ class Placement(Frozen):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, json_schema_extra=_schema)
 
     node_class: Annotated[
-        str, Field(json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]})
+        str,
+        Field(
+            description="The kind of machine.",
+            json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]},
+        ),
     ]
     devices: Annotated[
         int,

@@ -93,13 +93,13 @@ class Workload(_SpecPart):
 class ArmSpec(_SpecPart):
     """One arm: gates by name; a gate that is not named keeps the value of the baseline or the recipe."""
 
-    gates: BaselineGates = Field(default_factory=dict)
+    gates: BaselineGates = Field(default_factory=dict, description="Gates by name; others keep the recipe's value.")
 
 
 class VariantSpec(_SpecPart):
     """One variant: the gates in which it differs from the baseline."""
 
-    gates: VariantGates
+    gates: VariantGates = Field(description="Gates by name; others keep the baseline's value.")
 
 
 def _blocks_schema(schema: dict[str, Any]) -> None:
@@ -124,11 +124,16 @@ class Blocks(_SpecPart):
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
 
-    count: int | None = Field(default=None, ge=MIN_EXACT_BLOCKS, le=MAX_BLOCKS)
+    count: int | None = Field(
+        default=None,
+        ge=MIN_EXACT_BLOCKS,
+        le=MAX_BLOCKS,
+        description=f"A fixed number: {MIN_BLOCKS} or more, or two for every seed where an exact metric decides.",
+    )
     looks: Annotated[
         tuple[Annotated[int, Field(ge=MIN_BLOCKS, le=MAX_BLOCKS)], ...] | None,
         Field(strict=False, min_length=1, max_length=MAX_LOOKS),
-    ] = None
+    ] = Field(default=None, description="Growing numbers of blocks at each of which it may answer and stop.")
 
     @field_validator("looks")
     @classmethod
@@ -214,7 +219,9 @@ class Primary(_SpecPart):
 
     model_config = ConfigDict(json_schema_extra=primary_schema)
 
-    metric: Annotated[str, Field(json_schema_extra={"enum": [*PRIMARY_METRICS]})] = "tokens_per_s"
+    metric: Annotated[
+        str, Field(description="The number that decides.", json_schema_extra={"enum": [*PRIMARY_METRICS]})
+    ] = "tokens_per_s"
     margin: Margin = Field(
         description="Differences within this margin count as the same. Metrics without noise may have 0%: any change "
         "counts; losses must have it: they are compared bit for bit."
@@ -265,7 +272,9 @@ class Requirement(_SpecPart):
 
     model_config = ConfigDict(json_schema_extra=requirement_schema)
 
-    metric: Annotated[str, Field(json_schema_extra={"enum": [*REQUIRED_METRICS]})]
+    metric: Annotated[
+        str, Field(description="The number that is bounded.", json_schema_extra={"enum": [*REQUIRED_METRICS]})
+    ]
     max_delta: float | None = Field(
         default=None, ge=0, le=1e9, description="Allowed rise over the baseline, in its unit."
     )
@@ -295,7 +304,12 @@ class VerdictRule(_SpecPart):
     """The rule that is hashed before the first sample."""
 
     primary: Primary
-    require: Annotated[tuple[Requirement, ...], Field(strict=False, max_length=MAX_REQUIREMENTS)] = ()
+    require: Annotated[
+        tuple[Requirement, ...],
+        Field(
+            strict=False, max_length=MAX_REQUIREMENTS, description="What must hold besides for a variant to be adopted."
+        ),
+    ] = ()
 
 
 class AblationSpec(_SpecPart):

@@ -1,7 +1,7 @@
 """How pictures are drawn: each arm's looks, and matplotlib figures as inline SVG in the colours of the page's theme.
 
 Figures are drawn with sentinel colours, one for each role; every sentinel becomes `var(--role)`, so one picture follows
-light, dark and print. The values of all roles, and the style sheet that sets them, come from one table here.
+light, dark and print. The values of all roles, and the style sheet that sets them, come from one table, in `theme`.
 """
 
 import io
@@ -11,46 +11,20 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from experiments.reporting import wording
+from experiments.reporting.theme import SHADES, theme_css
 
 T = TypeVar("T")
 
 
-class Shade(NamedTuple):
-    """One colour role in both themes."""
-
-    light: str
-    dark: str
-
-
-SHADES: dict[str, Shade] = {
-    "ink": Shade("#1b1f24", "#e8eaed"),
-    "soft": Shade("#59626d", "#a7b0bb"),
-    "grid": Shade("#e3e6ea", "#30363e"),
-    "paper": Shade("#ffffff", "#15181c"),
-    "band": Shade("#e4e8ed", "#2b323a"),
-    "limit": Shade("#a83f00", "#ff9d5c"),
-    "arm-0": Shade("#4d5661", "#b4bdc8"),
-    "arm-1": Shade("#0072b2", "#56b4e9"),
-    "arm-2": Shade("#c14f00", "#f08a3c"),
-    "arm-3": Shade("#00805c", "#2cc79a"),
-    "arm-4": Shade("#a8528a", "#e39ac4"),
-    "arm-5": Shade("#9a6a00", "#e6b93d"),
-    "arm-6": Shade("#2e7fb0", "#8fd0f5"),
-    "arm-7": Shade("#6b6100", "#f0e442"),
-}
-"""Okabe-Ito hues, darkened or lightened until each has a contrast of 3:1 or more with its paper."""
-
 SENTINELS: dict[str, str] = {role: f"#0102{i:02x}" for i, role in enumerate(SHADES, start=1)}
 """Colours to draw with: they occur in no picture for any other reason."""
-
-SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", "DejaVu Sans", sans-serif'
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -143,16 +117,6 @@ class Picture:
         style = f"<style>{theme_css()} svg {{ background: var(--paper); }}</style>"
         head, _, body = self.svg.partition(">")
         return f'<?xml version="1.0" encoding="utf-8"?>\n{head} xmlns="http://www.w3.org/2000/svg">{style}{body}\n'
-
-
-def theme_css() -> str:
-    """Return the style sheet that gives every role its colour in light, dark and print."""
-    light = " ".join(f"--{role}: {shade.light};" for role, shade in SHADES.items())
-    dark = " ".join(f"--{role}: {shade.dark};" for role, shade in SHADES.items())
-    return (
-        f":root {{ color-scheme: light dark; --sans: {SANS}; {light} }} "
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
-    )
 
 
 def draw(name: str, title: str, caption: str, paint: Callable[[Figure], None]) -> Picture:

@@ -61,8 +61,8 @@ def first_screen(view: AblationView) -> FirstScreen | None:
     lines = tuple(
         AnswerLine(
             variant=layout,
-            word=_word(judged[layout.arm], layout.word),
-            headline=_headline(verdict, judged[layout.arm]),
+            word=word_of(judged[layout.arm], layout.word),
+            headline=headline(verdict, judged[layout.arm]),
             absolute=_absolute(view, layout.arm),
         )
         for layout in answer.by_effect
@@ -72,7 +72,8 @@ def first_screen(view: AblationView) -> FirstScreen | None:
     )
 
 
-def _word(variant: VariantVerdict, word: Cell) -> Cell:
+def word_of(variant: VariantVerdict, word: Cell) -> Cell:
+    """Return the published word in the tone of what the samples say."""
     tone = verdict_cells.WORDS[variant.measured][1]
     provisional = variant.measured is not variant.verdict
     return Cell(text=word.text, sign=word.sign, tone=tone, note="provisional" if provisional else "")
@@ -85,7 +86,8 @@ def _absolute(view: AblationView, arm: str) -> str:
     return ", ".join(part for part in (rate, peak) if part)
 
 
-def _headline(verdict: Verdict, variant: VariantVerdict) -> str:
+def headline(verdict: Verdict, variant: VariantVerdict) -> str:
+    """Say what happened to a variant, for example "slower by 24.60 % (15.10 to 37.40)"."""
     if variant.exact is not None:
         return _of_values(variant, variant.exact)
     found = variant.primary

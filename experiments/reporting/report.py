@@ -2,24 +2,23 @@
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from experiments.analysis.arm_summary import measured_trials
 from experiments.analysis.verdicts import Verdict
 from experiments.records.circumstances import Circumstances
-from experiments.reporting import circumstance_tables, drawing, evidence_tables, pictures, wording
+from experiments.reporting import circumstance_tables, evidence_tables, pictures, wording
 from experiments.reporting.compilation_table import compilation_table
 from experiments.reporting.first_screen import first_screen
+from experiments.reporting.page_templates import make_environment
 from experiments.reporting.rule_words import rule_in_words
 from experiments.reporting.table import Table
+from experiments.reporting.theme import theme_css
 from experiments.reporting.verdict_layout import is_exact
 from experiments.reporting.view import AblationView
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(view: AblationView) -> str:
@@ -53,14 +52,8 @@ def render(view: AblationView) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["theme_css"] = Markup(drawing.theme_css())  # noqa: S704  # made from our own table
+    environment = make_environment()
+    environment.globals["theme_css"] = Markup(theme_css())  # noqa: S704  # made from our own table
     return environment
 
 

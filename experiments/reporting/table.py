@@ -25,6 +25,8 @@ class Cell:
     """Stands before the text; the text says the same."""
     note: str = ""
     """Stands after the text, less loudly."""
+    link: str = ""
+    """Address on the same server that the text leads to; only pages of a service have any."""
     tone: Tone | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
     """What the text rounds, by name with the unit in it."""

@@ -23,8 +23,10 @@ from service.cli import (
     completion,
     gates_page,
     history,
+    init,
     keys,
     nodes,
+    open_page,
     priority,
     published,
     receipts,
@@ -49,7 +51,9 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
+app.add_typer(init.app)
 app.add_typer(priority.app)
+app.add_typer(open_page.app)
 
 KeyOption = Annotated[
     str | None, typer.Option(help="The same key with the same spec is the same ablation; default: a new one.")

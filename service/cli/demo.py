@@ -82,7 +82,7 @@ def _stack(files: StackFiles, report: Report) -> Iterator[tuple[StackState, bool
 
 def _act(client: Client, files: StackFiles, *, stack_s: float, began: float) -> DemoSummary:
     console = err()
-    console.print("\n[bold]1. One ablation: three arms, six blocks, eighteen fresh processes[/]  (ablate run demo)")
+    console.print("\n[bold]1. One ablation: four arms, four blocks, sixteen fresh processes[/]  (ablate run demo)")
     submitted_at = time.monotonic()
     accepted = client.ablations.submit(read_spec("demo"))
     try:

@@ -1,5 +1,6 @@
 """Routes that read and cancel ablations."""
 
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
 from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
+from service.lifecycle import OVER
 from service.pages import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
 from service.responses import document, html_page, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
@@ -84,12 +86,13 @@ def list_ablations(
             label=(key, value if has_value else None) if key else None,
             digest=wanted.digest,
         ),
-        items=lambda connection, rows: _public(connection, rows, services.settings),
+        items=lambda connection, rows: public(connection, rows, services.settings),
     )
     return page(request, services.store, wanted, listing)
 
 
-def _public(connection: Connection, rows: list[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
+def public(connection: Connection, rows: Sequence[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
+    """Return ablations as they stand."""
     labels = store_ablations.labels_of(connection, [row.id for row in rows])
     waits = waiting(connection, rows, silent_s=silent_limit_s(settings))
     url = settings.mlflow_link_url
@@ -111,7 +114,7 @@ def get_ablation(request: Request, ablation_id: AblationId, services: ServicesDe
 def load(services: Services, ablation_id: str) -> AblationPublic:
     """Return the ablation as it stands. Raises NotFound."""
     with services.store.read() as connection:
-        return _public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
+        return public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
 
 
 def _blocks_of(ablation_id: str) -> Listing[tuple[int], BlockPublic]:
@@ -213,9 +216,15 @@ def _document(services: Services, ablation_id: str, column: str) -> str:
     with services.store.read() as connection:
         row = store_ablations.get_document(connection, ablation_id, column)
     if row.document is None:
-        name = column.partition("_")[0]
-        raise NotYet(f"the ablation is {row.state}; its {name} is made when every block has ended")
+        raise NotYet(_why_not(column.partition("_")[0], row.state))
     return str(row.document)
+
+
+def _why_not(name: str, state: AblationState) -> str:
+    if state == AblationState.CANCELLED:
+        return f"the ablation was cancelled and has no {name}"
+    when = "is being made" if state in OVER else "is made when every block has ended"
+    return f"the ablation is {state}; its {name} {when}"
 
 
 @router.get(

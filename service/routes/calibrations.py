@@ -3,6 +3,7 @@
 import time
 
 from fastapi import APIRouter
+from sqlalchemy import Connection
 
 from experiments.analysis.admission import mending_command, standing_problems
 from experiments.records.calibration import Calibration
@@ -21,9 +22,14 @@ router = APIRouter(prefix="/v1", tags=["calibrations"])
 def list_calibrations(services: ServicesDep, principal: Reader) -> CalibrationList:
     """Return every calibration, whether it admits its key to words now, and the service's rate of false words."""
     with services.store.read() as connection:
-        found = calibrations.read_calibrations(connection)
+        found = read_noise(connection)
         ledger = calibrations.read_ledger(connection)
-    return CalibrationList(items=[_public(one) for one in found], ledger=ledger, statement=false_words(ledger))
+    return CalibrationList(items=found, ledger=ledger, statement=false_words(ledger))
+
+
+def read_noise(connection: Connection) -> list[CalibrationPublic]:
+    """Return every calibration, and whether it admits its key to words now."""
+    return [_public(one) for one in calibrations.read_calibrations(connection)]
 
 
 def _public(calibration: Calibration) -> CalibrationPublic:

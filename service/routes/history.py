@@ -31,14 +31,15 @@ def get_history(
     node_class: Annotated[str | None, Query(description="Only this node class.")] = None,
 ) -> list[HistorySeries]:
     """Return a series for every baseline configuration and device, with changes of its level and its anchor."""
-    _check("recipe", recipe, list(RECIPES))
-    _check("metric", metric, list(METRICS))
+    check_known("recipe", recipe, list(RECIPES))
+    check_known("metric", metric, list(METRICS))
     with services.store.read() as connection:
         runs = baseline_runs(connection, recipe, node_class=node_class)
     return history_of(metric, runs)
 
 
-def _check(what: str, name: str, known: list[str]) -> None:
+def check_known(what: str, name: str, known: list[str]) -> None:
+    """Raise Invalid, with the names that there are, for one that there is not."""
     if name not in known:
         detail = f"unknown {what} {shown(name)}; known: {listed(known)}"
         raise Invalid(problems=[SpecProblem(pointer=f"#/{what}", detail=detail, hint=nearest(name, known))])

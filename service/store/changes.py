@@ -23,3 +23,20 @@ def log_marks(connection: Connection, trial_ids: Sequence[str]) -> dict[str, Mar
     end = select(func.max(log_chunks.c.end_offset)).where(own).scalar_subquery()
     query = select(trials.c.id, trials.c.state, trials.c.attempt_id, end)
     return {row[0]: tuple(row[1:]) for row in connection.execute(query.where(trials.c.id.in_(trial_ids)))}
+
+
+ALL = "all"
+"""Subject of a stream that tells of changes anywhere."""
+
+
+def last_event(connection: Connection, ablation_id: str | None = None) -> int:
+    """Return the sequence number of the last event of an ablation, or of all; 0 before the first."""
+    query = select(func.max(events.c.seq))
+    if ablation_id is not None:
+        query = query.where(events.c.ablation_id == ablation_id)
+    return int(connection.scalar(query) or 0)
+
+
+def marks_of_all(connection: Connection, _subjects: Sequence[str]) -> dict[str, Mark]:
+    """Return the mark of everything: it changes with every event."""
+    return {ALL: (last_event(connection),)}

@@ -1,6 +1,7 @@
 """What the baselines of a recipe measured, ablation by ablation."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
@@ -43,3 +44,11 @@ def _receipts(connection: Connection, ablation_id: str) -> Iterator[Receipt]:
     own = query.where(trials.c.ablation_id == ablation_id, trials.c.role == BASELINE)
     for payload in connection.execute(own.order_by(trials.c.block_index)).scalars():
         yield Receipt.model_validate_json(payload)
+
+
+def judged_with(connection: Connection, recipe: str, gate: str, *, limit: int) -> list[Row[Any]]:
+    """Return the newest ablations of `recipe` that have a verdict and whose specs name `gate`, whole."""
+    named = (ablations.c.spec_text.contains(text, autoescape=True) for text in (recipe, gate))
+    query = select(ablations).where(ablations.c.verdict.is_not(None), *named)
+    rows = connection.execute(query.order_by(ablations.c.id.desc()).limit(limit)).all()
+    return [row for row in rows if _recipe_of(row) == recipe]

@@ -1,4 +1,4 @@
-"""What people call an ablation: its id or its beginning, its name or its beginning, or `latest`.
+"""What people call an ablation: its id, its name, the beginning of either, or `latest` of what people submitted.
 
 A name may be used again; then it means the newest ablation of that name. A beginning has to be that of one name only.
 """
@@ -6,6 +6,7 @@ A name may be used again; then it means the newest ablation of that name. A begi
 from sqlalchemy import Connection, func, select
 
 from service.errors import Ambiguous, NotFound
+from service.principals import SERVICE
 from service.store.tables import ablations
 
 LATEST = "latest"
@@ -22,7 +23,8 @@ def find_ablation(connection: Connection, called: str) -> str:
 
 
 def _newest(connection: Connection) -> str:
-    found: str | None = connection.scalar(select(func.max(ablations.c.id)))
+    by_somebody = ablations.c.submitted_by != SERVICE
+    found: str | None = connection.scalar(select(func.max(ablations.c.id)).where(by_somebody))
     if found is None:
         raise NotFound("there is no ablation yet; `ablate run demo` submits one")
     return found

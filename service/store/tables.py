@@ -61,6 +61,17 @@ token_secrets = Table(
     Column("ends_at", Double),
 )
 
+web_sessions = Table(
+    "web_sessions",
+    metadata,
+    Column("digest", String(71), primary_key=True),
+    Column("kind", String(8), nullable=False),
+    Column("token_id", String(30), ForeignKey("tokens.id"), nullable=False, index=True),
+    Column("secret_digest", String(71), nullable=False),
+    Column("scope", String(16), nullable=False),
+    Column("ends_at", Double, nullable=False),
+)
+
 nodes = Table(
     "nodes",
     metadata,
@@ -76,6 +87,7 @@ nodes = Table(
     Column("stopped_at", Double),
     Column("resumed_at", Double, nullable=False, default=0.0),
     Column("lanes", Text),
+    Column("num_devices", Integer, nullable=False, default=1),
 )
 
 node_keys = Table(
@@ -164,6 +176,7 @@ blocks = Table(
     Column("priority", Integer, nullable=False),
     Column("turn", BigInteger, nullable=False, default=0),
     Column("lanes", String(64), nullable=False, default=""),
+    Column("num_devices", Integer, nullable=False, default=1),
     Column("state", String(16), nullable=False),
     Column("attempt_no", Integer, nullable=False, default=0),
     Column("attempt_id", String(30)),

@@ -186,6 +186,7 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "rotateNodeKey": (OPERATE, 200, _of_node("rotate-key", grace_s=5)),
     "endOldNodeKeys": (OPERATE, 204, _of_node("end-old-keys")),
     "revokeNodeKey": (OPERATE, 204, _of_node("revoke-key", reason="sold")),
+    "createSignIn": (READ, 201, lambda _world: Ask("POST", "/v1/sign-ins", {})),
     "listTokens": (OPERATE, 200, _plain("/v1/tokens")),
     "createToken": (ADMINS, 201, lambda w: Ask("POST", "/v1/tokens", {"name": w.fresh("new"), "scope": "read"})),
     "rotateToken": (ADMINS, 200, _of_token("rotate")),

@@ -9,13 +9,13 @@ import pytest
 
 from experiments.outcomes import AblationState
 from experiments.reporting import (
-    drawing,
     pictures,
     pictures_differences,
     pictures_forest,
     pictures_memory,
     pictures_trials,
 )
+from experiments.reporting.theme import SHADES
 from experiments.reporting.view import AblationView
 from tests import views
 
@@ -42,8 +42,8 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_colour_can_be_told_from_the_paper(theme: str) -> None:
-    paper = getattr(drawing.SHADES["paper"], theme)
-    for role, shade in drawing.SHADES.items():
+    paper = getattr(SHADES["paper"], theme)
+    for role, shade in SHADES.items():
         if role in {"ink", "soft"}:
             assert contrast(getattr(shade, theme), paper) >= 4.5, role
         elif role.startswith("arm") or role == "limit":
@@ -55,9 +55,7 @@ def test_draw_all_draws_each_picture_once_with_theme_colours_only() -> None:
     assert len({picture.name for picture in drawn}) == len(drawn) == len(pictures.DRAWN)
     for picture in drawn:
         colours = set(re.findall(r"(?:fill|stroke|background): ?([^;\"]+)", picture.svg))
-        assert colours <= {f"var(--{role})" for role in drawing.SHADES} | {"none"} | _clip_only(picture.svg), (
-            picture.name
-        )
+        assert colours <= {f"var(--{role})" for role in SHADES} | {"none"} | _clip_only(picture.svg), picture.name
         assert not re.search("#0102", picture.svg)
 
 

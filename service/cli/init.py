@@ -1,0 +1,68 @@
+"""`ablate init`: a spec of one's own to start from, and the schema by which editors check it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from experiments.design.load import parse_spec, read_catalog_file
+from experiments.design.spec import ablation_json_schema
+from experiments.errors import SpecError, SpecProblem
+from service.cli.output import JsonOption, guarded, out, print_json
+
+app = typer.Typer()
+
+SCHEMA = "ablation.schema.json"
+_SUFFIXES = (".yaml", ".yml")
+_MODELINE = f"# yaml-language-server: $schema={SCHEMA}\n"
+_TEMPLATE = "first"
+
+
+@app.command()
+@guarded
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file; its name names the ablation.")],
+    like: Annotated[str, typer.Option(metavar="CATALOG", help="The catalog's spec to start from.")] = _TEMPLATE,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a commented spec to start from, and beside it the schema by which editors complete and check it."""
+    text = own_spec(file, like)
+    _write_new(file, text)
+    schema = file.with_name(SCHEMA)
+    schema.write_text(json.dumps(ablation_json_schema(), indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print_json({"spec": str(file), "schema": str(schema)})
+        return
+    name = escape(str(file))
+    out().print(f"wrote {name}, a copy of the catalog's '{escape(like)}', and {escape(str(schema))} for editors")
+    out().print(f"  look   ablate plan {name}\n  run    ablate run {name}")
+
+
+def own_spec(file: Path, like: str) -> str:
+    """Return the catalog's spec `like` under the name of `file`, with the line that leads editors to the schema.
+
+    Raises SpecError when there is no such spec, or when the name or suffix of `file` is none that a spec may have.
+    """
+    if file.suffix not in _SUFFIXES:
+        raise _refused(f"{str(file)!r} ends in {file.suffix!r}; allowed: {', '.join(_SUFFIXES)}")
+    name = json.dumps(file.stem)  # quoted: YAML reads some names as numbers or truth values
+    text = re.sub(
+        r"^ablation: .*$", lambda _: f"ablation: {name}", read_catalog_file(like).decode(), flags=re.MULTILINE
+    )
+    parse_spec(text.encode(), "application/yaml")
+    return _MODELINE + text
+
+
+def _write_new(file: Path, text: str) -> None:
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError as error:
+        raise _refused(f"{str(file)!r} is there already; nothing is overwritten") from error
+
+
+def _refused(detail: str) -> SpecError:
+    return SpecError([SpecProblem(pointer="FILE", detail=detail)])

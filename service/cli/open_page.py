@@ -1,0 +1,38 @@
+"""`ablate open`: sign a browser in to the service's pages, by a link that counts once."""
+
+import webbrowser
+from typing import Annotated
+from urllib.parse import urlencode
+
+import typer
+
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client
+
+app = typer.Typer()
+
+
+@app.command("open")
+@guarded
+def open_(
+    ablation: Annotated[
+        str | None,
+        typer.Argument(metavar="[ABLATION]", help="Its id, name, the beginning of either, or latest; default: all."),
+    ] = None,
+    operate: Annotated[
+        bool, typer.Option("--operate", help="Also drain and resume nodes, cancel, and change priorities.")
+    ] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the link; open no browser.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Open the pages in a browser that is signed in as this token, to read. The link counts once, for two minutes."""
+    with Client() as client:
+        link = client.tokens.sign_in(operate=operate)
+        to = f"&{urlencode({'to': f'/a/{ablation}'})}" if ablation else ""
+        url = f"{client.url}{link.path}{to}"
+    if as_json:
+        print_json({"url": url, "scope": link.scope, "lasts_s": link.lasts_s})
+        return
+    out().print(url, soft_wrap=True)
+    if not only_print:
+        webbrowser.open(url)

@@ -1,0 +1,41 @@
+"""A stored verdict as pages show it in a few lines."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from experiments.analysis.verdicts import Verdict
+from experiments.reporting.first_screen import headline, word_of
+from experiments.reporting.table import Cell
+from experiments.reporting.verdict_layout import lay_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantLine:
+    """One variant's answer."""
+
+    arm: str
+    word: Cell
+    headline: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortAnswer:
+    """The answer of an ablation in a few lines."""
+
+    lead: str
+    """In one sentence."""
+    variants: tuple[VariantLine, ...]
+    """The best first."""
+
+
+@lru_cache(maxsize=256)
+def read_answer(document: str) -> ShortAnswer:
+    """Return the answer of a stored verdict, which never changes."""
+    verdict = Verdict.model_validate_json(document)
+    judged = {variant.arm: variant for variant in verdict.variants}
+    laid_out = lay_out(verdict)
+    lines = (
+        VariantLine(arm=one.arm, word=word_of(judged[one.arm], one.word), headline=headline(verdict, judged[one.arm]))
+        for one in laid_out.by_effect
+    )
+    return ShortAnswer(lead=laid_out.lead, variants=tuple(lines))

@@ -1,0 +1,142 @@
+"""What the history page shows: every answer about a gate with a recipe, and the baseline under them over time."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from experiments.analysis.history import MIN_POINTS, HistorySeries, LevelChange, history_of
+from experiments.analysis.verdicts import Verdict
+from experiments.design.gates import GATES
+from experiments.design.metrics import METRICS
+from experiments.design.recipes import RECIPES
+from experiments.digest import canonical_json
+from experiments.reporting import wording
+from experiments.reporting.first_screen import headline, word_of
+from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
+from experiments.reporting.verdict_layout import lay_out
+from service.routes.history import check_known
+from service.store.columns import rfc3339
+from service.store.history import baseline_runs, judged_with
+from service.web.ablation_page import changed_gates
+
+METRIC = "tokens_per_s"
+MOST_ANSWERS = 60
+MOST_POINTS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryPage:
+    """Everything that is known of a gate with a recipe."""
+
+    recipe: str
+    gate: str
+    question: str
+    """What the gate is about."""
+    answers: Table
+    baselines: tuple[Table, ...]
+    others: tuple[str, ...]
+    """Other gates of which there may be a history."""
+
+
+def history_page(connection: Connection, recipe: str, gate: str) -> HistoryPage:
+    """Read the history of a gate. Raises Invalid for a recipe or a gate that there is not."""
+    check_known("recipe", recipe, list(RECIPES))
+    check_known("gate", gate, list(GATES))
+    judged = judged_with(connection, recipe, gate, limit=MOST_ANSWERS)
+    series = history_of(METRIC, baseline_runs(connection, recipe))
+    return HistoryPage(
+        recipe=recipe,
+        gate=gate,
+        question=GATES[gate].question,
+        answers=_answers(gate, judged),
+        baselines=tuple(_baseline(one) for one in series),
+        others=tuple(name for name in GATES if name != gate),
+    )
+
+
+def _answers(gate: str, judged: Sequence[Row[Any]]) -> Table:
+    return Table(
+        title="Answers",
+        columns=texts("ablation", "variant", "value", "node class", "answer", "decision", "when"),
+        rows=tuple(found for one in judged for found in _rows(gate, one)),
+        note="The newest first. What else a variant changes stands beside its value: then the answer is about both.",
+    )
+
+
+def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row for every variant of an ablation that changes the gate."""
+    changed = changed_gates(json.loads(judged.plan)["arms"])
+    verdict = Verdict.model_validate_json(judged.verdict)
+    words = {one.arm: one for one in lay_out(verdict).variants}
+    for variant in verdict.variants:
+        gates = changed.get(variant.arm, {})
+        if gate in gates:
+            layout = words[variant.arm]
+            word = word_of(variant, layout.word)
+            said = Cell(text=f"{word.text}: {headline(verdict, variant)}", sign=word.sign, tone=word.tone)
+            name = Cell(text=judged.name, link=f"/a/{judged.id}")
+            when = wording.moment(rfc3339(judged.created_at))
+            yield row(name, variant.arm, _value(gate, gates), judged.node_class, said, layout.decision, when)
+
+
+def _value(gate: str, gates: dict[str, tuple[Any, Any]]) -> Cell:
+    before, after = gates[gate]
+    others = ", ".join(f"{name} {_shown(new)}" for name, (_, new) in gates.items() if name != gate)
+    return Cell(text=f"{_shown(before)} to {_shown(after)}", note=f"with {others}" if others else "")
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
+
+
+def _baseline(series: HistorySeries) -> Table:
+    """Return a baseline over time, the newest first."""
+    changes = {change.ablation: change for change in series.changes}
+    anchor, unit = series.points[0].value, METRICS[series.metric].unit
+    points = series.points[-MOST_POINTS:][::-1]
+    rows = (
+        row(
+            Cell(text=point.name, link=f"/a/{point.ablation}"),
+            wording.number(point.value, 5),
+            wording.percent(100 * (point.value / anchor - 1)),
+            str(point.trials),
+            _change(changes.get(point.ablation)),
+            point.code[7:15],
+            wording.moment(point.at),
+        )
+        for point in points
+    )
+    left_out = len(series.points) - len(points)
+    return Table(
+        title=f"The baseline on {series.device}",
+        columns=(
+            *texts("ablation"),
+            *numbers(f"{METRICS[series.metric].label}, {unit}", "to the oldest", "trials"),
+            *texts("level"),
+            *codes("code"),
+            *texts("when"),
+        ),
+        rows=tuple(rows),
+        note=_conclusion(series) + (f" {wording.counted(left_out, 'older point')} left out." if left_out else ""),
+    )
+
+
+def _change(change: LevelChange | None) -> Cell:
+    if change is None:
+        return Cell(text="")
+    tone = {True: Tone.BAD, False: Tone.GOOD, None: Tone.NEUTRAL}[change.worse]
+    code = "other code" if change.code_changed else "same code"
+    return Cell(text=wording.percent(change.change_pct), note=code, tone=tone)
+
+
+def _conclusion(series: HistorySeries) -> str:
+    drift = series.since_anchor
+    if drift is None:
+        points = wording.counted(len(series.points), "point")
+        return f"{points}; {MIN_POINTS} are needed to tell a changed level from scatter."
+    interval = wording.interval(drift.low_pct, drift.high_pct)
+    loss = "; that is a loss" if drift.worse else ""
+    return f"Newest against oldest: {wording.percent(drift.change_pct)}, 95 % interval {interval}{loss}."

@@ -1,0 +1,120 @@
+"""The pages: what is going on, one ablation, the history of a gate; each live part also by itself, and its stream."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from anyio import to_thread
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from service.deps import AblationId, ServicesDep
+from service.routes.calibrations import read_noise
+from service.schemas.calibrations import CalibrationPublic
+from service.shared_answer import SharedAnswer
+from service.sse import streams_of
+from service.store import ablations, names
+from service.store.changes import last_event
+from service.store.session import Store
+from service.web.ablation_page import ablation_page, live_part
+from service.web.history_page import history_page
+from service.web.html import PageRoute, page
+from service.web.overview import overview
+from service.web.sending import PICTURE_POLICY
+from service.web.sessions import ReadingVisitor
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+NOISE_FRESH_S = 15.0
+Called = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$")]
+After = Annotated[int, Query(ge=0, le=10**18)]
+LastEvent = Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=10**18)]
+
+
+def shared_noise(store: Store) -> SharedAnswer[list[CalibrationPublic]]:
+    """Return what is known of the noise of devices: read now and then, however many people look."""
+
+    def read() -> list[CalibrationPublic]:
+        with store.read() as connection:
+            return read_noise(connection)
+
+    async def make() -> list[CalibrationPublic]:
+        return await to_thread.run_sync(read)
+
+    return SharedAnswer(make, fresh_s=NOISE_FRESH_S)
+
+
+@router.get("/")
+async def show_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+    """Show what waits and runs, the nodes, and the latest answers."""
+    return await _overview(request, services, visitor, "overview.html")
+
+
+@router.get("/live")
+async def show_live_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+    """Return the parts of that page which change."""
+    return await _overview(request, services, visitor, "overview_live.html")
+
+
+async def _overview(request: Request, services: ServicesDep, visitor: ReadingVisitor, template: str) -> Response:
+    noise = await request.app.state.noise.get()
+
+    def made() -> Response:
+        with services.store.read() as connection:
+            seq = last_event(connection)
+            found = overview(connection, services.settings, noise)
+        mlflow = services.settings.mlflow_link_url
+        return page(request, template, view=found, seq=seq, visitor=visitor, mlflow=mlflow)
+
+    return await to_thread.run_sync(made)
+
+
+@router.get("/events", response_class=Response)
+async def stream_changes(
+    request: Request, visitor: ReadingVisitor, after: After = 0, last_event_id: LastEvent = None
+) -> Response:
+    """Tell that something has changed, anywhere."""
+    return streams_of(request).of_all(after if last_event_id is None else last_event_id)
+
+
+@router.get("/a/{called}")
+def show_ablation(request: Request, called: Called, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+    """Show an ablation by its id; names, beginnings and `latest` lead there."""
+    with services.store.read() as connection:
+        ablation_id = names.find_ablation(connection, called)
+        if ablation_id != called:
+            return RedirectResponse(f"/a/{ablation_id}", HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
+        view = ablation_page(connection, services.settings, ablation_id)
+    return page(request, "ablation.html", policy=PICTURE_POLICY, view=view, live=view.live, visitor=visitor)
+
+
+@router.get("/a/{ablation_id}/live")
+def show_live_ablation(
+    request: Request, ablation_id: AblationId, services: ServicesDep, visitor: ReadingVisitor
+) -> Response:
+    """Return the parts of that page which change."""
+    with services.store.read() as connection:
+        live = live_part(connection, services.settings, ablation_id)
+    return page(request, "ablation_live.html", live=live)
+
+
+@router.get("/a/{ablation_id}/events", response_class=Response)
+def stream_ablation(
+    request: Request,
+    ablation_id: AblationId,
+    services: ServicesDep,
+    visitor: ReadingVisitor,
+    after: After = 0,
+    last_event_id: LastEvent = None,
+) -> Response:
+    """Follow the ablation's events, as the same stream of the REST interface does."""
+    with services.store.read() as connection:
+        ablations.check_exists(connection, ablation_id)
+    return streams_of(request).of_ablation(ablation_id, after if last_event_id is None else last_event_id)
+
+
+@router.get("/history/{recipe}/{gate}")
+def show_history(request: Request, recipe: str, gate: str, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+    """Show every answer about a gate with a recipe, and the baseline under them."""
+    with services.store.read() as connection:
+        found = history_page(connection, recipe, gate)
+    return page(request, "history.html", view=found, visitor=visitor)

@@ -1,0 +1,122 @@
+"""Who looks at a page: the session behind the cookie, and what shows that a form comes from one of its pages."""
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import Depends, Request, Response
+from sqlalchemy import Row
+
+from service.deps import Services, ServicesDep, media_type
+from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
+from service.principals import Principal, Scope
+from service.store import web_sessions
+from service.store.session import Store
+from service.store.web_sessions import SESSION_S, SecretKind
+
+COOKIE = "ablate_session"
+FORM_TYPE = "application/x-www-form-urlencoded"
+NOT_SIGNED_IN = "this page is for people who are signed in"
+_MOST_FIELDS = 10
+_lookups = CapacityLimiter(2)
+"""Strangers wait for each other, not the requests of others for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visitor:
+    """Who looks at a page."""
+
+    principal: Principal
+    """The token behind the session, with the session's scope: to read, or also to operate."""
+    form_token: str
+    """What every form of the session's pages carries; no other site can read it."""
+
+    @property
+    def may_operate(self) -> bool:
+        """Whether pages offer what operators do."""
+        return self.principal.scope.includes(Scope.OPERATE)
+
+
+def form_token(secret: str) -> str:
+    """Return what forms of the session with this secret carry."""
+    return hmac.new(secret.encode(), b"forms", hashlib.sha256).hexdigest()
+
+
+def visits(scope: Scope) -> Callable[..., Awaitable[Visitor]]:
+    """Return the dependency that lets sessions with `scope` pass and counts them against their token's rate."""
+
+    async def check(request: Request, services: ServicesDep) -> Visitor:
+        visitor = await visitor_of(request, services)
+        if visitor is None:
+            raise Unauthorized(NOT_SIGNED_IN)
+        if not visitor.principal.scope.includes(scope):
+            raise Forbidden(f"this session only reads; `ablate open --{scope}` makes a link for one that may do this")
+        services.limiter.spend(visitor.principal.token_id)
+        return visitor
+
+    return check
+
+
+async def visitor_of(request: Request, services: Services) -> Visitor | None:
+    """Return who looks at the page; None for somebody who is not signed in."""
+    secret = request.cookies.get(COOKIE, "")
+    row = await found(services.store, SecretKind.SESSION, secret)
+    return None if row is None else Visitor(principal=principal_of(row), form_token=form_token(secret))
+
+
+async def found(store: Store, kind: SecretKind, secret: str) -> Row[Any] | None:
+    """Return the token behind a link or a session; None where none counts."""
+    if not secret:
+        return None
+    return await to_thread.run_sync(_find, store, kind, secret, limiter=_lookups)
+
+
+def _find(store: Store, kind: SecretKind, secret: str) -> Row[Any] | None:
+    with store.read() as connection:
+        return web_sessions.find(connection, kind, secret)
+
+
+def principal_of(row: Row[Any]) -> Principal:
+    """Return the principal of a session or a link: the token's, with the scope that was asked for."""
+    return Principal(token_id=row.id, name=row.name, scope=Scope(row.session_scope))
+
+
+def set_cookie(request: Request, answer: Response, secret: str) -> None:
+    """Let the browser keep the session: no script can read it, no other site can use it."""
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))  # a gateway may speak TLS for us
+    answer.set_cookie(COOKIE, secret, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=secure)
+
+
+async def form_fields(request: Request) -> dict[str, str]:
+    """Return the fields of a form that was sent. Raises UnsupportedMediaType, Invalid."""
+    if media_type(request) != FORM_TYPE:
+        raise UnsupportedMediaType(f"content type {media_type(request)!r} is not supported; allowed: {FORM_TYPE}")
+    try:
+        fields = parse_qs((await request.body()).decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise Invalid(f"the form cannot be read: {error}") from error
+    return {name: values[-1] for name, values in fields.items()}
+
+
+FormDep = Annotated[dict[str, str], Depends(form_fields)]
+ReadingVisitor = Annotated[Visitor, Depends(visits(Scope.READ))]
+_Operator = Annotated[Visitor, Depends(visits(Scope.OPERATE))]
+
+
+def check_form(visitor: Visitor, form: dict[str, str]) -> None:
+    """Raise Forbidden unless a form comes from a page of the visitor's own session."""
+    if not hmac.compare_digest(form.get("form_token", "").encode(), visitor.form_token.encode()):
+        raise Forbidden("this form does not come from a page of your session; open the page again and repeat it")
+
+
+async def _operating(visitor: _Operator, form: FormDep) -> Visitor:
+    check_form(visitor, form)
+    return visitor
+
+
+LookingOperator = _Operator
+ActingOperator = Annotated[Visitor, Depends(_operating)]

@@ -1,0 +1,65 @@
+"""Signing in by a link that counts once, and out again."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from service.deps import ServicesDep
+from service.errors import Unauthorized
+from service.routes.sign_ins import SIGN_IN
+from service.store import web_sessions
+from service.store.session import Store
+from service.store.web_sessions import SecretKind
+from service.web.html import PageRoute, page
+from service.web.sessions import COOKIE, FormDep, ReadingVisitor, check_form, found, principal_of, set_cookie
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+USED_UP = "this link was used before, or is older than two minutes; `ablate open` makes a new one"
+_TARGET = r"^/(a/[A-Za-z0-9_-]{1,80})?$"
+Target = Annotated[str, Query(pattern=_TARGET)]
+
+
+@router.get(SIGN_IN)
+async def show_sign_in(request: Request, services: ServicesDep, link: str = "", to: Target = "/") -> Response:
+    """Show whose link it is and a button: programs that only look at links do not use it up."""
+    row = await found(services.store, SecretKind.LINK, link)
+    if row is None:
+        raise Unauthorized(USED_UP)
+    return page(request, "sign_in.html", who=principal_of(row), link=link, to=to, visitor=None)
+
+
+@router.post(SIGN_IN)
+async def sign_in(request: Request, services: ServicesDep, form: FormDep, to: Target = "/") -> Response:
+    """Turn the link into a session; whoever comes second with it gets none."""
+    link = form.get("link", "")
+    known = await found(services.store, SecretKind.LINK, link)
+    secret = None if known is None else await to_thread.run_sync(_use, services.store, link)
+    if secret is None:
+        raise Unauthorized(USED_UP)
+    answer = RedirectResponse(to, HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
+    set_cookie(request, answer, secret)
+    return answer
+
+
+def _use(store: Store, link: str) -> str | None:
+    with store.write() as connection:
+        return web_sessions.use_link(connection, link)
+
+
+@router.post("/sign-out")
+async def sign_out(request: Request, services: ServicesDep, visitor: ReadingVisitor, form: FormDep) -> Response:
+    """End the session here and in the database."""
+    check_form(visitor, form)
+    await to_thread.run_sync(_end, services.store, request.cookies[COOKIE])
+    answer = page(request, "signed_out.html", visitor=None)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+def _end(store: Store, secret: str) -> None:
+    with store.write() as connection:
+        web_sessions.end(connection, secret)

@@ -1,0 +1,97 @@
+"""What pages say about commands: every command and option that they name exists, and what is not run says why."""
+
+import re
+import shlex
+from importlib.metadata import entry_points
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from experiments.runtime import console
+from tests.architecture.pages import ROOT
+from tests.console_blocks import KINDS, PAGES, all_commands, commands_of
+
+SPAN = re.compile(r"`(ablate [^`]+)`")
+TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+PROGRAM = typer.main.get_command(console.build(entry_points(group=console.GROUP)))
+FREE = ("exec",)
+"""Commands that hand their options on."""
+
+
+def unknown_in(text: str) -> str | None:
+    """Return the first word of a command line of `ablate` that is no command or option of it, None when all are."""
+    PROGRAM.list_commands(typer.Context(PROGRAM))  # imports what is imported when it is asked for
+    found = PROGRAM
+    words = iter(shlex.split(text, comments=True)[1:])
+    for word in words:
+        if isinstance(found, TyperGroup) and not word.startswith("-"):
+            if word == "...":
+                return None
+            if word not in found.commands:
+                return None if found.invoke_without_command else word
+            found = found.commands[word]
+        elif word in (">", "|", "&&"):
+            return None
+        elif word.startswith("--") and found.name not in FREE and not takes(found, word.partition("=")[0]):
+            return word
+    return None
+
+
+def takes(command: TyperCommand | TyperGroup, option: str) -> bool:
+    known = [name for one in command.params for name in (*one.opts, *one.secondary_opts)]
+    return option in (*known, "--help")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/LOG.md"])
+def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = [" ".join(span.split()) for span in SPAN.findall(text)]
+    typed = [re.sub(r"^(\w+=\S+ )*(\.venv/bin/)?", "", command.text) for command in commands_of(page)]
+    lines = [line for line in [*named, *typed] if line.startswith("ablate ")]
+    wrong = {line: word for line in lines if (word := unknown_in(line)) is not None}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("ablate nodes drain NODE --reason x", "--reason"),
+        ("ablate nodes evict gpu-7", None),  # an argument, as far as the program can tell
+        ("ablate tokens make ada", "make"),
+        ("ablate verdict latest --explain --requires adopt", "--requires"),
+        ("ablate verdict latest --explain > file --no-option", None),
+        ("ablate verdicts", "verdicts"),
+    ],
+)
+def test_a_wrong_word_is_found(line: str, word: str | None) -> None:
+    assert unknown_in(line) == word
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    named = {
+        target
+        for page in PAGES
+        for target in re.findall(r"(?:`|\$ |&& )make ([a-z-]+)", (ROOT / page).read_text(encoding="utf-8"))
+    }
+    assert named - set(TARGETS) == set()
+
+
+def test_commands_stand_in_console_blocks_where_they_are_found() -> None:
+    stray = [
+        f"{page}: {line.strip()}"
+        for page in PAGES
+        for line in re.sub(r"^```.*?^```", "", (ROOT / page).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL).split(
+            "\n"
+        )
+        if re.match(r"\s+(\$ )?(ablate|make|docker|pip) ", line)
+    ]
+    assert stray == []
+
+
+def test_a_command_that_is_not_run_says_why_in_known_words_and_names_files_that_exist() -> None:
+    marked = [command for command in all_commands() if command.kind is not None]
+    assert {command.kind for command in marked} <= set(KINDS)
+    named = [path for command in marked for path in re.findall(r"(?:tests|docs)/[\w./-]+\w", command.remark)]
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+    assert [str(command) for command in marked if not command.remark] == []

@@ -1,0 +1,248 @@
+"""The service's pages in a person's browser: what they show, live, by keyboard, small, dark, and without JavaScript."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from experiments.reporting import wording
+from tests import browser as browsers
+from tests import web_world
+from tests.acceptance.test_report_in_browser import OVERFLOWING
+from tests.api_stack import Api, served_api
+from tests.web_pages import sign_in_path
+from tests.web_world import WebWorld
+
+pytestmark = pytest.mark.browser
+
+PATIENCE_MS = 60_000
+BUDGET_BYTES = 200_000
+"""Of a page with all that it loads."""
+LOADED_BYTES = """() => ["navigation", "resource"].flatMap(kind => performance.getEntriesByType(kind))
+    .reduce((sum, entry) => sum + entry.encodedBodySize, 0)"""
+RULES: dict[str, dict[str, Any]] = {
+    "light": {
+        "type": "tag",
+        "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    },
+    "dark": {"type": "rule", "values": ["color-contrast"]},
+}
+"""Of axe. What pictures draw is looked at in the tests of the pictures."""
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with served_api("sqlite", tmp_path_factory.mktemp("web")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def world(api: Api) -> WebWorld:
+    return web_world.fill(api)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browsers.chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def visit(chromium: Browser, api: Api) -> Iterator[Callable[..., Page]]:
+    """Return a function that signs a browser in; at the end no page may have complained or loaded what is foreign."""
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def visited(*, width: int = 1280, scheme: str = "light", operate: bool = False, scripts: bool = True) -> Page:
+        options: dict[str, Any] = {"color_scheme": scheme, "java_script_enabled": scripts, "reduced_motion": "reduce"}
+        contexts.append(chromium.new_context(viewport={"width": width, "height": 844}, **options))
+        contexts[-1].set_default_timeout(PATIENCE_MS)
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda asked: asked.url.startswith((base(api), "data:")) or complaints.append(asked.url))
+        page.goto(base(api) + sign_in_path(api, api.admin, operate=operate))
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("heading", name="Queue", exact=True).wait_for()
+        return page
+
+    yield visited
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def base(api: Api) -> str:
+    return str(api.client.base_url)
+
+
+def pages_of(world: WebWorld) -> dict[str, str]:
+    return {
+        "overview": "/",
+        "running": f"/a/{world.running}",
+        "failing": f"/a/{world.failing}",
+        "judged": f"/a/{world.judged}",
+        "history": "/history/hybrid-tiny/psiv_cache",
+        "question": f"/a/{world.running}/priority",
+    }
+
+
+def plain(text: str) -> str:
+    return text.replace(wording.SPACE, " ")
+
+
+def test_the_first_page_says_what_waits_and_why_who_works_and_what_was_answered(
+    api: Api, world: WebWorld, visit: Callable[..., Page]
+) -> None:
+    page = visit()
+    queue = page.locator("#queue .card")
+    assert [line.split()[0] for line in queue.all_inner_texts()] == ["loss-chunks", "compiled", "waits-for-a-gpu"]
+    told = plain(page.locator("#queue").inner_text())
+    assert "1 of 6 blocks" in told
+    assert "about 7 min left" in told, "4.5 blocks at 95 s"
+    assert "Waits for a free node of class 'cpu' (1 live, 4 blocks ahead in the queue, about 7 min" in told
+    assert "Waits for a live node of class 'h200'; none was heard lately." in told
+    nodes = plain(page.locator("#nodes").inner_text())
+    assert "drained" in nodes
+    assert "device 0 still holds 1.2 GiB" in nodes
+    assert "Runs loss-chunks, block 2" in nodes
+    assert "not calibrated" in nodes
+    assert page.get_by_role("link", name="Drain").count() == 0, "this session reads"
+    answers = plain(page.locator("#answers").inner_text())
+    assert "psiv-on ? inconclusive faster by 5.75 %" in answers
+    assert "chunk-32 ■ oom 6 of 6 trials ran out of memory" in answers
+    page.get_by_role("link", name="compiled").click()
+    page.wait_for_url(f"{base(api)}/a/{world.waiting}")
+
+
+def test_an_ablation_is_called_by_its_name_its_beginning_and_latest(
+    api: Api, world: WebWorld, visit: Callable[..., Page]
+) -> None:
+    page = visit()
+    known = {"psiv-cache": world.judged, "loss": world.running, "latest": world.elsewhere, world.judged: world.judged}
+    for called, meant in known.items():
+        page.goto(f"{base(api)}/a/{called}")
+        assert page.url == f"{base(api)}/a/{meant}"
+
+
+def test_the_live_trial_moves_and_what_somebody_does_stays(
+    api: Api, world: WebWorld, visit: Callable[..., Page]
+) -> None:
+    page = visit(width=390)
+    page.goto(f"{base(api)}/a/{world.running}")
+    page.locator("main[data-open=yes]").wait_for()
+    running = page.locator("#running")
+    assert "step 19 of 40" in running.inner_text()
+    assert page.locator("#grid tbody tr").count() == 3
+    before = page.locator("#running polyline").first.get_attribute("points")
+    assert before is not None
+    page.locator("#grid-scroll").focus()
+    page.evaluate("window.kept = true")
+    web_world.beat(api, world.block, range(20, 25))
+    expect(running).to_contain_text("step 24 of 40", timeout=PATIENCE_MS)
+    after = page.locator("#running polyline").first.get_attribute("points")
+    assert after is not None
+    assert len(after.split()) == len(before.split()) + 5
+    assert page.evaluate("window.kept"), "the page was not loaded again"
+    assert page.evaluate("document.activeElement.id") == "grid-scroll"
+
+
+def test_the_grid_the_failures_and_their_logs_are_there(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
+    page = visit()
+    page.goto(f"{base(api)}/a/{world.failing}")
+    course = page.locator("#course > summary")
+    assert "8 failures" in course.inner_text()
+    course.focus()
+    page.keyboard.press("Enter")
+    rows = {
+        row.locator("th").inner_text(): row.locator("td .quiet").all_inner_texts()
+        for row in page.locator("#grid tbody tr").all()
+    }
+    measured = ["measured"] * 6
+    assert rows == {
+        "baseline": measured,
+        "psiv-on": [*measured[:3], "timed out", *measured[:2]],
+        "chunk-32": ["out of memory"] * 6,
+    }
+    failures = page.locator("#failures")
+    assert "chunk-32, blocks 1-6" in failures.inner_text()
+    assert "the node was wanted for something else" in failures.inner_text()
+    failures.get_by_text("The end of its log").click()
+    log = failures.locator("pre").inner_text()
+    assert log.endswith("CUDA error: device lost\n")
+    assert log.startswith("step "), "whole lines"
+    assert len(log) <= 2000
+    assert page.locator("#answer").is_visible(), "the report follows"
+
+
+def test_an_end_brings_the_report(api: Api, visit: Callable[..., Page]) -> None:
+    made = api.submit(ablation="soon-over", limits={"priority": 100})
+    node = api.register("quick")
+    page = visit()
+    page.goto(f"{base(api)}/a/{made['id']}")
+    page.locator("main[data-open=yes]").wait_for()
+    for _ in range(6):
+        web_world.report(api, web_world.claimed(api, node), node, ablation="soon-over", limits={"priority": 100})
+    web_world.settle(api)
+    page.locator("#answer").wait_for()
+    assert page.locator("main[data-events]").count() == 0, "nothing is left to wait for"
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_an_operator_is_asked_before_anything_happens(api: Api, visit: Callable[..., Page], scripts: bool) -> None:
+    page = visit(operate=True, scripts=scripts)
+    api.register("node-9")
+    page.goto(base(api))
+    page.get_by_role("link", name="Drain node-9").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Drain node-9?").wait_for()
+    page.get_by_role("link", name="No, go back").click()
+    page.get_by_role("link", name="Drain node-9").click()
+    page.get_by_role("button", name="Drain node-9").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Resume node-9").click()
+    page.get_by_role("button", name="Resume node-9").click()
+    page.get_by_role("link", name="Drain node-9").wait_for()
+    made = api.submit(ablation="not-wanted")["id"]
+    page.goto(f"{base(api)}/a/{made}")
+    page.get_by_role("link", name="Priority").click()
+    page.get_by_label("Priority").fill("3")
+    page.keyboard.press("Enter")
+    page.get_by_text("priority 3").first.wait_for()
+    page.get_by_role("link", name="Cancel").click()
+    page.get_by_role("button", name="Cancel not-wanted").click()
+    page.get_by_text("cancelled").first.wait_for()
+    assert api.get(f"/v1/ablations/{made}").json()["state"] == "cancelled"
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("heading", name="Signed out").wait_for()
+
+
+def test_no_page_has_a_barrier_or_overflows_or_is_heavy(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
+    page = visit(width=390, operate=True)
+    for name, path in pages_of(world).items():
+        page.goto(base(api) + path, wait_until="load")
+        assert 1000 < page.evaluate(LOADED_BYTES) < BUDGET_BYTES, name
+        page.evaluate("() => document.querySelectorAll('details').forEach(part => { part.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+        assert page.evaluate(OVERFLOWING) == [], name
+        for scheme, rules in RULES.items():
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            found = Axe().run(page, context={"exclude": [["figure svg"]]}, options={"runOnly": rules})
+            assert found.violations_count == 0, f"{name}, {scheme}: {found.generate_report()}"
+
+
+def test_pages_say_the_same_without_javascript(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
+    page = visit(scripts=False)
+    page.goto(f"{base(api)}/a/{world.running}")
+    assert page.locator("#grid tbody tr").count() == 3
+    assert page.locator("#running polyline").count() == 2
+    assert "reload to see what is new" in page.locator("#live-state").inner_text()
+
+
+def test_the_interface_is_documented_without_the_internet(api: Api, visit: Callable[..., Page]) -> None:
+    page = visit()
+    page.goto(f"{base(api)}/docs")
+    page.locator("#operations-submissions-submitAblation").click()
+    page.get_by_text("Validate, plan and store the spec in one transaction").wait_for()

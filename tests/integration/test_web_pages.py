@@ -1,0 +1,130 @@
+"""What the pages hold, on both databases: hostile text, names, live parts; and the command that opens them."""
+
+import json
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+from typer.testing import CliRunner
+
+from service.cli import open_page
+from service.cli.client import app
+from service.client import Client
+from service.principals import SERVICE
+from service.store.tables import ablations
+from tests import web_world
+from tests.api_stack import ADMIN, Api, running_api, served_api
+from tests.factories import spec_values
+from tests.views import HOSTILE
+from tests.web_pages import Person
+
+SHOUTED = ("<script>alert", "<img src", "onerror=alert(2)>")
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with running_api(request.param, tmp_path_factory.mktemp("web")) as running:
+        yield running
+
+
+def test_text_from_elsewhere_stays_text(api: Api) -> None:
+    node = api.register("node-a")
+    made = api.submit(ablation="hostile", question=HOSTILE)["id"]
+    block = web_world.claimed(api, node)
+    trial = block["trials"][0]
+    logs = [{"trial_id": trial["trial_id"], "offset": 0, "text": HOSTILE}]
+    why = {"failure_class": "user_error", "arm": trial["arm"], "message": HOSTILE}
+    assert api.attempt(block, "report", logs=logs, **why).status_code == 200
+    act = "/v1/nodes/node-a:quarantine"
+    assert api.client.post(act, headers=api.admin, json={"reason": HOSTILE}).status_code == 200
+    person = Person.signed_in(api, operate=True)
+    for path in ("/", "/live", f"/a/{made}", f"/a/{made}/live"):
+        text = person.get(path).text
+        assert [word for word in SHOUTED if word in text] == [], path
+        assert "&lt;script&gt;alert(1)" in text, path
+    api.client.post("/v1/nodes/node-a:resume", headers=api.admin)
+    api.finish(node, ablation="hostile", question=HOSTILE)
+    web_world.settle(api)
+    page = person.get(f"/a/{made}").text
+    assert [word for word in SHOUTED if word in page] == []
+    assert page.count("<main") == page.count("</main>") == 1
+    assert "How to repeat it" in page, "all of the report"
+    assert "{{ 7 }}" in page, "nothing is a template twice"
+
+
+def test_an_address_takes_what_people_call_an_ablation(api: Api) -> None:
+    first, second, other = (api.submit(ablation=name)["id"] for name in ("many-names", "many-names", "many-others"))
+    person = Person.signed_in(api)
+    leads = {"many-names": second, "many-n": second, "many-o": other, "latest": other, first: None}
+    for called, meant in leads.items():
+        answer = person.get(f"/a/{called}")
+        assert answer.headers.get("location") == (meant and f"/a/{meant}")
+    with api.store.write() as connection:
+        connection.execute(update(ablations).where(ablations.c.id == other).values(submitted_by=SERVICE))
+    assert person.get("/a/latest").headers["location"] == f"/a/{second}", "sentinels are nobody's latest"
+    refused = person.get("/a/many")
+    assert (refused.status_code, "many-names, many-others" in refused.text) == (409, True)
+    assert person.get("/a/nobody").status_code == 404
+    assert person.get(f"/a/abl_{'0' * 26}/live").status_code == 404
+
+
+def test_what_runs_is_drawn_and_the_time_left_is_told(api: Api) -> None:
+    node = api.register("node-b")
+    made = api.submit(ablation="runs", limits={"priority": 99})["id"]
+    web_world.report(api, web_world.claimed(api, node), node, ablation="runs", limits={"priority": 99})
+    block = web_world.claimed(api, node)
+    web_world.beat(api, block, range(1, 6))
+    web_world.let_time_pass(api)
+    assert api.get(f"/v1/ablations/{made}").json()["time_left_s"] == pytest.approx(4.5 * web_world.BLOCK_S)
+    text = Person.signed_in(api).get(f"/a/{made}/live").text
+    assert "step 5 of 40" in text
+    assert text.count("<polyline") == 2
+    assert "about 7\N{NO-BREAK SPACE}min left" in text
+    assert "block 2 on node-b" in text
+
+
+@pytest.mark.parametrize(("path", "allowed"), [("hybrid-tin/loss", "hybrid-tiny"), ("hybrid-tiny/psiv", "psiv_cache")])
+def test_a_history_that_there_cannot_be_names_those_that_there_are(api: Api, path: str, allowed: str) -> None:
+    refused = Person.signed_in(api).get(f"/history/{path}")
+    assert (refused.status_code, allowed in refused.text) == (422, True)
+
+
+def test_the_history_of_a_gate_holds_the_variants_that_change_it(api: Api) -> None:
+    node = api.register("node-c")
+    both = {"psiv_cache": True, "chunk_size": 32}
+    asked = {
+        "ablation": "two-at-once",
+        "variants": {"both": {"gates": both}, "chunk-64": {"gates": {"chunk_size": 64}}},
+    }
+    assert spec_values(**asked)["baseline"]["gates"] == {"chunk_size": 16}
+    made = api.submit(**asked, limits={"priority": 100})["id"]
+    for _ in range(6):
+        web_world.report(api, web_world.claimed(api, node), node, **asked, limits={"priority": 100})
+    web_world.settle(api)
+    person = Person.signed_in(api)
+    cache, chunks = (person.get(f"/history/hybrid-tiny/{gate}").text for gate in ("psiv_cache", "chunk_size"))
+    assert f'<a href="/a/{made}">two-at-once</a>' in cache
+    assert "with chunk_size 32" in cache
+    assert "chunk-64" not in cache
+    assert {"16 to 32", "16 to 64"} <= {word for word in ("16 to 32", "16 to 64", "16 to 128") if word in chunks}
+
+
+def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    with served_api("sqlite", tmp_path) as api:
+        url = str(api.client.base_url)
+        monkeypatch.setattr(open_page, "Client", lambda: Client(url, ADMIN))
+        for words, scope in ((["open", "latest"], "read"), (["open", "--operate", "--print"], "operate")):
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code == 0, done.output
+            address = done.stdout.strip()
+            page = api.client.get(address)
+            assert "Sign in as admin" in page.text
+            assert ("read and operate" in page.text) == (scope == "operate")
+            assert ('action="/sign-in?to=/a/latest"' in page.text) == (scope == "read")
+        assert len(opened) == 1, "not with --print"
+        told = json.loads(CliRunner().invoke(app, ["open", "--json"]).stdout)
+        assert (told["scope"], told["lasts_s"], told["url"].startswith(f"{url}/sign-in?link=")) == ("read", 120, True)

@@ -1,0 +1,65 @@
+"""`ablate init`: what it writes is a spec that is accepted as it is, under the name that was asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.design.load import catalog_names, parse_spec, read_catalog_file
+from experiments.design.plan import make_plan
+from experiments.design.spec import ablation_json_schema
+from service.cli.client import app
+
+
+def init(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["init", *words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_init_writes_a_spec_that_plans_and_the_schema_that_its_first_line_names(tmp_path: Path) -> None:
+    file = tmp_path / "my-question.yaml"
+    code, said, _ = init(str(file))
+    assert (code, f"ablate run {file}" in said) == (0, True)
+    plan = make_plan(parse_spec(file.read_bytes(), "application/yaml"))
+    assert (plan.ablation, [arm.name for arm in plan.arms]) == ("my-question", ["baseline", "chunk-16", "psiv-on"])
+    prefix, _, schema = file.read_text().splitlines()[0].partition("$schema=")
+    assert prefix == "# yaml-language-server: "
+    assert json.loads((tmp_path / schema).read_text()) == ablation_json_schema()
+
+
+@pytest.mark.parametrize("like", catalog_names())
+@pytest.mark.parametrize("stem", ["a", "0x1f", "1e3", "on", "null", "2026-11-22", "x" * 63])
+def test_init_changes_nothing_of_a_catalog_spec_but_its_name(tmp_path: Path, like: str, stem: str) -> None:
+    file = tmp_path / f"{stem}.yml"
+    assert init(str(file), "--like", like)[0] == 0
+    made = parse_spec(file.read_bytes(), "application/yaml")
+    expected = parse_spec(read_catalog_file(like), "application/yaml")
+    assert made == expected.model_copy(update={"ablation": stem})
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "said"),
+    [
+        ("Question.yaml", "first", "name 'Question' is not allowed"),
+        ("question.json", "first", "ends in '.json'; allowed: .yaml, .yml"),
+        ("question", "first", "allowed: .yaml, .yml"),
+        ("question.yaml", "frist", "did you mean 'first'?"),
+        ("nowhere/question.yaml", "first", "No such file or directory"),
+    ],
+)
+def test_init_refuses_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, like: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, problem = init(name, "--like", like)
+    assert (code, said in problem) == (5, True), problem
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_init_never_overwrites_a_spec(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mine")
+    code, _, problem = init(str(file))
+    assert (code, "is there already" in problem, file.read_text()) == (5, True, "mine")
+    assert not (tmp_path / "ablation.schema.json").exists()

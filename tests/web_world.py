@@ -1,0 +1,130 @@
+"""A service with something of everything that its pages show, through its own interface, for tests and pictures."""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import update
+
+from experiments.outcomes import Outcome
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
+from service.store.tables import ablations
+from tests.api_stack import Api, receipts_of
+
+STEPS = 40
+BLOCK_S = 95.0
+LOG = "".join(f"step {step}: loss {8 - 0.1 * step:.3f}\n" for step in range(200)) + "CUDA error: device lost\n"
+
+
+JUDGED: dict[str, Any] = {"ablation": "psiv-cache"}
+FAILING: dict[str, Any] = {"ablation": "chunk-sizes", "question": "Which chunk size trains fastest?"}
+RUNNING: dict[str, Any] = {"ablation": "loss-chunks", "limits": {"priority": 70}}
+ELSEWHERE: dict[str, Any] = {
+    "ablation": "waits-for-a-gpu",
+    "workload__recipe": "hybrid-ref-h200",
+    "placement": {"node_class": "h200"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebWorld:
+    """Ids of ablations, and the block that runs."""
+
+    judged: str
+    failing: str
+    running: str
+    waiting: str
+    elsewhere: str
+    """Waits for a node class that nobody has."""
+    block: dict[str, Any]
+
+
+def fill(api: Api) -> WebWorld:
+    """Let ablations end, fail, run and wait, on nodes that work, are drained and are quarantined."""
+    node = api.register("two-core")
+    for name in ("gpu-7", "gpu-8"):
+        api.register(name)
+    act(api, "gpu-7", "drain")
+    act(api, "gpu-8", "quarantine", reason="its worker says: device 0 still holds 1.2 GiB after its trainer ended")
+    judged = api.submit(**JUDGED)["id"]
+    while block := api.claim(node):
+        report(api, block, node, changed=speeds(block["block_index"]), **JUDGED)
+    settle(api)
+    failing = api.submit(**FAILING)["id"]
+    break_block(api, claimed(api, node))
+    while block := api.claim(node):
+        report(api, block, node, changed=troubles(block["block_index"]), **FAILING)
+    settle(api)
+    running = api.submit(**RUNNING)["id"]
+    report(api, claimed(api, node), node, **RUNNING)
+    block = claimed(api, node)
+    beat(api, block, range(1, STEPS // 2))
+    let_time_pass(api)
+    waiting = api.submit(ablation="compiled")["id"]
+    elsewhere = api.submit(**ELSEWHERE)["id"]
+    return WebWorld(judged=judged, failing=failing, running=running, waiting=waiting, elsewhere=elsewhere, block=block)
+
+
+def speeds(block_index: int) -> dict[str, dict[str, Any]]:
+    """Return what a block measures: one variant is 6 % faster, the other 3 % slower, all with some noise."""
+    chance = random.Random(block_index)  # noqa: S311  # not for secrets
+    means = {"baseline": 5000.0, "psiv-on": 5300.0, "chunk-32": 4850.0}
+    return {arm: {"tokens_per_s": mean * (1 + chance.gauss(0, 0.004))} for arm, mean in means.items()}
+
+
+def let_time_pass(api: Api) -> None:
+    """Let every block that is done have taken a while."""
+    with api.store.write() as connection:
+        connection.execute(update(ablations).values(device_s=BLOCK_S * ablations.c.blocks_done))
+
+
+def act(api: Api, node: str, verb: str, **body: str) -> None:
+    """Let an operator stop a node or let it go on."""
+    assert api.client.post(f"/v1/nodes/{node}:{verb}", headers=api.admin, **({"json": body} if body else {})).is_success
+
+
+def claimed(api: Api, node: str) -> dict[str, Any]:
+    """Claim the next block, which is there."""
+    block = api.claim(node)
+    assert block is not None
+    return block
+
+
+def report(api: Api, block: dict[str, Any], node: str, **changes: Any) -> None:
+    """Hand a block in; `changes` as in receipts_of."""
+    answer = api.attempt(block, "report", receipts=receipts_of(block, node, **changes))
+    assert answer.status_code == 200, answer.text
+
+
+def break_block(api: Api, block: dict[str, Any]) -> None:
+    """Break a block by its second arm, which leaves a log."""
+    trial = block["trials"][1]
+    logs = [{"trial_id": trial["trial_id"], "offset": 0, "text": LOG}]
+    why = {"failure_class": "preempted", "arm": trial["arm"], "message": "the node was wanted for something else"}
+    assert api.attempt(block, "report", logs=logs, **why).status_code == 200
+
+
+def troubles(block_index: int) -> dict[str, dict[str, Any]]:
+    """Return what goes wrong in a block: an arm never fits, another times out once."""
+    short = {"outcome": Outcome.OOM, "failure_class": "oom", "message": "139.2 GiB reserved of 139.8 GiB at step 0"}
+    late = {"outcome": Outcome.TIMEOUT, "failure_class": "timeout", "message": "took longer than 20 min", "steps": ()}
+    return {"chunk-32": {**short, "steps": ()}, **({"psiv-on": late} if block_index == 3 else {})}
+
+
+def beat(api: Api, block: dict[str, Any], steps: range) -> None:
+    """Tell how the first trial of a block goes, step by step."""
+    trial = block["trials"][0]["trial_id"]
+    for step in steps:
+        told = {"trial_id": trial, "steps_done": step, "steps_total": STEPS}
+        told |= {"tokens_per_s": 5000 + 60 * math.sin(step), "loss": 4 + 4 * math.exp(-step / 9)}
+        assert api.attempt(block, "heartbeat", progress=[told]).status_code == 200
+
+
+def settle(api: Api) -> None:
+    """Let verdicts and reports be made."""
+    handlers = OutboxHandlers(api.store, None)  # type: ignore[arg-type]  # nothing is projected here
+    for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):
+        while handlers.run_due(kind):
+            pass
