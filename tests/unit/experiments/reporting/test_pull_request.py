@@ -1,10 +1,12 @@
+import random
+
 import pytest
 
 from experiments.outcomes import AblationState, Decision
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.circumstances import EarlierAblation, Family
 from experiments.records.signing import Signer
-from experiments.reporting.pull_request import pull_request_markdown
+from experiments.reporting.pull_request import MAX_CHARS, pull_request_markdown
 from experiments.reporting.view import judge_bundle
 from tests.bundles import make_bundle, make_file
 
@@ -40,3 +42,29 @@ def test_earlier_attempts_at_the_question_are_named() -> None:
 @pytest.mark.parametrize("require", list(Decision))
 def test_every_decision_can_be_required(require: Decision) -> None:
     assert f"Required of every variant: {require}." in pull_request_markdown(VERDICT, require)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_comment_fits_however_much_there_is_to_say(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 - draws that repeat
+    first = VERDICT.variants[0]
+    many = tuple(
+        first.model_copy(
+            update={
+                "arm": f"{'v' * draw.randint(1, 55)}-{number:02}",
+                "decision": draw.choice(list(Decision)),
+                "reason": "word " * draw.choice([3, 30, draw.randint(0, 2000)]),
+            }
+        )
+        for number in range(draw.choice([1, 12, 64]))
+    )
+    arms = VERDICT.arms | {one.arm: VERDICT.arms[first.arm] for one in many}
+    verdict = VERDICT.model_copy(update={"variants": many, "arms": arms})
+    text = pull_request_markdown(verdict, Decision.ADOPT)
+    assert len(text) <= MAX_CHARS
+    lines = text.split("\n")
+    assert [one.arm for one in many if not any(line.startswith(f"| `{one.arm}` |") for line in lines)] == []
+    others = [one.arm for one in many if one.decision is not Decision.ADOPT]
+    assert [arm for arm in others if f"`{arm}` is " not in lines[0]] == []
+    whole = all(any(line.startswith(f"- `{one.arm}`: ") for line in lines) for one in many)
+    assert whole or lines[-1] == f"- the rest has no room here: `ablate verdict {verdict.ablation} --explain`"
