@@ -76,9 +76,10 @@ test-gpu: $(STAMP)  ## only the tests that need an H200
 
 tpu: $(TPU_STAMP)  ## create .venv-tpu, the environment of lane xla (torch 2.9, torch_xla, jax, libtpu), 3 GB
 
-# XLA on the processors of this machine. What needs a chip is skipped as such.
+# XLA on the processors of this machine, in two processes by file. What needs a chip is skipped as such.
 test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on this machine's processors
-	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest $(TPU_TESTS)
+	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10 \
+	    $(TPU_TESTS)
 
 simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge, into docs/statistics.md; minutes
 	$(BIN)/python -m experiments.simulation

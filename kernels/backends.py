@@ -71,6 +71,14 @@ class NodeClass:
         """Tell whether a device that calls itself `device_name` belongs to this class."""
         return re.search(self.device_name, device_name) is not None
 
+    def spreads(self, devices: int) -> tuple[int, ...]:
+        """Return the numbers of devices that one step can be spread over on a machine with `devices` of them.
+
+        Every one of the class where devices are virtual or only compiled for; else one device, or all that are there.
+        """
+        virtual = self.on_host or self.compiles_only
+        return self.devices if virtual else tuple(number for number in self.devices if number in (1, devices))
+
     def peak(self, dtype: str, devices: int) -> float | None:
         """Return the dense peak of `devices` devices in FLOP/s; None where none is stated."""
         one = self.peak_flops.get(dtype)

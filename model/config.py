@@ -18,6 +18,9 @@ Sharding: TypeAlias = Literal["fsdp", "replicated"]
 MESH_SIZES = (1, 2, 4, 8, 16)
 """Numbers of devices that one step can be spread over, as far as some node class has them."""
 
+DIVISIBLE_ATTENTION = ("sdpa",)
+"""Attention that the partitioner of lane xla can divide over devices: kernels are opaque to it."""
+
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
 """Letters of a pattern string, one residual block each."""
 
@@ -289,3 +292,20 @@ class TrainConfig:
     def tokens_per_step(self) -> int:
         """B * S."""
         return self.micro_batch * self.data.seq_len
+
+
+def check_mesh(config: TrainConfig) -> None:
+    """Raise ConfigError for a gate with which a step cannot be spread over the devices of `config`."""
+    devices, model = config.mesh.devices, config.model
+    if devices == 1:
+        return
+    if model.scan_layers:
+        detail = f"is true; inside of a loop nothing can be laid out on {devices} devices; allowed: false"
+        raise ConfigError("model.scan_layers", detail)
+    if "M" in model.pattern and model.scan.schedule != "chunk_parallel":
+        detail = f"is {model.scan.schedule}, which runs on one device, not on {devices}; allowed: chunk_parallel"
+        raise ConfigError("model.scan.schedule", detail)
+    if "A" in model.pattern and model.attention.backend not in DIVISIBLE_ATTENTION:
+        name, able = model.attention.backend, ", ".join(DIVISIBLE_ATTENTION)
+        detail = f"is {name}, a kernel, which cannot be divided over {devices} devices; allowed: {able}"
+        raise ConfigError("model.attention.backend", detail)

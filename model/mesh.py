@@ -10,21 +10,18 @@ from torch import Tensor, nn
 
 from kernels import facts, xla_mesh
 from kernels.errors import KernelUnsupported
-from model.config import TrainConfig
+from model.config import TrainConfig, check_mesh
 from model.facts import ModelFact
 from model.hybrid import Hybrid
 from model.update import DeviceBatch
-
-DIVISIBLE_ATTENTION = ("sdpa",)
-"""Attention that the partitioner can divide: kernels are opaque to it."""
 
 
 class Mesh:
     """The layout of one model's tensors."""
 
     def __init__(self, config: TrainConfig, model: Hybrid, optimizer: torch.optim.Optimizer) -> None:
-        """Lay everything out. Raises KernelUnsupported for what cannot be divided."""
-        _check(config)
+        """Lay everything out. Raises ConfigError for gates, KernelUnsupported for a matrix that cannot be divided."""
+        check_mesh(config)
         self._config = config.mesh
         self._matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
         for name, parameter in model.named_parameters():
@@ -58,21 +55,6 @@ class Mesh:
                 f"neither axis; allowed with sharding fsdp: matrices with an axis that is a multiple of it"
             )
         return max(able, key=lambda axis: parameter.shape[axis])
-
-
-def _check(config: TrainConfig) -> None:
-    devices, model = config.mesh.devices, config.model
-    if model.scan_layers:
-        raise KernelUnsupported(
-            f"scan_layers with {devices} devices: inside a loop nothing can be laid out; allowed: 1"
-        )
-    if "M" in model.pattern and model.scan.schedule != "chunk_parallel":
-        raise KernelUnsupported(f"schedule '{model.scan.schedule}' runs on one device, not on {devices}")
-    if "A" in model.pattern and model.attention.backend not in DIVISIBLE_ATTENTION:
-        name, able = model.attention.backend, ", ".join(DIVISIBLE_ATTENTION)
-        raise KernelUnsupported(
-            f"attention '{name}' is a kernel, which cannot be divided over {devices} devices; allowed: {able}"
-        )
 
 
 def _divide_output(_block: nn.Module, _inputs: object, x_BSD: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from types import FrameType
 
 import uvicorn
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -62,6 +62,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         limiter=RateLimiter(per_s=settings.rate_limit_per_s, burst=settings.rate_limit_burst),
         wakes=wakes,
         in_flight=set(),
+        large_bodies=CapacityLimiter(1),
     )
     app.state.operator_pages = OperatorPages(store, settings)
     app.state.stopping = False

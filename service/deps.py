@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Path, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic_core import from_json
@@ -15,6 +15,7 @@ from experiments.errors import SpecProblem
 from experiments.ids import id_pattern
 from service.dispatch import WakePublisher
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
+from service.patient_json import PatientRequest
 from service.principals import Principal, Scope
 from service.rate_limit import RateLimiter
 from service.schemas.submissions import SpecBody
@@ -36,6 +37,8 @@ class Services:
     wakes: WakePublisher
     in_flight: set[tuple[str, str]]
     """Idempotency keys that are being answered, as (token id, key)."""
+    large_bodies: CapacityLimiter
+    """Lets one large body be parsed at a time."""
 
 
 async def _services(request: Request) -> Services:  # a plain function would cost a trip to another thread
@@ -112,6 +115,8 @@ async def json_only(request: Request) -> None:
     """Refuse a body that is not JSON, or holds what UTF-8 and a receipt cannot: lone surrogates, NaN, Infinity."""
     if media_type(request) != "application/json":
         raise UnsupportedMediaType(f"content type {media_type(request)!r} is not supported; allowed: application/json")
+    if isinstance(request, PatientRequest) and await request.is_large():
+        return  # its parser refused that already
     body = await request.body()
     if any(word in body for word in _DOUBTFUL):
         try:

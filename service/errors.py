@@ -168,7 +168,7 @@ class NotOwner(ServiceError):
 
 
 class QuotaUsedUp(ServiceError):
-    """The ablations of this token have used its device minutes up."""
+    """The ablations of this token have used its device minutes up, or reserved them."""
 
     status = HTTPStatus.FORBIDDEN
     slug = "quota-used-up"

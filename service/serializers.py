@@ -25,6 +25,7 @@ from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanP
 from service.schemas.tokens import SecretPublic, TokenPublic
 from service.settings import ServiceSettings
 from service.store.columns import rfc3339
+from service.store.quotas import Minutes
 from service.waiting import Waiting
 
 
@@ -148,9 +149,10 @@ def _node_state(row: Row[Any]) -> str:
     return "works"
 
 
-def token_public(row: Row[Any], *, secrets: list[SecretPublic], used: float) -> TokenPublic:
-    """Build the wire type; `secrets` are those that count, `used` the device minutes of its ablations."""
-    return TokenPublic.model_validate(_fields(row, secrets=secrets, device_minutes_used=used))
+def token_public(row: Row[Any], *, secrets: list[SecretPublic], minutes: Minutes) -> TokenPublic:
+    """Build the wire type; `secrets` are those that count, `minutes` those of its ablations."""
+    quota = {"device_minutes_used": minutes.used, "device_minutes_reserved": minutes.reserved}
+    return TokenPublic.model_validate(_fields(row, secrets=secrets, **quota))
 
 
 def secret_public(row: Row[Any]) -> SecretPublic:

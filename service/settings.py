@@ -6,7 +6,7 @@ Names carry the prefix ABLATE_. Without any of them the embedded stack runs on l
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
@@ -192,13 +192,17 @@ def get_client_settings() -> ClientSettings:
     return ClientSettings()
 
 
-def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+def child_environment(changes: Mapping[str, str], *, knows: Collection[str] = ()) -> dict[str, str]:
     """Return this process's environment with `changes`, for processes of the embedded stack.
 
-    Secrets and addresses of another installation are left out: the stack makes its own.
+    Secrets and addresses of another installation are left out: the stack makes its own. So are secrets of this one,
+    but those that the process `knows`, by their variables.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    hidden = _NOT_INHERITED.difference(knows)
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, **changes}
 
 
-_NOT_INHERITED = frozenset({"ABLATE_URL", "ABLATE_TOKEN", "ABLATE_ADMIN_TOKEN", "ABLATE_WORKER_TOKEN"})
+WEBHOOK_KEY = "ABLATE_WEBHOOK_SECRET"
+"""Variable of `webhook_secret`, which the background process alone uses."""
+_NOT_INHERITED = frozenset({"ABLATE_URL", "ABLATE_TOKEN", "ABLATE_ADMIN_TOKEN", "ABLATE_WORKER_TOKEN", WEBHOOK_KEY})

@@ -11,7 +11,7 @@ from experiments.outcomes import AblationState
 from experiments.reporting import wording
 from service.lifecycle import OVER
 from service.store import queue
-from service.store.placement import can_run
+from service.store.placement import Needs, lacks
 from service.store.queue import QueuePlace
 
 _BUSY_SHARE = 0.5
@@ -39,7 +39,7 @@ class _Surroundings:
     places: Mapping[str, QueuePlace]
     holders: Mapping[str, Sequence[Row[Any]]]
     nodes: Mapping[str, Sequence[Row[Any]]]
-    lanes: Mapping[str, str]
+    needs: Mapping[str, Needs]
     pace_s: Mapping[str, float]
     silent_s: float
 
@@ -73,7 +73,7 @@ def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> 
         places=queue.places(connection, queued) if queued else {},
         holders=_grouped(queue.holders(connection, ids), lambda row: row.ablation_id),
         nodes=_grouped(queue.nodes_of(connection, {row.node_class for row in rows}), lambda row: row.node_class),
-        lanes=queue.lanes_needed(connection, queued) if queued else {},
+        needs=queue.needs(connection, queued) if queued else {},
         pace_s=queue.block_seconds(connection) if queued else {},
         silent_s=silent_s,
     )
@@ -140,8 +140,8 @@ def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | N
         return f"'{node.name}' is drained"
     if node.silent_s > around.silent_s:
         return f"'{node.name}' was last heard {_duration(node.silent_s)} ago"
-    needed = around.lanes.get(ablation_id, "")
-    return None if can_run(node.lanes, needed) else f"'{node.name}' did not run the lanes {needed} in its check"
+    lacking = lacks(node, around.needs[ablation_id])
+    return None if lacking is None else f"'{node.name}' {lacking}"
 
 
 def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working: int) -> float | None:

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Sequence
 from experiments.runtime.processes import command_of
 from workers.errors import DeviceBusy
 
+TRAINER_PATIENCE_S = 20.0
+"""How long the trainer of a worker that has died may take to end."""
+
 _LOOK_EVERY_S = 0.02
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 64

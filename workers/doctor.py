@@ -8,6 +8,7 @@ from pathlib import Path
 from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
 
+from experiments.design.metrics import GIB
 from experiments.errors import SigningUnavailable
 from experiments.records.signing import signing_problem
 from experiments.runtime.wake import celery_app
@@ -23,7 +24,6 @@ from workers.service_api import ServiceApi
 from workers.settings import Settings
 
 _LEAST_MEMORY_GIB = 4
-_GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def _devices(settings: Settings) -> Finding:
         found = find_devices(settings.node_class)
     except DeviceMissing as error:
         return Finding(name="device", passed=False, needed=True, detail=str(error))
-    names = ", ".join(f"{device.name} ({device.memory_bytes / _GIB:.1f} GiB)" for device in found.devices)
+    names = ", ".join(f"{device.name} ({device.memory_bytes / GIB:.1f} GiB)" for device in found.devices)
     detail = "; ".join((f"{found.node_class}: {names}", *found.lacks))
     return Finding(name="device", passed=not found.lacks, needed=False, detail=detail)
 
@@ -164,14 +164,14 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    limit_gib = memory_limit_bytes() / _GIB
+    limit_gib = memory_limit_bytes() / GIB
     detail = f"{limit_gib:.1f} GiB, needed: {_LEAST_MEMORY_GIB}"
     return Finding(name="memory", passed=limit_gib >= _LEAST_MEMORY_GIB, needed=True, detail=detail)
 
 
 def _disk(home: Path, least_gib: float) -> Finding:
     existing = next(path for path in (home, *home.parents) if path.exists())
-    free_gib = shutil.disk_usage(existing).free / _GIB
+    free_gib = shutil.disk_usage(existing).free / GIB
     detail = f"{free_gib:.1f} GiB free at {existing}, needed: {least_gib:g}"
     return Finding(name="disk", passed=free_gib >= least_gib, needed=True, detail=detail)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.digest import digest
 from experiments.runtime.processes import die_with_parent
 from kernels.backends import Lane
-from workers.device_lock import DeviceLock
+from workers.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import keep_kernels, peer_site, use_environment
 from workers.errors import PreloadError
 from workers.forkserver import ForkServer
@@ -24,7 +24,6 @@ FILE = "lanes.json"
 
 _PATIENCE_S = 600.0
 """Kernels are compiled on the way."""
-_DEVICE_PATIENCE_S = 20.0
 _MESSAGE_LIMIT = 500  # characters
 
 LaneResults = Mapping[str, str | None]
@@ -97,7 +96,7 @@ def _answer(order: LaneOrder) -> str | None:
     die_with_parent()
     held = DeviceLock(order.locks)  # given back by the end of this process
     try:
-        held.take(patience_s=_DEVICE_PATIENCE_S)
+        held.take(patience_s=TRAINER_PATIENCE_S)
         return _run(order)
     except Exception as error:  # the boundary of a process that answers with a sentence
         traceback.print_exc()

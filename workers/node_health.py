@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from experiments.design.metrics import GIB
 from experiments.records.messages import DeviceHealth
 from kernels.backends import NodeClass
 from workers.lease import boot_time_s
@@ -11,7 +12,6 @@ from workers.release import ReleaseProof
 
 _LOOK_EVERY_S = 30.0
 """Between two looks at idle devices that were free."""
-_GIB = 2**30
 
 
 class NodeHealth:
@@ -45,7 +45,7 @@ class NodeHealth:
         return f"no lane of class '{self._node_class}' runs here ({reasons})"
 
     def _no_space(self) -> str | None:
-        free_gib = shutil.disk_usage(self._home).free / _GIB
+        free_gib = shutil.disk_usage(self._home).free / GIB
         if free_gib >= self._least_disk_gib:
             return None
         return f"{free_gib:.2f} GiB are free at {self._home}, needed: {self._least_disk_gib:g} (ABLATE_LEAST_DISK_GIB)"

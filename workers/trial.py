@@ -19,7 +19,7 @@ from kernels.errors import KernelUnsupported
 from model.config import TrainConfig
 from workers.compile_trial import compile_step
 from workers.corpus_roots import check_corpus
-from workers.device_lock import DeviceLock
+from workers.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
 from workers.errors import DeviceMissing
 from workers.failures import CANNOT_WRITE, TOO_LATE, classify
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from model.train import StepRecord
 
 _MESSAGE_LIMIT = 2000  # characters
-_DEVICE_PATIENCE_S = 20.0
-"""How long a trainer of a worker that has died may take to end."""
 
 
 def main(order: TrialOrder) -> None:
@@ -52,7 +50,7 @@ def _run(order: TrialOrder) -> None:
     target = order.paths.prepared if order.prepare_only else order.paths.result
     held = DeviceLock(order.locks)  # given back by the end of this process
     try:
-        held.take(patience_s=_DEVICE_PATIENCE_S)
+        held.take(patience_s=TRAINER_PATIENCE_S)
         use_environment(order.environment)
         result = _work(order)
     except Exception as error:  # the task boundary: the result file records it

@@ -77,14 +77,14 @@ def metric_of(key: CalibrationKey) -> str:
 
 _ALSO_SHAPE = {"micro_batch"}
 """Gates whose value is a size: it is part of the shape, because the noise of a step depends on how long it takes."""
+_GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
 
 
 def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    gates = {gate.path for gate in GATES.values()} - _ALSO_SHAPE
     return {
         name: _without_gates(value, f"{where}{name}.") if isinstance(value, Mapping) else value
         for name, value in config.items()
-        if f"{where}{name}" not in gates
+        if f"{where}{name}" not in _GATE_PATHS
     }
 
 

@@ -41,6 +41,8 @@ class Sizing(Frozen):
 
 def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Sizing | None:
     """Return what `plan` can see; None where the noise is unknown, or the metric has none."""
+    if not known:
+        return None
     own = workload_of(plan, spec)
     alike = [one for one in known if one.key.workload == own and one.blocks >= ADMITTING_BLOCKS]
     if not alike or spec.verdict.primary.exact or spec.purpose == "calibration":

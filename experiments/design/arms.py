@@ -16,7 +16,7 @@ from experiments.documents import Frozen
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE, VARIANT, ArmRole
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
-from model.config import BLOCK_KINDS, StepsConfig, TrainConfig
+from model.config import BLOCK_KINDS, StepsConfig, TrainConfig, check_mesh
 from model.errors import ConfigError
 
 
@@ -125,6 +125,7 @@ def _arm(
     where = _Where(arm=name, own=frozenset(dict(own)), inherited=frozenset(dict(inherited)))
     try:
         config = replace_fields(base, {GATES[gate].path: _typed(gate, value) for gate, value in asked.items()})
+        check_mesh(config)
     except ConfigError as error:
         guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
         detail = f"the gates do not fit together: {guilty} {error.message}"

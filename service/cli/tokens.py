@@ -11,7 +11,7 @@ from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
 from service.client import Client
-from service.schemas.tokens import TokenList, TokenPublic
+from service.schemas.tokens import Identity, TokenList, TokenPublic
 
 app = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True)
 
@@ -103,7 +103,7 @@ def whoami(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(found)
         return
-    quota = _quota(found.device_minutes_used, found.device_minutes)
+    quota = _quota(found)
     out().print(f"{escape(found.name)} with scope {found.scope}; device minutes used: {quota}")
 
 
@@ -120,7 +120,7 @@ def _table(found: TokenList) -> TerminalTable:
             escape(row.name),
             row.scope,
             row.node_class or "",
-            _quota(row.device_minutes_used, row.device_minutes),
+            _quota(row),
             _secrets(row),
             "" if row.revoked_at is None else escape(f"{row.revoked_at}: {row.reason}"),
             escape(f"{row.created_at} by {row.created_by}"),
@@ -133,5 +133,7 @@ def _secrets(row: TokenPublic) -> str:
     return "".join([str(len(row.secrets)), *(f", one until {at}" for at in old)])
 
 
-def _quota(used: float, allowed: float | None) -> str:
-    return f"{used:.1f}" if allowed is None else f"{used:.1f} of {allowed:g}"
+def _quota(found: TokenPublic | Identity) -> str:
+    used = f"{found.device_minutes_used:.1f}"
+    quota = used if found.device_minutes is None else f"{used} of {found.device_minutes:g}"
+    return f"{quota}, {found.device_minutes_reserved:.1f} reserved" if found.device_minutes_reserved else quota

@@ -14,6 +14,7 @@ from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import differences
 from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
+from service.patient_json import LargeBodyRoute
 from service.responses import secured
 from service.schemas.imports import BundleFiles, ImportPublic, ImportRequest
 from service.serializers import links_of
@@ -23,7 +24,7 @@ from service.store.imports import Import, known_bundles, store_import
 from service.store.submissions import Submission
 from service.verification import verified
 
-router = APIRouter(prefix="/v1", tags=["submissions"], dependencies=[Depends(json_only)])
+router = APIRouter(prefix="/v1", tags=["submissions"], dependencies=[Depends(json_only)], route_class=LargeBodyRoute)
 
 
 @router.post(

@@ -8,6 +8,7 @@ from experiments.records.signing import KEY_PATTERN, PublicKey
 from service.deps import Operator, Reader, Services, ServicesDep, json_only
 from service.responses import secured
 from service.schemas.nodes import KeyList
+from service.schemas.tokens import REASON
 from service.serializers import key_public
 from service.store import keys
 
@@ -15,7 +16,7 @@ router = APIRouter(prefix="/v1", tags=["catalogue"])
 
 KeyPath = Annotated[PublicKey, Path(pattern=KEY_PATTERN)]
 NodeName = Annotated[str, Body(embed=True, pattern="^[ -~]{1,120}$", examples=["gpu-7"])]
-Reason = Annotated[str, Body(embed=True, pattern="^[ -~]{1,500}$", examples=["the disk was stolen"])]
+Reason = Annotated[str, Body(embed=True, pattern=REASON, examples=["the disk was stolen"])]
 
 
 @router.get("/keys", operation_id="listKeys", summary="List the keys of nodes", responses=secured())

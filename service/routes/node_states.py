@@ -4,16 +4,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Path
 
-from service.deps import Operator, Services, ServicesDep, json_only
+from service.deps import Operator, ServicesDep, json_only
 from service.responses import secured
+from service.routes.nodes import node_list
 from service.schemas.nodes import NodeList
-from service.serializers import node_public
-from service.store import node_states, nodes
+from service.schemas.tokens import NODE_NAME, REASON
+from service.store import node_states
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
-NodeName = Annotated[str, Path(pattern="^[ -~]{1,120}$", examples=["gpu-7"])]
-Reason = Annotated[str, Body(embed=True, pattern="^[ -~]{1,500}$", examples=["its fan is loud"])]
+NodeName = Annotated[str, Path(pattern=NODE_NAME, examples=["gpu-7"])]
+Reason = Annotated[str, Body(embed=True, pattern=REASON, examples=["its fan is loud"])]
 
 
 @router.post("/{name}:drain", operation_id="drainNode", summary="Drain a node", responses=secured(404, 422))
@@ -21,7 +22,7 @@ def drain_node(name: NodeName, services: ServicesDep, principal: Operator) -> No
     """Let the node finish the block that it runs, and give it no other until it is resumed."""
     with services.store.write() as connection:
         node_states.drain(connection, name, by=principal.name)
-    return _nodes(services)
+    return node_list(services)
 
 
 @router.post(
@@ -35,7 +36,7 @@ def quarantine_node(name: NodeName, reason: Reason, services: ServicesDep, princ
     """Give the node no block until it is resumed, for a reason that people read; what it runs goes on."""
     with services.store.write() as connection:
         node_states.quarantine(connection, name, reason, by=principal.name)
-    return _nodes(services)
+    return node_list(services)
 
 
 @router.post("/{name}:resume", operation_id="resumeNode", summary="Resume a node", responses=secured(404, 422))
@@ -43,10 +44,4 @@ def resume_node(name: NodeName, services: ServicesDep, principal: Operator) -> N
     """Give the node work again; what broke on it until now does not count against it any more."""
     with services.store.write() as connection:
         node_states.resume(connection, name)
-    return _nodes(services)
-
-
-def _nodes(services: Services) -> NodeList:
-    with services.store.read() as connection:
-        rows = nodes.list_nodes(connection)
-    return NodeList(items=[node_public(row, services.settings) for row in rows])
+    return node_list(services)

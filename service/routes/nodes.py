@@ -9,7 +9,7 @@ from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecProblem
 from experiments.records.messages import NodeRegistered, NodeRegistration
 from kernels.backends import NODE_CLASSES
-from service.deps import Operator, Reader, ServicesDep, Worker, json_only
+from service.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
 from service.errors import Invalid
 from service.responses import secured
 from service.schemas.nodes import NodeList
@@ -25,6 +25,11 @@ NodeName = Annotated[str, Path(pattern=NODE_NAME)]
 @router.get("/nodes", operation_id="listNodes", summary="List every node", responses=secured())
 def list_nodes(services: ServicesDep, principal: Reader) -> NodeList:
     """Return every node that ever registered, with its health."""
+    return node_list(services)
+
+
+def node_list(services: Services) -> NodeList:
+    """Return every node as it is now."""
     with services.store.read() as connection:
         rows = nodes.list_nodes(connection)
     return NodeList(items=[node_public(row, services.settings) for row in rows])

@@ -33,14 +33,16 @@ TokenName = Annotated[str, Path(pattern=TOKEN_NAME)]
 def get_identity(services: ServicesDep, principal: Anyone) -> Identity:
     """Return whose token this is, what it may do, and what its ablations have used."""
     with services.store.read() as connection:
-        used = quotas.used_minutes(connection, [principal.token_id])
+        known = quotas.minutes_of(connection, [principal.token_id])
+    minutes = known.get(principal.token_id, quotas.Minutes())
     return Identity(
         name=principal.name,
         scope=principal.scope,
         node=principal.node,
         node_class=principal.node_class,
         device_minutes=principal.device_minutes,
-        device_minutes_used=used.get(principal.token_id, 0.0),
+        device_minutes_used=minutes.used,
+        device_minutes_reserved=minutes.reserved,
     )
 
 
@@ -53,11 +55,11 @@ def list_tokens(services: ServicesDep, principal: Operator) -> TokenList:
 
 def _public(connection: Connection, rows: list[Row[Any]]) -> list[TokenPublic]:
     ids = [row.id for row in rows]
-    used = quotas.used_minutes(connection, ids)
+    minutes = quotas.minutes_of(connection, ids)
     held: dict[str, list[SecretPublic]] = defaultdict(list)
     for secret in tokens.secrets_of(connection, ids):
         held[secret.token_id].append(secret_public(secret))
-    return [token_public(row, secrets=held[row.id], used=used.get(row.id, 0.0)) for row in rows]
+    return [token_public(row, secrets=held[row.id], minutes=minutes.get(row.id, quotas.Minutes())) for row in rows]
 
 
 @router.post(

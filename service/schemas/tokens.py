@@ -10,6 +10,7 @@ from service.schemas.public import Public
 
 TOKEN_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # noqa: S105 - the pattern of a name
 NODE_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
+REASON = "^[ -~]{1,500}$"
 MAX_GRACE_S = 365 * 86_400.0
 DAY_S = 86_400.0
 
@@ -19,7 +20,7 @@ DeviceMinutes = Annotated[
     float | None, Field(ge=0, allow_inf_nan=False, description="Device minutes in all; null for no limit.")
 ]
 NodeClassName = Annotated[str, Field(json_schema_extra={"enum": list(NODE_CLASSES)}, examples=["h200"])]
-Why = Annotated[str, Field(pattern="^[ -~]{1,500}$", description="People will read it.", examples=["Ada left"])]
+Why = Annotated[str, Field(pattern=REASON, description="People will read it.", examples=["Ada left"])]
 
 
 class AccessRequest(Public):
@@ -89,6 +90,8 @@ class TokenPublic(Public):
     device_minutes: float | None
     """Device minutes that its ablations may use in all."""
     device_minutes_used: float
+    device_minutes_reserved: float
+    """What its ablations that are not over may still use, each up to its own limit."""
     secrets: list[SecretPublic]
     created_at: str
     created_by: str
@@ -112,6 +115,8 @@ class Identity(Public):
     node_class: str | None
     device_minutes: float | None
     device_minutes_used: float
+    device_minutes_reserved: float
+    """What its ablations that are not over may still use, each up to its own limit."""
 
 
 class SignInRequest(AccessRequest):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from experiments.runtime.processes import is_alive, send, wait_until
 from service.errors import StackBusy, StackError
-from service.settings import child_environment
+from service.settings import WEBHOOK_KEY, child_environment
 from service.stack import processes
 from service.stack.layout import StackFiles
 from service.stack.parts import check_installed
@@ -103,7 +103,7 @@ def _spawn(files: StackFiles, report: Report) -> None:
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-            env=child_environment({"ABLATE_HOME": str(files.home)}),
+            env=child_environment({"ABLATE_HOME": str(files.home)}, knows=[WEBHOOK_KEY]),
         )
     try:
         _follow(daemon, files, report)

@@ -13,6 +13,7 @@ import httpx
 import psutil
 
 from service.errors import StackError
+from service.settings import WEBHOOK_KEY
 from service.stack import broker
 from service.stack.layout import StackFiles
 
@@ -50,6 +51,8 @@ class StackPart:
     """Whether its answer depends on other parts: its silence is no reason to start it again then."""
     stop_signal: signal.Signals = signal.SIGTERM
     """What makes it end at once."""
+    knows: tuple[str, ...] = ()
+    """Variables with secrets that it inherits; no other part does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +167,13 @@ def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[S
             port=where.mlflow_port,
         ),
         ours(API, "service.app", lambda: is_ok(where.api_url, "/healthz"), port=where.api_port),
-        ours(BACKGROUND, "service.background", lambda: _is_on_duty(where.api_url), depends=True),
+        ours(
+            BACKGROUND,
+            "service.background",
+            lambda: _is_on_duty(where.api_url),
+            depends=True,
+            knows=(WEBHOOK_KEY,),
+        ),
         ours(WORKER, "workers.app", node_is_ready, depends=True, stop_signal=signal.SIGINT),
     )
 

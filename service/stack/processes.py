@@ -32,7 +32,7 @@ def start(part: StackPart, *, stack_id: str, log: Path) -> subprocess.Popen[byte
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=child_environment({**part.environment, **marks}),
+            env=child_environment({**part.environment, **marks}, knows=part.knows),
             # the supervisor has one thread, so this is safe
             preexec_fn=partial(die_with_parent, part.stop_signal, parent=os.getpid()),
         )

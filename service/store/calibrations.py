@@ -1,8 +1,9 @@
 """A/A blocks in the database, and the calibrations and the ledger that follow from them."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, Select, bindparam, insert, select
 
 from experiments.analysis.admission import admission_of, mending_command
 from experiments.analysis.calibration import calibrate_all
@@ -40,15 +41,18 @@ def read_calibrations(
     connection: Connection, *, node_class: str | None = None, workload: str | None = None
 ) -> tuple[Calibration, ...]:
     """Return what is known of every key with at least two A/A blocks, or of one class or workload; the newest last."""
-    query = select(aa_blocks.c.key, aa_blocks.c.payload)
-    if node_class is not None:
-        query = query.where(aa_blocks.c.node_class == node_class)
-    if workload is not None:
-        query = query.where(aa_blocks.c.workload == workload)
+    given = {"node_class": node_class, "workload": workload}
+    wanted = {name: value for name, value in given.items() if value is not None}
     return calibrate_all(
         (CalibrationKey.model_validate_json(row.key), AABlock.model_validate_json(row.payload))
-        for row in connection.execute(query)
+        for row in connection.execute(_known(tuple(wanted)), wanted)
     )
+
+
+@cache
+def _known(by: tuple[str, ...]) -> Select[tuple[str, str]]:
+    """Return the query for A/A blocks by some columns; every submission asks, so it is built once."""
+    return select(aa_blocks.c.key, aa_blocks.c.payload).where(*(aa_blocks.c[name] == bindparam(name) for name in by))
 
 
 def read_ledger(connection: Connection) -> Ledger:

@@ -6,7 +6,6 @@ from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
 from experiments.ids import new_id
 from experiments.outcomes import AblationState, AttemptState, BlockState
-from experiments.records.messages import NodeRegistration
 from service.errors import NodeBusy
 from service.lifecycle import OutboxKind
 from service.store import outbox
@@ -34,8 +33,7 @@ def check_capacity(connection: Connection, node_id: str) -> None:
     ids = list(connection.execute(held.order_by(blocks.c.id)).scalars())
     if not ids:
         return
-    text = connection.execute(select(nodes.c.registration).where(nodes.c.id == node_id)).scalar_one()
-    devices = max(1, len(NodeRegistration.model_validate_json(text).devices))
+    devices = max(1, connection.execute(select(nodes.c.num_devices).where(nodes.c.id == node_id)).scalar_one())
     if len(ids) >= devices:
         raise NodeBusy(
             f"node {node_id} has {devices} device{'s' if devices > 1 else ''} and holds {', '.join(ids)}; "

@@ -3,11 +3,9 @@
 import json
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, insert, or_, select
+from sqlalchemy import Connection, Row, Select, and_, or_, select
 
-from experiments.design.plan import Plan
-from experiments.design.questions import question_digest, questions
-from experiments.design.spec import AblationSpec
+from experiments.design.questions import question_digest
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import EarlierAblation, Family
 from service.lifecycle import OVER
@@ -16,13 +14,6 @@ from service.store.tables import ablations
 from service.store.tables import questions as asked
 
 _SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.created_at, ablations.c.verdict)
-
-
-def store_questions(connection: Connection, ablation_id: str, spec: AblationSpec, plan: Plan) -> None:
-    """Remember what an ablation asks."""
-    rows = [{"ablation_id": ablation_id, "arm": arm, "digest": found} for arm, found in questions(spec, plan).items()]
-    if rows:
-        connection.execute(insert(asked), rows)
 
 
 def family_of(connection: Connection, ablation_id: str) -> Family:

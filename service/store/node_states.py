@@ -45,9 +45,14 @@ def note_device(connection: Connection, node_id: str, state: DeviceHealth, reaso
     if state is DeviceHealth.OK:
         return
     told = f"its worker says: {reason or 'no reason given'}"
+    _stop(connection, node_id, told, by="worker")
+
+
+def _stop(connection: Connection, node_id: str, reason: str, *, by: str) -> bool:
+    """Quarantine a node unless it is already; tell whether this did."""
     healthy = (nodes.c.id == node_id, nodes.c.quarantined_reason.is_(None))
-    values = {"quarantined_reason": storable(told), "stopped_by": "worker", "stopped_at": db_now()}
-    connection.execute(update(nodes).where(*healthy).values(**values))
+    values = {"quarantined_reason": storable(reason), "stopped_by": by, "stopped_at": db_now()}
+    return bool(connection.execute(update(nodes).where(*healthy).values(**values)).rowcount)
 
 
 def judge_node(connection: Connection, node_id: str, *, limit: int) -> str | None:
@@ -65,10 +70,7 @@ def judge_node(connection: Connection, node_id: str, *, limit: int) -> str | Non
         return None
     last = broken[0]
     reason = f"{len(broken)} attempts in a row broke here, the last by {last.failure_class}: {last.message}"
-    healthy = (nodes.c.id == node_id, nodes.c.quarantined_reason.is_(None))
-    values = {"quarantined_reason": storable(reason), "stopped_by": "service", "stopped_at": db_now()}
-    stopped = connection.execute(update(nodes).where(*healthy).values(**values))
-    return reason if stopped.rowcount else None
+    return reason if _stop(connection, node_id, reason, by="service") else None
 
 
 def _broken_in_a_row(connection: Connection, node_id: str) -> list[Row[Any]]:

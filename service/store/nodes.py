@@ -40,6 +40,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "node_class": registration.node_class,
         "registration": registration.model_dump_json(),
         "lanes": lanes_that_ran(registration.lanes),
+        "num_devices": len(registration.devices),
         "registered_at": db_now(),
         "seen_at": db_now(),
     }

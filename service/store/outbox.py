@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, select, update
 
 from service.lifecycle import OutboxKind
 from service.store.columns import db_now, storable
+from service.store.inserts import Target, insert_all
 from service.store.tables import outbox
 
-_ADD = insert(outbox).inline().values(created_at=db_now(), due_at=db_now(), tries=0)
+NEW = Target(table=outbox, made={"created_at": db_now(), "due_at": db_now()})
 
 
 class Rank(IntEnum):
@@ -36,13 +37,12 @@ class OutboxRow:
 
 def add(connection: Connection, kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST) -> None:
     """Ask for `kind` to be done about `key` (an ablation id, or a node class for a wake-up)."""
-    connection.execute(_ADD, {"kind": kind.value, "key": key, "rank": rank.value})
+    insert_all(connection, [(NEW, [row(kind, key, rank=rank)])])
 
 
-def add_all(connection: Connection, wanted: Sequence[tuple[OutboxKind, str]]) -> None:
-    """Ask for several things in one statement."""
-    rows = [{"kind": kind.value, "key": key, "rank": Rank.FIRST.value} for kind, key in wanted]
-    connection.execute(_ADD, rows)
+def row(kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST) -> dict[str, str | int]:
+    """Return the row that asks for it, for `NEW`."""
+    return {"kind": kind.value, "key": key, "rank": rank.value, "tries": 0}
 
 
 def due(connection: Connection, kind: OutboxKind, *, limit: int) -> list[OutboxRow]:

@@ -1,13 +1,15 @@
-"""Which node may take which block: not a stopped one, not without the lanes that it needs, elsewhere after a break."""
+"""Which node may take which block: not a stopped one, not without its lanes and devices, elsewhere after a break."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, or_, select
 
 from experiments.design.plan import Plan
+from kernels.backends import NODE_CLASSES
 from service.store.columns import db_now
 from service.store.tables import blocks, nodes
 
@@ -27,6 +29,16 @@ _TAKES_WORK = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What every block of an ablation needs of its node."""
+
+    lanes: str
+    """As blocks store them."""
+    devices: int
+    """That share one step."""
+
+
 def lanes_of(plan: Plan) -> str:
     """Return the lanes that one block of `plan` runs, as it is stored with the block."""
     return ",".join(sorted({str(arm.gates["lane"]) for arm in plan.arms}))
@@ -41,6 +53,7 @@ def fits(node: Row[Any]) -> ColumnElement[bool]:
     """Return the condition that a waiting block may be given to `node`."""
     avoid = blocks.c.avoid_node_id
     free = or_(avoid.is_(None), avoid != node.id, blocks.c.avoid_until <= db_now())
+    free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
     return free if node.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
 
 
@@ -50,9 +63,14 @@ def _runnable(lanes: list[str]) -> list[str]:
     return [ANY_LANE, *(",".join(chosen) for size in sizes for chosen in combinations(sorted(lanes), size))]
 
 
-def can_run(lanes: str | None, needed: str) -> bool:
-    """Tell whether a node whose check stored `lanes` may run a block that stored `needed`."""
-    return lanes is None or set(needed.split(",")) <= {ANY_LANE, *json.loads(lanes)}
+def lacks(node: Row[Any], needs: Needs) -> str | None:
+    """Return what `node` lacks to run a block that needs this, in words; None when it may run it."""
+    if node.lanes is not None and not set(needs.lanes.split(",")) <= {ANY_LANE, *json.loads(node.lanes)}:
+        return f"did not run the lanes {needs.lanes} in its check"
+    if needs.devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):
+        plural = "" if node.num_devices == 1 else "s"
+        return f"has {node.num_devices} device{plural}, and one step is spread over {needs.devices}"
+    return None
 
 
 def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bool:

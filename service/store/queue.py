@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, Select, func, select, union_all
 
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
+from service.store.placement import Needs
 from service.store.tables import ablations, blocks, nodes
 from service.store.turns import ORDER
 
@@ -52,13 +53,14 @@ def holders(connection: Connection, ablation_ids: Collection[str]) -> list[Row[A
 
 
 def nodes_of(connection: Connection, node_classes: Collection[str]) -> list[Row[Any]]:
-    """Return the nodes of these classes: what stops them, what lanes they ran, and how long they were silent."""
+    """Return the nodes of these classes: what stops them, lanes and devices, and how long they were silent."""
     query = select(
         nodes.c.name,
         nodes.c.node_class,
         nodes.c.draining,
         nodes.c.quarantined_reason,
         nodes.c.lanes,
+        nodes.c.num_devices,
         (db_now() - nodes.c.seen_at).label("silent_s"),
     )
     return list(connection.execute(query.where(nodes.c.node_class.in_(node_classes)).order_by(nodes.c.name)))
@@ -78,8 +80,8 @@ def _newest(state: AblationState) -> Select[Any]:
     return select(query.order_by(ablations.c.id.desc()).limit(_PACE_OF).subquery())
 
 
-def lanes_needed(connection: Connection, ablation_ids: Collection[str]) -> dict[str, str]:
-    """Return the lanes that the blocks of these ablations need, as blocks store them."""
-    query = select(blocks.c.ablation_id, func.max(blocks.c.lanes)).where(blocks.c.ablation_id.in_(ablation_ids))
-    rows = connection.execute(query.where(blocks.c["index"] == 0).group_by(blocks.c.ablation_id))
-    return {row[0]: row[1] for row in rows}
+def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Needs]:
+    """Return what the blocks of these ablations need, which is the same for all of one."""
+    query = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.num_devices)
+    rows = connection.execute(query.where(blocks.c["index"] == 0, blocks.c.ablation_id.in_(ablation_ids)))
+    return {row.ablation_id: Needs(lanes=row.lanes, devices=row.num_devices) for row in rows}

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Table, bindparam, column, delete, func, insert, select
+from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.exc import IntegrityError
 
 from experiments.design.plan import Plan
+from experiments.design.questions import questions as question_digests
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.identity import BlockIds, new_block_ids
@@ -18,15 +18,16 @@ from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
-from service.store.families import store_questions
+from service.store.inserts import Part, Target, insert_all
 from service.store.placement import lanes_of
-from service.store.tables import ablations, blocks, idempotency, labels, trials
+from service.store.tables import ablations, blocks, idempotency, labels, questions, trials
 from service.store.transitions import Transitions
 from service.store.turns import reached
 
-_START = reached(bindparam("queue_class"), bindparam("queue_priority"))
-_ABLATION = insert(ablations).values(created_at=db_now()).returning(_START)
-_ANSWER = insert(idempotency).values(created_at=db_now())
+_ANSWER = Target(table=idempotency, made={"created_at": db_now()})
+_ABLATION = Target(table=ablations, made={"created_at": db_now()})
+_BLOCKS = Target(table=blocks, added={"turn": reached(bindparam("queue_class"), bindparam("queue_priority"))})
+_TRIALS, _QUESTIONS, _LABELS = Target(table=trials), Target(table=questions), Target(table=labels)
 _KNOWN = select(idempotency.c.body_digest, idempotency.c.ablation_id, idempotency.c.answer)
 
 
@@ -81,47 +82,49 @@ def store_submission(connection: Connection, submission: Submission, key: Idempo
 
     Raises KeyKnown when the key was answered before; the transaction is over then.
     """
-    row = {"token_id": key.token_id, "key": key.key, "body_digest": key.body_digest}
-    try:
-        connection.execute(_ANSWER, {**row, "ablation_id": answer.ablation_id, "answer": answer.text})
-    except IntegrityError as error:
-        raise KeyKnown from error
-    first_look = submission.spec.design.blocks.schedule[0]
-    insert_rows(connection, submission, new_block_ids(submission.plan), first_look=first_look)
+    given = {"token_id": key.token_id, "key": key.key, "body_digest": key.body_digest}
     transitions = Transitions(connection, submission.ablation_id, actor=submission.submitted_by)
     transitions.add_event(
         EventKind.ABLATION_STATE, submission.ablation_id, reason="submitted", new=AblationState.QUEUED
     )
-    transitions.flush_new()
+    first_look = submission.spec.design.blocks.schedule[0]
     after = [(OutboxKind.WAKE, submission.plan.node_class), (OutboxKind.ANNOUNCE, submission.ablation_id)]
-    outbox.add_all(connection, after)
+    parts = [
+        (_ANSWER, [{**given, "ablation_id": answer.ablation_id, "answer": answer.text}]),
+        *_parts(submission, new_block_ids(submission.plan), first_look=first_look),
+        transitions.new_events(),
+        (outbox.NEW, [outbox.row(kind, key) for kind, key in after]),
+    ]
+    try:
+        insert_all(connection, parts, _queue(submission))
+    except IntegrityError as error:
+        raise KeyKnown from error
 
 
-def insert_rows(
-    connection: Connection,
-    submission: Submission,
-    ids: Sequence[BlockIds],
-    *,
-    bundles: str | None = None,
-    first_look: int | None = None,
-) -> None:
-    """Insert the ablation with its labels, blocks and trials; `ids` of every block in the plan's order.
+def insert_rows(connection: Connection, submission: Submission, ids: Sequence[BlockIds], *, bundles: str) -> None:
+    """Insert an imported ablation with its labels, blocks and trials; `ids` of every block in the plan's order."""
+    insert_all(connection, _parts(submission, ids, bundles=bundles), _queue(submission))
 
-    Blocks from the index `first_look` on are held, all others queued.
-    """
+
+def _queue(submission: Submission) -> dict[str, Any]:
+    """Return the queue whose turn the blocks count from."""
+    return {"queue_class": submission.plan.node_class, "queue_priority": submission.spec.limits.priority}
+
+
+def _parts(
+    submission: Submission, ids: Sequence[BlockIds], *, bundles: str | None = None, first_look: int | None = None
+) -> list[Part]:
+    """Return the rows of an ablation. Blocks from the index `first_look` on are held, all others queued."""
     held_from = len(ids) if first_look is None else first_look
-    queue = {"queue_class": submission.plan.node_class, "queue_priority": submission.spec.limits.priority}
-    row = {**_ablation_row(submission, held_from), **queue, "bundles": bundles}
-    turn = connection.execute(_ABLATION, row).scalar_one()
-    block_rows, trial_rows = _work_rows(submission, ids, held_from=held_from, turn=turn)
-    _insert_many(connection, blocks, block_rows)
-    _insert_many(connection, trials, trial_rows)
-    store_questions(connection, submission.ablation_id, submission.spec, submission.plan)
-    if submission.spec.labels:
-        pairs = submission.spec.labels.items()
-        connection.execute(
-            insert(labels), [{"ablation_id": submission.ablation_id, "key": k, "value": str(v)} for k, v in pairs]
-        )
+    own = submission.ablation_id
+    asked = question_digests(submission.spec, submission.plan).items()
+    return [
+        (_ABLATION, [{**_ablation_row(submission, held_from), "bundles": bundles}]),
+        (_BLOCKS, _block_rows(submission, ids, held_from=held_from)),
+        (_TRIALS, _trial_rows(submission, ids)),
+        (_QUESTIONS, [{"ablation_id": own, "arm": arm, "digest": digest} for arm, digest in asked]),
+        (_LABELS, [{"ablation_id": own, "key": k, "value": str(v)} for k, v in submission.spec.labels.items()]),
+    ]
 
 
 def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
@@ -156,24 +159,21 @@ def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
     }
 
 
-def _work_rows(
-    submission: Submission, ids: Sequence[BlockIds], *, held_from: int, turn: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    plan, ablation_id = submission.plan, submission.ablation_id
-    priority = submission.spec.limits.priority
+def _block_rows(submission: Submission, ids: Sequence[BlockIds], *, held_from: int) -> list[dict[str, Any]]:
+    plan = submission.plan
     lanes = lanes_of(plan)
-    roles = {arm.name: arm.role for arm in plan.arms}
-    block_rows = [
+    return [
         {
             "id": own.block_id,
-            "ablation_id": ablation_id,
+            "ablation_id": submission.ablation_id,
             "index": block.index,
             "seed": block.seed,
             "order": json.dumps(block.order),
             "node_class": plan.node_class,
-            "priority": priority,
-            "turn": turn + block.index,
+            "priority": submission.spec.limits.priority,
+            "turn": block.index,
             "lanes": lanes,
+            "num_devices": plan.devices,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
             "attempt_no": 0,
             "not_before": 0.0,
@@ -181,10 +181,14 @@ def _work_rows(
         }
         for own, block in zip(ids, plan.blocks, strict=True)
     ]
-    trial_rows = [
+
+
+def _trial_rows(submission: Submission, ids: Sequence[BlockIds]) -> list[dict[str, Any]]:
+    roles = {arm.name: arm.role for arm in submission.plan.arms}
+    return [
         {
             "id": trial_id,
-            "ablation_id": ablation_id,
+            "ablation_id": submission.ablation_id,
             "block_id": own.block_id,
             "block_index": block.index,
             "position": position,
@@ -192,28 +196,9 @@ def _work_rows(
             "role": roles[arm],
             "state": TrialState.QUEUED.value,
         }
-        for own, block in zip(ids, plan.blocks, strict=True)
+        for own, block in zip(ids, submission.plan.blocks, strict=True)
         for position, (trial_id, arm) in enumerate(zip(own.trial_ids, block.order, strict=True))
     ]
-    return block_rows, trial_rows
-
-
-def _insert_many(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert `rows`, which all have the same keys.
-
-    PostgreSQL would otherwise get one message per row, and a client spends more on those than on everything else.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.execute(_from_json(table, tuple(rows[0])), {"rows": json.dumps(rows)})
-    else:
-        connection.execute(insert(table), rows)
-
-
-@lru_cache(maxsize=16)
-def _from_json(table: Table, names: tuple[str, ...]) -> Insert:
-    columns = [column(name, table.c[name].type) for name in names]
-    records = func.json_to_recordset(bindparam("rows")).table_valued(*columns).render_derived(with_types=True)
-    return insert(table).from_select(list(names), select(*[records.c[name] for name in names]), include_defaults=False)
 
 
 def forget_idempotency(connection: Connection, *, age_s: float) -> int:

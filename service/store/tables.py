@@ -87,6 +87,7 @@ nodes = Table(
     Column("stopped_at", Double),
     Column("resumed_at", Double, nullable=False, default=0.0),
     Column("lanes", Text),
+    Column("num_devices", Integer, nullable=False, default=1),
 )
 
 node_keys = Table(
@@ -175,6 +176,7 @@ blocks = Table(
     Column("priority", Integer, nullable=False),
     Column("turn", BigInteger, nullable=False, default=0),
     Column("lanes", String(64), nullable=False, default=""),
+    Column("num_devices", Integer, nullable=False, default=1),
     Column("state", String(16), nullable=False),
     Column("attempt_no", Integer, nullable=False, default=0),
     Column("attempt_id", String(30)),

@@ -123,18 +123,22 @@ def _end(connection: Connection, token_id: str, *which: ColumnElement[bool], aft
 
 
 def _changeable(connection: Connection, name: str) -> Row[Any]:
-    token = _live(connection, name)
-    if token is None:
-        raise NotFound(f"there is no token {name!r}")
+    token = _found(_live(connection, name, lock=True), name)
     if token.created_by == SETTINGS:
         variable = "ABLATE_WORKER_TOKEN" if token.scope == Scope.WORKER else "ABLATE_ADMIN_TOKEN"
         raise TokenOfSettings(f"the secret of '{name}' comes from the service's settings; change {variable} there")
     return token
 
 
-def _live(connection: Connection, name: str) -> Row[Any] | None:
+def _live(connection: Connection, name: str, *, lock: bool = False) -> Row[Any] | None:
     query = select(tokens).where(tokens.c.name == name, tokens.c.revoked_at.is_(None))
-    return connection.execute(query.with_for_update()).first()
+    return connection.execute(query.with_for_update() if lock else query).first()
+
+
+def _found(token: Row[Any] | None, name: str) -> Row[Any]:
+    if token is None:
+        raise NotFound(f"there is no token {name!r}")
+    return token
 
 
 def list_tokens(connection: Connection) -> list[Row[Any]]:
@@ -144,10 +148,7 @@ def list_tokens(connection: Connection) -> list[Row[Any]]:
 
 def get_token(connection: Connection, name: str) -> Row[Any]:
     """Return a token that is not revoked. Raises NotFound."""
-    token = connection.execute(select(tokens).where(tokens.c.name == name, tokens.c.revoked_at.is_(None))).first()
-    if token is None:
-        raise NotFound(f"there is no token {name!r}")
-    return token
+    return _found(_live(connection, name), name)
 
 
 def secrets_of(connection: Connection, token_ids: Sequence[str]) -> list[Row[Any]]:
@@ -174,7 +175,7 @@ def replace_settings_tokens(connection: Connection, wanted: Sequence[tuple[NewTo
 
 def _of_settings(connection: Connection, wanted: NewToken) -> str:
     """Return the id of the settings' token of this name, locked, stored if it is not there."""
-    known = _live(connection, wanted.name)
+    known = _live(connection, wanted.name, lock=True)
     if known is None:
         return _insert(connection, wanted, by=SETTINGS)
     if known.created_by != SETTINGS:

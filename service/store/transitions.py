@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, Table, func, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
 from service.store.columns import db_now
+from service.store.inserts import Part, Target, insert_all
 from service.store.tables import ablations, attempts, blocks, events, trials
 
 _TABLES: dict[type[StrEnum], Table] = {
@@ -26,21 +27,7 @@ _TABLES: dict[type[StrEnum], Table] = {
 
 _IDS_PER_STATEMENT = 5000
 
-_INSERT_EVENTS = (
-    insert(events)
-    .inline()
-    .values(
-        ablation_id=bindparam("ablation_id"),
-        at=db_now(),
-        kind=bindparam("kind"),
-        subject=bindparam("subject"),
-        old=bindparam("old"),
-        new=bindparam("new"),
-        actor=bindparam("actor"),
-        reason=bindparam("reason"),
-        data=bindparam("data"),
-    )
-)
+_EVENTS = Target(table=events, made={"at": db_now()})
 
 
 class Transitions:
@@ -129,9 +116,12 @@ class Transitions:
 
     def flush_new(self) -> None:
         """Write the events of an ablation that this transaction created, which nobody else can see yet."""
-        rows = self._rows
-        self._connection.execute(_INSERT_EVENTS, rows[0] if len(rows) == 1 else rows)
-        self._rows = []
+        insert_all(self._connection, [self.new_events()])
+
+    def new_events(self) -> Part:
+        """Hand the events over to who inserts them together with what they are about."""
+        rows, self._rows = self._rows, []
+        return _EVENTS, rows
 
 
 def lock_ablation(connection: Connection, ablation_id: str) -> AblationState:

@@ -16,15 +16,15 @@ from sqlalchemy import insert
 
 from service.store.columns import db_now
 from service.store.session import Store
-from service.store.tables import ablations, blocks, events, idempotency, metadata, outbox, trials
+from service.store.tables import ablations, blocks, events, idempotency, metadata, outbox, questions, trials
 
 ARMS, BLOCKS = ("baseline", "psiv-on", "chunk-32"), 6
 DIGEST = "sha256:" + "0" * 64
 
 INSERT_ABLATION = insert(ablations).values(created_at=db_now())
-INSERT_BLOCKS, INSERT_TRIALS = insert(blocks), insert(trials)
+INSERT_BLOCKS, INSERT_TRIALS, INSERT_QUESTIONS = insert(blocks), insert(trials), insert(questions)
 INSERT_EVENT = insert(events).values(at=db_now())
-INSERT_OUTBOX_ROW = insert(outbox).values(created_at=db_now(), due_at=db_now(), tries=0)
+INSERT_OUTBOX_ROWS = insert(outbox).values(created_at=db_now(), due_at=db_now(), tries=0)
 INSERT_KEY = insert(idempotency).values(created_at=db_now())
 
 
@@ -91,8 +91,11 @@ def create_app(store: Store, plan: str) -> FastAPI:
             connection.execute(INSERT_BLOCKS, [_block(ablation_id, b, i, spec) for i, b in enumerate(block_ids)])
             rows = [_trial(ablation_id, b, i, p, arm) for i, b in enumerate(block_ids) for p, arm in enumerate(ARMS)]
             connection.execute(INSERT_TRIALS, rows)
+            asked = [{"ablation_id": ablation_id, "arm": arm, "digest": DIGEST} for arm in ARMS[1:]]
+            connection.execute(INSERT_QUESTIONS, asked)
             connection.execute(INSERT_EVENT, _event(ablation_id))
-            connection.execute(INSERT_OUTBOX_ROW, {"kind": "none", "key": spec.placement.node_class})
+            wanted = [{"kind": "none", "key": key} for key in (spec.placement.node_class, ablation_id)]
+            connection.execute(INSERT_OUTBOX_ROWS, wanted)
             connection.execute(INSERT_KEY, _key(ablation_id))
         return Created(id=ablation_id, state="queued")
 

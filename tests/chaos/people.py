@@ -18,13 +18,14 @@ _OVER = ("completed", "failed", "cancelled")
 
 
 def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[str, Any]:
-    """Return a legal spec whose trials take a second, a few of them ten; memory decides, so times do not matter."""
+    """Return a legal spec of short trials, or of four that outlive a lease; memory decides, so times do not matter."""
     gates: dict[str, dict[str, Any]] = {
         "chunk-8": {"gates": {"chunk_size": 8}},
         "psiv-on": {"gates": {"psiv_cache": True}},
     }
-    names = chance.sample(sorted(gates), chance.choice((1, 1, 2)))
-    looks, is_long = chance.random() < 0.1, chance.random() < 0.2
+    kind = chance.choices(("short", "long", "looks"), (72, 18, 10))[0]
+    names = chance.sample(sorted(gates), 1 if kind == "long" else chance.choice((1, 1, 2)))
+    blocks = {"long": {"count": 2}, "looks": {"looks": [6, 8]}}.get(kind, {"count": chance.randint(2, 4)})
     return {
         "ablation": f"chaos-{number}",
         "question": "Is every trial counted once, whatever breaks?",
@@ -37,7 +38,7 @@ def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[s
             "steps": {
                 "warmup": 0,
                 "warmup_s": 0,
-                "timed": long_steps if is_long and not looks else chance.randint(1, 4),
+                "timed": long_steps if kind == "long" else chance.randint(1, 4),
                 "val_rows": 0,
             },
         },
@@ -45,7 +46,7 @@ def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[s
         "variants": {name: gates[name] for name in names},
         "design": {
             "seeds": [1],
-            "blocks": {"looks": [6, 8]} if looks else {"count": chance.randint(2, 4)},
+            "blocks": blocks,
             "order_seed": number,
         },
         "placement": {"node_class": "cpu", "max_foreign_load": "99%"},

@@ -30,12 +30,14 @@ class Part:
     """What its log says once it works; nothing: it works as soon as it lives."""
     ends: int = 0
     _log_begins: int = field(default=0, repr=False)
+    _has_worked: bool = field(default=False, repr=False)
     _down_since: float | None = field(default=None, repr=False)
 
     def start(self) -> None:
         """Start the process in a session of its own."""
         with self.log.open("ab") as sink:
             self._log_begins = sink.tell()
+            self._has_worked = False
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -66,9 +68,11 @@ class Part:
         """Whether the process lives and has said that it works."""
         if self.pid is None:
             return False
-        with self.log.open("rb") as log:
-            log.seek(self._log_begins)
-            return self.works in log.read()
+        if not self._has_worked:
+            with self.log.open("rb") as log:
+                log.seek(self._log_begins)
+                self._has_worked = self.works in log.read()
+        return self._has_worked
 
     @property
     def pid(self) -> int | None:

@@ -79,7 +79,7 @@ def engine(*words: str, check: bool = True, timeout_s: float = 120.0) -> str:
     return found.stdout + found.stderr
 
 
-def wait_healthy(service: str, *, patience_s: float = 120.0) -> None:
+def wait_healthy(service: str, *, patience_s: float = 400.0) -> None:
     """Run the health check of `service` until it passes."""
     deadline = time.monotonic() + patience_s
     while not _is_healthy(service):

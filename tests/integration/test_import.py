@@ -1,5 +1,6 @@
 """Importing bundles over REST on both databases: whole or not at all, once, refused when anything was altered."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from experiments.outcomes import FailureClass
 from experiments.records.bundle import PLAN, RECEIPT
 from experiments.records.plan_file import PlanFile, plan_file_text
 from service.lifecycle import OutboxKind
+from service.patient_json import AT_ONCE_BYTES, parse
 from service.store.session import Store
 from service.store.tables import ablations, attempts, receipts
 from service.store.tables import outbox as outbox_table
@@ -173,3 +175,41 @@ def test_import_needs_an_operator(api: Api) -> None:
 def test_remarks_name_the_code_that_really_ran(api: Api) -> None:
     (remark,) = send(api, make_bundle(make_file(), [0])).json()["remarks"]
     assert remark.startswith("the trials ran code sha256:code; the plan was made beside sha256:")
+
+
+LARGE = "y" * (AT_ONCE_BYTES + 1)
+
+
+def test_a_large_body_is_parsed_in_another_thread_than_requests_are_answered_from(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bool] = []
+
+    def note(body: bytes) -> Any:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        parsed.append(len(body) > AT_ONCE_BYTES)
+        return parse(body)
+
+    monkeypatch.setattr("service.patient_json.parse", note)
+    for text in ("small", LARGE):
+        found = problems(send(api, {"x": text.encode()}))
+        assert list(found) == ["#/bundles/0/files/manifest.json"]
+    assert parsed == [True]
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ('"trust": [NaN]', "NaN is no JSON"),
+        ('"trust": ["\\ud800"]', "a lone surrogate is no character"),
+        ('"trust": [1', "Expecting ',' delimiter"),
+        ('"trust": ' + "[" * 100_000, "the body cannot be read"),
+    ],
+)
+def test_a_large_body_that_is_not_json_is_refused(api: Api, end: str, said: str) -> None:
+    body = f'{{"bundles": [{{"files": {{"x": "{LARGE}"}}}}], {end}}}'
+    headers = {**api.admin, "Content-Type": "application/json"}
+    answer = api.client.post("/v1/ablations:import", content=body, headers=headers)
+    assert answer.status_code == 422
+    assert said in answer.json()["errors"][0]["detail"]

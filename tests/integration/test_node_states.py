@@ -232,3 +232,22 @@ def test_block_goes_only_where_its_lanes_ran(api: Api) -> None:
     assert api.claim(registered({"reference": None, "cuda": "no device"})) is not None
     assert registered(None) == one
     assert api.claim(api.register("two")) is not None
+
+
+def test_block_goes_only_where_all_devices_of_its_step_are(api: Api) -> None:
+    """Chips that are not there would break the block; virtual devices are as many as are asked for."""
+    wide = {
+        "workload__overrides": {"micro_batch": 4},
+        "baseline": {"gates": {"lane": "xla"}},
+        "variants": {"whole": {"gates": {"sharding": "replicated"}}},
+    }
+    made = api.submit(placement={"node_class": "tpu-v6e", "devices": 4}, **wide)
+    for name, chips in (("one", 1), ("eight", 8)):
+        assert api.claim(api.register(name, "tpu-v6e", devices=chips)) is None
+    assert api.get(f"/v1/ablations/{made['id']}").json()["waiting_for"] == (
+        "a live node of class 'tpu-v6e': 'eight' has 8 devices, and one step is spread over 4; "
+        "'one' has 1 device, and one step is spread over 4"
+    )
+    assert api.claim(api.register("four", "tpu-v6e", devices=4)) is not None
+    api.submit(placement={"node_class": "xla-cpu", "devices": 4}, **wide)
+    assert api.claim(api.register("virtual", "xla-cpu", devices=1)) is not None

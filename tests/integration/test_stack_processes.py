@@ -3,13 +3,15 @@ import signal
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.runtime.processes import wait_until
 from service.stack import processes
-from service.stack.parts import StackPart
+from service.stack.layout import StackFiles
+from service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 DEAF = [
@@ -25,9 +27,11 @@ LEAVER = [
 ]
 SUPERVISOR = """
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 from service.stack import processes
-from service.stack.parts import StackPart
+from service.stack.layout import StackFiles
+from service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
 command = (sys.executable, "-c", "import time; time.sleep(600)")
 part = StackPart(name="part", command=command, environment={}, answers=lambda: True)
 processes.start(part, stack_id=sys.argv[1], log=Path(sys.argv[2]))
@@ -82,3 +86,21 @@ def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Pat
         assert len(processes.members(stack_id)) == 1
         supervisor.kill()
     assert wait_until(lambda: not processes.members(stack_id), patience_s=60)
+
+
+def test_a_part_inherits_only_the_secrets_that_it_is_to_know(
+    stack_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ABLATE_WEBHOOK_SECRET", "whsec_planted")
+    monkeypatch.setenv("ABLATE_ADMIN_TOKEN", "planted-token-of-another")
+    monkeypatch.setenv("ABLATE_LOG_FORMAT", "json")
+    where = Addresses(files=StackFiles(home=tmp_path), api_port=1, mlflow_port=2)
+    show = (sys.executable, "-c", "import os; print('\\n'.join(sorted(os.environ.values())), flush=True)")
+    for part in all_parts(where, node_is_ready=lambda: True):
+        log = tmp_path / part.name
+        process = processes.start(replace(part, command=show), stack_id=stack_id, log=log)
+        process.wait()
+        values = log.read_text().splitlines()
+        assert "json" in values
+        assert ("whsec_planted" in values) == (part.name == BACKGROUND)
+        assert "planted-token-of-another" not in values

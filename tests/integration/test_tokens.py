@@ -44,8 +44,8 @@ def works(api: Api, headers: dict[str, str]) -> bool:
     return status == 200
 
 
-def submit(api: Api, headers: dict[str, str], key: str) -> httpx.Response:
-    return api.client.post("/v1/ablations", headers={**headers, "Idempotency-Key": key}, json=spec_values())
+def submit(api: Api, headers: dict[str, str], key: str, **changes: Any) -> httpx.Response:
+    return api.client.post("/v1/ablations", headers={**headers, "Idempotency-Key": key}, json=spec_values(**changes))
 
 
 def let_time_pass(api: Api, seconds: float) -> None:
@@ -169,8 +169,9 @@ def test_identity_says_who_asks(api: Api) -> None:
 
 
 def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
-    mine = api.token("frugal", "submit", device_minutes=2.0)
-    first = submit(api, mine, "q-1")
+    small = {"limits__device_minutes": 1.0}
+    mine = api.token("frugal", "submit", device_minutes=3.0)
+    first = submit(api, mine, "q-1", **small)
     assert first.status_code == 202
     node = api.register("worker-of-frugal")
     for _ in range(100):  # whatever waited before is taken first
@@ -181,19 +182,48 @@ def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
         api.cancel(block["ablation_id"])
         api.attempt(block, "release", failure_class="cancelled", message="x")
     _spend(api, block["attempt_id"], minutes=1.9)
-    assert submit(api, mine, "q-2").status_code == 202
+    assert submit(api, mine, "q-2", **small).status_code == 202
     _spend(api, block["attempt_id"], minutes=2.5)
-    refused = submit(api, mine, "q-3")
+    refused = submit(api, mine, "q-3", **small)
     assert (refused.status_code, refused.json()["type"]) == (403, "urn:ablate:problem:quota-used-up")
-    assert "have used 2.5 of its 2 device minutes" in refused.json()["detail"]
-    assert submit(api, mine, "q-1").content == first.content, "an answer that was given stays"
+    said = refused.json()["detail"]
+    assert "have used 2.5 device minutes" in said
+    assert "this one among them, may use 2.0 more; it has 3." in said
+    assert submit(api, mine, "q-1", **small).content == first.content, "an answer that was given stays"
     assert submit(api, api.token("rich", "submit"), "q-4").status_code == 202
     api.attempt(block, "report", failure_class="infra_node", message="x")
-    used = {row["name"]: row["device_minutes_used"] for row in api.get("/v1/tokens").json()["items"]}
-    assert 2.5 <= used["frugal"] < 2.6
-    assert used["rich"] == 0
+    rows = {row["name"]: row for row in api.get("/v1/tokens").json()["items"]}
+    assert 2.5 <= rows["frugal"]["device_minutes_used"] < 2.6
+    assert (rows["rich"]["device_minutes_used"], rows["rich"]["device_minutes_reserved"]) == (0, 180)
     assert admin(api, "/v1/tokens/frugal:set-quota", device_minutes=None).status_code == 200
     assert submit(api, mine, "q-5").status_code == 202
+
+
+def test_a_submission_reserves_what_it_may_use_until_it_is_over(api: Api) -> None:
+    mine = api.token("planner", "submit", device_minutes=100.0)
+    ask = {"limits__device_minutes": 60.0}
+    first = submit(api, mine, "r-1", **ask)
+    assert first.status_code == 202
+    assert submit(api, mine, "r-2", **ask).status_code == 403
+    assert submit(api, mine, "r-3", limits__device_minutes=40.0).status_code == 202, "exactly the rest"
+    assert api.client.get("/v1/identity", headers=mine).json()["device_minutes_reserved"] == 100
+    api.cancel(first.json()["id"])
+    assert submit(api, mine, "r-4", **ask).status_code == 202, "what was cancelled needs nothing any more"
+
+
+def test_submissions_at_once_do_not_reserve_the_same_minutes(api: Api) -> None:
+    mine = api.token("hasty", "submit", device_minutes=100.0)
+    statuses: list[int] = []
+
+    def ask(number: int) -> None:
+        statuses.append(submit(api, mine, f"h-{number}", limits__device_minutes=30.0).status_code)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(statuses) == [202] * 3 + [403] * 9
 
 
 def _spend(api: Api, attempt_id: str, *, minutes: float) -> None:

@@ -1,10 +1,12 @@
 """Train or trace a small hybrid over several virtual devices, and tell it as one JSON line: run by test_mesh_xla.py.
 
-python -m tests.xla.mesh_program '{"home": "/tmp/x", "devices": 4}'
+python -m tests.xla.mesh_program '{"home": "/tmp/x", "devices": 4, "asked": {"plain": {}, "whole": {"lie": true}}}'
 """
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
-from kernels import xla_mesh
+from kernels import xla_device, xla_mesh
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.errors import KernelUnsupported
 from kernels.scan import ScanSwitches
@@ -26,23 +28,21 @@ from workers.trial import _xla_device
 from workers.xla_compilation import ask_compiler
 
 
-def config_of(asked: dict[str, Any]) -> TrainConfig:
+def config_of(asked: dict[str, Any], home: Path, devices: int) -> TrainConfig:
     """Return the configuration that the keys of `asked` describe."""
-    devices = asked["devices"]
     model = HybridConfig(
         vocab_size=asked.get("vocab_size", 512),
         d_model=asked.get("d_model", 32),
         pattern=asked.get("pattern", "MFA"),
         mamba=MambaConfig(d_state=8, headdim=asked.get("headdim", 16), mimo_rank=2),
-        attention=AttentionConfig(num_heads=asked.get("num_heads", 2), backend=asked.get("attention", "sdpa")),
-        scan=ScanSwitches(lane=Lane.XLA, schedule=asked.get("schedule", "chunk_parallel")),
-        scan_layers=asked.get("scan_layers", False),
+        attention=AttentionConfig(num_heads=asked.get("num_heads", 2)),
+        scan=ScanSwitches(lane=Lane.XLA),
     )
     return TrainConfig(
         model=model,
-        data=small_config(Path(asked["home"]) / "corpus"),
+        data=small_config(home / "corpus"),
         optim=OptimConfig(learning_rate=1e-2),
-        steps=StepsConfig(warmup=1, timed=6, val_rows=6),
+        steps=StepsConfig(warmup=0, timed=asked.get("steps", 7), val_rows=6),
         mesh=MeshConfig(devices=devices, sharding=asked.get("sharding", "fsdp")),
         micro_batch=4,
         threads=1,
@@ -82,7 +82,8 @@ def traced(config: TrainConfig, home: Path, *, compiled: bool) -> dict[str, Any]
     }
 
 
-def lie() -> None:
+@contextmanager
+def lie() -> Iterator[None]:
     """Lay everything out whole, whatever is asked."""
     plain = xla_mesh.divide
 
@@ -90,19 +91,30 @@ def lie() -> None:
         plain(tensor, None if tensor.dtype == torch.float32 else axis)
 
     xla_mesh.divide = whole
-
-
-def main(asked: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked."""
-    config, home = config_of(asked), Path(asked["home"])
-    if asked.get("lie"):
-        lie()
     try:
-        if asked.get("trace"):
-            return traced(config, home, compiled=asked.get("compile", False))
-        return trained(config, home)
-    except KernelUnsupported as error:
-        return {"refused": str(error)}
+        yield
+    finally:
+        xla_mesh.divide = plain
+
+
+def answer(asked: dict[str, Any], home: Path, devices: int) -> dict[str, Any]:
+    """Do one thing that is asked."""
+    config = config_of(asked, home, devices)
+    with lie() if asked.get("lie") else nullcontext():
+        try:
+            if asked.get("trace"):
+                return traced(config, home, compiled=asked.get("compile", False))
+            return trained(config, home)
+        except KernelUnsupported as error:
+            return {"refused": str(error)}
+        finally:
+            xla_device.forget_pending()
+
+
+def main(order: dict[str, Any]) -> dict[str, Any]:
+    """Do everything that is asked, one after the other; return the answers by name."""
+    home, devices = Path(order["home"]), order["devices"]
+    return {name: answer(asked, home, devices) for name, asked in order["asked"].items()}
 
 
 if __name__ == "__main__":

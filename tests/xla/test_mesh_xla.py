@@ -1,11 +1,11 @@
-"""One step over several devices: four virtual ones of this machine's processors, each test in a process of its own."""
+"""One step over several devices, four virtual ones of this machine: one process for each number of devices."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -18,17 +18,22 @@ from tests.corpora import small_dataset
 pytestmark = pytest.mark.timeout(900)
 ENVELOPE = 2e-3
 """Nats: the same sums, grouped by device."""
+WAYS = ("fsdp", "replicated")
+CANNOT_COMPILE = xla_compiler.refusal()
+
+Answers: TypeAlias = dict[str, dict[str, Any]]
 
 
-def told(home: Path, **asked: Any) -> dict[str, Any]:
-    """Train or trace in a fresh process as `tests.xla.mesh_program.run` is asked; return what it told."""
+def told(home: Path, devices: int, asked: dict[str, Any]) -> Answers:
+    """Train and trace in a fresh process as `tests.xla.mesh_program` is asked; return what it told, by name."""
     assert DEVICE.type == "xla"
     environment = {**os.environ, **NODE_CLASSES["xla-cpu"].environment, "PYTHONPATH": str(Path.cwd())}
-    command = [sys.executable, "-m", "tests.xla.mesh_program", json.dumps({"home": str(home), **asked})]
+    order = json.dumps({"home": str(home), "devices": devices, "asked": asked})
+    command = [sys.executable, "-m", "tests.xla.mesh_program", order]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return answer
+    answers: Answers = json.loads(ended.stdout.splitlines()[-1])
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -40,45 +45,44 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(home: Path) -> dict[str, Any]:
-    return told(home, devices=1)
+    return told(home, 1, {"plain": {}})["plain"]
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", "replicated"])
+@pytest.fixture(scope="module")
+def together(home: Path) -> Answers:
+    asked: dict[str, Any] = {way: {"sharding": way} for way in WAYS}
+    asked["lie"] = {"lie": True, "steps": 1}
+    asked["odd"] = {"trace": True, "d_model": 34, "num_heads": 1, "headdim": 17, "vocab_size": 511}
+    if CANNOT_COMPILE is None:
+        asked |= {f"plan of {way}": {"sharding": way, "trace": True, "compile": True} for way in WAYS}
+    return told(home, 4, asked)
+
+
+@pytest.mark.parametrize("sharding", WAYS)
 def test_four_devices_train_as_one_and_say_how_their_matrices_lie(
-    home: Path, alone: dict[str, Any], sharding: str
+    alone: dict[str, Any], together: Answers, sharding: str
 ) -> None:
-    together = told(home, devices=4, sharding=sharding)
-    assert together["losses"] == pytest.approx(alone["losses"], abs=ENVELOPE)
-    assert together["loss_val"] == pytest.approx(alone["loss_val"], abs=ENVELOPE)
-    assert together["compilations"] == alone["compilations"] == [1] + [0] * (len(alone["losses"]) - 1)
-    assert (together["facts"]["mesh.sharding"], together["facts"]["mesh.devices"]) == (sharding, 4)
-    assert together["not_live"] == []
+    found = together[sharding]
+    assert found["losses"] == pytest.approx(alone["losses"], abs=ENVELOPE)
+    assert found["loss_val"] == pytest.approx(alone["loss_val"], abs=ENVELOPE)
+    assert found["compilations"] == alone["compilations"] == [1] + [0] * (len(alone["losses"]) - 1)
+    assert (found["facts"]["mesh.sharding"], found["facts"]["mesh.devices"]) == (sharding, 4)
+    assert found["not_live"] == []
     assert "mesh.sharding" not in alone["facts"]
 
 
-def test_matrices_that_are_whole_although_they_should_be_divided_are_found(home: Path) -> None:
-    assert told(home, devices=4, sharding="fsdp", lie="undivided")["not_live"] == ["sharding"]
+def test_matrices_that_are_whole_although_they_should_be_divided_are_found(together: Answers) -> None:
+    assert together["lie"]["not_live"] == ["sharding"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        ({"pattern": "MM", "scan_layers": True}, "scan_layers with 4 devices"),
-        ({"schedule": "sequential"}, "schedule 'sequential' runs on one device, not on 4"),
-        ({"attention": "flash"}, "attention 'flash' is a kernel, which cannot be divided over 4 devices"),
-        ({"d_model": 34, "num_heads": 1, "headdim": 17, "vocab_size": 511}, "4 devices divide neither axis"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_several_devices_cannot_share_is_refused(home: Path, asked: dict[str, Any], reason: str) -> None:
-    assert reason in told(home, devices=4, trace=True, **asked)["refused"]
+def test_a_matrix_that_four_devices_cannot_divide_is_refused(together: Answers) -> None:
+    assert "4 devices divide neither axis" in together["odd"]["refused"]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(xla_compiler.refusal() is not None, reason=str(xla_compiler.refusal()))
-def test_dividing_the_matrices_lowers_what_each_of_four_chips_has_to_hold(home: Path) -> None:
-    plans = {way: told(home, devices=4, sharding=way, trace=True, compile=True) for way in ("fsdp", "replicated")}
-    divided, whole = plans["fsdp"], plans["replicated"]
+@pytest.mark.skipif(CANNOT_COMPILE is not None, reason=str(CANNOT_COMPILE))
+def test_dividing_the_matrices_lowers_what_each_of_four_chips_has_to_hold(together: Answers) -> None:
+    divided, whole = (together[f"plan of {way}"] for way in WAYS)
     assert (divided["chips"], divided["topology"]) == (4, "v6e:2x2")
     assert divided["argument_bytes"] < 0.5 * whole["argument_bytes"]
     assert divided["collectives"]["all-gather"] > whole["collectives"]["all-gather"]

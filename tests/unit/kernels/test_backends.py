@@ -42,3 +42,18 @@ def test_h200_fits_its_own_devices_only(name, fits):
 def test_backends_import_needs_no_torch():
     code = "import sys, kernels.backends, kernels.facts, kernels.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "spread"),
+    [
+        ("xla-cpu", 1, (1, 2, 4, 8)),
+        ("tpu-v6e-compile", 1, (1, 4, 8, 16)),
+        ("tpu-v6e", 1, (1,)),
+        ("tpu-v6e", 4, (1, 4)),
+        ("tpu-v6e", 2, (1,)),
+        ("h200", 8, (1,)),
+    ],
+)
+def test_a_step_is_spread_over_one_device_or_all_unless_they_are_virtual(name, there, spread):
+    assert NODE_CLASSES[name].spreads(there) == spread

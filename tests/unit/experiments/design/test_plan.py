@@ -1,4 +1,5 @@
 import time
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,36 @@ def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows()
     asked["placement"] = {"node_class": "xla-cpu", "devices": 4}  # the recipe has two rows
     with pytest.raises(SpecError, match="micro_batch is 2; every one of the 4 devices takes as many rows"):
         make_plan(make_spec(**asked))
+
+
+@pytest.mark.parametrize(
+    ("gates", "overrides", "problem"),
+    [
+        (
+            {"scan_layers": True},
+            {"pattern": "MM"},
+            "scan_layers is true; inside of a loop nothing can be laid out on 4",
+        ),
+        ({"schedule": "sequential"}, {}, "schedule is sequential, which runs on one device, not on 4"),
+        ({"attention": "flash"}, {"pattern": "MA"}, "attention is flash, a kernel, which cannot be divided over 4 dev"),
+    ],
+    ids=["scan_layers", "schedule", "attention"],
+)
+def test_gates_that_several_devices_cannot_share_are_refused_at_the_gate(
+    gates: dict[str, Any], overrides: dict[str, Any], problem: str
+) -> None:
+    asked: dict[str, Any] = {
+        "workload__overrides": {"micro_batch": 4, **overrides},
+        "baseline": {"gates": {"lane": "xla"}},
+        "variants": {"tried": {"gates": gates}},
+        "verdict": {"primary": {"metric": "hbm_peak_gib", "margin": "1%"}},
+    }
+    make_plan(make_spec(placement={"node_class": "tpu-v6e-compile"}, **asked))
+    with pytest.raises(SpecError) as caught:
+        make_plan(make_spec(placement={"node_class": "tpu-v6e-compile", "devices": 4}, **asked))
+    (found,) = caught.value.problems
+    assert found.pointer == f"#/variants/tried/gates/{next(iter(gates))}"
+    assert found.detail.startswith(f"the gates do not fit together: {problem}")
 
 
 def test_dividing_over_one_device_is_refused_at_the_gate() -> None:
