@@ -17,7 +17,6 @@ from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks
 
 SIZE = (1600, 640)
-ANSWERED = "abl_psiv-cache"
 TRAINING = "workflowType=machine_learning"
 PATIENCE_MS = 120_000
 SETTLED_MS = 6000
@@ -29,12 +28,11 @@ def pages_of_mlflow(browser: Browser, folder: Path, save: Callable[[Page, str], 
     with mlflow_server.running(folder) as url:
         judged = _fill(url)
         experiment = f"{url}/#/experiments/{judged.experiment_id}"
-        arms = f"searchFilter=tags.`ablation.id` = '{ANSWERED}' and tags.`ablation.kind` = 'arm'"
         shots = {
             "mlflow-list": (f"{experiment}/runs?{_opened(ABLATIONS)}", "tma-off: running"),
             "mlflow-variants": (f"{experiment}/runs?{_opened(VARIANTS)}", "psiv-on: faster"),
             "mlflow-ablation": (f"{experiment}/runs/{judged.parent_run_id}?{TRAINING}", "Child runs"),
-            "mlflow-compare": (f"{experiment}/runs?{arms}&compareRunsMode=CHART&{TRAINING}", "Model metrics"),
+            "mlflow-compare": (f"{experiment}/runs?{_opened(VARIANTS)}&compareRunsMode=CHART", "Model metrics"),
         }
         for name, (address, seen) in shots.items():
             save(_page(browser, address, seen), name)
