@@ -30,7 +30,6 @@ def pages_of_mlflow(browser: Browser, folder: Path, save: Callable[[Page, str], 
         experiment = f"{url}/#/experiments/{judged.experiment_id}"
         shots = {
             "mlflow-list": (f"{experiment}/runs?{_opened(ABLATIONS)}", "tma-off: running"),
-            "mlflow-variants": (f"{experiment}/runs?{_opened(VARIANTS)}", "psiv-on: faster"),
             "mlflow-ablation": (f"{experiment}/runs/{judged.parent_run_id}?{TRAINING}", "Child runs"),
             "mlflow-compare": (f"{experiment}/runs?{_opened(VARIANTS)}&compareRunsMode=CHART", "Model metrics"),
         }
