@@ -16,7 +16,7 @@ WORDS: dict[VerdictWord, tuple[str, Tone]] = {
     VerdictWord.INVALID: ("!", Tone.BROKEN),
     VerdictWord.REFUSED: ("\N{CIRCLED DIVISION SLASH}", Tone.BROKEN),
     VerdictWord.OOM: ("\N{BLACK SQUARE}", Tone.BAD),
-    VerdictWord.TIMEOUT: ("\N{WHITE HOURGLASS}", Tone.BAD),
+    VerdictWord.TIMEOUT: ("\N{RIGHTWARDS ARROW TO BAR}", Tone.BAD),
     VerdictWord.FAILED: ("\N{MULTIPLICATION SIGN}", Tone.BROKEN),
 }
 """Sign and tone of every word."""

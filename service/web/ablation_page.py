@@ -17,7 +17,6 @@ from experiments.reporting import wording
 from service.lifecycle import OVER
 from service.routes.ablations import public
 from service.schemas.ablations import AblationPublic
-from service.serializers import trial_public
 from service.settings import ServiceSettings
 from service.store import ablations, failures, results, running
 from service.store.changes import last_event
@@ -144,14 +143,13 @@ def _live(connection: Connection, row: Row[Any]) -> LiveTrial:
 
 
 def _steps(row: Row[Any]) -> str:
-    progress = trial_public(row).progress
-    if progress is None:
+    if row.steps_done is None:
         return "starting"
-    parts = [f"step {progress.steps_done} of {progress.steps_total}"]
-    if progress.tokens_per_s is not None:
-        parts.append(f"{wording.number(progress.tokens_per_s)} tokens/s")
-    if progress.loss is not None:
-        parts.append(f"loss {wording.fixed(progress.loss, 3)}")
+    parts = [f"step {row.steps_done} of {row.steps_total}"]
+    if row.tokens_per_s is not None:
+        parts.append(f"{wording.number(row.tokens_per_s)} tokens/s")
+    if row.loss is not None:
+        parts.append(f"loss {wording.fixed(row.loss, 3)}")
     return ", ".join(parts)
 
 
