@@ -14,6 +14,7 @@ from tests.factories import GIB, make_receipt
 
 EXACT: dict[str, Any] = {
     "design__seeds": [1],
+    "design__blocks": {"count": 2},
     "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "1%"}},
     "variants": {"psiv-on": {"gates": {"psiv_cache": True}}},
 }
@@ -23,11 +24,12 @@ LESS_MEMORY = {"psiv-on": {"peak_bytes": GIB // 2}}
 
 
 @contextmanager
-def answering(api: Api, changed: dict[str, dict[str, Any]] | None = None) -> Iterator[None]:
-    """Answer every ablation that waits, with receipts that are `changed` by arm as in make_receipt.
+def answering(api: Api, changed: dict[str, dict[str, Any]] | None = None, *, reports: bool = False) -> Iterator[None]:
+    """Answer every ablation that waits, with receipts that are `changed` by arm as in make_receipt, and with `reports`.
 
     When that fails, everything is cancelled, so that nobody waits for ever, and the failure is raised in the end.
     """
+    kinds = [OutboxKind.JUDGE, *([OutboxKind.REPORT] if reports else [])]
     over, node, failures = threading.Event(), api.register("answerer"), list[BaseException]()
 
     def answer() -> None:
@@ -36,7 +38,7 @@ def answering(api: Api, changed: dict[str, dict[str, Any]] | None = None) -> Ite
             while not over.wait(0.05):
                 while block := api.claim(node):
                     report(api, block, node, changed or {})
-                while handlers.run_due(OutboxKind.JUDGE):
+                while any(handlers.run_due(kind) for kind in kinds):
                     pass
         except BaseException as failure:
             failures.append(failure)

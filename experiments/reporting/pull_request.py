@@ -1,16 +1,37 @@
 """A verdict as the comment of a pull request: what was asked of it, the table, and what stands behind it."""
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from experiments.analysis.verdicts import Verdict
 from experiments.block_numbers import block_list
 from experiments.outcomes import Decision
+from experiments.reporting import wording
 from experiments.reporting.markdown import verdict_markdown
+
+MAX_CHARS = 65_536
+"""The longest comment that GitHub takes."""
+_LONGEST_LINE = 1000
+_WHOLE = ("|", "**Required")
+"""Lines that are never shortened: rows of tables, which have few characters, and what was required."""
 
 
 def pull_request_markdown(verdict: Verdict, require: Decision | None = None) -> str:
-    """Return Markdown that says first whether every variant has the decision that is required."""
-    return "\n".join([*_requirement(verdict, require), verdict_markdown(verdict), "", *_evidence(verdict)])
+    """Return Markdown that says first whether every variant has the decision that is required, short enough to post."""
+    table = verdict_markdown(verdict).split("\n")
+    return _fitting([*_requirement(verdict, require), *table, "", *_evidence(verdict)], verdict.ablation)
+
+
+def _fitting(lines: Sequence[str], ablation: str) -> str:
+    """Join lines into a comment; what is too long ends in an ellipsis, and what finds no room is left to a command."""
+    lines = [line if line.startswith(_WHOLE) else wording.shorten(line, _LONGEST_LINE) for line in lines]
+    ends = list(accumulate(len(line) + 1 for line in lines))
+    if ends[-1] <= MAX_CHARS:
+        return "\n".join(lines)
+    rest = f"\n- the rest has no room here: `ablate verdict {ablation} --explain`"
+    fitting = bisect_right(ends, MAX_CHARS - len(rest))
+    return "\n".join(lines[:fitting]) + rest
 
 
 def _requirement(verdict: Verdict, require: Decision | None) -> Iterator[str]:

@@ -13,6 +13,8 @@ MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
 NOTHING = "\N{EN DASH}"
 """Stands where there is no value."""
+_UNITS = ((172_800, 86_400, "days"), (5_400, 3600, "h"), (100, 60, "min"))
+"""From so many seconds on: seconds of the unit, its name."""
 
 
 def metric(name: str) -> str:
@@ -92,11 +94,11 @@ def seconds(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration of which nobody needs more than two digits."""
-    if seconds < 100:
-        return f"{max(0.0, seconds):.0f}{SPACE}s"
-    minutes = seconds / 60
-    return f"{minutes:.0f}{SPACE}min" if minutes < 100 else f"{minutes / 60:.3g}{SPACE}h"
+    """Format seconds in the largest unit of which there are some, for example "12 min"."""
+    for least, unit_s, name in _UNITS:
+        if seconds >= least:
+            return f"{seconds / unit_s:.0f}{SPACE}{name}"
+    return f"{max(0.0, seconds):.0f}{SPACE}s"
 
 
 def number(value: float | None, digits: int = 4) -> str:

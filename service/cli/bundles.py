@@ -54,7 +54,7 @@ def import_(
     if not answer.changed:
         console.print(f"{answer.id} was imported from exactly this before; nothing was changed")
         return
-    missing = f"; {len(answer.blocks_missing)} are missing data" if answer.blocks_missing else ""
+    missing = f"; {len(answer.block_indices_missing)} are missing data" if answer.block_indices_missing else ""
     console.print(f"[bold]{escape(answer.name)}[/] imported as [bold]{answer.id}[/]: {answer.state}")
     console.print(f"  blocks   {answer.blocks_imported} imported{missing}")
     console.print(f"  answer   ablate verdict {answer.id} --explain")

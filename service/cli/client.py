@@ -55,6 +55,9 @@ app.add_typer(init.app)
 app.add_typer(priority.app)
 app.add_typer(open_page.app)
 
+KeyOption = Annotated[
+    str | None, typer.Option(help="The same key with the same spec is the same ablation; default: a new one.")
+]
 RequireOption = Annotated[Decision | None, typer.Option(help="Exit with 0 only when every variant has this decision.")]
 
 
@@ -82,7 +85,7 @@ def plan(
 @guarded
 def submit(
     spec: SpecArgument,
-    idempotency_key: Annotated[str | None, typer.Option(help="Repeat a submission safely; default: a new one.")] = None,
+    idempotency_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Submit a spec and return at once."""
@@ -102,13 +105,14 @@ def run(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the verdict for a pull request, too.")
     ] = None,
+    idempotency_key: KeyOption = None,
     as_json: StreamOption = False,
 ) -> None:
     """Submit a spec, watch it and show the verdict. Ctrl-C detaches (exit code 130) and cancels nothing.
 
     Exit code: 0 when there is a verdict; with --require as `ablate verdict` with it.
     """
-    verdict = run_spec(read_spec(spec), as_json=as_json)
+    verdict = run_spec(read_spec(spec), idempotency_key=idempotency_key, as_json=as_json)
     if markdown is not None:
         markdown.write_text(pull_request_markdown(verdict, require) + "\n", encoding="utf-8")
     if require is not None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from experiments.design.load import parse_spec, read_catalog_file
 from experiments.design.spec import ablation_json_schema
 from experiments.errors import SpecError, SpecProblem
+from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
 
 app = typer.Typer()
@@ -25,7 +26,10 @@ _TEMPLATE = "first"
 @guarded
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file; its name names the ablation.")],
-    like: Annotated[str, typer.Option(metavar="CATALOG", help="The catalog's spec to start from.")] = _TEMPLATE,
+    like: Annotated[
+        str,
+        typer.Option(metavar="CATALOG", help="The catalog's spec to start from.", autocompletion=completion.catalog),
+    ] = _TEMPLATE,
     as_json: JsonOption = False,
 ) -> None:
     """Write a commented spec to start from, and beside it the schema by which editors complete and check it."""

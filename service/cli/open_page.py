@@ -6,6 +6,8 @@ from urllib.parse import urlencode
 
 import typer
 
+from service.cli import completion
+from service.cli.names import CALLED
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 
@@ -17,7 +19,9 @@ app = typer.Typer()
 def open_(
     ablation: Annotated[
         str | None,
-        typer.Argument(metavar="[ABLATION]", help="Its id, name, the beginning of either, or latest; default: all."),
+        typer.Argument(
+            metavar="[ABLATION]", help=f"The ablation: {CALLED}; default: all.", autocompletion=completion.ablations
+        ),
     ] = None,
     operate: Annotated[
         bool, typer.Option("--operate", help="Also drain and resume nodes, cancel, and change priorities.")

@@ -93,10 +93,19 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
 
 
 def _trials(rows: Iterable[TrialPublic]) -> TerminalTable:
-    made = TerminalTable(*names("arm"), *numbers("block", "place"), *names("state", "outcome"), *names("trial"))
+    made = TerminalTable(
+        *names("arm"),
+        *numbers("block", "place"),
+        *names("state", "outcome"),
+        *texts("why"),
+        *names("trial"),
+        leaving=("why",),
+    )
     for row in rows:
         number, place = str(block_number(row.block_index)), str(place_number(row.position))
-        made.add_row(escape(row.arm), number, place, state(row.state), row.outcome or "", row.id)
+        made.add_row(
+            escape(row.arm), number, place, state(row.state), row.outcome or "", escape(row.reason or ""), row.id
+        )
     return made
 
 

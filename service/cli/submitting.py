@@ -15,10 +15,10 @@ from service.schemas.ablations import AblationPublic
 from service.schemas.submissions import AblationAccepted, SpecBody
 
 
-def run_spec(spec: SpecBody, *, as_json: bool) -> Verdict:
+def run_spec(spec: SpecBody, *, idempotency_key: str | None = None, as_json: bool) -> Verdict:
     """Submit `spec`, watch it, show the verdict and return it."""
     with Client() as client:
-        answer = client.ablations.submit(spec)
+        answer = client.ablations.submit(spec, idempotency_key=idempotency_key)
         print_json_line(accepted=answer) if as_json else announce(out(), answer)
         return follow_to_end(client, answer.id, as_json=as_json)
 

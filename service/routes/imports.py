@@ -49,7 +49,7 @@ def import_bundles(wanted: ImportRequest, services: ServicesDep, principal: Oper
         state=AblationState(row.state),
         changed=changed,
         blocks_imported=len(bundle.blocks),
-        blocks_missing=list(bundle.missing),
+        block_indices_missing=list(bundle.missing),
         remarks=list(_remarks(bundle)),
         links=links_of(row.id),
     )

@@ -36,7 +36,7 @@ class ImportPublic(Public):
     changed: bool
     """False when exactly these bundles had been imported before."""
     blocks_imported: int
-    blocks_missing: list[int] = Field(
+    block_indices_missing: list[int] = Field(
         description="Indices, from 0, of planned blocks that no bundle holds: missing data."
     )
     remarks: list[str]

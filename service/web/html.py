@@ -12,10 +12,10 @@ from jinja2 import Environment
 
 from experiments.reporting import wording
 from experiments.reporting.page_templates import make_environment
+from experiments.reporting.wording import duration
 from service import problems
 from service.schemas.problems import Problem
 from service.web import static_files
-from service.web.durations import duration
 from service.web.sending import POLICY, sent
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row
 from experiments.analysis.calibration import device_serial
 from experiments.block_numbers import block_name
 from experiments.outcomes import AblationState
+from experiments.reporting.wording import duration
 from service.lifecycle import OVER
 from service.routes.ablations import public
 from service.schemas.ablations import AblationPublic
@@ -19,7 +20,7 @@ from service.settings import ServiceSettings
 from service.store import ablations, nodes, queue
 from service.store import tables as stored
 from service.web.answers import VariantLine, read_answer
-from service.web.durations import age_s, duration
+from service.web.durations import age_s
 
 MOST_RUNNING = 50
 MOST_QUEUED = 100

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from experiments.design.gates import catalogue
+from experiments.outcomes import ExitCode
 from service.cli import gates_page
 from tests.architecture.spec_page import spec_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("kernels", "model", "experiments", "service", "workers")
+CODES_START, CODES_END = "<!-- exit codes: written by make docs -->", "<!-- end of exit codes -->"
 
 _OUTSIDE = {
     "Makefile": "every command of a developer; bare `make` lists them",
@@ -86,10 +88,18 @@ def files_page() -> str:
     return f"{head}\nholds what, and where to begin: [structure.md](structure.md#rooms).\n\n{tree()}"
 
 
+def exit_codes() -> str:
+    """The page about automation with its table of exit codes as it must be now."""
+    head, _, rest = (ROOT / "docs/ci.md").read_text(encoding="utf-8").partition(CODES_START)
+    rows = "".join(f"| {code.value} | {code.meaning} |\n" for code in ExitCode)
+    return f"{head}{CODES_START}\n| code | meaning |\n|---|---|\n{rows}{CODES_END}{rest.partition(CODES_END)[2]}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/gates.md": lambda: gates_page.render(catalogue()),
     "docs/settings.md": settings_page,
     "docs/errors.md": errors_page,
+    "docs/ci.md": exit_codes,
     "docs/spec.md": spec_page,
     "docs/files.md": files_page,
 }

@@ -51,13 +51,34 @@ def test_plan_file_is_read_and_compared_without_scipy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+HEAVY = ("torch", "jax", "tilelang", "mlflow", "matplotlib", "ruptures", "sqlalchemy", "fastapi", "scipy.special")
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [(["--version"], ("scipy", "numpy", "pydantic", "httpx", "rich", "yaml")), (["list", "--help"], ())],
+    ids=["version", "list"],
+)
+def test_a_light_command_starts_without_what_it_does_not_use(words: list[str], others: tuple[str, ...]) -> None:
+    code = (
+        "import sys\n"
+        f"sys.argv[1:] = {words!r}\n"
+        "from experiments.runtime.console import main\n"
+        "try:\n    main()\n"
+        f"finally:\n    print(sorted({set(HEAVY + others)!r} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
 def test_the_whole_program_lists_its_commands_without_torch() -> None:
     code = (
         "import sys\n"
         "from importlib.metadata import entry_points\n"
         "from experiments.runtime.console import GROUP, build\n"
-        "build(entry_points(group=GROUP))\n"
+        "from typer.main import get_command\n"
+        "print(len(get_command(build(entry_points(group=GROUP))).list_commands(None)) > 20)\n"
         "print(sorted({'torch', 'jax', 'tilelang', 'mlflow', 'sqlalchemy', 'fastapi'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["True", "[]"]

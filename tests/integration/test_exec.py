@@ -107,7 +107,7 @@ def test_kill_costs_the_running_block_only_and_the_next_run_goes_on(killed: Run)
     code, out, err = killed.execute("--blocks", "1-2", "--json", "--tar")
     assert code == 0, err
     answer = json.loads(out)
-    assert (answer["blocks_done"], answer["blocks_missing"]) == ([0, 1], [2, 3, 4, 5])
+    assert (answer["block_indices_done"], answer["block_indices_missing"]) == ([0, 1], [2, 3, 4, 5])
     assert "in the bundle already, verified and kept: 1" in err
     assert "rehearsal" not in err
     assert "block 2/6, psiv-on: measured" in err

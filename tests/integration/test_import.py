@@ -84,7 +84,7 @@ def test_import_of_the_same_bundle_changes_nothing_and_says_so(api: Api) -> None
 def test_partial_bundle_leaves_missing_data(api: Api) -> None:
     file = make_file()
     made = send(api, make_bundle(file, [1, 3])).json()
-    assert (made["state"], made["blocks_missing"]) == ("completed", [0, 2, 4, 5])
+    assert (made["state"], made["block_indices_missing"]) == ("completed", [0, 2, 4, 5])
     states = {b["index"]: b for b in api.get(f"/v1/ablations/{file.ablation_id}/blocks").json()["items"]}
     assert [states[index]["state"] for index in range(6)] == [
         "cancelled",
@@ -102,7 +102,7 @@ def test_several_bundles_of_one_plan_are_imported_together(api: Api) -> None:
     file = make_file()
     one, two = make_bundle(file, [0, 1, 2]), make_bundle(file, [3, 4, 5])
     made = send(api, one, two).json()
-    assert (made["blocks_imported"], made["blocks_missing"]) == (6, [])
+    assert (made["blocks_imported"], made["block_indices_missing"]) == (6, [])
     assert send(api, two, one).json()["changed"] is False
     late = send(api, one)
     assert late.status_code == 409

@@ -204,9 +204,9 @@ def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console,
             "key": job.signer.key if job.signer else None,
             "ablation": job.plan_file.ablation_id,
             "blocks_planned": total,
-            "blocks_done": list(summary.done),
-            "blocks_failed": list(summary.failed),
-            "blocks_missing": missing,
+            "block_indices_done": list(summary.done),
+            "block_indices_failed": list(summary.failed),
+            "block_indices_missing": missing,
             "stopped": summary.stopped,
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")

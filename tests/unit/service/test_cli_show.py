@@ -12,8 +12,8 @@ from tests import views
 from tests.public_rows import ablation_row, trial_row
 
 
-def _text(shown: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=200)
+def _text(shown: RenderableType, *, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(shown)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -96,6 +96,13 @@ def test_every_verdict_word_has_a_colour() -> None:
         assert word.value in _text(show.verdict(found.model_copy(update={"variants": (variant,)})))
 
 
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_a_trial_that_did_not_measure_is_shown_with_its_reason(width: int) -> None:
+    late = trial_row(arm="chunk-32", state="done", outcome="timeout", reason="90 s [limits.trial] are over")
+    said = " ".join(_text(show.ablation(ablation_row(), [trial_row(), late]), width=width).split())
+    assert "90 s [limits.trial] are over" in said
+
+
 def test_blocks_and_places_count_from_one_wherever_they_are_shown() -> None:
     plan = PlanPublic(
         ablation="demo",
@@ -118,3 +125,15 @@ def test_blocks_and_places_count_from_one_wherever_they_are_shown() -> None:
     trials = [trial_row(block_index=index, position=position) for index in range(3) for position in range(2)]
     shown = [line.split()[1:3] for line in _text(show.ablation(ablation_row(), trials)).splitlines() if "trl_" in line]
     assert shown == [[number, place] for number in "123" for place in "12"]
+
+
+def test_show_says_of_every_trial_that_did_not_measure_why() -> None:
+    why = "the trial died of SIGSEGV [boom] without a result, after 12 steps of the window that it was to measure"
+    rows = [trial_row(arm="psiv-on", state="done", outcome="failed", reason=why), trial_row(arm="chunk-32")]
+    for width in (80, 140, 200):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(show.ablation(ablation_row(), rows))
+        assert isinstance(console.file, io.StringIO)
+        told = console.file.getvalue()
+        missing = [word for word in why.split() if word not in told.split()]
+        assert (width, missing) == (width, [])

@@ -2,7 +2,14 @@ from typing import Any
 
 from service.cli.watch import FollowedAblation
 from service.schemas.events import Event
+from service.schemas.nodes import NodePublic
 from tests.public_rows import ablation_row, trial_row
+
+NODE: dict[str, Any] = {
+    **dict.fromkeys(("id", "name", "node_class", "code_digest", "registered_at", "seen_at"), "x"),
+    **dict.fromkeys(("quarantined_reason", "stopped_by", "stopped_at", "lanes", "public_key", "running_block")),
+    **{"health": "live", "state": "works", "devices": [], "versions": {}, "lacks": []},
+}
 
 
 def _followed(**changes: Any) -> FollowedAblation:
@@ -19,6 +26,23 @@ def test_followed_ablation_names_the_running_arm_and_its_progress() -> None:
     assert followed.trial_text == "block 1/6, psiv-on: starting"
     followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 3, "steps_total": 14, "loss": 8.2}))
     assert followed.trial_text == "block 1/6, psiv-on: step 3/14, loss 8.200"
+
+
+def test_followed_ablation_names_the_node_and_the_time_left() -> None:
+    nodes = [NodePublic.model_validate({**NODE, "id": "nod_7", "name": "gpu-7"})]
+    followed = FollowedAblation.of(ablation_row(time_left_s=754.0), [trial_row()], nodes)
+    followed.apply(_event("block.state", "blk_1", to="running", actor="nod_7", reason="claimed, attempt 1"))
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 3, "steps_total": 14}))
+    assert followed.lines == ["10:11:12  block 1/6 on gpu-7: running (claimed, attempt 1)"]
+    assert followed.trial_text == "block 1/6 on gpu-7, psiv-on: step 3/14; about 13\N{NO-BREAK SPACE}min left"
+    followed.apply(_event("block.state", "blk_1", to="done", actor="service"))
+    assert followed.lines[-1] == "10:11:12  block 1/6 on gpu-7: done", "who reported it is not where it ran"
+
+
+def test_followed_ablation_leaves_out_a_node_that_it_does_not_know_yet() -> None:
+    followed = _followed()
+    followed.apply(_event("block.state", "blk_1", to="running", actor="nod_9"))
+    assert followed.lines == ["10:11:12  block 1/6: running"]
 
 
 def test_followed_ablation_says_what_a_queued_ablation_waits_for() -> None:

@@ -1,10 +1,12 @@
+import random
+
 import pytest
 
 from experiments.outcomes import AblationState, Decision
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.circumstances import EarlierAblation, Family
 from experiments.records.signing import Signer
-from experiments.reporting.pull_request import pull_request_markdown
+from experiments.reporting.pull_request import MAX_CHARS, pull_request_markdown
 from experiments.reporting.view import judge_bundle
 from tests.bundles import make_bundle, make_file
 
@@ -40,3 +42,30 @@ def test_earlier_attempts_at_the_question_are_named() -> None:
 @pytest.mark.parametrize("require", list(Decision))
 def test_every_decision_can_be_required(require: Decision) -> None:
     assert f"Required of every variant: {require}." in pull_request_markdown(VERDICT, require)
+
+
+@pytest.mark.parametrize("count", [1, 12, 64])
+@pytest.mark.parametrize("longest", [3, 30, 2000])
+def test_a_comment_fits_however_much_there_is_to_say(count: int, longest: int) -> None:
+    draw, first = random.Random(longest + count), VERDICT.variants[0]  # noqa: S311 - draws that repeat
+    many = tuple(
+        first.model_copy(
+            update={
+                "arm": f"{'v' * draw.randint(1, 55)}-{number:02}",
+                "decision": draw.choice(list(Decision)),
+                "reason": "word " * draw.randint(longest // 2, longest),
+            }
+        )
+        for number in range(count)
+    )
+    arms = VERDICT.arms | {one.arm: VERDICT.arms[first.arm] for one in many}
+    verdict = VERDICT.model_copy(update={"variants": many, "arms": arms})
+    text = pull_request_markdown(verdict, Decision.ADOPT)
+    assert len(text) <= MAX_CHARS
+    lines = text.split("\n")
+    assert [one.arm for one in many if not any(line.startswith(f"| `{one.arm}` |") for line in lines)] == []
+    others = [one.arm for one in many if one.decision is not Decision.ADOPT]
+    assert [arm for arm in others if f"`{arm}` is " not in lines[0]] == []
+    assert len(text) > MAX_CHARS - 1100 or (count, longest) != (64, 2000), "no more is left out than has to be"
+    whole = all(any(line.startswith(f"- `{one.arm}`: ") for line in lines) for one in many)
+    assert whole or lines[-1] == f"- the rest has no room here: `ablate verdict {verdict.ablation} --explain`"

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from experiments.reporting.wording import duration
 from service.web import curve
-from service.web.durations import duration
 
 
 @pytest.mark.parametrize("seed", range(30))

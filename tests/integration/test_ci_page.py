@@ -1,0 +1,174 @@
+"""docs/ci.md, executed: its workflow step by step in a shell as GitHub's, and its notebook, against a real service."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.reporting.pull_request import MAX_CHARS
+from tests.answering import EXACT, LESS_MEMORY, answering
+from tests.api_stack import ADMIN, Api, served_api
+from tests.architecture.pages import ROOT
+from tests.cli import PROGRAM, environment
+from tests.factories import spec_values
+
+NOT_RUN = {
+    "actions/checkout@v4": "needs GitHub; the folder holds the spec",
+    "actions/setup-python@v5": "needs GitHub; this Python runs",
+    "actions/upload-artifact@v4": "needs GitHub; the file is looked at",
+    "Install": "needs a registry; the program is installed",
+}
+SHELL = ["bash", "-e"]
+"""What GitHub runs a step with when the step names no shell; then the file with its commands."""
+GH = """#!/bin/sh
+echo "$@" > "$COMMENTED"
+while [ $# -gt 0 ]; do [ "$1" = --body-file ] && cp "$2" "$COMMENTED.md"; shift; done
+"""
+"""Stands in for `gh`: keeps what it was asked, and the comment."""
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with served_api("sqlite", tmp_path_factory.mktemp("ci")) as running:
+        yield running
+
+
+def workflow() -> dict[str, Any]:
+    text = (ROOT / "docs/ci.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    return dict(yaml.safe_load(block))
+
+
+@dataclass
+class Job:
+    """The job's steps in a folder, with the service that its variables name."""
+
+    folder: Path
+    url: str
+    commit: str
+    ran: dict[str, int] = field(default_factory=dict)
+    """Exit codes of the steps that were run."""
+
+    def run(self, *, until: str = "") -> "Job":
+        (job,) = workflow()["jobs"].values()
+        variables = {name: self._filled(str(value)) for name, value in job["env"].items()}
+        for step in job["steps"]:
+            name = step.get("name") or step["uses"]
+            if name not in NOT_RUN and self._is_due(step):
+                own = {key: self._filled(str(value)) for key, value in step.get("env", {}).items()}
+                self.ran[name] = self._step(self._filled(step["run"]), {**variables, **own})
+            if name == until:
+                break
+        return self
+
+    @property
+    def comment(self) -> str:
+        return (self.folder / "commented.md").read_text(encoding="utf-8")
+
+    def _is_due(self, step: dict[str, Any]) -> bool:
+        condition = step.get("if")
+        assert condition in (None, "${{ !cancelled() }}"), "a condition that this runner does not know"
+        return condition is not None or not any(self.ran.values())
+
+    def _filled(self, text: str) -> str:
+        known = {
+            "vars.ABLATE_URL": self.url,
+            "secrets.ABLATE_TOKEN": ADMIN,
+            "github.token": "a-token-of-github",
+            "github.event.pull_request.number": "7",
+        }
+        return re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda found: known[found[1]], text)
+
+    def _step(self, commands: str, variables: dict[str, str]) -> int:
+        script, handed = self.folder / "step.sh", self.folder / "github_env"
+        script.write_text(commands, encoding="utf-8")
+        earlier = handed.read_text().splitlines() if handed.exists() else []
+        given = {
+            **os.environ,
+            **variables,
+            **dict(line.split("=", 1) for line in earlier),
+            "PATH": f"{self.folder}:{PROGRAM.parent}:{os.environ['PATH']}",
+            "GITHUB_SHA": self.commit,
+            "GITHUB_ENV": str(handed),
+            "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
+            "COMMENTED": str(self.folder / "commented"),
+        }
+        done = subprocess.run([*SHELL, script], cwd=self.folder, env=given, capture_output=True, text=True, check=False)
+        (self.folder / "said.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
+        return done.returncode
+
+
+def job(folder: Path, api: Api, commit: str, spec: dict[str, Any]) -> Job:
+    (folder / "ablations").mkdir(exist_ok=True)
+    (folder / "ablations/candidate.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+    gh = folder / "gh"
+    gh.write_text(GH, encoding="utf-8")
+    gh.chmod(gh.stat().st_mode | stat.S_IXUSR)
+    return Job(folder, str(api.client.base_url), commit)
+
+
+def test_the_workflow_is_one_that_github_can_read() -> None:
+    found = workflow()
+    assert {"name", "permissions", "jobs"} <= set(found)
+    assert True in found or "on" in found, "YAML 1.1 reads the key `on` as true"
+    (one,) = found["jobs"].values()
+    assert one["runs-on"]
+    assert [step for step in one["steps"] if ("uses" in step) == ("run" in step)] == [], "one of the two in every step"
+    assert set(NOT_RUN) <= {step.get("name") or step["uses"] for step in one["steps"]}
+
+
+def test_a_variant_to_be_adopted_passes_and_is_told(api: Api, tmp_path: Path) -> None:
+    spec = spec_values(ablation="candidate", **EXACT)
+    with answering(api, LESS_MEMORY, reports=True):
+        ran = job(tmp_path, api, "c0ffee01", spec).run()
+    assert ran.ran == dict.fromkeys(["Plan", "Submit", "Wait", "Verdict", "Comment"], 0), (
+        tmp_path / "said.txt"
+    ).read_text()
+    assert ran.comment.startswith("**Required of every variant: adopt. Met.**")
+    assert len(ran.comment) <= MAX_CHARS
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == ran.comment
+    assert "pr comment 7 --body-file verdict.md" in (tmp_path / "commented").read_text()
+    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    before = len(api.get("/v1/ablations").json()["items"])
+    assert job(tmp_path, api, "c0ffee01", spec).run(until="Submit").ran == {"Plan": 0, "Submit": 0}
+    assert len(api.get("/v1/ablations").json()["items"]) == before, "the same commit asks nothing twice"
+
+
+def test_a_variant_that_changes_nothing_fails_and_is_told(api: Api, tmp_path: Path) -> None:
+    with answering(api, reports=True):
+        ran = job(tmp_path, api, "c0ffee02", spec_values(ablation="useless", **EXACT)).run()
+    assert ran.ran == {"Plan": 0, "Submit": 0, "Wait": 0, "Verdict": 2, "Comment": 0}
+    assert "Not met: `psiv-on` is same" in ran.comment
+
+
+def test_a_spec_that_is_refused_ends_before_anything_runs(api: Api, tmp_path: Path) -> None:
+    spec = spec_values(ablation="wrong", seed=1, variants={"a": {"gates": {"chunk_siz": 16}}})
+    ran = job(tmp_path, api, "c0ffee03", spec)
+    assert ran.run().ran == {"Plan": 5, "Comment": 0}
+    assert not (tmp_path / "commented").exists()
+
+
+def test_the_notebook_runs_whole(api: Api) -> None:
+    changed = {"chunk-16": LESS_MEMORY["psiv-on"]}
+    with answering(api, changed):
+        done = subprocess.run(
+            [sys.executable, ROOT / "docs/examples/ask.py"],
+            env=environment(api),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "2 blocks of baseline, chunk-16" in done.stdout
+    assert "the spec has 2 problems\n  #/" in done.stdout, "the spec that is wrong on purpose"
+    assert "notebook completed" in done.stdout
+    assert "chunk-16 better adopt" in done.stdout
+    assert done.stdout.count("trl_") == 4
