@@ -45,9 +45,9 @@ ABLATIONS = SavedView(
     id="ablations",
     name="Ablations",
     kind=RunKind.ABLATION,
-    columns={_tag("verdict"): 230, _tag("effect"): 170, _tag("interval"): 230, _tag("gates"): 230},
+    columns={_tag("verdict"): 210, _tag("effect"): 160, _tag("interval"): 210, _tag("gates"): 200},
     order_by=CREATED,
-    name_width=360,
+    name_width=330,
 )
 VARIANTS = SavedView(
     id="variants",
@@ -63,7 +63,7 @@ VARIANTS = SavedView(
         _tag("gates"): 230,
     },
     order_by=_metric("effect_pct"),
-    name_width=360,
+    name_width=330,
 )
 SAVED_VIEWS = (ABLATIONS, VARIANTS)
 

@@ -162,10 +162,10 @@ def broken_attempts(verdict: Verdict) -> Iterator[str]:
     for attempt in verdict.circumstances.attempts:
         found.setdefault((attempt.arm, attempt.failure_class), []).append(attempt)
     for (arm, failure), own in found.items():
-        blocks = block_list(sorted({attempt.block_index for attempt in own}))
+        blocks = sorted({attempt.block_index for attempt in own})
         who = f"arm {arm}" if arm else "no arm in particular"
-        counted = f"{wording.counted(len(own), 'attempt')} did not count, in block {blocks}"
-        yield f"{counted}: {who}, {failure}: {own[0].message}"
+        where = f"block{'s' if len(blocks) > 1 else ''} {block_list(blocks)}"
+        yield f"{wording.counted(len(own), 'attempt')} did not count, in {where}: {who}, {failure}: {own[0].message}"
 
 
 def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from tests import browser as browsers
 from tests import web_world
 from tests.api_stack import Api, served_api
 from tests.architecture.pages import ROOT
+from tests.bench.screens_mlflow import pages_of_mlflow
 from tests.web_pages import sign_in_path
 from tests.web_world import WebWorld
 
@@ -71,6 +72,8 @@ def main() -> int:
         world = web_world.fill(api)
         with browsers.chromium() as browser:
             pages_of_service(browser, api, world)
+            (in_mlflow := Path(folder) / "mlflow").mkdir()
+            pages_of_mlflow(browser, in_mlflow, save)
     return 0
 
 

@@ -121,6 +121,17 @@ def test_projecting_twice_changes_and_doubles_nothing(server: str, client: Any) 
     assert snapshot(client, view.ablation_id) == before
 
 
+def test_rebuilt_after_everything_was_lost_every_run_is_the_same(server: str, client: Any) -> None:
+    view = one_block("abl_rebuilt")
+    html = report.render(view)
+    Sink(server).project(view, html)
+    before = snapshot(client, view.ablation_id)
+    for run in runs_of(client, view.ablation_id).values():
+        client.delete_run(run.info.run_id)
+    Sink(server).project(view, html)
+    assert snapshot(client, view.ablation_id) == before
+
+
 class Killed(BaseException):
     """The process ended here."""
 

@@ -157,7 +157,23 @@ def test_failed_ablation_is_judged_too(api: Api) -> None:
     handlers.run_due(OutboxKind.JUDGE)
     verdict = api.get(made["links"]["verdict"]).json()
     assert verdict["blocks_counted"] == 0
+    trials = api.get(f"/v1/ablations/{made['id']}/trials?limit=100").json()["items"]
+    assert {(trial["state"], trial["reason"]) for trial in trials} == {
+        ("failed", "user_error: broken (user_error 1 of 1)")
+    }
     assert {variant["verdict"] for variant in verdict["variants"]} <= {"failed", "invalid", "inconclusive"}
+
+
+def test_a_trial_says_why_it_did_not_measure(api: Api) -> None:
+    made = api.submit()
+    ended = {"outcome": "timeout", "failure_class": "timeout", "message": "90 s are over"}
+    api.finish(api.register(), changed={"psiv-on": ended})
+    trials = api.get(f"/v1/ablations/{made['id']}/trials?limit=100").json()["items"]
+    assert {(trial["arm"], trial["reason"]) for trial in trials} == {
+        ("baseline", None),
+        ("psiv-on", "90 s are over"),
+        ("chunk-32", None),
+    }
 
 
 def test_verdict_names_every_attempt_that_broke(api: Api) -> None:

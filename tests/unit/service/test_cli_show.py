@@ -12,8 +12,8 @@ from tests import views
 from tests.public_rows import ablation_row, trial_row
 
 
-def _text(shown: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=200)
+def _text(shown: RenderableType, *, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(shown)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -94,6 +94,13 @@ def test_every_verdict_word_has_a_colour() -> None:
     for word in VerdictWord:
         variant = found.variants[0].model_copy(update={"verdict": word, "measured": word})
         assert word.value in _text(show.verdict(found.model_copy(update={"variants": (variant,)})))
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_a_trial_that_did_not_measure_is_shown_with_its_reason(width: int) -> None:
+    late = trial_row(arm="chunk-32", state="done", outcome="timeout", reason="90 s [limits.trial] are over")
+    said = " ".join(_text(show.ablation(ablation_row(), [trial_row(), late]), width=width).split())
+    assert "90 s [limits.trial] are over" in said
 
 
 def test_blocks_and_places_count_from_one_wherever_they_are_shown() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
-from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import Admission, Circumstances
+from experiments.outcomes import Decision, FailureClass, VerdictWord
+from experiments.records.circumstances import Admission, AttemptRecord, Circumstances
 from experiments.reporting import sentences
 from experiments.reporting.verdict_layout import interval_heading, lay_out
 from tests import views
@@ -140,3 +140,15 @@ def test_intervals_are_named_by_their_own_confidence() -> None:
     (one,) = both.variants
     other: VariantVerdict = one.model_copy(update={"arm": "other", "primary": second})
     assert interval_heading(both.model_copy(update={"variants": (one, other)})) == "interval"
+
+
+def test_attempts_that_broke_are_said_by_arm_and_reason() -> None:
+    def broke(index: int, arm: str | None, message: str) -> AttemptRecord:
+        failure = FailureClass.TIMEOUT if arm else FailureClass.INFRA_NODE
+        return AttemptRecord(block_index=index, number=1, failure_class=failure, arm=arm, message=message, node="a")
+
+    attempts = (broke(0, "psiv-on", "90 s are over"), broke(2, "psiv-on", "91 s"), broke(1, None, "the node is gone"))
+    assert list(sentences.broken_attempts(verdict(Circumstances(attempts=attempts)))) == [
+        "2 attempts did not count, in blocks 1, 3: arm psiv-on, timeout: 90 s are over",
+        "1 attempt did not count, in block 2: no arm in particular, infra_node: the node is gone",
+    ]
