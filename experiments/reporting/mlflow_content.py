@@ -47,7 +47,7 @@ class Point(NamedTuple):
     step: int
 
 
-class Dataset(NamedTuple):
+class RunDataset(NamedTuple):
     """What a run trained on."""
 
     name: str
@@ -70,7 +70,7 @@ class RunContent:
     points: tuple[Point, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     """Artefacts by path."""
-    datasets: tuple[Dataset, ...] = ()
+    datasets: tuple[RunDataset, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -102,10 +102,10 @@ def source_tags(receipts: Iterable[Receipt]) -> dict[str, str]:
     return {COMMIT_TAG: ", ".join(commits), DIRTY_TAG: str(dirty).lower()} if commits else {}
 
 
-def datasets(receipts: Iterable[Receipt]) -> tuple[Dataset, ...]:
+def datasets(receipts: Iterable[Receipt]) -> tuple[RunDataset, ...]:
     """Return what the trials of `receipts` trained on, each data set once."""
     found = {r.digests.data: PurePath(r.config["data"]["corpus"]).name for r in receipts}
-    return tuple(Dataset(name, data) for data, name in sorted(found.items()))
+    return tuple(RunDataset(name, data) for data, name in sorted(found.items()))
 
 
 def params(arm: Arm) -> dict[str, str]:

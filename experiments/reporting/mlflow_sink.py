@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.reporting import mlflow_runs, mlflow_views
-from experiments.reporting.mlflow_content import DONE_TAG, ID_TAG, RUN_TAG, Dataset, RunContent
+from experiments.reporting.mlflow_content import DONE_TAG, ID_TAG, RUN_TAG, RunContent, RunDataset
 from experiments.reporting.mlflow_parent import PARENT, parent
 from experiments.reporting.view import AblationView
 
@@ -221,11 +221,10 @@ def _keep_first(run: "Run") -> tuple[bool, str]:
     return DONE_TAG not in run.data.tags, run.info.run_id
 
 
-def _dataset(trained_on: Dataset) -> Any:
-    from mlflow.entities import Dataset as DatasetEntity
-    from mlflow.entities import DatasetInput
+def _dataset(trained_on: RunDataset) -> Any:
+    from mlflow.entities import Dataset, DatasetInput
 
     short = trained_on.digest.removeprefix("sha256:")[:LONGEST_DATASET_DIGEST]
     source = json.dumps({"digest": trained_on.digest})
-    entity = DatasetEntity(name=trained_on.name, digest=short, source_type="digest", source=source)
+    entity = Dataset(name=trained_on.name, digest=short, source_type="digest", source=source)
     return DatasetInput(dataset=entity, tags=[])
