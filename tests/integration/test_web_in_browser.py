@@ -22,6 +22,9 @@ BUDGET_BYTES = 200_000
 """Of a page with all that it loads."""
 LOADED_BYTES = """() => ["navigation", "resource"].flatMap(kind => performance.getEntriesByType(kind))
     .reduce((sum, entry) => sum + entry.encodedBodySize, 0)"""
+LOOK = """looks => { Object.defineProperty(document, "hidden", {value: !looks, configurable: true});
+    document.dispatchEvent(new Event("visibilitychange")); }"""
+"""Somebody looks at another tab, or at this one again."""
 RULES: dict[str, dict[str, Any]] = {
     "light": {
         "type": "tag",
@@ -147,6 +150,12 @@ def test_the_live_trial_moves_and_what_somebody_does_stays(
     assert len(after.split()) == len(before.split()) + 5
     assert page.evaluate("window.kept"), "the page was not loaded again"
     assert page.evaluate("document.activeElement.id") == "grid-scroll"
+    page.evaluate(LOOK, False)
+    page.locator("main[data-open=no]").wait_for()
+    web_world.beat(api, world.block, range(25, 27))
+    page.evaluate(LOOK, True)
+    page.locator("main[data-open=yes]").wait_for()
+    expect(running).to_contain_text("step 26 of 40", timeout=PATIENCE_MS)
 
 
 def test_the_grid_the_failures_and_their_logs_are_there(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:

@@ -6,6 +6,8 @@
   const PAUSE_MS = 1000;
   const END_MS = 2000;
   const shown = new Map();
+  let source = null;
+  let last = "";
   let wanted = false;
   let asking = false;
 
@@ -44,15 +46,24 @@
     }
   };
 
-  const source = new EventSource(main.dataset.events);
   const KINDS = ["changed", "ablation.state", "ablation.priority", "block.state", "trial.state", "trial.progress",
     "attempt.state", "verdict"];
-  for (const kind of KINDS) source.addEventListener(kind, ask);
-  source.addEventListener("open", () => { tell("Live."); main.dataset.open = "yes"; });
-  source.addEventListener("error", () => {
-    tell(source.readyState === EventSource.CLOSED ? "Not live any more; reload the page." : "Not connected; trying again.");
-  });
-  source.addEventListener("end", () => { source.close(); tell("Over."); setTimeout(() => location.reload(), END_MS); });
+  const follow = () => {
+    const address = new URL(main.dataset.events, location.href);
+    if (last) address.searchParams.set("after", last);
+    source = new EventSource(address);
+    for (const kind of KINDS) source.addEventListener(kind, (event) => { last = event.lastEventId; ask(); });
+    source.addEventListener("open", () => { tell("Live."); main.dataset.open = "yes"; });
+    source.addEventListener("error", () => {
+      tell(source.readyState === EventSource.CLOSED ? "Not live any more; reload the page." : "Not connected; trying again.");
+    });
+    source.addEventListener("end", () => { source.close(); tell("Over."); setTimeout(() => location.reload(), END_MS); });
+  };
+  const rest = () => { source.close(); main.dataset.open = "no"; };
+
+  follow();
+  /* A browser keeps six connections to a server: tabs that nobody looks at hold none. */
+  document.addEventListener("visibilitychange", () => { if (document.hidden) rest(); else { follow(); ask(); } });
   const every = Number(main.dataset.every || 0);
   if (every) setInterval(() => { if (!document.hidden) ask(); }, 1000 * every);
 })();
