@@ -11,7 +11,7 @@ from service.waiting import Waiting, _Surroundings
 
 
 def surroundings(pace_s: dict[str, float]) -> _Surroundings:
-    return _Surroundings(places={}, holders={}, nodes={}, lanes={}, pace_s=pace_s, silent_s=30)
+    return _Surroundings(places={}, holders={}, nodes={}, needs={}, pace_s=pace_s, silent_s=30)
 
 
 @pytest.mark.parametrize("seed", range(50))
