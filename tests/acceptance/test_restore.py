@@ -41,7 +41,7 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
         first = ran(home, spec)
         assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
         before, shown = told(home, first), contents(state["mlflow_url"])
-        assert len(shown) == 13, "one parent and twelve trials"
+        assert len(shown) == 15, "one parent, two arms and twelve trials"
         assert home.run("backup", str(backup)).returncode == 0
         assert backup.stat().st_mode & 0o777 == 0o600
         assert home.run("backup", str(backup)).returncode == 5, "a backup is never overwritten"
