@@ -44,7 +44,7 @@ def speak_to(api: Api, patch: pytest.MonkeyPatch) -> None:
 
 
 def start(api: Api, *words: object, **more: str) -> "subprocess.Popen[str]":
-    """Start a command as a process of its own."""
+    """Start a command as a process of its own, which Ctrl-C reaches: tests that run in the background ignore it."""
     pipe = subprocess.PIPE
-    command = [str(PROGRAM), *map(str, words)]
+    command = ["env", "--default-signal=INT", str(PROGRAM), *map(str, words)]
     return subprocess.Popen(command, env=environment(api, **more), stdout=pipe, stderr=pipe, text=True)

@@ -14,9 +14,10 @@ from service.cli import completion
 from service.cli.bundles import write_plan
 from service.cli.names import ablation_id
 from service.cli.output import JsonOption, guarded, out
-from service.cli.spec_argument import names_a_spec, read_spec
+from service.cli.spec_argument import names_a_spec, no_spec, read_spec
 from service.cli.submitting import run_spec
 from service.client import Client
+from service.connection import ClientError
 from service.schemas.submissions import SpecBody
 
 app = typer.Typer()
@@ -75,5 +76,8 @@ def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec
 def _spec_of(like: str) -> SpecBody:
     if names_a_spec(like):
         return read_spec(like)
-    with Client() as client:
-        return client.ablations.spec(ablation_id(client, like))
+    try:
+        with Client() as client:
+            return client.ablations.spec(ablation_id(client, like))
+    except ClientError as error:
+        raise SpecError([SpecProblem(pointer="--like", detail=f"{no_spec(like)}; as an ablation: {error}")]) from error

@@ -33,11 +33,11 @@ def read_spec(argument: str) -> SpecBody:
     path = Path(argument)
     if path.is_file():
         return SpecBody.of(path)
-    known = catalog_names()
-    if argument in known:
+    if argument in catalog_names():
         return SpecBody(content=read_catalog_file(argument))
-    raise _refused(f"there is no file {argument!r} and no catalog spec of that name; catalog: {', '.join(known)}")
+    raise SpecError([SpecProblem(pointer="SPEC", detail=no_spec(argument))])
 
 
-def _refused(detail: str) -> SpecError:
-    return SpecError([SpecProblem(pointer="SPEC", detail=detail)])
+def no_spec(argument: str) -> str:
+    """Say that the argument names no spec, and what would."""
+    return f"there is no file {argument!r} and no catalog spec of that name; catalog: {', '.join(catalog_names())}"
