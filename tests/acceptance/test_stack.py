@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -196,7 +197,7 @@ def test_an_ablation_is_run_reviewed_verified_and_projected_again_after_mlflow_l
         home.up()
         ran = home.run("run", str(spec))
         assert ran.returncode == 0, ran.stderr
-        assert "block 6/6: done" in ran.stdout
+        assert re.search(r"block 6/6 on \S+: done", ran.stdout)
         (row,) = json.loads(home.run("list", "--json").stdout)
         assert home.run("verdict", row["id"]).returncode == 3
         assert home.run("verdict", row["id"], "--require", "adopt").returncode == 3
