@@ -4,8 +4,8 @@ Settings of the shell that would change what is tested are left behind: the prod
 on, and the repository that git commands are told to use when a hook starts the tests. Servers on this machine are not
 asked for through a proxy.
 
-A file is never divided. Two long groups of files run each in one process: whole stacks and what measures, and what
-starts processes and waits for them. They begin first; the rest, computation and calls of an API, runs beside them.
+A file is never divided. Long groups of files run each in one process and begin first: whole stacks and what measures,
+what starts processes and waits for them, and what compiles every kernel. The rest runs when one of them is done.
 """
 
 import os
@@ -20,6 +20,7 @@ _WAITING = (
 )
 GROUPS = {
     "stacks": ("tests/acceptance/", *(f"tests/integration/test_{name}" for name in _MEASURING)),
+    "compiled kernels": ("tests/kernels/test_mamba3_cuda_resources.py",),
     "processes": tuple(f"tests/integration/test_{name}" for name in _WAITING),
 }
 

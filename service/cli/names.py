@@ -88,7 +88,7 @@ def _at(trials: list[TrialPublic], place: str) -> TrialPublic:
     block = [trial for trial in trials if trial.block_index == index]
     if not block:
         known = block_list(sorted({trial.block_index for trial in trials}))
-        raise NotFound(f"there is no block {number!r}; blocks: {known}")
+        raise NotFound(f"{number!r} is no block of it; blocks: {known}")
     name = _arm(arm, [trial.arm for trial in block]) if arm else _last(block).arm
     return next(trial for trial in block if trial.arm == name)
 

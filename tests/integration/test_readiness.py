@@ -115,8 +115,8 @@ def test_frozen_parts_and_many_strangers_hold_nobody_up(tmp_path: Path) -> None:
             found = _readiness(api)
     assert seen <= {200, 401}
     assert len(probes) == len(set(probes)), "a check that hangs was asked again"
-    assert sorted(waits)[len(waits) // 2] < 5
-    assert max(waits) < 20
+    assert sorted(waits)[len(waits) // 2] < 1.5
+    assert max(waits) < 5
     assert {"broker", "mlflow"} <= set(found["degraded"])
 
 
