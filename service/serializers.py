@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.messages import NodeRegistration
+from experiments.records.sizing import Sizing
 from service.schemas.ablations import (
     AblationPublic,
     BlockCounts,

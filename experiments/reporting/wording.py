@@ -4,10 +4,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from experiments.analysis.ledger import needed
 from experiments.design.metrics import METRICS
-from experiments.design.power import ALPHA
-from experiments.records.calibration import Ledger
 
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -137,16 +134,3 @@ def shorten(text: str, longest: int) -> str:
 def listed(names: list[str]) -> str:
     """Join names as a sentence does: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
-
-
-def false_words(ledger: Ledger) -> str:
-    """Say the service's own rate of false words, and what it can support."""
-    if ledger.ablations == 0:
-        return "No A/A ablation has been judged yet, so the rate of false words of this service is not known."
-    found = f"{ledger.false_words} false {'word' if ledger.false_words == 1 else 'words'} in "
-    judged = counted(ledger.ablations, "A/A ablation")
-    bound = plain_percent(100 * ledger.upper_bound)
-    support = (
-        "" if ledger.upper_bound <= ALPHA else f" It takes {needed(ledger.false_words)} to support at most 5{SPACE}%."
-    )
-    return f"{found}{judged}: at most {bound} false words, with 95{SPACE}% confidence (Clopper and Pearson).{support}"

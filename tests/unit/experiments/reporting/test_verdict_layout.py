@@ -21,7 +21,7 @@ from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from experiments.reporting.verdict_cells import WORDS
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
 from experiments.reporting.view import AblationView
-from service.cli import show
+from service.cli import show_verdict
 from tests import views
 from tests.factories import make_plan, make_receipt, make_receipts, make_spec
 
@@ -77,7 +77,7 @@ def layout(verdict: Verdict) -> VerdictLayout:
 
 def terminal(verdict: Verdict) -> str:
     console = Console(file=io.StringIO(), width=400)
-    console.print(show.verdict(verdict))
+    console.print(show_verdict.verdict(verdict))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -137,7 +137,7 @@ def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: Ablation
 
 
 def test_explanation_says_every_sentence_and_requirement(verdict: Verdict, layout: VerdictLayout) -> None:
-    text = "\n".join(show.explanation(verdict))
+    text = "\n".join(show_verdict.explanation(verdict))
     for variant in layout.variants:
         for cells in variant.requirements:
             assert all(cell.text.replace("[", r"\[") in text for cell in cells)

@@ -13,7 +13,7 @@ from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, pri
 from service.client import Client
 from service.schemas.tokens import Identity, TokenList, TokenPublic
 
-app = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True)
+app = typer.Typer(name="tokens", help="Tokens of people and programs.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The token's name.", autocompletion=completion.tokens)
