@@ -18,4 +18,5 @@ def false_words(ledger: Ledger) -> str:
         if ledger.upper_bound <= ALPHA
         else f" It takes {needed(ledger.false_words)} to support at most 5{wording.SPACE}%."
     )
-    return f"{found}{judged}: at most {bound} false words, with 95{wording.SPACE}% confidence (Clopper and Pearson).{support}"
+    sure = f"with 95{wording.SPACE}% confidence (Clopper and Pearson)"
+    return f"{found}{judged}: at most {bound} false words, {sure}.{support}"

@@ -76,8 +76,10 @@ def _glance(view: AblationView) -> tuple[Fact, ...]:
     return (
         Fact("State", view.state),
         Fact("Node class", f"{view.plan.node_class}, {wording.counted(view.plan.devices, 'device')}"),
-        Fact("Blocks counted" if view.verdict else "Blocks with receipts", f"{counted} of {len(view.plan.blocks)}"),
-        Fact("Trials measured", f"{len(measured_trials(view.receipts)):,} of {len(view.trials):,}"),
+        Fact(
+            "Blocks counted" if view.verdict else "Blocks with receipts", wording.share(counted, len(view.plan.blocks))
+        ),
+        Fact("Trials measured", wording.share(len(measured_trials(view.receipts)), len(view.trials))),
         *(_circumstances(view.verdict) if view.verdict else (Fact("Calibrated", "unknown until the verdict"),)),
         Fact("Submitted", wording.moment(view.created_at)),
     )

@@ -14,6 +14,7 @@ from experiments.documents import first_problem
 from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle_files import is_bundle
 from experiments.records.calibration import Calibration
+from experiments.reporting import wording
 from service.cli.bundles import read_bundle
 
 CalibrationOption = Annotated[
@@ -62,9 +63,9 @@ def lines(one: Calibration) -> Sequence[str]:
     return [
         f"[bold]{escape(one.key.node_class)} {escape(one.key.device_serial)}[/], {one.key.recipe}: "
         f"{one.blocks} A/A blocks, the last {one.measured_at}",
-        f"  sd of d {one.sd_pct:.3f} %, at most {one.sd_upper_pct:.3f} % (95 %); mean {one.mean_pct:+.3f} %",
+        f"  sd of d {wording.size_percent(one.sd_pct)}, at most {wording.size_percent(one.sd_upper_pct)} (95 %); mean {wording.percent(one.mean_pct)}",
         f"  autocorrelation {one.autocorrelation:+.2f}, for which tests of ten blocks are "
-        f"{widening(strength(one.samples), 10):.2f} times wider; the later trial {one.position_effect_pct:+.3f} %; "
-        f"drift {one.drift_pct_per_hour:+.2f} % an hour; largest {one.largest_z:.1f} sd",
+        f"{widening(strength(one.samples), 10):.2f} times wider; the later trial {wording.percent(one.position_effect_pct)}; "
+        f"drift {wording.percent(one.drift_pct_per_hour)} an hour; largest {one.largest_z:.1f} sd",
         f"  calibration {one.digest}",
     ]

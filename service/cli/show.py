@@ -54,8 +54,8 @@ def ablations(rows: Iterable[AblationPublic]) -> RenderableType:
 
 def blocks(row: AblationPublic) -> str:
     """Say how many blocks are done and how many failed."""
-    failed = f", {row.blocks.failed} failed" if row.blocks.failed else ""
-    return f"{row.blocks.done}/{row.blocks.planned}{failed}"
+    failed = f", {row.blocks.failed:,} failed" if row.blocks.failed else ""
+    return f"{row.blocks.done:,}/{row.blocks.planned:,}{failed}"
 
 
 def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableType:
@@ -109,11 +109,11 @@ def plan(answer: PlanPublic) -> RenderableType:
     """Show what a spec would run, where, and what it could detect."""
     arms = ", ".join(escape(arm.name) for arm in answer.arms)
     cost = answer.expected_device_minutes
-    minutes = "unknown, nothing of this kind was measured yet" if cost is None else f"about {cost:.1f}"
+    minutes = "unknown, nothing of this kind was measured yet" if cost is None else f"about {wording.fixed(cost, 1)}"
     known = facts(
         ("ablation", f"[bold]{escape(answer.ablation)}[/]"),
         ("arms", f"{arms} (the first is the baseline)"),
-        ("size", f"{len(answer.blocks)} blocks, {answer.trials} trials"),
+        ("size", f"{wording.counted(len(answer.blocks), 'block')}, {wording.counted(answer.trials, 'trial')}"),
         ("device minutes", minutes),
         ("detects", _detects(answer)),
         *(
@@ -138,9 +138,9 @@ def _detects(answer: PlanPublic) -> str:
         needed = (
             "no allowed number of blocks does" if found.blocks_needed is None else f"{found.blocks_needed} blocks do"
         )
-        seen = f"{found.mde_pct:.2f} % at the measured noise (sd at most {found.sd_upper_pct:.2f} %)"
-        return f"{seen}; the rule adopts from {found.adopt_if_pct:g} %, which {needed}"
-    return f"{answer.mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"
+        seen = f"{wording.size_percent(found.mde_pct)} at the measured noise (sd at most {wording.size_percent(found.sd_upper_pct)})"
+        return f"{seen}; the rule adopts from {wording.plain_percent(found.adopt_if_pct)}, which {needed}"
+    return f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
 
 
 def _eligible(row: NodeClassAnswer) -> str:
@@ -196,9 +196,9 @@ def calibrations(found: "CalibrationList") -> RenderableType:
     )
     for row in found.items:
         one = row.calibration
-        sd, most = f"{one.sd_pct:.2f} %", f"{one.sd_upper_pct:.2f} %"
+        sd, most = wording.size_percent(one.sd_pct), wording.size_percent(one.sd_upper_pct)
         state = "yes" if row.problem is None else f"no: {row.problem}; {row.mended_by}"
         device, last = f"{one.key.node_class} {one.key.device_serial}", wording.moment(one.measured_at)
-        made.add_row(escape(device), one.key.recipe, str(one.blocks), sd, most, escape(state), last)
+        made.add_row(escape(device), one.key.recipe, f"{one.blocks:,}", sd, most, escape(state), last)
     statement = Text(found.statement)
     return Group(made, statement) if found.items else statement

@@ -27,6 +27,8 @@ def _environment() -> Environment:
     environment.filters["moment"] = wording.moment
     environment.filters["duration"] = duration
     environment.filters["counted"] = wording.counted
+    environment.filters["share"] = wording.share
+    environment.filters["whole"] = "{:,}".format
     return environment
 
 

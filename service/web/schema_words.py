@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 Schema = Mapping[str, Any]
 
-_JOINED = {"anyOf": " or ", "oneOf": " or ", "allOf": " and "}
+_JOINED = {"anyOf": Markup(" or "), "oneOf": Markup(" or "), "allOf": Markup(" and ")}
 _LIMITS = {
     "format": "{}",
     "minimum": "at least {}",
@@ -80,7 +80,7 @@ def _kind(schema: Schema) -> Markup:
         return Markup('<a href="#{}">{}</a>').format(type_id(name), name)
     for key, word in _JOINED.items():
         if key in schema:
-            return Markup(word).join(map(allowed, schema[key]))
+            return word.join(map(allowed, schema[key]))
     if "const" in schema or "enum" in schema:
         return Markup(" or ").join(map(_code, schema.get("enum", [schema.get("const")])))
     if schema.get("type") == "array":
@@ -97,7 +97,7 @@ def _object(schema: Schema) -> Markup:
     """Say what an object without a name of its own holds."""
     if "properties" in schema:
         return Markup("object of {}").format(_inline(schema))
-    values = [found for found in schema.get("patternProperties", {}).values()]
+    values = list(schema.get("patternProperties", {}).values())
     if isinstance(schema.get("additionalProperties"), Mapping):
         values.append(schema["additionalProperties"])
     return (
@@ -112,7 +112,7 @@ def _inline(schema: Schema) -> Markup:
 def _limits(schema: Schema) -> Iterator[Markup]:
     for key, words in _LIMITS.items():
         if key in schema:
-            yield Markup(words).format(schema[key])
+            yield escape(words.format(schema[key]))
     if schema.get("uniqueItems"):
         yield Markup("each once")
     patterns = [schema.get("pattern"), schema.get(_NAMED_KEYS, {}).get("pattern"), *schema.get("patternProperties", ())]
