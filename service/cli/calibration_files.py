@@ -63,9 +63,11 @@ def lines(one: Calibration) -> Sequence[str]:
     return [
         f"[bold]{escape(one.key.node_class)} {escape(one.key.device_serial)}[/], {one.key.recipe}: "
         f"{one.blocks} A/A blocks, the last {one.measured_at}",
-        f"  sd of d {wording.size_percent(one.sd_pct)}, at most {wording.size_percent(one.sd_upper_pct)} (95 %); mean {wording.percent(one.mean_pct)}",
+        f"  sd of d {wording.size_percent(one.sd_pct)}, at most {wording.size_percent(one.sd_upper_pct)} (95 %); "
+        f"mean {wording.percent(one.mean_pct)}",
         f"  autocorrelation {one.autocorrelation:+.2f}, for which tests of ten blocks are "
-        f"{widening(strength(one.samples), 10):.2f} times wider; the later trial {wording.percent(one.position_effect_pct)}; "
+        f"{widening(strength(one.samples), 10):.2f} times wider; "
+        f"the later trial {wording.percent(one.position_effect_pct)}; "
         f"drift {wording.percent(one.drift_pct_per_hour)} an hour; largest {one.largest_z:.1f} sd",
         f"  calibration {one.digest}",
     ]

@@ -17,7 +17,7 @@ from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 if TYPE_CHECKING:
     from service.schemas.calibrations import CalibrationList
-    from service.schemas.nodes import NodePublic
+    from service.schemas.nodes import NodePublic, NodeRuns
 
 STATES: dict[str, str] = {
     AblationState.COMPLETED: "green",
@@ -138,8 +138,9 @@ def _detects(answer: PlanPublic) -> str:
         needed = (
             "no allowed number of blocks does" if found.blocks_needed is None else f"{found.blocks_needed} blocks do"
         )
-        seen = f"{wording.size_percent(found.mde_pct)} at the measured noise (sd at most {wording.size_percent(found.sd_upper_pct)})"
-        return f"{seen}; the rule adopts from {wording.plain_percent(found.adopt_if_pct)}, which {needed}"
+        seen, noise = wording.size_percent(found.mde_pct), wording.size_percent(found.sd_upper_pct)
+        adopt = wording.plain_percent(found.adopt_if_pct)
+        return f"{seen} at the measured noise (sd at most {noise}); the rule adopts from {adopt}, which {needed}"
     return f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
 
 
@@ -166,12 +167,17 @@ def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
             row.node_class,
             row.health,
             _takes_work(row),
-            row.running_block or "",
+            escape(", ".join(map(_runs, row.runs))),
             escape(devices),
             lacks,
             seen,
         )
     return made if made.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
+
+
+def _runs(one: "NodeRuns") -> str:
+    """Write what runs as `ablate log` takes it."""
+    return "/".join((one.name, str(block_number(one.block_index)), *one.arms[:1]))
 
 
 def _takes_work(row: "NodePublic") -> str:

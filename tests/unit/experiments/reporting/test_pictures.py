@@ -121,7 +121,7 @@ def test_memory_draws_the_limit_only_where_it_fits_the_scale() -> None:
     assert "out of memory" in near.svg
     assert far is not None
     assert "device limit" not in far.svg
-    assert "16.0 GiB, far beyond this scale" in far.caption
+    assert "16.00\N{NO-BREAK SPACE}GiB, far beyond this scale" in far.caption
 
 
 def test_non_finite_samples_are_skipped() -> None:
