@@ -50,7 +50,7 @@ def _by_name(connection: Connection, called: str) -> str:
 
 
 def _name_begins(connection: Connection, called: str) -> ColumnElement[bool]:
-    """Return the condition that an index serves: of SQLite's it serves GLOB, whose signs no name has; LIKE ignores case."""
+    """Return the condition that an index serves: in SQLite that is GLOB, whose signs no name has. LIKE ignores case."""
     if connection.dialect.name == "sqlite":
         return ablations.c.name.op("GLOB", is_comparison=True)(f"{called}*")
     return ablations.c.name.startswith(called, autoescape=True)
