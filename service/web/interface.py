@@ -18,7 +18,7 @@ _PROBLEMS_FROM = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class OperationResponse:
     """What may come back."""
 
     status: str
@@ -40,7 +40,7 @@ class Operation:
     """(content type, what it holds)."""
     examples: tuple[tuple[str, str], ...]
     """(content type, a complete body); equal bodies once."""
-    answers: tuple[Answer, ...]
+    answers: tuple[OperationResponse, ...]
     problems: str
     """Statuses that come with a problem document."""
     curl: str
@@ -141,11 +141,11 @@ def _examples(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield kind, text
 
 
-def _answers(responses: Mapping[str, Any]) -> Iterator[Answer]:
+def _answers(responses: Mapping[str, Any]) -> Iterator[OperationResponse]:
     for status, told in responses.items():
         if int(status) < _PROBLEMS_FROM:
             types = [allowed(one["schema"]) for one in told.get("content", {}).values() if one.get("schema")]
-            yield Answer(status=status, what=Markup(" or ").join(types) or prose(told["description"]))
+            yield OperationResponse(status=status, what=Markup(" or ").join(types) or prose(told["description"]))
 
 
 def _curl(method: str, path: str, asked: Mapping[str, Any]) -> Iterator[str]:
