@@ -202,6 +202,22 @@ def _zombie(pid: int) -> bool:
         return True
 
 
+def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: Rig) -> None:
+    """A positive control: the other trainers of the block are no load, and two busy processes are."""
+    steps = StepsConfig(warmup=1, timed=120, slice=2, val_rows=0)
+    rig.service.blocks.append(rig.claimed("load", steps).model_copy(update={"max_foreign_load": 0.01}))
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        report = rig.report()
+    finally:
+        for process in spin:
+            process.kill()
+            process.wait()
+    assert (report["failure_class"], report["receipts"]) == ("invalid_measurement", [])
+    assert "arm 'arm-0': others took" in report["message"]
+    assert "busiest: python" in report["message"]
+
+
 def test_a_killed_worker_leaves_no_trainer(rig: Rig) -> None:
     """The last one here: its worker is gone."""
     rig.service.blocks.append(rig.claimed("killed", LONG))
