@@ -256,7 +256,8 @@ def test_trainers_of_one_attempt_may_live_together_where_they_run_by_turns(hones
     books = copy.deepcopy(honest)
     _ran_in_slices(books, at_once=False)
     _lived_together(books)
-    assert {problem.partition(":")[0] for problem in problems(books)} == {"one_receipt_for_every_counted_trial"}
+    found = {problem.partition(":")[0] for problem in problems(books)}
+    assert not {rule for rule in found if "trainers" in rule}, "what was doctored shows elsewhere only"
 
 
 @pytest.mark.parametrize("what", DOCTORED)
