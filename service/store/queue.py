@@ -97,18 +97,46 @@ def nodes_of(connection: Connection, node_classes: Collection[str]) -> list[Row[
     return list(connection.execute(query.where(nodes.c.node_class.in_(node_classes)).order_by(nodes.c.name)))
 
 
-def block_seconds(connection: Connection) -> dict[str, float]:
-    """Return how long a block took of late, by node class; broken attempts are part of it."""
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long a node class took of late, in seconds; broken attempts are part of it."""
+
+    block_s: float
+    trial_s: float
+
+
+def paces(connection: Connection) -> dict[str, Pace]:
+    """Return the pace of late by node class, of those that have finished a block."""
     newest = union_all(_newest(AblationState.COMPLETED), _newest(AblationState.RUNNING)).subquery()
-    pace = func.sum(newest.c.device_s) / func.sum(newest.c.blocks_done)
-    rows = connection.execute(select(newest.c.node_class, pace).group_by(newest.c.node_class))
-    return {node_class: float(seconds) for node_class, seconds in rows}
+    sums = [func.sum(newest.c[name]) for name in ("device_s", "blocks_done", "trials")]
+    rows = connection.execute(select(newest.c.node_class, *sums).group_by(newest.c.node_class))
+    return {
+        node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
+        for node_class, seconds, done, trials in rows
+    }
 
 
 def _newest(state: AblationState) -> Select[Any]:
-    query = select(ablations.c.node_class, ablations.c.device_s, ablations.c.blocks_done)
+    trials = (1.0 * ablations.c.blocks_done * ablations.c.trials_planned / ablations.c.blocks_planned).label("trials")
+    query = select(ablations.c.node_class, ablations.c.device_s, ablations.c.blocks_done, trials)
     query = query.where(ablations.c.state == state, ablations.c.blocks_done > 0)
     return select(query.order_by(ablations.c.id.desc()).limit(_PACE_OF).subquery())
+
+
+def running(connection: Connection, node_classes: Collection[str]) -> list[Row[Any]]:
+    """Return the blocks that run on these classes: what their ablations took so far, and since when they run."""
+    query = select(
+        blocks.c.ablation_id,
+        blocks.c.node_class,
+        ablations.c.device_s,
+        ablations.c.blocks_done,
+        ablations.c.blocks_planned,
+        ablations.c.trials_planned,
+        (db_now() - blocks.c.started_at).label("runs_s"),
+    ).join(ablations, ablations.c.id == blocks.c.ablation_id)
+    return list(
+        connection.execute(query.where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(node_classes)))
+    )
 
 
 def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Needs]:
