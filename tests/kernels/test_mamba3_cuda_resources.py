@@ -31,7 +31,7 @@ LARGE = {
     "gradients": {"v_", "z", "d_out", "states", "dqh", "dkh", "dv", "dz"},
     "reduce_heads": {"per_head"},
 }
-"""Kernel -> its tensors with 2^31 numbers or more in a batch of 8 rows of 65,536 tokens with 64 heads."""
+"""Kernel -> its tensors with more than 2^31 numbers in a batch of 9 rows of 65,536 tokens with 64 heads."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # ends a compiler that hangs; 4 to 7 minutes on 2 cores
 
@@ -135,10 +135,9 @@ def test_offsets_beyond_two_to_the_31_have_64_bits(name):
     from tests.kernels.offsets import long_rows
 
     source, sizes = long_rows(name, tma=False)
-    large = {tensor: size for tensor, size in sizes.items() if size >= 2**31}
-    assert set(large) == LARGE[name]
-    assert set(large) <= set(parameters(source))
-    assert {tensor: narrow for tensor in large if (narrow := narrow_offsets(source, tensor))} == {}
+    assert {tensor for tensor, size in sizes.items() if size > 2**31} == LARGE[name]
+    taken = {tensor.removesuffix("_1"): tensor for tensor in parameters(source)}  # `do` is a word of C
+    assert {tensor: narrow for tensor in LARGE[name] if (narrow := narrow_offsets(source, taken[tensor]))} == {}
 
 
 def test_an_offset_with_32_bits_is_found():
