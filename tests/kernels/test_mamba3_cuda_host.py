@@ -217,6 +217,11 @@ def test_the_default_variant_runs_the_reference_shape():
             replace(SHAPE, N=128, C=8),
             "pipeline_stages is 2 with P = 64, 32 rows and two warp groups; allowed: 0, 1",
         ),
+        (
+            Variant(warp_specialize=True),
+            replace(SHAPE, B=8, S=65536, H=64),
+            r"warp_specialize with B \* S \* H \* P = 2147483648; allowed: 2146435072, since",
+        ),
         (Variant(warp_specialize=True, tma=False), SHAPE, "warp_specialize with tma off: the two warp groups wait for"),
     ],
 )
