@@ -143,6 +143,6 @@ def test_offsets_beyond_two_to_the_31_have_64_bits(name):
 def test_an_offset_with_32_bits_is_found():
     wide = "*(uint4*)(dv + ((((int64_t)((int)blockIdx.z)) * (int64_t)1048576) + (((int64_t)n) & (int64_t)3)))"
     assert narrow_offsets(wide, "dv") == []
-    assert narrow_offsets(wide.replace("(int64_t)n", "n"), "dv") == [wide.replace("(int64_t)n", "n")[16:-1]]
+    assert narrow_offsets(wide.replace("(int64_t)n", "n"), "dv") == [wide.replace("(int64_t)n", "n")[15:-1]]
     with pytest.raises(ValueError, match="no offset into 'dz'"):
         narrow_offsets(wide, "dz")
