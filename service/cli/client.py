@@ -29,6 +29,7 @@ from service.cli import (
     open_page,
     priority,
     published,
+    rebuild,
     receipts,
     show,
     tokens,
@@ -51,6 +52,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(history.app)
+app.add_typer(rebuild.app, name="mlflow")
 app.add_typer(init.app)
 app.add_typer(priority.app)
 app.add_typer(open_page.app)
