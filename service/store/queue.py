@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select, union_all
+from sqlalchemy import CTE, Connection, Row, Select, Subquery, func, select, union_all
 
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
@@ -15,6 +15,12 @@ from service.store.placement import Needs
 from service.store.tables import ablations, blocks, nodes
 from service.store.turns import ORDER
 
+_FIRST = (
+    func.max(blocks.c.node_class).label("node_class"),
+    func.max(blocks.c.priority).label("priority"),
+    func.min(blocks.c.turn).label("turn"),
+)
+"""Of an ablation's queued blocks, which are all of one class and priority: where the first of them stands."""
 _PACE_OF = 20
 """Newest finished ablations whose blocks tell the pace."""
 
@@ -29,14 +35,30 @@ class QueuePlace:
 
 
 def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
-    """Return the place of every ablation among these that has a queued block."""
+    """Return the place of every ablation among these that has a queued block.
+
+    The queue is counted in its index, and only as far as the first block of the last of them.
+    """
+    own = select(blocks.c.ablation_id, *_FIRST, (func.min(blocks.c.not_before) - db_now()).label("rest_s"))
+    mine = (blocks.c.state == BlockState.QUEUED, blocks.c.ablation_id.in_(ablation_ids))
+    first = own.where(*mine).group_by(blocks.c.ablation_id).cte("first")
+    queue = _queue_until(first)
+    found = select(first.c.ablation_id, func.min(queue.c.ahead), first.c.rest_s)
+    found = found.join(queue, queue.c.ablation_id == first.c.ablation_id)
+    rows = connection.execute(found.group_by(first.c.ablation_id, first.c.rest_s))
+    return {name: QueuePlace(blocks_ahead=int(place), rest_s=float(rest)) for name, place, rest in rows}
+
+
+def _queue_until(first: CTE) -> Subquery:
+    """Return the queued blocks, and how many of their class are given out before each, up to the last of `first`."""
+    lowest, latest = (select(it).scalar_subquery() for it in (func.min(first.c.priority), func.max(first.c.turn)))
     ahead = func.row_number().over(partition_by=blocks.c.node_class, order_by=ORDER) - 1
-    queued = select(blocks.c.ablation_id, blocks.c.not_before, ahead.label("ahead"))
-    queue = queued.where(blocks.c.state == BlockState.QUEUED).subquery()
-    first, ready = func.min(queue.c.ahead), func.min(queue.c.not_before) - db_now()
-    own = select(queue.c.ablation_id, first, ready).where(queue.c.ablation_id.in_(ablation_ids))
-    rows = connection.execute(own.group_by(queue.c.ablation_id))
-    return {found: QueuePlace(blocks_ahead=int(place), rest_s=float(rest)) for found, place, rest in rows}
+    return (
+        select(blocks.c.ablation_id, ahead.label("ahead"))
+        .where(blocks.c.state == BlockState.QUEUED, blocks.c.node_class.in_(select(first.c.node_class)))
+        .where((blocks.c.priority > lowest) | (blocks.c.turn <= latest))
+        .subquery()
+    )
 
 
 def holders(connection: Connection, ablation_ids: Collection[str]) -> list[Row[Any]]:
