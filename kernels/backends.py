@@ -106,6 +106,7 @@ _TABLE = (
         device_type="cuda",
         probe="nvidia",
         device_name=r"\bH200\b",
+        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # an index then means the same to CUDA and to nvidia-smi
         peak_flops={"bfloat16": 989.5e12},
         tells=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
         ceilings={"copy": 4.28e12, "bfloat16": 790e12},

@@ -251,3 +251,33 @@ def test_block_goes_only_where_all_devices_of_its_step_are(api: Api) -> None:
     assert api.claim(api.register("four", "tpu-v6e", devices=4)) is not None
     api.submit(placement={"node_class": "xla-cpu", "devices": 4}, **wide)
     assert api.claim(api.register("virtual", "xla-cpu", devices=1)) is not None
+
+
+def test_a_step_over_all_devices_fills_its_node_and_waits_until_all_are_free(api: Api) -> None:
+    steps = {
+        "workload__overrides": {"micro_batch": 4},
+        "baseline": {"gates": {"lane": "xla"}},
+        "variants": {"other": {"gates": {"psiv_cache": True}}},
+    }
+    wide = api.submit(placement={"node_class": "tpu-v6e", "devices": 4}, limits__priority=90, **steps)
+    node = api.register("four", "tpu-v6e", devices=4)
+    taken = api.claim(node)
+    assert taken is not None
+    assert _claim_status(api, "four", node) == 409
+    narrow = api.submit(placement={"node_class": "tpu-v6e", "devices": 1}, **steps)
+    assert _claim_status(api, "four", node) == 409
+    api.attempt(taken, "release", failure_class="preempted", message="the worker was asked to stop")
+    api.client.patch(f"/v1/ablations/{wide['id']}", headers=api.admin, json={"priority": 10})
+    blocks = [api.claim(node) for _ in range(4)]
+    assert [block and block["ablation_id"] for block in blocks] == [narrow["id"]] * 4
+    assert _claim_status(api, "four", node) == 409
+    api.attempt(blocks[0] or {}, "release", failure_class="preempted", message="the worker was asked to stop")
+    api.client.patch(f"/v1/ablations/{wide['id']}", headers=api.admin, json={"priority": 90})
+    again = api.claim(node)
+    assert again is not None
+    assert again["ablation_id"] == narrow["id"], "three devices are in use: the step over four waits"
+
+
+def _claim_status(api: Api, name: str, node: str) -> int:
+    ask = {"node_id": node}
+    return api.client.post("/v1/blocks:claim", headers=api.worker_of(name), json=ask).status_code
