@@ -4,7 +4,8 @@
 #   on a TPU VM also: --privileged -e ABLATE_NODE_CLASS=tpu-v6e
 FROM python:3.11-slim-bookworm
 
-# gcc, binutils: stand-ins for CUDA's libraries, where only PyPI's CUDA build of torch can be had; git: the commit's name; libpython: torch_xla loads it
+# gcc, binutils: stand-ins for CUDA's libraries, where only PyPI's CUDA build of torch can be had; git: the commit's name;
+# libpython: torch_xla loads it
 RUN apt-get update -qq \
     && apt-get install -y -qq --no-install-recommends gcc libc6-dev binutils git libpython3.11 >/dev/null \
     && rm -rf /var/lib/apt/lists/*
