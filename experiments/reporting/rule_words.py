@@ -33,9 +33,9 @@ def _requirements(required: list[Mapping[str, Any]]) -> list[str]:
 def _bound(one: Mapping[str, Any]) -> str:
     unit = METRICS[one["metric"]].unit
     if "max_value" in one:
-        return f"at most {one['max_value']:g} {unit}"
+        return f"at most {wording.number(one['max_value'])} {unit}"
     if "max_delta" in one:
-        return f"at most {one['max_delta']:g} {unit} above the baseline's"
+        return f"at most {wording.number(one['max_delta'])} {unit} above the baseline's"
     return {
         "identical": "the same as the baseline's, bit for bit",
         "envelope": "within the spread of the baseline's repeats",

@@ -9,14 +9,11 @@ from rich.markup import escape
 from experiments.outcomes import ExitCode
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, names, numbers, texts
-from service.cli.demo import run_demo
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.settings import get_settings
 from service.stack import control
 from service.stack.layout import StackFiles, home_files
-from service.stack.parts import check_installed
 from service.stack.state import PartPhase, StackState
-from service.stack.supervisor import supervise
 
 app = typer.Typer()
 
@@ -113,6 +110,8 @@ def restore(
 @guarded
 def demo(as_json: JsonOption = False) -> None:
     """Run the catalog ablation `demo` from end to end: stack, live progress, verdict, report, MLflow."""
+    from service.cli.demo import run_demo
+
     summary = run_demo(home_files(), say)
     if as_json:
         print_json(summary)
@@ -140,6 +139,9 @@ def show_addresses(files: StackFiles, state: StackState) -> None:
 
 
 def _up_in_foreground(files: StackFiles) -> None:
+    from service.stack.parts import check_installed
+    from service.stack.supervisor import supervise
+
     check_installed()
     control.clean_stale(files, say)
     err().print("starting; Ctrl-C stops everything")

@@ -11,6 +11,7 @@ from service.reconciler import Reconciler
 from service.store.columns import db_now
 from service.store.tables import blocks
 from tests.api_stack import SIGNER, Api, receipts_of, running_api
+from tests.web_pages import Person
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -65,6 +66,22 @@ def test_drained_node_finishes_its_block_and_gets_no_other_until_it_is_resumed(a
     assert (node(api, "one")["state"], api.claim(one)) == ("drained", None)
     assert act(api, "one", "resume")["state"] == "works"
     assert claimed(api, one)["block_index"] == 1
+
+
+def test_a_node_says_which_block_and_arm_it_runs(api: Api) -> None:
+    made = api.submit(ablation="told")
+    one = api.register("one")
+    assert node(api, "one")["runs"] == []
+    block = claimed(api, one)
+    told = {"ablation": made["id"], "name": "told", "block_index": block["block_index"], "arms": []}
+    assert node(api, "one")["runs"] == [told]
+    trial = block["trials"][0]
+    progress = {"trial_id": trial["trial_id"], "steps_done": 1, "steps_total": 9, "tokens_per_s": 5.0, "loss": 8.0}
+    assert api.attempt(block, "heartbeat", progress=[progress]).status_code == 200
+    assert node(api, "one")["runs"] == [{**told, "arms": [trial["arm"]]}]
+    assert Person.signed_in(api).get("/").text.count(f"told, block 1, {trial['arm']}</a>") == 1
+    assert api.attempt(block, "report", receipts=receipts_of(block, one, ablation="told")).status_code == 200
+    assert node(api, "one")["runs"] == []
 
 
 def test_quarantined_node_says_who_stopped_it_and_why(api: Api) -> None:

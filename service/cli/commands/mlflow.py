@@ -14,7 +14,7 @@ from service.settings import get_settings
 if TYPE_CHECKING:
     from service.store.session import Store
 
-app = typer.Typer(help="The review pages in MLflow.", no_args_is_help=True)
+app = typer.Typer(name="mlflow", help="The review pages in MLflow.", no_args_is_help=True)
 
 _LOOK_EVERY_S = 0.5
 _PATIENCE_S = 600.0
