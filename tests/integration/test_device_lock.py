@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.outcomes import ExitCode
 from tests.architecture.pages import ROOT
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
 from workers.device_lock import DeviceLock, lock_addresses
@@ -70,13 +71,13 @@ def test_second_worker_on_the_same_cores_is_refused_with_the_holders_pid(tmp_pat
         until(lambda: service.bodies(":claim"))
         for home, name in ((tmp_path / "two", "other"), (tmp_path / "one", "tester")):
             with worker(home, url, ABLATE_DEVICE_LOCKS=locks, ABLATE_NODE_NAME=name) as second:
-                assert second.wait(120) == 1
+                assert second.wait(120) == ExitCode.ERROR
             said = " ".join((home / "worker.log").read_text().split())
             assert re.search(rf"worker cannot run: core \d+ of this machine is held by process {first.pid} \(", said)
         assert first.poll() is None
         os.kill(first.pid, signal.SIGSTOP)
         with worker(tmp_path / "three", url, ABLATE_DEVICE_LOCKS=locks) as third:
-            assert third.wait(120) == 1
+            assert third.wait(120) == ExitCode.ERROR
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
     until(lambda: not processes_of(tmp_path / "one"))

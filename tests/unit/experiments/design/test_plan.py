@@ -54,12 +54,12 @@ def test_make_plan_cycles_seeds_and_holds_every_arm_once_per_block() -> None:
 
 
 def test_make_plan_resolves_gates_into_the_configuration() -> None:
-    spec = make_spec(baseline__gates={"chunk_size": 64, "loss": "chunked"}, workload__overrides={"seq_len": 128})
+    spec = make_spec(baseline__gates={"chunk_size": 64, "loss": "chunked"}, workload__overrides={"seq_len": 256})
     baseline, psiv, chunk = make_plan(spec).arms
     assert baseline.gates["chunk_size"] == psiv.gates["chunk_size"] == 64
     assert (chunk.gates["chunk_size"], chunk.gates["loss"]) == (32, "chunked")
     assert psiv.config["model"]["scan"]["psiv_cache"] is True
-    assert psiv.config["data"]["seq_len"] == 128
+    assert psiv.config["data"]["seq_len"] == 256
     assert psiv.config["steps"] == {"warmup": 1, "warmup_s": 0.0, "timed": 4, "slice": 0, "val_rows": 2}
     assert set(TrainConfig.__dataclass_fields__) - set(psiv.config) == {"seed"}
     assert len({arm.digest for arm in (baseline, psiv, chunk)}) == 3
