@@ -215,7 +215,7 @@ def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: Rig
             process.wait()
     assert (report["failure_class"], report["receipts"]) == ("invalid_measurement", [])
     assert "arm 'arm-0': others took" in report["message"]
-    assert "busiest: python" in report["message"]
+    assert "python" in report["message"].partition("busiest: ")[2]
 
 
 def test_a_killed_worker_leaves_no_trainer(rig: Rig) -> None:

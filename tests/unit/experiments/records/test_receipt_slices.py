@@ -159,7 +159,7 @@ def test_an_edit_of_the_slices_with_every_digest_redone_is_found_and_named(what:
 
 
 def test_steps_of_one_step_slices_that_are_made_shorter_leave_pauses_between_the_slices() -> None:
-    found = said([shorter(0.5, receipt) for receipt in block(ONE_STEP)])
+    found = said([shorter(0.05, receipt) for receipt in block(ONE_STEP)])
     assert [problem for problem in found if "between slices" in problem and "nobody ran then" in problem], found
 
 
