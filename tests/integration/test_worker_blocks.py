@@ -129,7 +129,7 @@ def test_repeated_death_without_a_result_is_the_arms_result(rig: Rig) -> None:
     dies = {"final_failures": (*claimed.trials[0].final_failures, FailureClass.NO_RECEIPT)}
     trials = (claimed.trials[0].model_copy(update=dies), claimed.trials[1])
     rig.service.blocks.append(claimed.model_copy(update={"trials": trials}))
-    until(lambda: any(p["steps_done"] for b in rig.service.bodies(":heartbeat") for p in b["progress"]))
+    until(lambda: _steps_told(rig))
     (trainer,) = rig.trainers()
     os.kill(trainer, signal.SIGSEGV)
     (report,) = until(lambda: rig.service.bodies(":report"))
@@ -160,11 +160,14 @@ def test_stale_token_ends_the_trial_silently(rig: Rig) -> None:
     assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
 
 
+def _steps_told(rig: Rig) -> bool:
+    return any(one["steps_done"] for body in rig.service.bodies(":heartbeat") for one in body["progress"])
+
+
 def test_lease_that_cannot_be_renewed_fences(rig: Rig) -> None:
     rig.service.lease_s = 2.0
     rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="away", lease_s=2.0))
-    until(rig.trainers)
-    until(lambda: rig.service.bodies(":heartbeat"))
+    until(lambda: _steps_told(rig))  # before that, the process seen may be the one that prepares the dataset
     rig.service.away = True
     until(lambda: not rig.trainers())
     assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
@@ -179,7 +182,7 @@ def test_report_survives_a_short_absence_of_the_service(rig: Rig) -> None:
 
 def test_killed_trainer_is_no_measurement(rig: Rig) -> None:
     rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="shot"))
-    until(lambda: any(p["steps_done"] for b in rig.service.bodies(":heartbeat") for p in b["progress"]))
+    until(lambda: _steps_told(rig))
     (trainer,) = rig.trainers()
     os.kill(trainer, signal.SIGKILL)
     (report,) = until(lambda: rig.service.bodies(":report"))
