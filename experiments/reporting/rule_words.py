@@ -12,7 +12,11 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
     primary, metric = rule["primary"], METRICS[rule["primary"]["metric"]]
     blocks = wording.counted(rule["blocks"], "block")
     return " ".join(
-        (_decides(primary, metric.label, metric.decides == "exact", blocks), *_requirements(rule["require"]))
+        (
+            _decides(primary, metric.label, metric.decides == "exact", blocks),
+            *_slices(rule["estimator"].get("slice", 0)),
+            *_requirements(rule["require"]),
+        )
     )
 
 
@@ -24,6 +28,13 @@ def _decides(primary: Mapping[str, Any], label: str, exact: bool, blocks: str) -
         f"{label[:1].upper()}{label[1:]} decides over {blocks}, {how}; {within}, and a variant is adopted from {adopt} "
         "improvement on, if it meets every requirement."
     )
+
+
+def _slices(steps: int) -> list[str]:
+    if not steps:
+        return []
+    told = wording.counted(steps, "timed step")
+    return [f"The trials of a block run by turns, {told} at a time, so that what drifts within seconds is shared."]
 
 
 def _requirements(required: list[Mapping[str, Any]]) -> list[str]:
