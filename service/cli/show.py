@@ -13,8 +13,8 @@ from experiments.block_numbers import block_number, place_number
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
-from service.schemas.handing_in import RAN, have_run
 from service.schemas.ablations import AblationPublic, TrialPublic
+from service.schemas.handing_in import RAN, have_run
 from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from experiments.block_numbers import block_number
 from experiments.outcomes import BlockState, Outcome, TrialState
 from experiments.reporting.table import Tone
-from service.schemas.handing_in import have_run
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
+from service.schemas.handing_in import have_run
 from service.serializers import block_public, trial_public
 from service.store import ablations
 
