@@ -18,4 +18,5 @@ def have_run(trials: Iterable[TrialPublic]) -> set[str]:
 
 def _did_its_steps(one: TrialPublic) -> bool:
     """Tell whether a trial said so; of its last step it may have had no time to tell."""
-    return one.progress is not None and one.progress.steps_done >= one.progress.steps_total - 1
+    told = one.progress
+    return told is not None and told.steps_total is not None and told.steps_done >= told.steps_total - 1
