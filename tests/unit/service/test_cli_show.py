@@ -66,7 +66,7 @@ def test_explanation_gives_reason_requirements_and_live_gates_of_every_variant()
         assert variant.arm in text
         assert wording.with_minus(variant.reason) in text
         assert f"gates live {variant.gates_live}" in text
-        assert all(requirement.detail in text for requirement in variant.requirements)
+        assert all(wording.with_minus(one.detail) in text for one in variant.requirements)
 
 
 @pytest.mark.parametrize(
