@@ -17,6 +17,7 @@ TAGS = [
     {"name": "ablations", "description": "Watch, list and cancel ablations; read verdicts and reports."},
     {"name": "trials", "description": "Receipts and logs."},
     {"name": "catalogue", "description": "What can be asked for."},
+    {"name": "calibrations", "description": "What is known about the noise of nodes."},
     {"name": "nodes", "description": "The machines that run trials, and the key that each of them has."},
     {"name": "tokens", "description": "Who may do what: tokens of people, quotas, and who somebody is."},
     {"name": "workers", "description": "For workers, with the key of their node and an attempt's token."},

@@ -85,6 +85,8 @@ class ServiceSettings(BaseSettings):
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)
     """Requests that one token may send at once."""
+    restart_pause_s: float = Field(default=0.5, gt=0)
+    """A part of an embedded stack that ended starts again after this pause, which doubles with every end in a row."""
     generate_tokens: bool = False
     """Generate tokens that are not set, on whatever address; an embedded stack does, which keeps them in its home."""
     log_days: float = Field(default=90.0, ge=0)

@@ -129,7 +129,7 @@ def _lost(one: Row[Any]) -> str:
 def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waiting:
     working, reasons = _sorted_nodes(row, around)
     if not working:
-        why = f": {'; '.join(reasons)}" if reasons else "; none was heard lately"
+        why = f": {'; '.join(reasons)}" if reasons else "; none has registered: it waits until somebody starts one"
         return Waiting(waiting_for=f"a live node of class '{row.node_class}'{why}", blocks_ahead=place.blocks_ahead)
     if place.rest_s > 0:
         pause = f"the pause after a broken attempt to end, in {_duration(place.rest_s)}"

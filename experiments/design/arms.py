@@ -132,6 +132,7 @@ def _arm(
     try:
         config = replace_fields(base, {GATES[gate].path: _typed(gate, value) for gate, value in asked.items()})
         check_mesh(config)
+        _check_loss_chunks(config)
     except ConfigError as error:
         guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
         detail = f"the gates do not fit together: {guilty} {error.message}"
@@ -145,6 +146,17 @@ def _arm(
     role: ArmRole = BASELINE if name == BASELINE else VARIANT
     arm = Arm(name=name, role=role, gates=gates, config=values, digest=arm_digest(gates, values))
     return Resolution(arms=(arm,), problems=tuple(problems))
+
+
+def _check_loss_chunks(config: TrainConfig) -> None:
+    """Raise ConfigError for a chunked loss that would be dense: all tokens of a device's step in one chunk."""
+    tokens = config.micro_batch // config.mesh.devices * config.data.seq_len
+    chunk = config.loss_chunk_tokens
+    if config.loss == "chunked" and chunk >= tokens:
+        detail = (
+            f"'chunked' with loss_chunk_tokens {chunk:,} is the dense loss: a step has {tokens:,} tokens, one chunk"
+        )
+        raise ConfigError("loss", f"{detail}; allowed: workload/overrides/loss_chunk_tokens below {tokens:,}")
 
 
 def _typed(gate: str, value: GateValue) -> GateValue:

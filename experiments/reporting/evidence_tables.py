@@ -22,7 +22,7 @@ KERNEL_NUMBERS = {
     "wgmma": "WGMMA", "mbarrier": "mbarrier", "barriers": "barriers",
 }  # fmt: skip
 """Key in a receipt's kernel table -> heading."""
-MOST_ARMS = 12
+MOST_ARMS = 13
 ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "outcomes": lambda arm: _counts(arm.outcomes) or "none yet",
     "throughput, tokens/s": lambda arm: wording.number(arm.tokens_per_s, 5),

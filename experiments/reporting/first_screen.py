@@ -92,7 +92,7 @@ def headline(verdict: Verdict, variant: VariantVerdict) -> str:
         return _of_values(variant, variant.exact)
     found = variant.primary
     if found is None:
-        return variant.reason
+        return wording.with_minus(variant.reason)
     if variant.cause in _PROVISIONAL and variant.measured is not VerdictWord.INCONCLUSIVE:
         return f"{_said(verdict, variant.measured, found)}, provisional: {_PROVISIONAL[variant.cause]}"
     if variant.cause is not None and variant.cause is not Cause.NOT_PROVED:

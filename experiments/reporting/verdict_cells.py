@@ -124,4 +124,4 @@ def loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
 def requirement(found: RequirementResult) -> tuple[Cell, ...]:
     """Return metric, rule, result and what was found."""
     result = Cell(text="passed", tone=Tone.GOOD) if found.passed else Cell(text="FAILED", tone=Tone.BAD)
-    return row(found.metric, found.rule, result, found.detail)
+    return row(found.metric, found.rule, result, wording.with_minus(found.detail))

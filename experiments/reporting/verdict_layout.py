@@ -214,7 +214,7 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         arm=variant.arm,
         word=verdict_cells.word(variant),
         sentence=sentences.sentence(verdict, variant),
-        reason=variant.reason,
+        reason=wording.with_minus(variant.reason),
         effect=verdict_cells.exact_effect(variant.exact) if found is None else verdict_cells.effect(found),
         interval=verdict_cells.repeats(variant.exact) if found is None else verdict_cells.interval(found),
         mde=verdict_cells.detectable(found),

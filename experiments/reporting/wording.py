@@ -1,6 +1,7 @@
 """How numbers with units, times, metrics and lists are written for people, everywhere alike: thousands are grouped."""
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -10,6 +11,7 @@ MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
 NOTHING = "\N{EN DASH}"
 """Stands where there is no value."""
+_HYPHEN_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 _UNITS = ((172_800, 86_400, "days"), (5_400, 3600, "h"), (100, 60, "min"))
 """From so many seconds on: seconds of the unit, its name."""
 
@@ -129,6 +131,11 @@ def share(part: int, whole: int) -> str:
 def counted(count: int, noun: str) -> str:
     """Join a count and its noun in the right number."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def with_minus(text: str) -> str:
+    """Write the minus signs of a text from the analysis as all others are; hyphens stay."""
+    return _HYPHEN_MINUS.sub(MINUS, text)
 
 
 def shorten(text: str, longest: int) -> str:

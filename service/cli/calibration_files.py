@@ -62,7 +62,7 @@ def lines(one: Calibration) -> Sequence[str]:
     """Return a calibration as lines of rich markup."""
     return [
         f"[bold]{escape(one.key.node_class)} {escape(one.key.device_serial)}[/], {one.key.recipe}: "
-        f"{one.blocks} A/A blocks, the last {one.measured_at}",
+        f"{one.blocks} A/A blocks, the last {wording.moment(one.measured_at)}",
         f"  sd of d {wording.size_percent(one.sd_pct)}, at most {wording.size_percent(one.sd_upper_pct)} (95 %); "
         f"mean {wording.percent(one.mean_pct)}",
         f"  autocorrelation {one.autocorrelation:+.2f}, for which tests of ten blocks are "

@@ -1,5 +1,6 @@
 """Tables of the CLI: ablations, plans, nodes, gates and verdicts as people read them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
 from service.schemas.ablations import AblationPublic, TrialPublic
+from service.schemas.handing_in import RAN, have_run
 from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 if TYPE_CHECKING:
@@ -78,7 +80,8 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
     return Group(known, _trials(trials), Text(f"log of one: ablate log {row.name}/BLOCK/ARM", "dim"))
 
 
-def _trials(rows: Iterable[TrialPublic]) -> TerminalTable:
+def _trials(rows: Sequence[TrialPublic]) -> TerminalTable:
+    ran = have_run(rows)
     made = TerminalTable(
         *names("arm"),
         *numbers("block", "place"),
@@ -90,7 +93,13 @@ def _trials(rows: Iterable[TrialPublic]) -> TerminalTable:
     for row in rows:
         number, place = str(block_number(row.block_index)), str(place_number(row.position))
         made.add_row(
-            escape(row.arm), number, place, state(row.state), row.outcome or "", escape(row.reason or ""), row.id
+            escape(row.arm),
+            number,
+            place,
+            RAN if row.id in ran else state(row.state),
+            row.outcome or "",
+            escape(row.reason or ""),
+            row.id,
         )
     return made
 
@@ -159,7 +168,8 @@ def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
         leaving=("lacks", "devices", "seen"),
     )
     for row in rows:
-        devices = ", ".join(device.name for device in row.devices)
+        counts = Counter(device.name for device in row.devices)
+        devices = ", ".join(name if count == 1 else f"{count} times {name}" for name, count in counts.items())
         lacks = escape("; ".join([*row.lacks, *_lanes_that_failed(row)]))
         seen = wording.moment(row.seen_at)
         made.add_row(

@@ -23,7 +23,8 @@ STEADY_UNHEARD_S = 30.0
 """The same for a part whose answer depends on others: it may be well while they are away."""
 MOST_ENDS = 8
 """Ends in a row, none after a steady time, until a part is given up."""
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 30.0
+LAST_PAUSE_S = 30.0
+"""Pauses grow no longer than this."""
 GRACE_S = 10.0
 """For what a part left behind, between SIGTERM and SIGKILL. A worker's guardian ends trainers by itself meanwhile."""
 
@@ -42,12 +43,12 @@ class PartEnd:
 class PartRun:
     """The life of one part. Only `look` moves it, so the supervisor stays in one thread."""
 
-    def __init__(self, part: StackPart, files: StackFiles, *, stack_id: str, tell: Tell) -> None:
+    def __init__(self, part: StackPart, files: StackFiles, *, stack_id: str, pause_s: float, tell: Tell) -> None:
         self.part = part
         self.phase = PartPhase.STARTING
         self.pid = 0
         self.started_at = datetime.now(UTC)
-        self._files, self._stack_id, self._tell = files, stack_id, tell
+        self._files, self._stack_id, self._pause_s, self._tell = files, stack_id, pause_s, tell
         self._process: subprocess.Popen[bytes] | None = None
         self._since = 0.0
         self._restarts = 0
@@ -105,7 +106,7 @@ class PartRun:
     def _ended(self, what: str) -> None:
         now = time.monotonic()
         self._ends += 1
-        pause_s = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._ends - 1))
+        pause_s = min(LAST_PAUSE_S, self._pause_s * 2.0 ** (self._ends - 1))
         self._ending = PartEnd(kill_at=now + GRACE_S, restart_at=now + pause_s)
         left = self._members()
         send(left, signal.SIGTERM)

@@ -120,7 +120,8 @@ class _Supervisor:
         self._files.remove_runtime()
 
     def _launch(self, part: StackPart) -> None:
-        run = PartRun(part, self._files, stack_id=self._state.stack_id, tell=self._found)
+        pause_s = get_settings().restart_pause_s
+        run = PartRun(part, self._files, stack_id=self._state.stack_id, pause_s=pause_s, tell=self._found)
         run.start()
         self._runs[part.name] = run
         self._record()

@@ -7,12 +7,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
-from experiments.outcomes import BlockState, TrialState
+from experiments.outcomes import BlockState
 from experiments.records.messages import NodeRegistration
 from service.errors import Forbidden, NodeTaken, NotFound
 from service.principals import Principal
 from service.store.columns import db_now
 from service.store.placement import lanes_that_ran
+from service.store.running import still_runs
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 
 _ID = re.compile(id_pattern("nod"))
@@ -104,7 +105,7 @@ def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     query = (
         select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], trials.c.arm)
         .join(ablations, ablations.c.id == blocks.c.ablation_id)
-        .outerjoin(trials, (trials.c.block_id == blocks.c.id) & (trials.c.state == TrialState.RUNNING))
+        .outerjoin(trials, (trials.c.block_id == blocks.c.id) & still_runs())
         .where(blocks.c.state == BlockState.RUNNING)
         .order_by(blocks.c.ablation_id, blocks.c["index"], trials.c.position)
     )

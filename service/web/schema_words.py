@@ -36,6 +36,8 @@ class Field:
     description: Markup
     place: str = ""
     """Where a parameter goes: path, query, header."""
+    fields: "tuple[Field, ...]" = ()
+    """Of a value that is an object without a type of its own."""
 
 
 def prose(text: str) -> Markup:
@@ -62,6 +64,7 @@ def fields_of(schema: Schema) -> tuple[Field, ...]:
             allowed=allowed(found),
             required=name in required,
             description=prose(found.get("description", "")),
+            fields=fields_of(found),
         )
         for name, found in schema.get("properties", {}).items()
     )
@@ -96,17 +99,13 @@ def _list(schema: Schema) -> Markup:
 def _object(schema: Schema) -> Markup:
     """Say what an object without a name of its own holds."""
     if "properties" in schema:
-        return Markup("object of {}").format(_inline(schema))
+        return Markup("object")
     values = list(schema.get("patternProperties", {}).values())
     if isinstance(schema.get("additionalProperties"), Mapping):
         values.append(schema["additionalProperties"])
     return (
         Markup("map of names to {}").format(Markup(" or ").join(map(allowed, values))) if values else Markup("object")
     )
-
-
-def _inline(schema: Schema) -> Markup:
-    return Markup(", ").join(Markup("{}: {}").format(_code(one.name), one.allowed) for one in fields_of(schema))
 
 
 def _limits(schema: Schema) -> Iterator[Markup]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from experiments.design.fields import config_to_json
 from experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS, Metric
-from experiments.design.recipes import OVERRIDES, RECIPES, Override
+from experiments.design.recipes import OVERRIDES, RECIPES, Override, Recipe
 from experiments.design.spec import ablation_json_schema
 from experiments.design.spec_values import DURATION_PATTERN, NAME_PATTERN, PERCENT_PATTERN
 
@@ -141,8 +142,25 @@ def _uses(name: str, row: Metric) -> str:
 
 def _overrides() -> str:
     kinds = {int: "integer", float: "number", str: "text"}
-    rows = ((f"`{name}`", kinds[key.kind] + _limits(key), key.description) for name, key in OVERRIDES.items())
-    return _table("## Overrides", "key | value | what it is", rows)
+    rows = (
+        (
+            f"`{name}`",
+            kinds[key.kind] + _limits(key),
+            key.description,
+            *(_own(recipe, key) for recipe in RECIPES.values()),
+        )
+        for name, key in OVERRIDES.items()
+    )
+    title = "## Overrides\n\nThe last columns say what a recipe has without the override."
+    return _table(title, " | ".join(["key", "value", "what it is", *(f"`{name}`" for name in RECIPES)]), rows)
+
+
+def _own(recipe: Recipe, key: Override) -> str:
+    """Return what a recipe has without an override."""
+    value: Any = config_to_json(recipe.config)
+    for part in key.path.split("."):
+        value = value[part]
+    return f"`{value}`" if isinstance(value, str) else _number(value)
 
 
 def _limits(key: Override) -> str:

@@ -4,6 +4,7 @@ Each is one view of a browser, in a palette, so that it stays small.
 """
 
 import io
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -68,6 +69,7 @@ def pages_of_service(browser: Browser, api: Api, world: WebWorld) -> None:
 
 def main() -> int:
     """Take every picture."""
+    os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance
     with tempfile.TemporaryDirectory() as folder, served_api("sqlite", Path(folder)) as api:
         world = web_world.fill(api)
         with browsers.chromium() as browser:

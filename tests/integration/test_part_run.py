@@ -46,6 +46,7 @@ class Stack:
         self.files = StackFiles(home=folder)
         self.files.make_folders()
         self.stack_id = uuid.uuid4().hex
+        self.pause_s = 0.5
         self.findings: list[tuple[str, str, str]] = []
         self.runs: list[PartRun] = []
 
@@ -53,7 +54,7 @@ class Stack:
         command = (sys.executable, "-c", code, *words)
         part = StackPart(name="part", command=command, environment={}, answers=answers, **more)
         tell = lambda *told: self.findings.append(told)  # noqa: E731
-        run = PartRun(part, self.files, stack_id=self.stack_id, tell=tell)
+        run = PartRun(part, self.files, stack_id=self.stack_id, pause_s=self.pause_s, tell=tell)
         run.start()
         self.runs.append(run)
         return run
@@ -76,8 +77,8 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_run, "FIRST_PAUSE_S", 0.01)
+def hasty(stack: Stack) -> None:
+    stack.pause_s = 0.01
 
 
 def connects(port: int) -> Callable[[], bool]:
@@ -106,7 +107,7 @@ def test_a_part_that_was_killed_is_found_and_starts_again(stack: Stack, number: 
 
 
 def test_pauses_grow_and_a_part_that_never_stays_is_given_up(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_run, "FIRST_PAUSE_S", 0.02)
+    stack.pause_s = 0.02
     monkeypatch.setattr(part_run, "LAST_PAUSE_S", 0.1)
     run = stack.run("raise SystemExit(7)", answers=lambda: False)
     stack.look(run, lambda: run.phase == PartPhase.GIVEN_UP)

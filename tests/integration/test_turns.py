@@ -114,7 +114,7 @@ def shown(api: Api, made: dict[str, Any]) -> dict[str, Any]:
 
 def test_waiting_says_the_place_and_when_it_starts(api: Api) -> None:
     first = api.submit()
-    assert "none was heard lately" in shown(api, first)["waiting_for"]
+    assert "none has registered: it waits until somebody starts one" in shown(api, first)["waiting_for"]
     node = api.register()
     block = claimed(api, node)
     second = api.submit()

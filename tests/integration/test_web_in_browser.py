@@ -8,6 +8,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from experiments.reporting import wording
+from service.errors import Unavailable
+from service.web import pages
 from tests import browser as browsers
 from tests import web_world
 from tests.acceptance.test_report_in_browser import OVERFLOWING
@@ -19,12 +21,16 @@ pytestmark = pytest.mark.browser
 
 PATIENCE_MS = 60_000
 BUDGET_BYTES = 200_000
-"""Of a page with all that it loads."""
+"""Of a page with all that it loads, as sent."""
 LOADED_BYTES = """() => ["navigation", "resource"].flatMap(kind => performance.getEntriesByType(kind))
     .reduce((sum, entry) => sum + entry.encodedBodySize, 0)"""
 LOOK = """looks => { Object.defineProperty(document, "hidden", {value: !looks, configurable: true});
     document.dispatchEvent(new Event("visibilitychange")); }"""
 """Somebody looks at another tab, or at this one again."""
+FEWER_ALIKE = """() => document.querySelectorAll(".interface section").forEach((part, place) => {
+    if (place % 12 && part.querySelector("h3").id !== "submitAblation") part.remove(); })"""
+"""One template makes all sections of the interface; one in twelve, and the one with examples, are looked at by axe."""
+REFUSED = "Failed to load resource: the server responded with a status of "
 RULES: dict[str, dict[str, Any]] = {
     "light": {
         "type": "tag",
@@ -54,16 +60,19 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(chromium: Browser, api: Api) -> Iterator[Callable[..., Page]]:
-    """Return a function that signs a browser in; at the end no page may have complained or loaded what is foreign."""
+    """Return a function that signs a browser in; at the end no page may have complained or loaded what is foreign.
+
+    A browser complains of every status from 400 on; a test that asks for them says so with `refused`.
+    """
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
 
-    def visited(*, width: int = 1280, scheme: str = "light", operate: bool = False, scripts: bool = True) -> Page:
-        options: dict[str, Any] = {"color_scheme": scheme, "java_script_enabled": scripts, "reduced_motion": "reduce"}
+    def visited(*, width: int = 1280, operate: bool = False, scripts: bool = True, refused: bool = False) -> Page:
+        options: dict[str, Any] = {"java_script_enabled": scripts, "reduced_motion": "reduce"}
         contexts.append(chromium.new_context(viewport={"width": width, "height": 844}, **options))
         contexts[-1].set_default_timeout(PATIENCE_MS)
         page = contexts[-1].new_page()
-        page.on("console", lambda message: complaints.append(message.text))
+        page.on("console", lambda told: (refused and told.text.startswith(REFUSED)) or complaints.append(told.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda asked: asked.url.startswith((base(api), "data:")) or complaints.append(asked.url))
         page.goto(base(api) + sign_in_path(api, api.admin, operate=operate))
@@ -82,13 +91,20 @@ def base(api: Api) -> str:
 
 
 def pages_of(world: WebWorld) -> dict[str, str]:
+    """Return the addresses of all pages that somebody who is signed in can open, those that refuse included."""
     return {
         "overview": "/",
         "running": f"/a/{world.running}",
         "failing": f"/a/{world.failing}",
         "judged": f"/a/{world.judged}",
         "history": "/history/hybrid-tiny/psiv_cache",
-        "question": f"/a/{world.running}/priority",
+        "priority?": f"/a/{world.running}/priority",
+        "cancel?": f"/a/{world.running}/cancel",
+        "drain?": "/nodes/two-core/drain",
+        "interface": "/docs",
+        "no such ablation": "/a/nobody",
+        "no such gate": "/history/hybrid-tiny/psiv",
+        "no such page": "/nothing/here",
     }
 
 
@@ -106,7 +122,7 @@ def test_the_first_page_says_what_waits_and_why_who_works_and_what_was_answered(
     assert "1 of 6 blocks" in told
     assert "about 7 min left" in told, "4.5 blocks at 95 s"
     assert "Waits for a free node of class 'cpu' (1 live, 4 blocks ahead in the queue, about 7 min" in told
-    assert "Waits for a live node of class 'h200'; none was heard lately." in told
+    assert "Waits for a live node of class 'h200'; none has registered: it waits until somebody starts one." in told
     nodes = plain(page.locator("#nodes").inner_text())
     assert "drained" in nodes
     assert "device 0 still holds 1.2 GiB" in nodes
@@ -228,18 +244,54 @@ def test_an_operator_is_asked_before_anything_happens(api: Api, visit: Callable[
     page.get_by_role("heading", name="Signed out").wait_for()
 
 
-def test_no_page_has_a_barrier_or_overflows_or_is_heavy(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
-    page = visit(width=390, operate=True)
+def check_page(page: Page, name: str) -> None:
+    """See that a page has no barrier, fits a phone and is light."""
+    assert 1000 < page.evaluate(LOADED_BYTES) < BUDGET_BYTES, name
+    page.evaluate("() => document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+    assert page.evaluate(OVERFLOWING) == [], name
+    page.evaluate(FEWER_ALIKE)
+    for scheme, rules in RULES.items():
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        found = Axe().run(page, context={"exclude": [["figure svg"]]}, options={"runOnly": rules})
+        assert found.violations_count == 0, f"{name}, {scheme}: {found.generate_report()}"
+
+
+def test_no_page_has_a_barrier_or_overflows_or_is_heavy(
+    api: Api, world: WebWorld, visit: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = visit(width=390, operate=True, refused=True)
     for name, path in pages_of(world).items():
         page.goto(base(api) + path, wait_until="load")
-        assert 1000 < page.evaluate(LOADED_BYTES) < BUDGET_BYTES, name
-        page.evaluate("() => document.querySelectorAll('details').forEach(part => { part.open = true; })")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
-        assert page.evaluate(OVERFLOWING) == [], name
-        for scheme, rules in RULES.items():
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-            found = Axe().run(page, context={"exclude": [["figure svg"]]}, options={"runOnly": rules})
-            assert found.violations_count == 0, f"{name}, {scheme}: {found.generate_report()}"
+        check_page(page, name)
+    for error, said in ((RuntimeError("ours"), "Internal Server Error"), (Unavailable(), "Service Unavailable")):
+        monkeypatch.setattr(pages, "overview", raising(error))
+        page.goto(base(api))
+        assert page.get_by_role("heading", name=said).is_visible()
+        check_page(page, said)
+    monkeypatch.undo()
+    page.goto(base(api))
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("heading", name="Signed out").wait_for()
+    check_page(page, "signed out")
+    page.goto(base(api))
+    check_page(page, "sign in first")
+    page.goto(base(api) + sign_in_path(api, api.admin))
+    check_page(page, "sign in")
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def raised(*_: object) -> None:
+        raise error
+
+    return raised
+
+
+def test_what_a_session_may_not_do_is_said_on_a_page(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
+    page = visit(width=390, refused=True)
+    page.goto(f"{base(api)}/a/{world.running}/cancel")
+    assert page.get_by_role("heading", name="Forbidden").is_visible()
+    check_page(page, "forbidden")
 
 
 def test_pages_say_the_same_without_javascript(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
@@ -252,6 +304,8 @@ def test_pages_say_the_same_without_javascript(api: Api, world: WebWorld, visit:
 
 def test_the_interface_is_documented_without_the_internet(api: Api, visit: Callable[..., Page]) -> None:
     page = visit()
-    page.goto(f"{base(api)}/docs")
-    page.locator("#operations-submissions-submitAblation").click()
+    page.get_by_role("link", name="REST interface").click()
+    page.get_by_role("link", name="Submit a spec", exact=True).click()
     page.get_by_text("Validate, plan and store the spec in one transaction").wait_for()
+    page.locator("section[aria-labelledby=submitAblation]").get_by_role("link", name="AblationSpec").first.click()
+    assert page.url.endswith("/docs#type-AblationSpec")

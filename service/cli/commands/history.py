@@ -49,7 +49,7 @@ def _show(series: HistorySeries) -> None:
     table = TerminalTable(
         *names("when"),
         *ids("ablation"),
-        *numbers(f"value ({unit})", "to the anchor", "trials"),
+        *numbers(f"value ({unit})", "to the oldest", "trials"),
         *names("code"),
         *texts("level"),
         title=escape(title),
@@ -62,7 +62,7 @@ def _show(series: HistorySeries) -> None:
         gone = wording.percent(100 * (point.value / anchor - 1))
         what = "" if change is None else _change(change)
         cells = (
-            point.at,
+            wording.moment(point.at),
             point.ablation,
             wording.number(point.value, 5),
             gone,
@@ -84,7 +84,8 @@ def _change(change: LevelChange) -> str:
 def _conclusion(series: HistorySeries) -> str:
     drift = series.since_anchor
     if drift is None:
-        return f"{len(series.points)} points; {MIN_POINTS} are needed to tell a changed level from scatter"
+        points = wording.counted(len(series.points), "point")
+        return f"{points}; {MIN_POINTS} are needed to tell a changed level from scatter"
     interval = wording.interval(drift.low_pct, drift.high_pct)
     loss = "; [red]that is a loss[/]" if drift.worse else ""
     return f"newest against oldest: {wording.percent(drift.change_pct)}, 95 % interval {interval}{loss}"

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, names, texts
 from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
@@ -56,6 +57,8 @@ def _show(found: KeyList, *, as_json: bool) -> None:
         return
     table = TerminalTable(*names("node", "key"), *texts("trusted", "revoked"), title="keys")
     for row in found.items:
-        revoked = "" if row.revoked_at is None else f"{row.revoked_at}: {row.reason}"
-        table.add_row(escape(row.node), row.key, escape(f"{row.trusted_at} by {row.trusted_by}"), escape(revoked))
+        revoked = "" if row.revoked_at is None else f"{wording.moment(row.revoked_at)}: {row.reason}"
+        table.add_row(
+            escape(row.node), row.key, escape(f"{wording.moment(row.trusted_at)} by {row.trusted_by}"), escape(revoked)
+        )
     out().print(table)

@@ -123,15 +123,15 @@ def _table(found: TokenList) -> TerminalTable:
             row.node_class or "",
             _quota(row),
             _secrets(row),
-            "" if row.revoked_at is None else escape(f"{row.revoked_at}: {row.reason}"),
-            escape(f"{row.created_at} by {row.created_by}"),
+            "" if row.revoked_at is None else escape(f"{wording.moment(row.revoked_at)}: {row.reason}"),
+            escape(f"{wording.moment(row.created_at)} by {row.created_by}"),
         )
     return made
 
 
 def _secrets(row: TokenPublic) -> str:
     old = [secret.ends_at for secret in row.secrets if secret.ends_at is not None]
-    return "".join([str(len(row.secrets)), *(f", one until {at}" for at in old)])
+    return "".join([str(len(row.secrets)), *(f", one until {wording.moment(at)}" for at in old)])
 
 
 def _quota(found: TokenPublic | Identity) -> str:

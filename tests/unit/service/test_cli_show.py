@@ -5,6 +5,7 @@ from rich.console import Console, RenderableType
 
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
+from experiments.reporting import wording
 from service.cli import show, show_verdict
 from service.cli.decisions import exit_code
 from service.schemas.submissions import BlockOrder, PlanPublic
@@ -63,9 +64,9 @@ def test_explanation_gives_reason_requirements_and_live_gates_of_every_variant()
     text = "\n".join(show_verdict.explanation(found))
     for variant in found.variants:
         assert variant.arm in text
-        assert variant.reason in text
+        assert wording.with_minus(variant.reason) in text
         assert f"gates live {variant.gates_live}" in text
-        assert all(requirement.detail in text for requirement in variant.requirements)
+        assert all(wording.with_minus(one.detail) in text for one in variant.requirements)
 
 
 @pytest.mark.parametrize(

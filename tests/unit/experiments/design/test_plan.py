@@ -54,12 +54,13 @@ def test_make_plan_cycles_seeds_and_holds_every_arm_once_per_block() -> None:
 
 
 def test_make_plan_resolves_gates_into_the_configuration() -> None:
-    spec = make_spec(baseline__gates={"chunk_size": 64, "loss": "chunked"}, workload__overrides={"seq_len": 256})
+    overrides = {"seq_len": 128, "loss_chunk_tokens": 64}
+    spec = make_spec(baseline__gates={"chunk_size": 64, "loss": "chunked"}, workload__overrides=overrides)
     baseline, psiv, chunk = make_plan(spec).arms
     assert baseline.gates["chunk_size"] == psiv.gates["chunk_size"] == 64
     assert (chunk.gates["chunk_size"], chunk.gates["loss"]) == (32, "chunked")
     assert psiv.config["model"]["scan"]["psiv_cache"] is True
-    assert psiv.config["data"]["seq_len"] == 256
+    assert psiv.config["data"]["seq_len"] == 128
     assert psiv.config["steps"] == {"warmup": 1, "warmup_s": 0.0, "timed": 4, "slice": 0, "val_rows": 2}
     assert set(TrainConfig.__dataclass_fields__) - set(psiv.config) == {"seed"}
     assert len({arm.digest for arm in (baseline, psiv, chunk)}) == 3
@@ -115,9 +116,6 @@ def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows()
     plan = make_plan(make_spec(**asked))
     assert {arm.config["mesh"]["devices"] for arm in plan.arms} == {2}
     assert [arm.config["mesh"]["sharding"] for arm in plan.arms] == ["fsdp", "replicated"]
-    assert plan.busy_devices == 1, "virtual ones are the processors of one machine"
-    assert plan.model_copy(update={"node_class": "tpu-v6e"}).busy_devices == 2
-    assert plan.model_copy(update={"node_class": "tpu-v6e-compile"}).busy_devices == 1
     asked["placement"] = {"node_class": "xla-cpu", "devices": 4}  # the recipe has two rows
     with pytest.raises(SpecError, match="micro_batch is 2; every one of the 4 devices takes as many rows"):
         make_plan(make_spec(**asked))
@@ -160,3 +158,17 @@ def test_dividing_over_one_device_is_refused_at_the_gate() -> None:
     (problem,) = caught.value.problems
     assert problem.pointer == "#/variants/whole/gates/sharding"
     assert "with one device there is nothing to divide" in problem.detail
+
+
+@pytest.mark.parametrize(("tokens", "is_refused"), [(256, True), (512, True), (255, False), (16, False)])
+def test_a_chunked_loss_of_one_chunk_is_refused(tokens: int, is_refused: bool) -> None:
+    asked = {"seq_len": 128, "micro_batch": 2, "loss_chunk_tokens": tokens}
+    spec = make_spec(variants={"chunked": {"gates": {"loss": "chunked"}}}, workload__overrides=asked)
+    if not is_refused:
+        assert len(make_plan(spec).variants) == 1
+        return
+    with pytest.raises(SpecError) as refused:
+        make_plan(spec)
+    (problem,) = refused.value.problems
+    assert problem.pointer == "#/variants/chunked/gates/loss"
+    assert "a step has 256 tokens, one chunk; allowed: workload/overrides/loss_chunk_tokens below 256" in problem.detail

@@ -18,7 +18,7 @@ from experiments.records.circumstances import (
     EarlierAblation,
     Family,
 )
-from experiments.reporting import evidence_tables, report
+from experiments.reporting import evidence_tables, report, wording
 from experiments.reporting.view import AblationView
 from tests import views
 
@@ -119,7 +119,7 @@ def test_render_answers_first_and_shows_every_number() -> None:
     assert found is not None
     assert f"+{found.delta_pct:.2f} %" in text
     assert f"+{found.ci_low_pct:.2f} to +{found.ci_high_pct:.2f} %" in text
-    assert all(variant.reason in text for variant in view.verdict.variants)
+    assert all(wording.with_minus(variant.reason) in text for variant in view.verdict.variants)
     assert text.index("The answer") < text.index("Pictures") < text.index("What was measured")
     for words in ("Out of memory at step 0", "true, observed false", "mimo_bwd_dqkv", "h200-03", "580.82.07"):
         assert words in text

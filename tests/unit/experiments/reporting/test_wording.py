@@ -42,6 +42,12 @@ def test_a_table_s_numbers_look_alike(value: float, text: str) -> None:
     assert wording.number(value, 5) == text
 
 
+def test_there_is_one_minus_sign() -> None:
+    text = "psiv-on: -3.29 % [-4.14, -2.43] of tokens-8 on 2026-11-23, (-1) abl_1-2 p=-0.5"
+    assert wording.with_minus(text).replace(wording.MINUS, "-") == text
+    assert re.findall(r"\S*-\S*", wording.with_minus(text)) == ["psiv-on:", "tokens-8", "2026-11-23,", "abl_1-2"]
+
+
 def test_counts_are_grouped() -> None:
     assert wording.share(1234, 10_000) == "1,234 of 10,000"
     assert wording.counted(12_345, "block") == "12,345 blocks"
