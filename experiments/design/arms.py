@@ -166,6 +166,7 @@ def _gate_problems(
     found = []
     setting = gate.unused_because(gates)
     used = setting is None
+    needless = gate.supports(node_class, Lane(gates["lane"]), gate.default) is None
     reason = gate.supports(node_class, Lane(gates["lane"]), value) if used or asked else None
     if reason is not None:
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=reason, hint=_support_hint(gate, node_class)))
@@ -177,7 +178,7 @@ def _gate_problems(
     if asked and not used and reason is None:
         detail = f"gate '{gate.name}' has no effect with {setting}"
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=f"remove {gate.name}"))
-    if asked and gate.block and gate.block not in pattern:
+    if asked and needless and gate.block and gate.block not in pattern:
         kind = BLOCK_KINDS[gate.block]
         detail = f"gate '{gate.name}' needs a block of kind {gate.block} ({kind}); pattern '{pattern}' has none"
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail))

@@ -150,6 +150,22 @@ def test_gates_that_several_devices_cannot_share_are_refused_at_the_gate(
     assert found.detail.startswith(f"the gates do not fit together: {problem}")
 
 
+@pytest.mark.parametrize("node_class", ["xla-cpu", "tpu-v6e-compile"])
+@pytest.mark.parametrize("pattern", ["A", "AF", "FF"])
+def test_a_model_without_a_mixer_takes_the_lane_that_its_node_class_has(node_class: str, pattern: str) -> None:
+    asked = {
+        "workload": {"recipe": "hybrid-tiny", "overrides": {"pattern": pattern}},
+        "variants": {"bf16": {"gates": {"dtype": "bfloat16"}}},
+        "design": {"seeds": [1], "blocks": {"count": 2}},
+        "placement": {"node_class": node_class},
+        "verdict": {"primary": {"metric": "loss_final" if node_class == "xla-cpu" else "hbm_peak_gib", "margin": "0%"}},
+    }
+    with pytest.raises(SpecError, match=f"lane 'reference' has no implementation on node class '{node_class}'"):
+        make_plan(make_spec(**asked))
+    plan = make_plan(make_spec(baseline={"gates": {"lane": "xla"}}, **asked))
+    assert {arm.gates["lane"] for arm in plan.arms} == {"xla"}
+
+
 def test_dividing_over_one_device_is_refused_at_the_gate() -> None:
     asked = {"baseline": {"gates": {"lane": "xla"}}, "placement": {"node_class": "xla-cpu"}}
     with pytest.raises(SpecError) as caught:
