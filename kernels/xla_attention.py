@@ -26,7 +26,7 @@ LENGTHS: dict[str, tuple[int, tuple[int, ...]]] = {
     "splash": (BLOCK, ()),
     "pallas_softcap": (BLOCK, ()),
 }
-"""Kernel -> rows have a multiple of so many tokens, or one of these numbers: torch_xla's cannot take a part of a block."""
+"""Kernel -> rows have a multiple of so many tokens, or one of these numbers: flash cannot take a part of a block."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 

@@ -6,18 +6,16 @@ The device is made here, because autograd counts the devices of the process at i
 """
 
 import os
-import sys
 
 import pytest
 
-QUICK = "--xla_backend_optimization_level=0"
-
-assert "torch_xla" not in sys.modules or QUICK in os.environ["XLA_FLAGS"], "torch_xla was imported before its flags"
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 pytest.importorskip("torch_xla", reason="lane xla needs its own environment: make tpu, then make test-tpu")
 
 from kernels import xla_device
 
 DEVICE = xla_device.device()
+_GIVEN, _ADDED = (os.environ["XLA_FLAGS"].index(flag) for flag in ("optimization_level=0", "xla_cpu_enable_fast_math"))
+assert _GIVEN < _ADDED, "torch_xla was imported before it was given its flags"

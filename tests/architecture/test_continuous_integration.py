@@ -1,4 +1,4 @@
-"""What .ci/run does with the targets of the Makefile: run as it is, with a `make` that only writes down what is asked."""
+"""What .ci/run does with the targets of the Makefile: run as it is, with a `make` that writes down what is asked."""
 
 import os
 import shutil
