@@ -41,6 +41,9 @@ class NodeClass:
     """Whether kernels for TPUs (Pallas) can be run there, or compiled where nothing is run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a trial on such a device needs before it makes a tensor."""
+    slices: bool = False
+    """Whether the trials of a block may be in memory together and run in slices. Not where one trainer takes the
+    device's memory for itself, or where any other process on the device makes a trial invalid."""
     devices: tuple[int, ...] = (1,)
     """Numbers of devices that one step can be spread over; on the processors of a machine they are virtual."""
     topologies: Mapping[int, str] = field(default_factory=dict)
@@ -99,13 +102,21 @@ _NVIDIA_EVENTS = (
 )
 
 _TABLE = (
-    NodeClass(name="cpu", lanes=(Lane.REFERENCE,), device_type="cpu", probe="host", tells=frozenset({"foreign_load"})),
+    NodeClass(
+        name="cpu",
+        lanes=(Lane.REFERENCE,),
+        device_type="cpu",
+        probe="host",
+        slices=True,
+        tells=frozenset({"foreign_load"}),
+    ),
     NodeClass(
         name="h200",
         lanes=(Lane.CUDA, Lane.PEER, Lane.REFERENCE),
         device_type="cuda",
         probe="nvidia",
         device_name=r"\bH200\b",
+        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # an index then means the same to CUDA and to nvidia-smi
         peak_flops={"bfloat16": 989.5e12},
         tells=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
         ceilings={"copy": 4.28e12, "bfloat16": 790e12},
@@ -115,6 +126,7 @@ _TABLE = (
         lanes=(Lane.XLA,),
         device_type="xla",
         probe="xla_host",
+        slices=True,
         devices=(1, 2, 4, 8),
         environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
         tells=frozenset({"foreign_load"}),

@@ -224,6 +224,8 @@ class StepsConfig:
     """Seconds of load before the warm-up steps: forward and backward passes without an update."""
     timed: int = 10
     """Steps of the measured window."""
+    slice: int = 0
+    """Timed steps that a trial runs in one go before the other trials of its block run as many; 0: all of them."""
     val_rows: int = 8
     """Validation rows evaluated once after the last step."""
 
@@ -232,11 +234,20 @@ class StepsConfig:
         _between("steps.warmup_s", self.warmup_s, 0.0, 3600.0)
         _between("steps.timed", self.timed, 1, 1_000_000)
         _between("steps.val_rows", self.val_rows, 0, 65_536)
+        if self.slice < 0 or (self.slice and self.timed % (2 * self.slice)):
+            detail = f"is {self.slice}; allowed: 0, or what cuts {self.timed} timed steps into an even number of slices"
+            raise ConfigError("steps.slice", detail)
 
     @property
     def total(self) -> int:
         """Optimiser steps in all: step 0, warm-up, timed."""
         return 1 + self.warmup + self.timed
+
+    @property
+    def slices(self) -> tuple[range, ...]:
+        """Indices of the timed steps, each range run in one go."""
+        first, length = 1 + self.warmup, self.slice or self.timed
+        return tuple(range(start, start + length) for start in range(first, self.total, length))
 
 
 @dataclass(frozen=True, kw_only=True)

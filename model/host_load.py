@@ -5,10 +5,12 @@ while the hypervisor ran another machine in its place (steal): that is load by o
 that this process may not use do not count.
 """
 
+import math
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)
@@ -34,34 +36,57 @@ class HostShares:
 
     foreign: float | None
     """Of anything but this process; None where the kernel's counters are missing, or show less than this process alone
-    used. What the counters cannot resolve, two ticks on every core, counts as nothing."""
+    used. What the counters cannot resolve counts as nothing: two ticks on every core; over several parts their errors
+    add up as squares."""
     stolen: float | None
     """What of it a hypervisor gave to other machines; None like `foreign`."""
 
 
+class _Look(NamedTuple):
+    """Seconds at one moment."""
+
+    wall_s: float
+    own_s: float
+    """Of this process on all cores."""
+    cores: CoreTimes | None
+    """Of everything on our cores."""
+
+
 class HostLoad:
-    """Measures from its construction on."""
+    """Measures from its construction on, but for its pauses."""
 
     def __init__(self) -> None:
         self._cores = os.sched_getaffinity(0)
+        self._parts: list[tuple[_Look, _Look]] = []
+        self._start = self._look()
+
+    def pause(self) -> None:
+        """Leave out what follows."""
+        self._parts.append((self._start, self._look()))
+
+    def resume(self) -> None:
+        """Count again after a pause."""
         self._start = self._look()
 
     def shares(self) -> HostShares:
-        """Return the shares of the cores' time since then that went to others."""
-        (wall, own, before), now = self._start, self._look()
-        if before is None or now[2] is None:
-            return HostShares(foreign=None, stolen=None)
-        spent, total = now[1] - own, now[2].busy_s - before.busy_s
-        slack = 2 * len(self._cores) / os.sysconf("SC_CLK_TCK")
+        """Return the shares of the cores' time that went to others so far; not to be asked during a pause."""
+        wall = spent = total = stolen = 0.0
+        parts = [*self._parts, (self._start, self._look())]
+        for start, end in parts:
+            if start.cores is None or end.cores is None:
+                return HostShares(foreign=None, stolen=None)
+            wall += end.wall_s - start.wall_s
+            spent += end.own_s - start.own_s
+            total += end.cores.busy_s - start.cores.busy_s
+            stolen += end.cores.stolen_s - start.cores.stolen_s
+        slack = 2 * len(self._cores) / os.sysconf("SC_CLK_TCK") * math.sqrt(len(parts))
         if total < spent / 2 - slack:
             return HostShares(foreign=None, stolen=None)
-        whole = (now[0] - wall) * len(self._cores)
-        stolen = now[2].stolen_s - before.stolen_s - slack
-        return HostShares(foreign=_share(total - spent - slack, whole), stolen=_share(stolen, whole))
+        whole = wall * len(self._cores)
+        return HostShares(foreign=_share(total - spent - slack, whole), stolen=_share(stolen - slack, whole))
 
-    def _look(self) -> tuple[float, float, CoreTimes | None]:
-        """Return seconds: of the clock, of this process on all cores, of everything on our cores."""
-        return time.perf_counter(), time.process_time(), core_times(self._cores)
+    def _look(self) -> _Look:
+        return _Look(time.perf_counter(), time.process_time(), core_times(self._cores))
 
 
 def _share(part: float, whole: float) -> float:

@@ -10,18 +10,14 @@ Validation runs the uncompiled module on the same weights, so it compiles nothin
 without an update, shows the memory in tensors (model.measurement).
 """
 
-import gc
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 from kernels import facts, xla_device, xla_graph
 from kernels.xla_graph_change import describe_change
@@ -42,6 +38,8 @@ from model.host_load import HostLoad, HostShares
 from model.measurement import PeakMeter, read_clock_mhz
 from model.mesh import Mesh
 from model.packing import Batch
+from model.process_state import no_automatic_gc, reproducible
+from model.slices import Others, Yield
 from model.update import DeviceBatch, batch_loss, update
 
 Phase: TypeAlias = Literal["compile", "warmup", "timed"]
@@ -87,6 +85,10 @@ class TrainResult:
     where the system does not tell."""
     stolen_load: float | None
     """What of it a hypervisor gave to other machines."""
+    training_began_s: float
+    """When training began, by the machine's clock that is never set, which all of its processes share."""
+    waited_s: float | None
+    """Seconds for which this trial waited while others of its block ran; None where it runs in one go."""
     loss_val: float | None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
     compile_s: float
@@ -105,17 +107,24 @@ class TrainResult:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     training_s: float
-    """Wall seconds of everything here: build, steps, validation, the look at memory."""
+    """Wall seconds of everything here: build, steps, validation, the look at memory; not of waiting for others."""
 
 
 OnStep: TypeAlias = Callable[[StepRecord], None]
 
 
-def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: torch.device | None = None) -> TrainResult:
+def train(
+    config: TrainConfig,
+    *,
+    dataset: Dataset,
+    on_step: OnStep,
+    device: torch.device | None = None,
+    yield_to_others: Yield | None = None,
+) -> TrainResult:
     """Train `config` from its seed on `dataset` and measure it; `on_step` is called between steps.
 
     Without a `device` it uses the CUDA device where there is one, else the CPU. Config, data and machine being equal,
-    losses are bit-identical.
+    losses are bit-identical. A config with slices needs `yield_to_others`.
 
     Raises
     ------
@@ -128,20 +137,23 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
 
     """
     started = time.perf_counter()
+    others = Others(config.steps, yield_to_others)
     _check_fit(config, dataset)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with _reproducible(config, device):
+    with reproducible(config, device):
         meter = PeakMeter(device)
         trainer = _Trainer(config, dataset, device, started=started)
-        steps, observed, others = _run_steps(trainer, on_step)
+        steps, observed, shares = _run_steps(trainer, on_step, others)
         loss_val = trainer.validate()
         peak = meter.read(trainer.one_pass, held_bytes=trainer.held_bytes())
         trainer.explain_compilations(steps, observed)
     return TrainResult(
         steps=steps,
         warmup_passes=tuple(trainer.warmup_passes),
-        foreign_load=others.foreign,
-        stolen_load=others.stolen,
+        foreign_load=shares.foreign,
+        stolen_load=shares.stolen,
+        training_began_s=started,
+        waited_s=others.waited_s,
         loss_val=loss_val,
         compile_s=trainer.compilation.seconds,
         compile_cache_hit=trainer.compilation.cache_hit,
@@ -151,11 +163,13 @@ def train(config: TrainConfig, *, dataset: Dataset, on_step: OnStep, device: tor
         flops_per_step=flops.step_flops(config),
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
-        training_s=time.perf_counter() - started,
+        training_s=time.perf_counter() - started - (others.waited_s or 0.0),
     )
 
 
-def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, ...], facts.Facts, HostShares]:
+def _run_steps(
+    trainer: "_Trainer", on_step: OnStep, others: Others
+) -> tuple[tuple[StepRecord, ...], facts.Facts, HostShares]:
     """Run every step in its phase; return the records, the facts of step 0, and the load by others after it."""
     records: list[StepRecord] = []
 
@@ -164,19 +178,22 @@ def _run_steps(trainer: "_Trainer", on_step: OnStep) -> tuple[tuple[StepRecord, 
             records.append(trainer.step(index, phase))
             on_step(records[-1])
 
-    first_timed = 1 + trainer.config.steps.warmup
     with facts.collect() as observed:
         facts.record(ModelFact.DEVICE, trainer.device.type)
         trainer.compile()
         run("compile", range(1))
         trainer.attest(observed)
     load = HostLoad()
-    with _no_automatic_gc():
+    with no_automatic_gc():
         trainer.load()
-        run("warmup", range(1, first_timed))
+        run("warmup", range(1, 1 + trainer.config.steps.warmup))
         trainer.settle()
-        run("timed", range(first_timed, trainer.config.steps.total))
-    return tuple(records), observed, load.shares()
+        for indices in trainer.config.steps.slices:
+            others.run(load)
+            run("timed", indices)
+        shares = load.shares()
+    others.run(load)
+    return tuple(records), observed, shares
 
 
 class _Trainer:
@@ -353,36 +370,3 @@ def _check_finite(record: StepRecord) -> None:
     for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
         if not math.isfinite(value):
             raise NonFiniteLoss(f"the {name} of step {record.index} ({record.phase}) is {value}")
-
-
-@contextmanager
-def _reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Seed torch, choose deterministic kernels and the thread count; put the settings back afterwards."""
-    threads = torch.get_num_threads()
-    fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    enabled = torch.are_deterministic_algorithms_enabled()
-    if device.type == "cuda":
-        # cuBLAS reads it when its handle is made; torch refuses deterministic mode without it.
-        os.putenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.manual_seed(config.seed)
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-    torch.use_deterministic_algorithms(True)
-    # Filling every new tensor with NaN finds bugs, and would be measured here as the model's time.
-    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(enabled)
-        deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
-        torch.set_num_threads(threads)
-
-
-@contextmanager
-def _no_automatic_gc() -> Iterator[None]:
-    """Collect garbage now and not again until the end of the block; a step leaves no reference cycles behind."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

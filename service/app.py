@@ -30,7 +30,7 @@ from service.sse import Streams
 from service.store.migrate import upgrade
 from service.store.session import Store
 from service.tokens import Authenticator, bootstrap
-from service.web import actions, docs_page, pages, sign_in, static_files
+from service.web import actions, docs_page, html, pages, sign_in, static_files
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,10 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     app.state.streams = Streams(store, most=settings.max_streams, stopping=lambda: bool(app.state.stopping))
     app.add_middleware(RequestMiddleware, settings=settings, authenticator=authenticator)
     problems.install(app)
+    html.install(app)
     openapi.install(app)
     app.state.noise = pages.shared_noise(store)
+    app.state.write_docs = docs_page.writer(app)
     for module in pkgutil.iter_modules(routes.__path__):
         app.include_router(import_module(f"{routes.__name__}.{module.name}").router)
     for part in (pages, actions, sign_in, docs_page, static_files):

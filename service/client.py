@@ -5,16 +5,19 @@ document; a service that cannot be reached as `Unreachable`.
 """
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from experiments.analysis.history import HistorySeries
-from experiments.design.gate import GatePublic
 from service.client_ablations import Ablations, StillRunning, Trials
-from service.client_access import Tokens
-from service.client_nodes import Keys, NodeKeys, NodeStates
 from service.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
-from service.schemas.calibrations import CalibrationList
-from service.schemas.nodes import NodeList, NodePublic
 from service.settings import get_client_settings
+
+if TYPE_CHECKING:
+    from experiments.analysis.history import HistorySeries
+    from experiments.design.gate import GatePublic
+    from service.client_access import Tokens
+    from service.client_nodes import Keys, NodeKeys, NodeStates
+    from service.schemas.calibrations import CalibrationList
+    from service.schemas.nodes import NodePublic
 
 __all__ = ["Client", "ClientError", "Refused", "ServiceFailed", "StillRunning", "Unreachable"]
 
@@ -52,41 +55,57 @@ class Client:
         return Trials(self._connection)
 
     @cached_property
-    def keys(self) -> Keys:
+    def keys(self) -> "Keys":
         """Calls about the keys of nodes."""
+        from service.client_nodes import Keys
+
         return Keys(self._connection)
 
     @cached_property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> "Tokens":
         """Calls about tokens."""
+        from service.client_access import Tokens
+
         return Tokens(self._connection)
 
     @cached_property
-    def node_keys(self) -> NodeKeys:
+    def node_keys(self) -> "NodeKeys":
         """Calls about the keys with which workers speak for their nodes."""
+        from service.client_nodes import NodeKeys
+
         return NodeKeys(self._connection)
 
     @cached_property
-    def node_states(self) -> NodeStates:
+    def node_states(self) -> "NodeStates":
         """Calls about whether nodes take work."""
+        from service.client_nodes import NodeStates
+
         return NodeStates(self._connection)
 
-    def gates(self) -> list[GatePublic]:
+    def gates(self) -> "list[GatePublic]":
         """Return what can be asked for."""
+        from experiments.design.gate import GatePublic
+
         return [GatePublic.model_validate(gate) for gate in self._connection.call("GET", "/v1/gates").json()]
 
     def history(
         self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None
-    ) -> list[HistorySeries]:
+    ) -> "list[HistorySeries]":
         """Return the baselines of a recipe over time, a series for every configuration and device."""
+        from experiments.analysis.history import HistorySeries
+
         asked = {"metric": metric, **({"node_class": node_class} if node_class else {})}
         rows = self._connection.call("GET", f"/v1/history/{recipe}", params=asked).json()
         return [HistorySeries.model_validate(row) for row in rows]
 
-    def calibrations(self) -> CalibrationList:
+    def calibrations(self) -> "CalibrationList":
         """Return what is known about the noise of the nodes, and the service's own rate of false words."""
+        from service.schemas.calibrations import CalibrationList
+
         return self._connection.get("/v1/calibrations", CalibrationList)
 
-    def nodes(self) -> list[NodePublic]:
+    def nodes(self) -> "list[NodePublic]":
         """Return the nodes that have registered."""
+        from service.schemas.nodes import NodeList
+
         return self._connection.get("/v1/nodes", NodeList).items

@@ -7,22 +7,24 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import httpx_sse
 
-from experiments.analysis.verdicts import Verdict
 from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
-from experiments.records.signed_receipt import SignedReceipt
 from service.connection import PAUSE_S, ClientError, Connection, Refused, Unreachable, checked
 from service.lifecycle import OVER, EventKind
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.events import Event
-from service.schemas.imports import ImportPublic
 from service.schemas.problems import Problem
 from service.schemas.submissions import AblationAccepted, PlanPublic, SpecBody, SpecText
+
+if TYPE_CHECKING:
+    from experiments.analysis.verdicts import Verdict
+    from experiments.records.signed_receipt import SignedReceipt
+    from service.schemas.imports import ImportPublic
 
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 _WATCH_PATIENCE_S = 60.0
@@ -62,11 +64,13 @@ class Ablations:
 
     def import_bundles(
         self, bundles: Sequence[Mapping[str, str]], *, trust: Sequence[str] = (), unsigned: bool = False
-    ) -> ImportPublic:
+    ) -> "ImportPublic":
         """Take in bundles of one plan, each as the text of its files by path; again changes nothing.
 
         Keys in `trust` are trusted from now on; `unsigned` takes files that nobody signed.
         """
+        from service.schemas.imports import ImportPublic
+
         body = {"bundles": [{"files": dict(files)} for files in bundles], "trust": list(trust), "unsigned": unsigned}
         answer = self._connection.call("POST", "/v1/ablations:import", json=body)
         return ImportPublic.model_validate(answer.json())
@@ -140,8 +144,10 @@ class Ablations:
         answer = self._connection.call("PATCH", f"/v1/ablations/{ablation_id}", json={"priority": priority})
         return AblationPublic.model_validate(answer.json())
 
-    def verdict(self, ablation_id: str) -> Verdict:
+    def verdict(self, ablation_id: str) -> "Verdict":
         """Return the verdict; raises Refused (409) before there is one."""
+        from experiments.analysis.verdicts import Verdict
+
         return self._connection.get(f"/v1/ablations/{ablation_id}/verdict", Verdict)
 
     def spec(self, ablation_id: str) -> SpecBody:
@@ -208,8 +214,10 @@ class Trials:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def receipt(self, trial_id: str) -> SignedReceipt:
+    def receipt(self, trial_id: str) -> "SignedReceipt":
         """Return the receipt of a trial with its block's signature; raises Refused before there is one."""
+        from experiments.records.signed_receipt import SignedReceipt
+
         return self._connection.get(f"/v1/trials/{trial_id}/receipt", SignedReceipt)
 
     def log(self, trial_id: str, *, offset: int = 0) -> tuple[str, int]:

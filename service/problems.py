@@ -38,7 +38,7 @@ def install(app: FastAPI) -> None:
     """Register the handlers."""
     for kind in ANSWERED:
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(Exception, _unexpected_error)
+    app.add_exception_handler(Exception, unexpected_error)
 
 
 async def answer(request: Request, error: Exception) -> Response:
@@ -143,7 +143,8 @@ def _database_error(request: Request, error: Any) -> Response:
     return _from_service_error(request, Unavailable(f"the database {what}", headers={"Retry-After": "1"}))
 
 
-async def _unexpected_error(request: Request, error: Exception) -> Response:
+async def unexpected_error(request: Request, error: Exception) -> Response:
+    """Log our own mistake and answer without telling of it."""
     with requested_by(request.scope.get("state", {}).get("request_id")):
         log.error("unexpected error in %s %a", request.method, request.url.path, exc_info=error)
     detail = "an unexpected error was recorded; tell an operator the request id"

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from experiments.analysis.sizing import Sizing
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.messages import NodeRegistration
+from experiments.records.sizing import Sizing
 from service.schemas.ablations import (
     AblationPublic,
     BlockCounts,
@@ -133,19 +133,19 @@ def key_public(row: Row[Any]) -> KeyPublic:
     return KeyPublic.model_validate(_fields(row))
 
 
-def node_public(row: Row[Any], settings: ServiceSettings) -> NodePublic:
-    """Build the wire type."""
+def node_public(row: Row[Any], runs: list[dict[str, Any]], settings: ServiceSettings) -> NodePublic:
+    """Build the wire type; `runs` are the node's blocks that run."""
     found = NodeRegistration.model_validate_json(row.registration)
     health = "live" if row.silent_s <= silent_limit_s(settings) else "silent"
-    own = {"health": health, "state": _node_state(row), "lanes": found.lanes}
+    own = {"health": health, "state": _node_state(row, is_busy=bool(runs)), "lanes": found.lanes, "runs": runs}
     return NodePublic.model_validate({**found.model_dump(), **_fields(row, **own)})
 
 
-def _node_state(row: Row[Any]) -> str:
+def _node_state(row: Row[Any], *, is_busy: bool) -> str:
     if row.quarantined_reason is not None:
         return "quarantined"
     if row.draining:
-        return "draining" if row.running_block else "drained"
+        return "draining" if is_busy else "drained"
     return "works"
 
 

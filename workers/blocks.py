@@ -1,9 +1,13 @@
-"""Run the trials of one block one after another, and make their receipts. Knows nothing of who asked for the block."""
+"""Run the trials of one block, one after another or in slices, and make their receipts.
+
+Knows nothing of who asked for the block.
+"""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from experiments.analysis.guards import block_problems, order_problems
@@ -15,7 +19,7 @@ from experiments.records.signing import Signer
 from kernels.backends import NodeClass
 from workers.device_state import DeviceState, changes
 from workers.errors import BlockBroken, BlockStopped
-from workers.foreign_processes import busiest, process_times
+from workers.foreign_processes import ProcessTimes, busiest, process_times
 from workers.lease import Lease, StopReason
 from workers.node import Node, load_average
 from workers.paths import WorkPaths, write_whole
@@ -23,6 +27,7 @@ from workers.receipt import TrialRecord, dead_gate
 from workers.release import ReleaseProof
 from workers.result import TrialOrder, TrialResult, read_result
 from workers.runner import Ending, TrialRunner
+from workers.slices import SlicedBlock, SlicedTrial
 from workers.trial_output import BlockOutput
 
 _log = logging.getLogger(__name__)
@@ -50,6 +55,16 @@ class NodeContext:
     """Folders that a corpus may lie in; None for any, where who runs the plan also chose it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Before:
+    """What was seen just before a trial."""
+
+    started_at: datetime
+    load_average: float
+    device: DeviceState | None
+    processes: ProcessTimes
+
+
 class BlockRunner:
     """Runs blocks on this node, and knows what it has prepared and why it may run nothing more."""
 
@@ -67,14 +82,17 @@ class BlockRunner:
         return self._context.proof.last
 
     def run(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
-        """Run every trial of `block` in order and return their receipts, which also lie on disk.
+        """Run every trial of `block` and return their receipts in the block's order; they also lie on disk.
 
         Raises:
             BlockBroken: a trial tells nothing about its arm yet; the block is discarded and rerun whole.
             BlockStopped: it was ended from outside.
 
         """
-        receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
+        if read_config(block.trials[0].config).steps.slice:
+            receipts = self._in_slices(block, lease, output)
+        else:
+            receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
         problems = [*block_problems(receipts), *(order_problems(receipts) if block.timed else ())]
         if problems:
             raise BlockBroken(FailureClass.INVALID_MEASUREMENT, "; ".join(problems))
@@ -94,7 +112,7 @@ class BlockRunner:
     def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> str | None:
         config = {
             **trial.config,
-            "steps": {**trial.config["steps"], "warmup": 0, "warmup_s": 0.0, "timed": 1, "val_rows": 0},
+            "steps": {**trial.config["steps"], "warmup": 0, "warmup_s": 0.0, "timed": 1, "slice": 0, "val_rows": 0},
         }
         order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
         order = replace(order, trace_only=self._node_class.compiles_only)
@@ -114,23 +132,68 @@ class BlockRunner:
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:
         """Run one trial; return its receipt and leave it on disk."""
         order = self._order(block, trial, lease, output=output)
-        load, started_at = load_average(), datetime.now(UTC)
-        before, others = self._look(), process_times()
+        before = self._look_around()
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
+        return self._record(block, trial, before, ending)
+
+    def _in_slices(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
+        """Run the trials of a block in slices; return their receipts and leave them on disk."""
+        self._refuse_in_quarantine()
+        sliced = SlicedBlock(self._context.runner, lease)
+        before: dict[str, _Before] = {}
+        receipts: dict[str, Receipt] = {}
+
+        def began(trial_id: str) -> None:
+            before[trial_id] = self._look_around()
+
+        def ended(trial: ClaimedTrial, ending: Ending) -> None:
+            self._context.proof.survived(ending.survivors)
+            self._check(ending)
+            receipts[trial.trial_id] = self._record(block, trial, before[trial.trial_id], ending, but=sliced.pids)
+
+        trials = [
+            SlicedTrial(
+                order=self._order(block, trial, lease, output=output),
+                timeout_s=trial.timeout_s,
+                began=partial(began, trial.trial_id),
+                goes_on=partial(output.runs, trial.trial_id),
+                ended=partial(ended, trial),
+            )
+            for trial in block.trials
+        ]
+        try:
+            sliced.run(trials, slices=len(read_config(block.trials[0].config).steps.slices))
+        finally:
+            self._prove_release(block.block_id)
+        return tuple(receipts[trial.trial_id] for trial in block.trials)
+
+    def _look_around(self) -> _Before:
+        return _Before(
+            started_at=datetime.now(UTC),
+            load_average=load_average(),
+            device=self._look(),
+            processes=process_times(),
+        )
+
+    def _record(
+        self, block: ClaimedBlock, trial: ClaimedTrial, before: _Before, ending: Ending, *, but: Collection[int] = ()
+    ) -> Receipt:
+        """Return the receipt of a trial that has ended, and leave it on disk; processes `but` are no strangers."""
+        paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
         record = TrialRecord(
             block=block,
             trial=trial,
             node=self._context.node,
             node_id=self.node_id,
-            paths=order.paths,
+            paths=paths,
             ending=ending,
-            started_at=started_at,
-            load_average=load,
-            device_events=changes(before, self._look()),
-            foreign_busiest=busiest(others, process_times()),
+            started_at=before.started_at,
+            load_average=before.load_average,
+            device_events=changes(before.device, self._look()),
+            foreign_busiest=busiest(before.processes, process_times(), but=but),
         )
         receipt = record.receipt()
-        write_whole(order.paths.receipt, receipt.model_dump_json(indent=1))
+        write_whole(paths.receipt, receipt.model_dump_json(indent=1))
         _log.info("trial %s (%s): %s in %.2f s", trial.trial_id, trial.arm, receipt.outcome, ending.wall_s)
         self._on_receipt(receipt)
         return receipt
@@ -189,17 +252,28 @@ class BlockRunner:
 
         What is left there breaks the block before its next process starts; this process has measured all the same.
         """
-        if self.quarantine is not None:
-            raise BlockBroken(FailureClass.INFRA_NODE, f"this node must be repaired first: {self.quarantine}")
+        self._refuse_in_quarantine()
         ending = self._context.runner.run(order, lease, timeout_s=timeout_s)
         self._context.proof.survived(ending.survivors)
+        self._prove_release(order.trial_id)
+        self._check(ending)
+        return ending
+
+    def _refuse_in_quarantine(self) -> None:
+        if self.quarantine is not None:
+            raise BlockBroken(FailureClass.INFRA_NODE, f"this node must be repaired first: {self.quarantine}")
+
+    def _prove_release(self, what: str) -> None:
+        """Look what was left on the devices by all that has ended; none of this block runs any more."""
         if self._context.proof.problem() is not None:
-            _log.error("trial %s: %s", order.trial_id, self.quarantine)
+            _log.error("%s: %s", what, self.quarantine)
+
+    def _check(self, ending: Ending) -> None:
+        """Raise BlockBroken or BlockStopped for an end that concerns the block."""
         if ending.survivors:
             raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL")
         if ending.stopped not in (None, StopReason.TIMEOUT):
             raise BlockStopped(ending.stopped)
-        return ending
 
 
 def _data_key(order: TrialOrder) -> str:

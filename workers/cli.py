@@ -59,11 +59,14 @@ def key() -> None:
 def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
     url: Annotated[str, typer.Option(help="Address of the service, as this machine reaches it.")],
     token_file: Annotated[Path, typer.Option(help="File with this node's key; - reads standard input.")],
-    home: Annotated[Path, typer.Option(help="State folder of the worker.")] = Path("/var/lib/ablate"),
+    home: Annotated[
+        Path | None, typer.Option(help="State folder. Default: /var/lib/ablate, with --gpu /var/lib/ablate-GPU.")
+    ] = None,
     user: Annotated[str, typer.Option(help="User that the worker runs as.")] = "ablate",
     name: Annotated[str, typer.Option(help="Name of the node. Default: the host name.")] = "",
     node_class: Annotated[str, typer.Option(help="Node class. Default: what the worker finds.")] = "",
     broker_url: Annotated[str, typer.Option(help="Address of Redis; without it the worker polls.")] = "",
+    gpu: Annotated[str, typer.Option(help="Of several GPUs the one that this worker uses: its index or UUID.")] = "",
     corpus_dirs: Annotated[str, typer.Option(help="Folders that specs may read, separated by colons.")] = "",
     drain_s: Annotated[float, typer.Option(help="Seconds that a stop leaves to the running block.")] = 600.0,
     root: Annotated[Path, typer.Option(help="Folder that stands for / in what is written.")] = Path("/"),
@@ -76,12 +79,12 @@ def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's 
     try:
         settings = Settings(
             url=url,
-            home=home,
+            home=home or Path(f"/var/lib/ablate-{gpu}" if gpu else "/var/lib/ablate"),
             corpus_dirs=corpus_dirs,
             drain_s=drain_s,
             **{field: value for field, value in given.items() if value},
         )
-        wanted = Installation(settings=settings, token=_read_token(token_file), user=user, root=root)
+        wanted = Installation(settings=settings, token=_read_token(token_file), user=user, root=root, gpu=gpu)
         if dry_run:
             _show(wanted, console)
             return

@@ -38,6 +38,11 @@ class DeviceLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """What is held: another process that gets these holds it as well."""
+        return tuple(self._held)
+
     def take(self, *, patience_s: float = 0.0) -> None:
         """Take all locks, or none. Raises DeviceBusy, with the holder, when one is not free within `patience_s`."""
         deadline = time.monotonic() + patience_s

@@ -36,6 +36,16 @@ def lock_scope() -> str:
     return f"home {state_folder().resolve()}" if name == "home" else name
 
 
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""CUDA's own variable: the GPUs that this worker and its trainers may use, by index or UUID, separated by commas."""
+
+
+def visible_gpus() -> tuple[str, ...] | None:
+    """Return the names of the GPUs that CUDA may use here, none of them when it may use none; None for all."""
+    names = os.environ.get(VISIBLE_GPUS)
+    return None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+
+
 def trial_mark(trial_id: str) -> Mark:
     """Return the mark of every process below a trial, by which strays are found."""
     return Mark("ABLATE_TRIAL_ID", trial_id)

@@ -1,6 +1,6 @@
 """What else ran on this machine during a trial: processor time of every process, before and after."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import psutil
 
@@ -25,14 +25,15 @@ def process_times() -> ProcessTimes:
     return found
 
 
-def busiest(before: ProcessTimes, after: ProcessTimes) -> tuple[ForeignProcess, ...]:
-    """Return the processes that used most processor time in between; most first.
+def busiest(before: ProcessTimes, after: ProcessTimes, *, but: Collection[int] = ()) -> tuple[ForeignProcess, ...]:
+    """Return the processes that used most processor time in between, `but` for these; most first.
 
     A process that ended meanwhile is not seen; the load of the cores counts it all the same.
     """
     used = [
         ForeignProcess(pid=key[0], name=name, cpu_s=round(seconds - before.get(key, ("", 0.0))[1], 2))
         for key, (name, seconds) in after.items()
+        if key[0] not in but
     ]
     worth = [one for one in used if one.cpu_s >= MIN_CPU_S]
     return tuple(sorted(worth, key=lambda one: -one.cpu_s)[:MOST])

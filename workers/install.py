@@ -5,16 +5,19 @@ Nothing is started here: what was written is shown, and the commands that follow
 
 import os
 import pwd
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.environment_variables import VISIBLE_GPUS
 from workers.errors import InstallRefused
 from workers.settings import Settings
 
-UNIT = Path("/etc/systemd/system/ablate-worker.service")
-ENVIRONMENT = Path("/etc/ablate/worker.env")
+UNITS = Path("/etc/systemd/system")
+ENVIRONMENTS = Path("/etc/ablate")
+_GPU = re.compile(r"[0-9]{1,3}|GPU-[0-9a-f-]{8,40}")
 _STOP_SLACK_S = 60
 """What the end of a drained worker may take beyond its limit."""
 
@@ -40,10 +43,30 @@ class Installation:
     settings: Settings
     token: str
     user: str
-    unit: Path = UNIT
-    environment: Path = ENVIRONMENT
     root: Path = Path("/")
     """Folder that stands for `/` in what is written, for images that are built elsewhere."""
+    gpu: str = ""
+    """Index or UUID of the one GPU that this worker uses, where there are several; unit and file are named after it."""
+
+    def __post_init__(self) -> None:
+        if self.gpu and not _GPU.fullmatch(self.gpu):
+            raise InstallRefused(
+                f"--gpu is {self.gpu!r}; allowed: the index or the UUID of one GPU, as nvidia-smi -L says"
+            )
+
+    @property
+    def unit(self) -> Path:
+        """Where the unit goes."""
+        return UNITS / f"ablate-{self._name}.service"
+
+    @property
+    def environment(self) -> Path:
+        """Where its environment file goes."""
+        return ENVIRONMENTS / f"{self._name}.env"
+
+    @property
+    def _name(self) -> str:
+        return f"worker-{self.gpu}" if self.gpu else "worker"
 
     def files(self) -> tuple[PlannedFile, ...]:
         """Return what will be written."""
@@ -120,6 +143,7 @@ def _environment(wanted: Installation) -> str:
         "ABLATE_HOME": str(settings.home_dir),
         "ABLATE_CORPUS_DIRS": settings.corpus_dirs,
         "ABLATE_DRAIN_S": f"{settings.drain_s:g}",
+        VISIBLE_GPUS: wanted.gpu,
     }
     return _lines({name: value for name, value in values.items() if value})
 

@@ -1,11 +1,12 @@
 """Which lanes of this node's class really work here: each runs a small scan with its gradients in a fresh process.
 
-The answer is kept in the state folder and asked for again when code, versions or devices changed, or a lane failed.
+The answer is kept in the state folder. It is asked for again when code, versions or devices changed, and for every lane
+that failed: a node that has no official kernels (lane peer) shall not run all the others at each start for that.
 """
 
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,19 +43,21 @@ class LaneOrder:
     """Where generated kernels are kept."""
 
 
-def known_lanes(node: Node, home: Path) -> LaneResults | None:
-    """Return what was found here before, if all of it worked and nothing has changed since."""
+def known_lanes(node: Node, home: Path) -> frozenset[str]:
+    """Return the lanes that worked here before, if nothing has changed since."""
     try:
         stored = json.loads((home / FILE).read_bytes())
-        results: dict[str, str | None] = dict(stored["lanes"])
+        worked = frozenset(lane for lane, problem in stored["lanes"].items() if problem is None)
         same = stored["of"] == _digest(node)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # nothing was kept, or not by this code
-    return results if same and not any(results.values()) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return frozenset()  # nothing was kept, or not by this code
+    return worked if same else frozenset()
 
 
-def run_lanes(node: Node, server: ForkServer, *, data_dir: Path) -> LaneResults | None:
-    """Run every lane of the node's class; None where nothing can be executed."""
+def run_lanes(
+    node: Node, server: ForkServer, *, data_dir: Path, known: Collection[str] = frozenset()
+) -> LaneResults | None:
+    """Run every lane of the node's class but those `known` to work; None where nothing can be executed."""
     node_class = node.node_class
     if node_class.compiles_only:
         return None
@@ -68,7 +71,7 @@ def run_lanes(node: Node, server: ForkServer, *, data_dir: Path) -> LaneResults 
         )
         for lane in node_class.lanes
     ]
-    return {str(order.lane): _ask(server, order) for order in orders}
+    return {str(order.lane): None if order.lane in known else _ask(server, order) for order in orders}
 
 
 def keep_lanes(node: Node, results: LaneResults, home: Path) -> None:

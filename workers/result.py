@@ -1,8 +1,10 @@
 """What a trial's process tells its worker: an order on the way in, a result file on the way out."""
 
 import math
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,11 @@ class TrialOrder:
     start_by: float = math.inf
     """Boot time after which it is too late to begin: the lease of the block is over then."""
     locks: tuple[str, ...] = ()
-    """Device locks that the process holds for its whole life."""
+    """Device locks that the process takes, and holds for its whole life."""
+    held: tuple[socket.socket, ...] = ()
+    """The same, taken already: by the worker, for all trainers of a block that are in memory together."""
+    others: Connection | None = None
+    """Where a trial that runs in slices says that it waits, and hears that it may go on."""
     corpus_roots: tuple[Path, ...] | None = None
     """Folders of this node that a corpus may lie in; None for any."""
 
@@ -72,6 +78,8 @@ class TrialResult(Frozen):
     """Share of the cores' time, from the warm-up to the window's end, that went to others."""
     stolen_load: float | None = None
     """What of it a hypervisor gave to other machines."""
+    training_began_s: float | None = None
+    waited_s: float | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     training_s: float = 0.0

@@ -1,12 +1,12 @@
-"""Run one trainer process to its end, whatever end that is, and prove that nothing of it is left."""
+"""Run trainer processes to their ends, whatever ends those are, and prove that nothing of them is left."""
 
 import logging
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -32,13 +32,39 @@ class Ending:
     """Set when we stopped it."""
     exit_code: int
     wall_s: float
-    """From the order to the end of the process."""
+    """From the order to the end of the process, but for the time in which it waited for others."""
     oom_kills: int
     """Kernel out-of-memory kills meanwhile, of any process."""
     peak_rss_bytes: int | None
     """Highest resident set that was seen, sampled."""
     survivors: tuple[int, ...]
     """Processes that even SIGKILL did not end."""
+
+
+class RunningTrial:
+    """A trainer process between its start and its end."""
+
+    def __init__(
+        self, process: ForkServerProcess, trial_id: str, *, timeout_s: float, spent_s: float, oom_before: int
+    ) -> None:
+        self.process = process
+        self.trial_id = trial_id
+        self.pid = _pid(process)
+        self.timeout_s = timeout_s
+        self.spent_s = spent_s
+        """Of its time limit: its start, and the time in which it was followed."""
+        self.oom_before = oom_before
+        """The kernel's count of out-of-memory kills before it was started."""
+        self.peak_rss_bytes: int | None = None
+        self.stopped: StopReason | None = None
+        """Why it has to stop, if it has to."""
+        self.over = False
+        """Whether it was ended: its process number may be another one's by now."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process has not ended."""
+        return not _is_readable(self.process.sentinel)
 
 
 class TrialRunner:
@@ -69,44 +95,57 @@ class TrialRunner:
 
     def run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
         """Run `order` until it ends, its time is up, or the lease, the service or our own end stops it."""
-        oom_before, start = kernel_oom_kills(), time.monotonic()
-        process = self.server.start(replace(order, start_by=lease.until))
-        pid = _pid(process)
-        self._guardian.watch(pid, order.trial_id)
-        try:
-            stopped, peak = self._wait(process.sentinel, pid, lease, deadline=start + timeout_s)
-            survivors = self._end(process.sentinel, pid, order.trial_id, stopped)
-            process.join(0 if survivors else None)
-            wall_s = time.monotonic() - start
-        except BaseException:
-            end_trial(pid, trial_id=order.trial_id, grace_s=0, leader=lambda: not _is_readable(process.sentinel))
-            raise
-        finally:
-            self._guardian.forget(pid, order.trial_id)
-        exit_code = process.exitcode if process.exitcode is not None else -signal.SIGKILL
-        return Ending(
-            stopped=stopped or _fenced(exit_code, lease),
-            exit_code=exit_code,
-            wall_s=wall_s,
-            oom_kills=kernel_oom_kills() - oom_before,
-            peak_rss_bytes=peak,
-            survivors=survivors,
-        )
+        with self.started(order, lease, timeout_s=timeout_s) as trial:
+            self.follow(trial, lease)
+            return self.end(trial, lease)
 
-    def _wait(self, sentinel: int, pid: int, lease: Lease, *, deadline: float) -> tuple[StopReason | None, int | None]:
-        """Return why the trial has to stop, or None when it ended by itself, and its peak resident set."""
-        peak: int | None = None
-        while True:
-            reason = self._reason(lease, deadline)
-            if reason is not None:
-                return reason, peak
+    @contextmanager
+    def started(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Iterator[RunningTrial]:
+        """Start a trial; whatever happens, it has ended when the caller is done with it."""
+        start, oom_before = time.monotonic(), kernel_oom_kills()
+        process = self.server.start(replace(order, start_by=lease.until))
+        spent_s = time.monotonic() - start
+        trial = RunningTrial(process, order.trial_id, timeout_s=timeout_s, spent_s=spent_s, oom_before=oom_before)
+        self._guardian.watch(trial.pid, order.trial_id)
+        try:
+            yield trial
+        finally:
+            if not trial.over:
+                end_trial(trial.pid, trial_id=order.trial_id, grace_s=0, leader=lambda: trial.lives)
+                self._guardian.forget(trial.pid, order.trial_id)
+
+    def follow(self, trial: RunningTrial, lease: Lease, *, until: Connection | None = None) -> None:
+        """Wait until the trial ends, has to stop, or says something by the pipe `until`; this is the time it has."""
+        start = time.monotonic()
+        deadline = start + trial.timeout_s - trial.spent_s
+        also = [trial.process.sentinel, *([] if until is None else [until.fileno()])]
+        while (reason := self._reason(lease, deadline)) is None:
             patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
-            self._wake_event.wait(patience, also=[sentinel])
+            self._wake_event.wait(patience, also=also)
             with suppress(OSError):  # without a guardian the kernel's death signal remains, and no block is claimed
                 self._guardian.check()
-            if _is_readable(sentinel):
-                return None, peak
-            peak = _peak_rss(pid) or peak
+            if any(_is_readable(descriptor) for descriptor in also):
+                break
+            trial.peak_rss_bytes = _peak_rss(trial.pid) or trial.peak_rss_bytes
+        trial.stopped = reason
+        trial.spent_s += time.monotonic() - start
+
+    def end(self, trial: RunningTrial, lease: Lease) -> Ending:
+        """End a trial that has to stop, or what one that ended by itself has left; return how it ended."""
+        start = time.monotonic()
+        survivors = self._end(trial)
+        trial.process.join(0 if survivors else None)
+        trial.over = True
+        self._guardian.forget(trial.pid, trial.trial_id)
+        exit_code = trial.process.exitcode if trial.process.exitcode is not None else -signal.SIGKILL
+        return Ending(
+            stopped=trial.stopped or _fenced(exit_code, lease),
+            exit_code=exit_code,
+            wall_s=trial.spent_s + time.monotonic() - start,
+            oom_kills=kernel_oom_kills() - trial.oom_before,
+            peak_rss_bytes=trial.peak_rss_bytes,
+            survivors=survivors,
+        )
 
     def _reason(self, lease: Lease, deadline: float) -> StopReason | None:
         reason = lease.reason()
@@ -116,12 +155,12 @@ class TrialRunner:
             return StopReason.PREEMPTED
         return StopReason.TIMEOUT if time.monotonic() >= deadline else None
 
-    def _end(self, sentinel: int, pid: int, trial_id: str, stopped: StopReason | None) -> tuple[int, ...]:
+    def _end(self, trial: RunningTrial) -> tuple[int, ...]:
         """Stop what is left of a trial: all of it, or only children that outlived a trial that ended by itself."""
-        grace_s = 0.0 if stopped in (None, StopReason.FENCED) else self._grace_s
-        survivors = end_trial(pid, trial_id=trial_id, grace_s=grace_s, leader=lambda: not _is_readable(sentinel))
+        grace_s = 0.0 if trial.stopped in (None, StopReason.FENCED) else self._grace_s
+        survivors = end_trial(trial.pid, trial_id=trial.trial_id, grace_s=grace_s, leader=lambda: trial.lives)
         if survivors:
-            _log.error("trial %s: processes %s survived SIGKILL", trial_id, list(survivors))
+            _log.error("trial %s: processes %s survived SIGKILL", trial.trial_id, list(survivors))
         return survivors
 
 

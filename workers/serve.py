@@ -125,12 +125,12 @@ def _work(
 
 
 def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | None:
-    """Return which lanes work here: as it was found before, or by running each of them now."""
+    """Return which lanes work here: as it was found before, and by running each of the others now."""
     known = known_lanes(node, settings.home_dir)
-    if known is not None:
-        return known
-    _log.info("running a small scan on every lane of class %s", node.node_class)
-    results = run_lanes(node, server, data_dir=settings.data_path)
+    if known >= set(node.node_class.lanes):
+        return dict.fromkeys(sorted(known))
+    _log.info("running a small scan on every lane of class %s that is not known to work", node.node_class)
+    results = run_lanes(node, server, data_dir=settings.data_path, known=known)
     for lane, problem in (results or {}).items():
         _log.info("lane %s: %s", lane, "works") if problem is None else _log.warning("lane %s: %s", lane, problem)
     if results is not None:

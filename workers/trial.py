@@ -10,6 +10,7 @@ import shutil
 import sys
 import traceback
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from workers.failures import CANNOT_WRITE, TOO_LATE, classify
 from workers.lease import boot_time_s
 from workers.paths import write_whole
 from workers.result import TrialOrder, TrialResult
+from workers.slice_pipe import yield_to_others
 
 if TYPE_CHECKING:
     import torch
@@ -111,8 +113,9 @@ def _train(order: TrialOrder) -> TrialResult:
     keep_kernels(order.data_dir / "kernels")
     mamba3.use_lane(config.model.scan.lane, peer_site())
     device = find_device(order.device_type, config.mesh.devices)
+    others = None if order.others is None else partial(yield_to_others, order.others)
     with _StepFile(order.paths.steps) as steps:
-        result = train.train(config, dataset=dataset, on_step=steps.append, device=device)
+        result = train.train(config, dataset=dataset, on_step=steps.append, device=device, yield_to_others=others)
     if order.cold_caches:
         shutil.rmtree(order.paths.caches, ignore_errors=True)
     return TrialResult(

@@ -105,17 +105,23 @@ class BlockOutput:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._trials: dict[str, TrialOutput] = {}
+        self._running: str | None = None
 
     def add(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
-        """Follow one more trial; the last one added is the one whose progress is told."""
+        """Follow one more trial, which is the one that runs now."""
         with self._lock:
             self._trials[trial_id] = TrialOutput(trial_id, paths, steps_total=steps_total)
+            self._running = trial_id
+
+    def runs(self, trial_id: str) -> None:
+        """Note that this one of the trials that were added is the one that runs now."""
+        with self._lock:
+            self._running = trial_id
 
     def progress(self) -> tuple[TrialProgress, ...]:
-        """Return the progress of the running trial, if one was started."""
+        """Return the progress of the trial that runs now, if one was started."""
         with self._lock:
-            last = list(self._trials.values())[-1:]
-            return tuple(trial.progress() for trial in last)
+            return () if self._running is None else (self._trials[self._running].progress(),)
 
     def chunks(self) -> tuple[LogChunk, ...]:
         """Return the next log chunk of every trial that has one."""

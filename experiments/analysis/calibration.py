@@ -14,7 +14,7 @@ from experiments.design.calibration import REPEAT, SENTINEL
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.plan import Plan
-from experiments.design.rule import COMPILE_TIME, ESTIMATOR
+from experiments.design.rule import COMPILE_TIME, window_estimator
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from experiments.documents import seal, seal_problem
@@ -62,8 +62,8 @@ def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
     """Return the digest of the estimator of `metric` and, where it is one of the window, of a TrainConfig's window."""
     if METRICS[metric].cold:
         return _COMPILE_TIME
-    steps = {name: value for name, value in config["steps"].items() if name != "val_rows"}
-    return digest({"estimator": ESTIMATOR, "steps": steps})
+    steps = {name: value for name, value in config["steps"].items() if name not in {"val_rows", "slice"}}
+    return digest({"estimator": window_estimator(config["steps"].get("slice", 0)), "steps": steps})
 
 
 def _measured_by(spec: AblationSpec) -> str:

@@ -13,6 +13,7 @@ from experiments.design.guard_limits import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_P
 from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
+from experiments.records.receipt_slices import slice_problems
 from experiments.records.receipts import Receipt
 from experiments.records.trial_guards import cache_problems, timing_problems, trial_problems
 from kernels.scan import ScanFact
@@ -86,8 +87,11 @@ def _differing(receipts: Sequence[Receipt], guards: Mapping[str, Callable[[Recei
 def order_problems(receipts: Sequence[Receipt]) -> Iterator[str]:
     """Find trials of one block that did not follow each other closely and in their order, by their clocks.
 
-    Asked where times decide. A place that is missing is not asked.
+    Asked where times decide. A place that is missing is not asked. Trials that run in slices are asked for those.
     """
+    if any(receipt.waited_s is not None for receipt in receipts):
+        yield from slice_problems(receipts)
+        return
     in_order = sorted(receipts, key=lambda receipt: receipt.ids.position)
     for earlier, later in pairwise(in_order):
         if later.ids.position - earlier.ids.position != 1:

@@ -18,25 +18,9 @@ from experiments.design.power import (
 )
 from experiments.design.problems import pointer
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
-from experiments.documents import Frozen
 from experiments.errors import SpecProblem
 from experiments.records.calibration import Calibration, workload_digest
-
-
-class Sizing(Frozen):
-    """What a design can see at the noise that was measured."""
-
-    calibration: str
-    """Digest of the calibration."""
-    sd_upper_pct: float
-    """Upper 95 % bound of the standard deviation of d: of the noisiest device that was calibrated."""
-    mde_pct: float
-    """Effect that the design finds with 80 % power, all variants corrected."""
-    adopt_if_pct: float
-    """Effect from which a variant is adopted."""
-    blocks_needed: int | None
-    """Fewest blocks that find an effect of `adopt_if_pct` with the power of a planned design, what stalls withhold by
-    chance taken into account; None when no allowed number does."""
+from experiments.records.sizing import Sizing
 
 
 def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Sizing | None:

@@ -10,6 +10,7 @@ from experiments.design.gate import Gate, GateValue, show
 from experiments.design.gates import GATES
 from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
+from experiments.design.slices import slice_problems
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from experiments.documents import Frozen
@@ -51,6 +52,9 @@ def resolve(spec: AblationSpec) -> Resolution:
     recipe = RECIPES[spec.workload.recipe]
     node_class = NODE_CLASSES[spec.placement.node_class]
     overrides = tuple(sorted(spec.workload.overrides.items()))
+    unsliced = list(slice_problems(spec, node_class))
+    if unsliced:  # no configuration of steps can be made of them
+        return Resolution(arms=(), problems=(*_recipe_problems(recipe, node_class), *unsliced))
     base, found = _workload(recipe.name, overrides, _steps(spec), spec.placement.devices)
     problems = [*_recipe_problems(recipe, node_class), *found]
     if problems or base is None:
@@ -70,7 +74,9 @@ def _items(gates: Mapping[str, GateValue]) -> tuple[tuple[str, GateValue], ...]:
 
 def _steps(spec: AblationSpec) -> StepsConfig:
     steps = spec.workload.steps
-    return StepsConfig(warmup=steps.warmup, warmup_s=steps.warmup_s, timed=steps.timed, val_rows=steps.val_rows)
+    return StepsConfig(
+        warmup=steps.warmup, warmup_s=steps.warmup_s, timed=steps.timed, slice=steps.slice, val_rows=steps.val_rows
+    )
 
 
 def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProblem]:

@@ -17,6 +17,12 @@ ESTIMATOR: dict[str, Any] = {
 }
 """How one trial's timed steps become one number."""
 
+SLICES: dict[str, Any] = {
+    "slices": "the trials of a block are in memory together and run their timed steps by turns, through the block's "
+    "order and back, one at any moment; nothing untimed between a trial's slices",
+}
+"""What belongs to the estimator where a window runs in slices."""
+
 COMPILE_TIME: dict[str, Any] = {
     "estimate": "wall seconds of the pass before step 0 that compiles, its one execution included",
     "caches": "empty on disk when a trial starts",
@@ -59,6 +65,11 @@ EXACT_COMPARISON: dict[str, Any] = {
 """How trials become a word where an exact metric decides."""
 
 
+def window_estimator(slice_steps: int) -> dict[str, Any]:
+    """Return how timed steps become one number, where a trial runs `slice_steps` of them in one go; 0: all."""
+    return {**ESTIMATOR, **SLICES, "slice": slice_steps} if slice_steps else ESTIMATOR
+
+
 def rule_of(spec: AblationSpec) -> dict[str, Any]:
     """Return the whole rule of `spec` as plain JSON."""
     primary, looks = spec.verdict.primary, spec.design.blocks.schedule
@@ -72,7 +83,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "blocks": spec.design.blocks.number,
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
-        "estimator": COMPILE_TIME if METRICS[primary.metric].cold else ESTIMATOR,
+        "estimator": COMPILE_TIME if METRICS[primary.metric].cold else window_estimator(spec.workload.steps.slice),
         "comparison": EXACT_COMPARISON if primary.exact else COMPARISON,
         "guards": guard_limits(spec.placement.max_foreign_load / 100),
     }

@@ -72,6 +72,14 @@ class Steps(_SpecPart):
         description="Seconds of load before the warm-up steps: passes without an update, so that steps stay the same.",
     )
     timed: int = Field(default=10, ge=1, le=10_000, description="Steps of the measured window.")
+    slice: int = Field(
+        default=0,
+        ge=0,
+        le=5_000,
+        exclude_if=lambda value: not value,
+        description="Timed steps that a trial runs in one go before the other trials of its block run as many; an even "
+        "number of slices makes the window. For machines whose speed drifts within a window. 0: all in one go.",
+    )
     val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
 
 

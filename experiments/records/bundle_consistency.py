@@ -10,6 +10,7 @@ from experiments.block_numbers import block_name
 from experiments.errors import SpecProblem
 from experiments.records.bundle import BLOCK, Attempt, BrokenAttempt, BundledBlock, NodeRecord, block_folder
 from experiments.records.identity import mismatches
+from experiments.records.receipt_slices import slice_problems
 from experiments.records.receipts import Receipt
 
 
@@ -19,7 +20,10 @@ def consistency_problems(
     """Return what contradicts something else, by the file that says it."""
     found = list(_number_problems([block.attempt for block in blocks.values()], broken))
     for path, block in blocks.items():
-        details = _node_problems(block, nodes[block.attempt.node_id])
+        details = [
+            *_node_problems(block, nodes[block.attempt.node_id]),
+            *slice_problems([trial.receipt for trial in block.trials]),
+        ]
         found += [SpecProblem(pointer=path, detail=detail) for detail in details]
     return found
 

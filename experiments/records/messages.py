@@ -35,6 +35,10 @@ class DeviceInfo(Frozen):
     memory_bytes: Whole
 
 
+MOST_DEVICES = 64
+"""Devices of one node: it may hold as many blocks, so a worker must not call itself larger than any machine is."""
+
+
 class DeviceHealth(StrEnum):
     """Whether a node can take a block, as far as it can tell itself."""
 
@@ -47,7 +51,7 @@ class NodeRegistration(Frozen):
     """`PUT /v1/nodes/{name}`: what a worker found when it probed its machine."""
 
     node_class: str
-    devices: tuple[DeviceInfo, ...]
+    devices: tuple[DeviceInfo, ...] = Field(max_length=MOST_DEVICES)
     versions: Mapping[str, str]
     code_digest: str
     lacks: tuple[str, ...] = ()

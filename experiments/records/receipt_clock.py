@@ -3,7 +3,8 @@
 Every step carries its seconds and the moments of its begin and end, by one clock. So seconds cannot be edited alone,
 steps cannot overlap, and between two timed steps there is only what the loop itself does: a line of log, a look at the
 device's clock. How long that takes is the machine's affair: on busy cores any of these pauses may be long. An edit that
-makes the window shorter and leaves the ends of its steps makes all of them long, the shortest too.
+makes the window shorter and leaves the ends of its steps makes all of them long, the shortest too. Between slices the
+other trials of the block run: what fills those pauses, their receipts say (receipt_slices).
 """
 
 import math
@@ -27,8 +28,9 @@ def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
     """Return which durations of a measured trial contradict each other, in sentences."""
     return [
         *_step_problems(receipt),
-        *_pause_problems(receipt),
+        *_pause_problems(receipt, steps),
         *_warmup_problems(receipt, steps),
+        *_waiting_problems(receipt, steps),
         *_total_problems(receipt),
     ]
 
@@ -66,9 +68,15 @@ def pauses(timed: Sequence[Step]) -> list[float]:
     return [later.ended_s - earlier.ended_s - later.seconds for earlier, later in pairwise(timed)]
 
 
-def _pause_problems(receipt: Receipt) -> Iterator[str]:
+def slices_of(receipt: Receipt, steps: StepsConfig) -> list[tuple[Step, ...]]:
+    """Return the timed steps of a trial, those together that ran in one go."""
+    by_index = {step.index: step for step in receipt.steps if step.phase == "timed"}
+    return [tuple(by_index[index] for index in part if index in by_index) for part in steps.slices]
+
+
+def _pause_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     timed = [step for step in receipt.steps if step.phase == "timed"]
-    found = sorted(pauses(timed))
+    found = sorted(pause for part in slices_of(receipt, steps) for pause in pauses(part))
     if not found:
         return
     older, step_s = timed[0].began_s is None, statistics.median(step.seconds for step in timed)
@@ -92,11 +100,22 @@ def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
         yield f"no warm-up pass; the configuration asks for {steps.warmup_s:g} s of load"
 
 
+def _waiting_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
+    if (receipt.waited_s is not None) != (steps.slice > 0):
+        told = "is absent" if receipt.waited_s is None else f"is {receipt.waited_s:.6g}"
+        yield f"waited_s {told}; the configuration asks for slices of {steps.slice} steps"
+    if receipt.waited_s is not None and receipt.waited_s < 0:
+        yield f"waited_s is {receipt.waited_s:.6g}, less than nothing"
+    if steps.slice and receipt.training_began_s is None:
+        yield "training_began_s is absent: nobody can tell whether the slices of the block alternated"
+
+
 def _total_problems(receipt: Receipt) -> Iterator[str]:
     spent = math.fsum([receipt.compile_s, *receipt.warmup_passes, *(step.seconds for step in receipt.steps)])
+    ended = receipt.steps[-1].ended_s - (receipt.waited_s or 0.0) if receipt.steps else 0.0
     for name, part, whole_name, whole in (
         ("steps and passes", spent, "training_s", receipt.training_s),
-        ("the last step's end", receipt.steps[-1].ended_s if receipt.steps else 0.0, "training_s", receipt.training_s),
+        ("the last step's end", ended, "training_s", receipt.training_s),
         ("training_s", receipt.training_s, "wall_s", receipt.wall_s),
     ):
         if part > whole + ROUNDING_S:

@@ -211,10 +211,16 @@ class Receipt(Frozen):
     """Model FLOPs of one step, forward and backward, counted from the configuration."""
     started_at: str
     """RFC 3339 UTC."""
+    training_began_s: Told[float] = None
+    """When training began, by a clock of the machine that is never set and that all of its processes share; None in
+    receipts of earlier code, and where nothing was executed."""
+    waited_s: Told[float] = None
+    """Seconds for which the trial waited while the others of its block ran their slices, in neither of the two below;
+    None where it ran in one go."""
     training_s: float
     """Wall seconds of the trial's own work: model build, steps and validation."""
     wall_s: float
-    """Wall seconds from the worker's order to the process's end."""
+    """Wall seconds from the worker's order to the process's end, but for waiting."""
     digest: str
     """Of everything above."""
 

@@ -14,7 +14,7 @@ LONGEST_MESSAGE = 200
 
 NOISE: dict[str, Callable[[Calibration], str]] = {
     "recipe": lambda found: found.key.recipe,
-    "A/A blocks": lambda found: str(found.blocks),
+    "A/A blocks": lambda found: f"{found.blocks:,}",
     "sd of the difference from block to block": lambda found: wording.size_percent(found.sd_pct),
     f"sd at most, with 95{wording.SPACE}% confidence": lambda found: wording.size_percent(found.sd_upper_pct),
     "mean difference": lambda found: wording.percent(found.mean_pct),

@@ -150,7 +150,7 @@ def unmeasured_table(view: AblationView) -> Table:
             key = trial.arm, str(trial.state), wording.NOTHING, trial.reason or wording.NOTHING
             found.setdefault(key, []).append(trial.block_index)
     rows = tuple(
-        row(*key, str(len(blocks)), wording.shorten(block_list(sorted(blocks)), LONGEST_BLOCK_LIST))
+        row(*key, f"{len(blocks):,}", wording.shorten(block_list(sorted(blocks)), LONGEST_BLOCK_LIST))
         for key, blocks in found.items()
     )
     columns = (*texts("arm", "outcome", "class", "message"), *numbers("trials"), *texts("in blocks"))
@@ -219,7 +219,7 @@ def provenance_table(view: AblationView) -> Table:
         ("device", _distinct(r.environment.device_name for r in receipts)),
         ("serial number", _distinct(r.environment.device_serial for r in receipts)),
         ("parameters", _distinct(f"{r.parameters:,}" for r in receipts)),
-        ("model FLOPs of one step", _distinct(f"{r.flops_per_step:.4g}" for r in receipts)),
+        ("model FLOPs of one step", _distinct(wording.number(r.flops_per_step) for r in receipts)),
         *((name, _distinct(values)) for name, values in sorted(_versions(receipts).items())),
     ]
     columns = (*texts("what"), *codes("value"))

@@ -65,7 +65,7 @@ def first_screen(view: AblationView) -> FirstScreen | None:
             headline=headline(verdict, judged[layout.arm]),
             absolute=_absolute(view, layout.arm),
         )
-        for layout in answer.by_effect
+        for layout in answer.variants
     )
     return FirstScreen(
         lines=lines, baseline=_absolute(view, verdict.baseline), warnings=tuple(_warnings(view, verdict))
@@ -106,8 +106,9 @@ def _said(verdict: Verdict, word: VerdictWord, found: Comparison) -> str:
     if word is VerdictWord.INCONCLUSIVE:
         return f"no difference shown: {_signed(found)}"
     ends = sorted((abs(found.ci_low_pct), abs(found.ci_high_pct)))
+    low, high = (wording.size_percent(end).split(wording.SPACE)[0] for end in ends)
     size = wording.size_percent(abs(found.delta_pct))
-    return f"{_direction(found.metric, found.delta_pct)} by {size} ({ends[0]:.2f} to {ends[1]:.2f})"
+    return f"{_direction(found.metric, found.delta_pct)} by {size} ({low} to {high})"
 
 
 def _signed(found: Comparison) -> str:
@@ -158,7 +159,7 @@ def _load(view: AblationView) -> Iterator[str]:
     loads = [(r.environment.foreign_load or 0.0, r.ids.block_index) for r in view.receipts]
     most, block = max(loads, default=(0.0, 0))
     if most >= WORTH_LOAD:
-        yield f"Others took up to {most:.0%} of the cores' time ({block_name(block)})."
+        yield f"Others took up to {wording.plain_percent(100 * most)} of the cores' time ({block_name(block)})."
 
 
 def _drift(view: AblationView, verdict: Verdict) -> Iterator[str]:

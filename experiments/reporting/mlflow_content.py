@@ -154,7 +154,7 @@ def ended_ms(view: AblationView) -> int:
 
 def receipt_ended_ms(receipt: Receipt) -> int:
     """Return when a trial ended."""
-    return milliseconds(receipt.started_at) + round(1000 * receipt.wall_s)
+    return milliseconds(receipt.started_at) + round(1000 * (receipt.wall_s + (receipt.waited_s or 0.0)))
 
 
 def milliseconds(rfc3339: str) -> int:

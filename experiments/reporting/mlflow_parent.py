@@ -84,7 +84,7 @@ def _tags(view: AblationView) -> dict[str, str]:
 
 def _answer_columns(view: AblationView) -> dict[str, str]:
     """Return what the list of ablations shows as columns, every variant by name, the largest improvement first."""
-    variants = view.answer.by_effect if view.answer else ()
+    variants = view.answer.variants if view.answer else ()
     cells: dict[str, Callable[[VariantLayout], str]] = {
         "verdict": lambda variant: str(variant.word),
         "effect": lambda variant: variant.effect.text,

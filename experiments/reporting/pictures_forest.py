@@ -27,7 +27,7 @@ def forest(view: AblationView) -> drawing.Picture | None:
         return None
     rule, comparisons = view.answer.rule, answer_drawing.comparisons(view.verdict)
     exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
-    shown = view.answer.by_effect[:MOST_VARIANTS]
+    shown = view.answer.variants[:MOST_VARIANTS]
     left_out = len(view.answer.variants) - len(shown)
 
     def paint(figure: Figure) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis.arm_summary import ArmSummary
 from experiments.outcomes import Outcome
-from experiments.reporting import drawing
+from experiments.reporting import drawing, wording
 from experiments.reporting.drawing import ArmStyle
 from experiments.reporting.view import AblationView
 from kernels.backends import NODE_CLASSES
@@ -75,7 +75,7 @@ def _caption(bars: _Bars) -> str:
         sentences.append("Hatched: out of memory, the peak that was reached.")
     if bars.limit_gib is not None:
         where = "far beyond this scale" if bars.limit_in_view is None else "the line"
-        sentences.append(f"The device has {bars.limit_gib:.1f} GiB, {where}.")
+        sentences.append(f"The device has {wording.gib(bars.limit_gib * 2**30)}, {where}.")
     if bars.not_drawn:
         sentences.append(f"{bars.not_drawn} arms without a reading or beyond the first {MOST_BARS} are not drawn.")
     return " ".join(sentences)

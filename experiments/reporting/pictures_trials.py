@@ -38,7 +38,7 @@ def step_times(view: AblationView) -> drawing.Picture | None:
         "scale. Warm-up and step 0 are kept and never enter the statistics. Below: the timed steps alone, magnified to "
         "where 98\N{NO-BREAK SPACE}% of them lie."
         + (
-            f" {len(receipts)} of {len(everything):,} trials are drawn, evenly spread."
+            f" {wording.share(len(receipts), len(everything))} trials are drawn, evenly spread."
             * (len(receipts) < len(everything))
         )
         + (f" At most {per_trial} steps of each trial are drawn, evenly spread." if thinned else "")

@@ -45,8 +45,9 @@ def _requirement(verdict: Verdict, require: Decision | None) -> Iterator[str]:
 
 def _evidence(verdict: Verdict) -> Iterator[str]:
     known = verdict.circumstances
-    yield f"- {verdict.blocks_counted} of {verdict.blocks_planned} blocks on {verdict.node_class} counted; " + (
-        f"{len(known.attempts)} attempts broke" if known.attempts else "no attempt broke"
+    yield (
+        f"- {wording.share(verdict.blocks_counted, verdict.blocks_planned)} blocks on {verdict.node_class} counted; "
+        + (f"{wording.counted(len(known.attempts), 'attempt')} broke" if known.attempts else "no attempt broke")
     )
     for signer in known.signers:
         who = "nobody signed them" if signer.key is None else f"signed by `{signer.key}`"

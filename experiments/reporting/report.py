@@ -13,6 +13,7 @@ from experiments.records.circumstances import Circumstances
 from experiments.reporting import circumstance_tables, evidence_tables, pictures, wording
 from experiments.reporting.compilation_table import compilation_table
 from experiments.reporting.first_screen import first_screen
+from experiments.reporting.ledger_words import false_words
 from experiments.reporting.page_templates import make_environment
 from experiments.reporting.rule_words import rule_in_words
 from experiments.reporting.table import Table
@@ -41,7 +42,7 @@ def render(view: AblationView) -> str:
                 evidence_tables.blocks_table(view),
             ),
             evidence=None if view.verdict is None else _evidence(view.verdict),
-            ledger=None if view.verdict is None else wording.false_words(view.verdict.circumstances.admission.ledger),
+            ledger=None if view.verdict is None else false_words(view.verdict.circumstances.admission.ledger),
             provenance=evidence_tables.provenance_table(view),
             rule=evidence_tables.rule_table(view.verdict.rule) if view.verdict else None,
             rule_in_words=rule_in_words(view.verdict.rule) if view.verdict else "",
@@ -75,8 +76,10 @@ def _glance(view: AblationView) -> tuple[Fact, ...]:
     return (
         Fact("State", view.state),
         Fact("Node class", f"{view.plan.node_class}, {wording.counted(view.plan.devices, 'device')}"),
-        Fact("Blocks counted" if view.verdict else "Blocks with receipts", f"{counted} of {len(view.plan.blocks)}"),
-        Fact("Trials measured", f"{len(measured_trials(view.receipts)):,} of {len(view.trials):,}"),
+        Fact(
+            "Blocks counted" if view.verdict else "Blocks with receipts", wording.share(counted, len(view.plan.blocks))
+        ),
+        Fact("Trials measured", wording.share(len(measured_trials(view.receipts)), len(view.trials))),
         *(_circumstances(view.verdict) if view.verdict else (Fact("Calibrated", "unknown until the verdict"),)),
         Fact("Submitted", wording.moment(view.created_at)),
     )

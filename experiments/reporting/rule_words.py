@@ -12,7 +12,11 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
     primary, metric = rule["primary"], METRICS[rule["primary"]["metric"]]
     blocks = wording.counted(rule["blocks"], "block")
     return " ".join(
-        (_decides(primary, metric.label, metric.decides == "exact", blocks), *_requirements(rule["require"]))
+        (
+            _decides(primary, metric.label, metric.decides == "exact", blocks),
+            *_slices(rule["estimator"].get("slice", 0)),
+            *_requirements(rule["require"]),
+        )
     )
 
 
@@ -26,6 +30,13 @@ def _decides(primary: Mapping[str, Any], label: str, exact: bool, blocks: str) -
     )
 
 
+def _slices(steps: int) -> list[str]:
+    if not steps:
+        return []
+    told = wording.counted(steps, "timed step")
+    return [f"The trials of a block run by turns, {told} at a time, so that what drifts within seconds is shared."]
+
+
 def _requirements(required: list[Mapping[str, Any]]) -> list[str]:
     return [f"Required: {METRICS[one['metric']].label} {_bound(one)}." for one in required]
 
@@ -33,9 +44,9 @@ def _requirements(required: list[Mapping[str, Any]]) -> list[str]:
 def _bound(one: Mapping[str, Any]) -> str:
     unit = METRICS[one["metric"]].unit
     if "max_value" in one:
-        return f"at most {one['max_value']:g} {unit}"
+        return f"at most {wording.number(one['max_value'])} {unit}"
     if "max_delta" in one:
-        return f"at most {one['max_delta']:g} {unit} above the baseline's"
+        return f"at most {wording.number(one['max_delta'])} {unit} above the baseline's"
     return {
         "identical": "the same as the baseline's, bit for bit",
         "envelope": "within the spread of the baseline's repeats",

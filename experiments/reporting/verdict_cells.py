@@ -98,7 +98,7 @@ def statistics(found: Comparison) -> tuple[Cell, ...]:
         _cell(wording.number(found.p_holm, 3), p_holm=found.p_holm),
         _cell(wording.number(found.p_same, 3), p_same=found.p_same),
         _cell(wording.size_percent(found.sd_pct), sd_pct=found.sd_pct),
-        _cell(str(found.blocks), blocks=found.blocks),
+        _cell(f"{found.blocks:,}", blocks=found.blocks),
     )
 
 

@@ -70,8 +70,7 @@ class VerdictLayout:
     """The decisions on all variants in one sentence."""
     rule: PrimaryRule
     variants: tuple[VariantLayout, ...]
-    by_effect: tuple[VariantLayout, ...]
-    """The same, the largest improvement first; those without numbers come last."""
+    """The largest improvement first; those without numbers come last. Every table has this order."""
     answers: Table
     """One row for each variant: the table that every medium shows."""
     statistics: Table
@@ -87,7 +86,8 @@ class VerdictLayout:
 
 def lay_out(verdict: Verdict) -> VerdictLayout:
     """Lay out `verdict`."""
-    variants = tuple(_lay_out_variant(verdict, variant) for variant in verdict.variants)
+    judged = sorted(verdict.variants, key=_gain_pct, reverse=True)
+    variants = tuple(_lay_out_variant(verdict, variant) for variant in judged)
     heading = (
         f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {verdict.node_class}, against {verdict.baseline}"
     )
@@ -97,17 +97,11 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
         lead=sentences.lead(verdict),
         rule=_primary_rule(verdict.rule),
         variants=variants,
-        by_effect=tuple(variants[place] for place in _by_effect(verdict.variants)),
         answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
         statistics=_statistics_table(variants),
         requirements=_requirements_table(variants),
-        other_metrics=_other_metrics_table(verdict),
+        other_metrics=_other_metrics_table(verdict, judged),
     )
-
-
-def _by_effect(variants: Sequence[VariantVerdict]) -> list[int]:
-    """Return the places of variants in the order of their effects."""
-    return sorted(range(len(variants)), key=lambda place: -_gain_pct(variants[place]))
 
 
 def _gain_pct(variant: VariantVerdict) -> float:
@@ -195,7 +189,7 @@ def _requirements_table(variants: Sequence[VariantLayout]) -> Table:
     )
 
 
-def _other_metrics_table(verdict: Verdict) -> Table:
+def _other_metrics_table(verdict: Verdict, variants: Sequence[VariantVerdict]) -> Table:
     return Table(
         title="Other metrics",
         columns=(*texts("variant", "metric"), *numbers("effect", interval_heading(verdict), "blocks")),
@@ -205,9 +199,9 @@ def _other_metrics_table(verdict: Verdict) -> Table:
                 wording.metric(found.metric),
                 verdict_cells.effect(found),
                 verdict_cells.interval(found),
-                str(found.blocks),
+                f"{found.blocks:,}",
             )
-            for variant in verdict.variants
+            for variant in variants
             for found in variant.secondary
         ),
         note="For information: the rule does not decide on these.",

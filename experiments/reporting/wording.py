@@ -1,13 +1,10 @@
-"""How numbers with units, times, metrics and lists are written for people."""
+"""How numbers with units, times, metrics and lists are written for people, everywhere alike: thousands are grouped."""
 
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from experiments.analysis.ledger import needed
 from experiments.design.metrics import METRICS
-from experiments.design.power import ALPHA
-from experiments.records.calibration import Ledger
 
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -26,9 +23,9 @@ def signed(value: float, digits: int = 2) -> str:
     """Format with a sign and at most `digits` decimals; zero has no sign."""
     if not math.isfinite(value):
         return str(value)
-    text = f"{abs(value):.{digits}f}"
+    text = f"{abs(value):,.{digits}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
-    return text if float(text) == 0 else f"{'+' if value > 0 else MINUS}{text}"
+    return text if text == "0" else f"{'+' if value > 0 else MINUS}{text}"
 
 
 def interval(low_pct: float, high_pct: float) -> str:
@@ -46,12 +43,12 @@ def percent(value: float) -> str:
 
 def size_percent(value: float) -> str:
     """Format a size in percent, which has no sign, with two decimals."""
-    return f"{value:.2f}{SPACE}%"
+    return f"{value:,.2f}{SPACE}%"
 
 
 def plain_percent(value: float) -> str:
     """Format a percentage without a sign and with the digits that it needs."""
-    return f"{value:.3g}{SPACE}%"
+    return f"{number(value, 3)}{SPACE}%"
 
 
 def confidence(alpha: float) -> str:
@@ -63,7 +60,7 @@ def gib(num_bytes: float | None) -> str:
     """Format bytes as GiB, or MiB below one GiB."""
     if num_bytes is None:
         return NOTHING
-    return f"{num_bytes / 2**30:.2f}{SPACE}GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f}{SPACE}MiB"
+    return f"{num_bytes / 2**30:,.2f}{SPACE}GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f}{SPACE}MiB"
 
 
 def quantities(metric: str, values: Sequence[float]) -> list[str]:
@@ -90,14 +87,14 @@ def seconds(value: float | None) -> str:
         return NOTHING if value is None else str(value)
     if value < 1:
         return f"{1000 * value:.1f}{SPACE}ms"
-    return f"{value:.2f}{SPACE}s" if value < 120 else f"{value / 60:.1f}{SPACE}min"
+    return f"{value:.2f}{SPACE}s" if value < 120 else f"{value / 60:,.1f}{SPACE}min"
 
 
 def duration(seconds: float) -> str:
     """Format seconds in the largest unit of which there are some, for example "12 min"."""
     for least, unit_s, name in _UNITS:
         if seconds >= least:
-            return f"{seconds / unit_s:.0f}{SPACE}{name}"
+            return f"{seconds / unit_s:,.0f}{SPACE}{name}"
     return f"{max(0.0, seconds):.0f}{SPACE}s"
 
 
@@ -107,12 +104,12 @@ def number(value: float | None, digits: int = 4) -> str:
         return NOTHING
     if not math.isfinite(value):
         return str(value)
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:,.{digits}g}"
 
 
 def fixed(value: float | None, digits: int = 4) -> str:
     """Format with exactly `digits` decimals."""
-    return NOTHING if value is None else f"{value:.{digits}f}"
+    return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
 def moment(rfc3339: str) -> str:
@@ -122,6 +119,11 @@ def moment(rfc3339: str) -> str:
     except ValueError:
         return rfc3339
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def share(part: int, whole: int) -> str:
+    """Say how many of how many."""
+    return f"{part:,} of {whole:,}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -137,16 +139,3 @@ def shorten(text: str, longest: int) -> str:
 def listed(names: list[str]) -> str:
     """Join names as a sentence does: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
-
-
-def false_words(ledger: Ledger) -> str:
-    """Say the service's own rate of false words, and what it can support."""
-    if ledger.ablations == 0:
-        return "No A/A ablation has been judged yet, so the rate of false words of this service is not known."
-    found = f"{ledger.false_words} false {'word' if ledger.false_words == 1 else 'words'} in "
-    judged = counted(ledger.ablations, "A/A ablation")
-    bound = plain_percent(100 * ledger.upper_bound)
-    support = (
-        "" if ledger.upper_bound <= ALPHA else f" It takes {needed(ledger.false_words)} to support at most 5{SPACE}%."
-    )
-    return f"{found}{judged}: at most {bound} false words, with 95{SPACE}% confidence (Clopper and Pearson).{support}"

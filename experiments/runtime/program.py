@@ -1,14 +1,19 @@
 """How our programs end: with an exit code that has one meaning, and quietly where the reader of their output left."""
 
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from importlib import import_module
+from keyword import iskeyword
+from types import ModuleType
+from typing import Any, ClassVar, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
 from experiments.outcomes import ExitCode
 
@@ -30,6 +35,38 @@ class ManyCommands(TyperGroup):
     def main(self, *arguments: Any, **options: Any) -> NoReturn:
         """Run one of them and end the process with an `ExitCode`."""
         end_with(super().main, *arguments, **options)
+
+
+def commands_in(package: ModuleType) -> type[ManyCommands]:
+    """Return the group of a folder's commands: a module each, of the command's name, with its Typer as `app`.
+
+    A module is imported when its command is asked for.
+    """
+    return type("Folder", (_Folder,), {"package": package})
+
+
+class _Folder(ManyCommands):
+    package: ClassVar[ModuleType]
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
+        """Return the names of all commands."""
+        return sorted(_command(found.name) for found in pkgutil.iter_modules(self.package.__path__))
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """Return a command; None when there is no module for it."""
+        if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
+            group = get_group(import_module(f"{self.package.__name__}.{_module(cmd_name)}").app)
+            self.commands[cmd_name] = group if group.name else group.commands[cmd_name]
+        return self.commands.get(cmd_name)
+
+
+def _command(module: str) -> str:
+    return module.rstrip("_").replace("_", "-")
+
+
+def _module(command: str) -> str:
+    """Return the module of a command; a name that Python keeps for itself ends with an underscore."""
+    return f"{command}_" if iskeyword(command) else command.replace("-", "_")
 
 
 def end_with(run: Callable[..., Any], *arguments: Any, **options: Any) -> NoReturn:

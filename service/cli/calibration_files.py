@@ -14,43 +14,13 @@ from experiments.documents import first_problem
 from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle_files import is_bundle
 from experiments.records.calibration import Calibration
-from service.cli import show
+from experiments.reporting import wording
 from service.cli.bundles import read_bundle
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
-
-app = typer.Typer()
 
 CalibrationOption = Annotated[
     list[Path] | None,
     typer.Option("--calibration", metavar="FILE", help="For a bundle: an A/A bundle, or what `calibration` wrote."),
 ]
-
-
-@app.command()
-@guarded
-def calibration(
-    bundles: Annotated[
-        list[Path] | None, typer.Argument(metavar="[BUNDLE]...", help="A/A bundles, read here. Default: the service.")
-    ] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", help="Write the one calibration that they give.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what A/A blocks say about the noise of devices, and the service's own rate of false words."""
-    if not bundles:
-        with Client() as client:
-            answer = client.calibrations()
-        print_json(answer) if as_json else out().print(show.calibrations(answer))
-        return
-    found = read_calibrations(bundles)
-    if out_file is not None:
-        _write(found, out_file)
-    if as_json:
-        print_json(list(found))
-        return
-    for one in found:
-        for line in _lines(one):
-            out().print(line)
 
 
 def read_calibrations(paths: Sequence[Path] | None) -> tuple[Calibration, ...]:
@@ -80,20 +50,24 @@ def _refused(path: Path, detail: str) -> BundleError:
     return BundleError([SpecProblem(pointer=str(path), detail=detail)])
 
 
-def _write(found: Sequence[Calibration], path: Path) -> None:
+def write(found: Sequence[Calibration], path: Path) -> None:
+    """Write the one calibration that was found. Raises BundleError for several."""
     if len(found) != 1:
         keys = ", ".join(f"{one.key.node_class} {one.key.device_serial}" for one in found)
         raise _refused(path, f"takes one calibration; the bundles give {len(found)}: {keys}")
     path.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
-def _lines(one: Calibration) -> Sequence[str]:
+def lines(one: Calibration) -> Sequence[str]:
+    """Return a calibration as lines of rich markup."""
     return [
         f"[bold]{escape(one.key.node_class)} {escape(one.key.device_serial)}[/], {one.key.recipe}: "
         f"{one.blocks} A/A blocks, the last {one.measured_at}",
-        f"  sd of d {one.sd_pct:.3f} %, at most {one.sd_upper_pct:.3f} % (95 %); mean {one.mean_pct:+.3f} %",
+        f"  sd of d {wording.size_percent(one.sd_pct)}, at most {wording.size_percent(one.sd_upper_pct)} (95 %); "
+        f"mean {wording.percent(one.mean_pct)}",
         f"  autocorrelation {one.autocorrelation:+.2f}, for which tests of ten blocks are "
-        f"{widening(strength(one.samples), 10):.2f} times wider; the later trial {one.position_effect_pct:+.3f} %; "
-        f"drift {one.drift_pct_per_hour:+.2f} % an hour; largest {one.largest_z:.1f} sd",
+        f"{widening(strength(one.samples), 10):.2f} times wider; "
+        f"the later trial {wording.percent(one.position_effect_pct)}; "
+        f"drift {wording.percent(one.drift_pct_per_hour)} an hour; largest {one.largest_z:.1f} sd",
         f"  calibration {one.digest}",
     ]

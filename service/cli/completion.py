@@ -1,18 +1,14 @@
 """What the shell offers for arguments: names of the catalog, of gates, and of what the service knows.
 
-Nothing is offered, and nothing is said, when the service cannot be asked: a shell has no place for it.
+Nothing is offered, and nothing is said, when the service cannot be asked: a shell has no place for it. Every command
+imports this module, so each list is imported where it is offered.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from experiments.block_numbers import block_number
-from experiments.design.gates import GATES
-from experiments.design.load import catalog_names
-from experiments.design.metrics import METRICS
-from experiments.design.recipes import RECIPES
 from experiments.errors import ExperimentError
-from kernels.backends import NODE_CLASSES
 from service.client import Client, ClientError
 
 LATEST = "latest"
@@ -22,26 +18,36 @@ _MOST = 50
 
 def catalog(incomplete: str) -> list[str]:
     """Offer the specs of the catalog; where none fits, the shell offers files."""
+    from experiments.design.load import catalog_names
+
     return _beginning(catalog_names(), incomplete)
 
 
 def gates(incomplete: str) -> list[str]:
     """Offer gates."""
+    from experiments.design.gates import GATES
+
     return _beginning(GATES, incomplete)
 
 
 def recipes(incomplete: str) -> list[str]:
     """Offer recipes."""
+    from experiments.design.recipes import RECIPES
+
     return _beginning(RECIPES, incomplete)
 
 
 def metrics(incomplete: str) -> list[str]:
     """Offer metrics."""
+    from experiments.design.metrics import METRICS
+
     return _beginning(METRICS, incomplete)
 
 
 def node_classes(incomplete: str) -> list[str]:
     """Offer node classes."""
+    from kernels.backends import NODE_CLASSES
+
     return _beginning(NODE_CLASSES, incomplete)
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import AblationState
-from service.cli import show
+from service.cli import show_verdict
 from service.cli.output import err, problem_lines
 from service.cli.spec_argument import read_spec
 from service.cli.watch import follow
@@ -98,8 +98,8 @@ def _act(client: Client, files: StackFiles, *, stack_s: float, began: float) -> 
     pointers = _show_refusal(client)
     console.print(f"\n[bold]3. The verdict of {row.id}[/]  (ablate verdict {row.id} --explain)")
     verdict = client.ablations.verdict(row.id)
-    console.print(show.verdict(verdict))
-    for line in show.explanation(verdict):
+    console.print(show_verdict.verdict(verdict))
+    for line in show_verdict.explanation(verdict):
         console.print(line)
     projected = _wait_for_mlflow(client, row.id)
     return DemoSummary(

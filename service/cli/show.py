@@ -1,38 +1,24 @@
 """Tables of the CLI: ablations, plans, nodes, gates and verdicts as people read them."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from experiments.analysis.published import PublishedTable, PublishedVerdict
-from experiments.analysis.verdicts import Verdict
 from experiments.block_numbers import block_number, place_number
-from experiments.design.gate import GatePublic, show
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
-from experiments.reporting.sentences import broken_attempts
-from experiments.reporting.table import Cell, Tone
-from experiments.reporting.table import Table as LaidOutTable
-from experiments.reporting.terminal_table import Kind, TerminalColumn, TerminalTable, ids, names, numbers, texts
-from experiments.reporting.verdict_layout import lay_out
+from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
 from service.schemas.ablations import AblationPublic, TrialPublic
-from service.schemas.calibrations import CalibrationList
-from service.schemas.nodes import NodePublic
 from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
-COLOURS: dict[Tone, str] = {
-    Tone.GOOD: "green",
-    Tone.BAD: "red",
-    Tone.NEUTRAL: "cyan",
-    Tone.OPEN: "yellow",
-    Tone.BROKEN: "magenta",
-}
-_KINDS: dict[str, Kind] = {"text": "text", "code": "name", "number": "number"}
-_LEAVING = ("loss", "memory", "MDE", "repeats", "of the variant", "of the baseline")
-"""Columns of a verdict without which its row still says the answer."""
+if TYPE_CHECKING:
+    from service.schemas.calibrations import CalibrationList
+    from service.schemas.nodes import NodePublic, NodeRuns
+
 STATES: dict[str, str] = {
     AblationState.COMPLETED: "green",
     TrialState.DONE: "green",
@@ -68,14 +54,14 @@ def ablations(rows: Iterable[AblationPublic]) -> RenderableType:
 
 def blocks(row: AblationPublic) -> str:
     """Say how many blocks are done and how many failed."""
-    failed = f", {row.blocks.failed} failed" if row.blocks.failed else ""
-    return f"{row.blocks.done}/{row.blocks.planned}{failed}"
+    failed = f", {row.blocks.failed:,} failed" if row.blocks.failed else ""
+    return f"{row.blocks.done:,}/{row.blocks.planned:,}{failed}"
 
 
 def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableType:
     """Show one ablation with its trials."""
     waits = [("waits for", escape(row.waiting_for))] if row.waiting_for else []
-    facts = _facts(
+    known = facts(
         ("ablation", f"[bold]{escape(row.name)}[/]  {row.id}"),
         ("question", escape(row.question)),
         ("state", state(row.state)),
@@ -89,7 +75,7 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
         ("created", wording.moment(row.created_at)),
         ("mlflow", row.mlflow_url or "not projected yet"),
     )
-    return Group(facts, _trials(trials), Text(f"log of one: ablate log {row.name}/BLOCK/ARM", "dim"))
+    return Group(known, _trials(trials), Text(f"log of one: ablate log {row.name}/BLOCK/ARM", "dim"))
 
 
 def _trials(rows: Iterable[TrialPublic]) -> TerminalTable:
@@ -109,7 +95,8 @@ def _trials(rows: Iterable[TrialPublic]) -> TerminalTable:
     return made
 
 
-def _facts(*pairs: tuple[str, str]) -> Table:
+def facts(*pairs: tuple[str, str]) -> Table:
+    """Show facts, each with its name before it."""
     made = Table(show_header=False, box=None, pad_edge=False)
     made.add_column(no_wrap=True, style="dim")
     made.add_column(overflow="fold")
@@ -122,11 +109,11 @@ def plan(answer: PlanPublic) -> RenderableType:
     """Show what a spec would run, where, and what it could detect."""
     arms = ", ".join(escape(arm.name) for arm in answer.arms)
     cost = answer.expected_device_minutes
-    minutes = "unknown, nothing of this kind was measured yet" if cost is None else f"about {cost:.1f}"
-    facts = _facts(
+    minutes = "unknown, nothing of this kind was measured yet" if cost is None else f"about {wording.fixed(cost, 1)}"
+    known = facts(
         ("ablation", f"[bold]{escape(answer.ablation)}[/]"),
         ("arms", f"{arms} (the first is the baseline)"),
-        ("size", f"{len(answer.blocks)} blocks, {answer.trials} trials"),
+        ("size", f"{wording.counted(len(answer.blocks), 'block')}, {wording.counted(answer.trials, 'trial')}"),
         ("device minutes", minutes),
         ("detects", _detects(answer)),
         *(
@@ -140,7 +127,7 @@ def plan(answer: PlanPublic) -> RenderableType:
     made = TerminalTable(*numbers("block", "seed"), *texts("order"))
     for block in answer.blocks:
         made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
-    return Group(facts, made)
+    return Group(known, made)
 
 
 def _detects(answer: PlanPublic) -> str:
@@ -151,9 +138,10 @@ def _detects(answer: PlanPublic) -> str:
         needed = (
             "no allowed number of blocks does" if found.blocks_needed is None else f"{found.blocks_needed} blocks do"
         )
-        seen = f"{found.mde_pct:.2f} % at the measured noise (sd at most {found.sd_upper_pct:.2f} %)"
-        return f"{seen}; the rule adopts from {found.adopt_if_pct:g} %, which {needed}"
-    return f"{answer.mde_pct_per_sd_pct:.2f} % for each percent of noise between neighbouring trials"
+        seen, noise = wording.size_percent(found.mde_pct), wording.size_percent(found.sd_upper_pct)
+        adopt = wording.plain_percent(found.adopt_if_pct)
+        return f"{seen} at the measured noise (sd at most {noise}); the rule adopts from {adopt}, which {needed}"
+    return f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
 
 
 def _eligible(row: NodeClassAnswer) -> str:
@@ -162,7 +150,7 @@ def _eligible(row: NodeClassAnswer) -> str:
     return f"[yellow]cannot run it now[/]: {escape(row.reason or 'no reason given')}"
 
 
-def nodes(rows: Iterable[NodePublic]) -> RenderableType:
+def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
     """Show the registered nodes."""
     made = TerminalTable(
         *names("node", "class", "health"),
@@ -179,7 +167,7 @@ def nodes(rows: Iterable[NodePublic]) -> RenderableType:
             row.node_class,
             row.health,
             _takes_work(row),
-            row.running_block or "",
+            escape(", ".join(map(_runs, row.runs))),
             escape(devices),
             lacks,
             seen,
@@ -187,18 +175,23 @@ def nodes(rows: Iterable[NodePublic]) -> RenderableType:
     return made if made.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
 
 
-def _takes_work(row: NodePublic) -> str:
+def _runs(one: "NodeRuns") -> str:
+    """Write what runs as `ablate log` takes it."""
+    return "/".join((one.name, str(block_number(one.block_index)), *one.arms[:1]))
+
+
+def _takes_work(row: "NodePublic") -> str:
     if row.state == "works":
         return "yes"
     why = f": {escape(row.quarantined_reason)}" if row.quarantined_reason else ""
     return f"[yellow]no, {row.state}[/]{why}; ablate nodes resume {escape(row.name)}"
 
 
-def _lanes_that_failed(row: NodePublic) -> list[str]:
+def _lanes_that_failed(row: "NodePublic") -> list[str]:
     return [f"lane {lane}: {problem}" for lane, problem in (row.lanes or {}).items() if problem is not None]
 
 
-def calibrations(found: CalibrationList) -> RenderableType:
+def calibrations(found: "CalibrationList") -> RenderableType:
     """Show what is known about noise, and the service's own rate of false words."""
     made = TerminalTable(
         *names("calibrated", "recipe"),
@@ -209,67 +202,9 @@ def calibrations(found: CalibrationList) -> RenderableType:
     )
     for row in found.items:
         one = row.calibration
-        sd, most = f"{one.sd_pct:.2f} %", f"{one.sd_upper_pct:.2f} %"
+        sd, most = wording.size_percent(one.sd_pct), wording.size_percent(one.sd_upper_pct)
         state = "yes" if row.problem is None else f"no: {row.problem}; {row.mended_by}"
         device, last = f"{one.key.node_class} {one.key.device_serial}", wording.moment(one.measured_at)
-        made.add_row(escape(device), one.key.recipe, str(one.blocks), sd, most, escape(state), last)
+        made.add_row(escape(device), one.key.recipe, f"{one.blocks:,}", sd, most, escape(state), last)
     statement = Text(found.statement)
     return Group(made, statement) if found.items else statement
-
-
-def gates(rows: Iterable[GatePublic]) -> RenderableType:
-    """Show the gates."""
-    made = TerminalTable(*names("gate", "claim"), *texts("values (default first)", "question"))
-    for row in rows:
-        others = [show(value) for value in row.values if value != row.default]
-        values = ", ".join([f"[bold]{escape(show(row.default))}[/]", *map(escape, others)])
-        made.add_row(row.name, row.claim.value, values, row.question)
-    return made
-
-
-def verdict(found: Verdict) -> RenderableType:
-    """Show the verdict table: one row per variant."""
-    layout = lay_out(found)
-    return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
-
-
-def published(printed: PublishedTable, found: PublishedVerdict) -> RenderableType:
-    """Show what a printed table claims, and what it shows."""
-    facts = _facts(
-        ("table", f"[bold]{escape(printed.title)}[/], {escape(printed.source)}"),
-        ("claim", escape(printed.claim)),
-        ("word", f"[bold]{found.word}[/], decision {found.decision}"),
-        ("reason", escape(found.reason)),
-    )
-    made = TerminalTable(*names("requirement"), *texts("rule", "result", "found"))
-    for result in found.requirements:
-        passed = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
-        made.add_row(result.metric, result.rule, passed, escape(result.detail))
-    return Group(facts, made)
-
-
-def explanation(found: Verdict) -> list[str]:
-    """Return the reasoning of every variant as lines of rich markup."""
-    lines: list[str] = []
-    for variant in lay_out(found).variants:
-        lines += [f"[bold]{escape(variant.arm)}[/]: {escape(variant.sentence)}", f"  {escape(variant.reason)}"]
-        for metric, rule, result, detail in variant.requirements:
-            lines.append(f"  {_markup(result)}  {_markup(metric)} {_markup(rule)}: {_markup(detail)}")
-        lines += [f"  gates live {variant.gates_live}", *(f"  {escape(remark)}" for remark in variant.remarks)]
-    broken = [escape(line) for line in broken_attempts(found)]
-    return [*lines, *broken, f"[dim]rule {found.rule_digest}[/]"]
-
-
-def _table(laid_out: LaidOutTable, *, title: str) -> TerminalTable:
-    first, *others = laid_out.columns
-    columns = [*names(first.heading), *(TerminalColumn(other.heading, _KINDS[other.kind]) for other in others)]
-    made = TerminalTable(*columns, title=escape(title), leaving=_LEAVING)
-    for row in laid_out.rows:
-        made.add_row(*map(_markup, row))
-    return made
-
-
-def _markup(cell: Cell) -> str:
-    said = escape(f"{cell.sign} {cell.text}" if cell.sign else cell.text)
-    note = f" ({escape(cell.note)})" if cell.note else ""
-    return f"[{COLOURS[cell.tone]}]{said}[/]{note}" if cell.tone else f"{said}{note}"

@@ -10,16 +10,13 @@ from rich.markup import escape
 from experiments.outcomes import ExitCode
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, names, numbers, texts
-from service.cli.demo import run_demo
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.errors import StackError
 from service.lifecycle import OutboxKind
 from service.settings import get_settings
 from service.stack import control
 from service.stack.layout import StackFiles, home_files
-from service.stack.parts import check_installed
 from service.stack.state import PartPhase, StackState
-from service.stack.supervisor import supervise
 
 if TYPE_CHECKING:
     from service.store.session import Store
@@ -123,6 +120,8 @@ def restore(
 @guarded
 def demo(as_json: JsonOption = False) -> None:
     """Run the catalog ablation `demo` from end to end: stack, live progress, verdict, report, MLflow."""
+    from service.cli.demo import run_demo
+
     summary = run_demo(home_files(), say)
     if as_json:
         print_json(summary)
@@ -166,6 +165,9 @@ def show_addresses(files: StackFiles, state: StackState) -> None:
 
 
 def _up_in_foreground(files: StackFiles) -> None:
+    from service.stack.parts import check_installed
+    from service.stack.supervisor import supervise
+
     check_installed()
     control.clean_stale(files, say)
     err().print("starting; Ctrl-C stops everything")

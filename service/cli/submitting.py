@@ -1,21 +1,28 @@
 """Submit a spec, follow its ablation, show how it ended."""
 
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import AblationState, ExitCode
 from experiments.reporting import wording
-from service.cli import show
 from service.cli.output import err, out, print_json_line
 from service.cli.watch import follow, follow_as_json
 from service.client import Client
 from service.schemas.ablations import AblationPublic
 from service.schemas.submissions import AblationAccepted, SpecBody
 
+if TYPE_CHECKING:
+    from experiments.analysis.verdicts import Verdict
 
-def run_spec(spec: SpecBody, *, idempotency_key: str | None = None, as_json: bool) -> Verdict:
+KeyOption = Annotated[
+    str | None, typer.Option(help="The same key with the same spec is the same ablation; default: a new one.")
+]
+
+
+def run_spec(spec: SpecBody, *, idempotency_key: str | None = None, as_json: bool) -> "Verdict":
     """Submit `spec`, watch it, show the verdict and return it."""
     with Client() as client:
         answer = client.ablations.submit(spec, idempotency_key=idempotency_key)
@@ -31,7 +38,7 @@ def announce(console: Console, answer: AblationAccepted) -> None:
     console.print(f"  stop     ablate cancel {answer.id}")
 
 
-def follow_to_end(client: Client, ablation_id: str, *, as_json: bool) -> Verdict:
+def follow_to_end(client: Client, ablation_id: str, *, as_json: bool) -> "Verdict":
     """Follow to the end, show the verdict and return it; exit 5 when the ablation ended as it should not."""
     try:
         row = follow_as_json(client, ablation_id) if as_json else follow(client, ablation_id, out())
@@ -48,11 +55,13 @@ def follow_to_end(client: Client, ablation_id: str, *, as_json: bool) -> Verdict
     return verdict
 
 
-def _show_end(row: AblationPublic, verdict: Verdict | None) -> None:
+def _show_end(row: AblationPublic, verdict: "Verdict | None") -> None:
     if verdict is None:
         out().print(f"{row.id} was cancelled; what it measured is kept: ablate show {row.id}")
         return
     if row.state == AblationState.FAILED:
         failed = wording.counted(row.blocks.failed, "block")
         out().print(f"{row.id} [red]failed[/]: {failed} could not be run; ablate show {row.id}")
-    out().print(show.verdict(verdict))
+    from service.cli import show_verdict  # with all that a verdict needs, when there is one
+
+    out().print(show_verdict.verdict(verdict))

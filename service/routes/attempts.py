@@ -33,7 +33,6 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
     with services.store.write() as connection:
         nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
         node_states.note_device(connection, wanted.node_id, wanted.device_state, wanted.device_reason)
-        claims.check_capacity(connection, wanted.node_id)
         attempt_id = claims.claim_block(connection, wanted.node_id, lease_s=settings.lease_s)
     if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)

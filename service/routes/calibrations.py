@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from experiments.analysis.admission import mending_command, standing_problems
 from experiments.records.calibration import Calibration
-from experiments.reporting.wording import false_words
+from experiments.reporting.ledger_words import false_words
 from service.deps import AblationId, Reader, ServicesDep
 from service.responses import secured
 from service.schemas.calibrations import CalibrationList, CalibrationPublic

@@ -4,6 +4,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
+from sqlalchemy import Connection
 
 from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecProblem
@@ -12,9 +13,10 @@ from kernels.backends import NODE_CLASSES
 from service.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
 from service.errors import Invalid
 from service.responses import secured
-from service.schemas.nodes import NodeList
+from service.schemas.nodes import NodeList, NodePublic
 from service.schemas.tokens import NODE_NAME, NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
 from service.serializers import node_public, silent_limit_s
+from service.settings import ServiceSettings
 from service.store import keys, node_states, nodes, tokens
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
@@ -31,8 +33,13 @@ def list_nodes(services: ServicesDep, principal: Reader) -> NodeList:
 def node_list(services: Services) -> NodeList:
     """Return every node as it is now."""
     with services.store.read() as connection:
-        rows = nodes.list_nodes(connection)
-    return NodeList(items=[node_public(row, services.settings) for row in rows])
+        return NodeList(items=nodes_public(connection, services.settings))
+
+
+def nodes_public(connection: Connection, settings: ServiceSettings) -> list[NodePublic]:
+    """Return every node with what it runs."""
+    runs = nodes.running_on(connection)
+    return [node_public(row, runs.get(row.id, []), settings) for row in nodes.list_nodes(connection)]
 
 
 @router.put(

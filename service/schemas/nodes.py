@@ -1,8 +1,20 @@
 """Nodes and the keys that they sign with."""
 
+from pydantic import Field
+
 from experiments.records.messages import DeviceInfo
 from experiments.records.signing import PublicKey
-from service.schemas.public import Public
+from service.schemas.public import INDEX, Public
+
+
+class NodeRuns(Public):
+    """A block that a node runs."""
+
+    ablation: str
+    name: str
+    block_index: int = Field(description=INDEX)
+    arms: list[str]
+    """Of the trials that run; none between two."""
 
 
 class NodePublic(Public):
@@ -27,7 +39,8 @@ class NodePublic(Public):
     public_key: str | None
     registered_at: str
     seen_at: str
-    running_block: str | None
+    runs: list[NodeRuns]
+    """At most one for each of its devices."""
 
 
 class NodeList(Public):

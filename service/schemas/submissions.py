@@ -9,9 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from experiments.analysis.sizing import Sizing
-from experiments.design.load import content_type_of
 from experiments.outcomes import AblationState
+from experiments.records.sizing import Sizing
 from service.schemas.ablations import Links
 from service.schemas.public import INDEX, Public
 
@@ -30,6 +29,8 @@ class SpecBody:
             return spec
         if isinstance(spec, Mapping):
             return cls(content=json.dumps(spec).encode(), content_type="application/json")
+        from experiments.design.load import content_type_of  # and all that a spec may say
+
         path = Path(spec)
         return cls(content=path.read_bytes(), content_type=content_type_of(path))
 

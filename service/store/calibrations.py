@@ -8,12 +8,13 @@ from sqlalchemy import Connection, Select, bindparam, insert, select
 from experiments.analysis.admission import admission_of, mending_command
 from experiments.analysis.calibration import calibrate_all
 from experiments.analysis.ledger import keep_ledger
-from experiments.analysis.sizing import Sizing, size_of, workload_of
+from experiments.analysis.sizing import size_of, workload_of
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger
 from experiments.records.circumstances import Admission
 from experiments.records.receipts import Receipt
+from experiments.records.sizing import Sizing
 from service.store.tables import aa_blocks
 
 

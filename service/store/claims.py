@@ -1,8 +1,9 @@
 """Claiming a block: one compare-and-set under a lease, by priority and turn, for a node that takes work and fits."""
 
 import secrets
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from experiments.ids import new_id
 from experiments.outcomes import AblationState, AttemptState, BlockState
@@ -27,26 +28,20 @@ _NEXT = (
 )
 
 
-def check_capacity(connection: Connection, node_id: str) -> None:
-    """Raise NodeBusy when a node, which the caller has locked, holds as many blocks as it has devices."""
-    held = select(blocks.c.id).where(blocks.c.node_id == node_id, blocks.c.state == BlockState.RUNNING)
-    ids = list(connection.execute(held.order_by(blocks.c.id)).scalars())
-    if not ids:
-        return
-    devices = max(1, connection.execute(select(nodes.c.num_devices).where(nodes.c.id == node_id)).scalar_one())
-    if len(ids) >= devices:
-        raise NodeBusy(
-            f"node {node_id} has {devices} device{'s' if devices > 1 else ''} and holds {', '.join(ids)}; "
-            "report or release first, or let the lease run out"
-        )
-
-
 def claim_block(connection: Connection, node_id: str, *, lease_s: float) -> str | None:
-    """Give the next block that fits a node to it; return the attempt's id, None when none waits or it is stopped."""
+    """Give the next block that fits a node, which the caller has locked, to it.
+
+    Returns the attempt's id, None when no block waits or the node is stopped. Raises NodeBusy when blocks that it holds
+    have all of its devices.
+    """
     node = connection.execute(select(nodes).where(nodes.c.id == node_id)).one()
+    in_use, room = _room(connection, node)
     if node.draining or node.quarantined_reason is not None:
         return None
-    block = connection.execute(_NEXT.where(blocks.c.node_class == node.node_class, fits(node))).first()
+    fitting = _NEXT.where(blocks.c.node_class == node.node_class, fits(node))
+    if in_use:  # an idle node may also spread a step over more than it has, where devices are virtual
+        fitting = fitting.where(blocks.c.num_devices <= room)
+    block = connection.execute(fitting).first()
     if block is None:
         return None
     attempt_id = new_id("att")
@@ -90,6 +85,22 @@ def claim_block(connection: Connection, node_id: str, *, lease_s: float) -> str 
     transitions.flush()
     took_turn(connection, block)
     return attempt_id
+
+
+def _room(connection: Connection, node: Row[Any]) -> tuple[int, int]:
+    """Return how many devices of a node its blocks have, and how many are left. Raises NodeBusy when none is."""
+    held = select(blocks.c.id, blocks.c.num_devices).where(
+        blocks.c.node_id == node.id, blocks.c.state == BlockState.RUNNING
+    )
+    rows = connection.execute(held.order_by(blocks.c.id)).all()
+    devices = max(1, node.num_devices)
+    in_use = sum(row.num_devices for row in rows)
+    if in_use >= devices:
+        raise NodeBusy(
+            f"node {node.id} has {devices} device{'s' if devices > 1 else ''} and holds "
+            f"{', '.join(row.id for row in rows)}; report or release first, or let the lease run out"
+        )
+    return in_use, devices - in_use
 
 
 def _limit_s(ablation_id: str) -> ColumnElement[float]:

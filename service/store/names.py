@@ -3,7 +3,7 @@
 A name may be used again; then it means the newest ablation of that name. A beginning has to be that of one name only.
 """
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from service.errors import Ambiguous, NotFound
 from service.principals import SERVICE
@@ -11,6 +11,8 @@ from service.store.tables import ablations
 
 LATEST = "latest"
 _SHOWN = 6
+ID_CHARS = 30
+"""Of a whole id; no sign of one sorts behind Z."""
 
 
 def find_ablation(connection: Connection, called: str) -> str:
@@ -31,7 +33,8 @@ def _newest(connection: Connection) -> str:
 
 
 def _by_id(connection: Connection, called: str) -> str:
-    query = select(ablations.c.id).where(ablations.c.id.startswith(called, autoescape=True))
+    among = ablations.c.id.between(called, called.ljust(ID_CHARS, "Z"))
+    query = select(ablations.c.id).where(among, ablations.c.id.startswith(called, autoescape=True))
     return _only(called, list(connection.execute(query.order_by(ablations.c.id).limit(_SHOWN)).scalars()))
 
 
@@ -40,10 +43,17 @@ def _by_name(connection: Connection, called: str) -> str:
     exact = connection.execute(named.where(ablations.c.name == called)).first()
     if exact is not None:
         return str(exact[1])
-    begin = named.where(ablations.c.name.startswith(called, autoescape=True))
+    begin = named.where(_name_begins(connection, called))
     rows = connection.execute(begin.order_by(ablations.c.name).limit(_SHOWN)).all()
     _only(called, [row[0] for row in rows])
     return str(rows[0][1])
+
+
+def _name_begins(connection: Connection, called: str) -> ColumnElement[bool]:
+    """Return the condition that an index serves: in SQLite that is GLOB, whose signs no name has. LIKE ignores case."""
+    if connection.dialect.name == "sqlite":
+        return ablations.c.name.op("GLOB", is_comparison=True)(f"{called}*")
+    return ablations.c.name.startswith(called, autoescape=True)
 
 
 def _only(called: str, found: list[str]) -> str:

@@ -1,18 +1,19 @@
 """Nodes: what registered, with which key, and who was heard lately."""
 
 import re
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
-from experiments.outcomes import BlockState
+from experiments.outcomes import BlockState, TrialState
 from experiments.records.messages import NodeRegistration
 from service.errors import Forbidden, NodeTaken, NotFound
 from service.principals import Principal
 from service.store.columns import db_now
 from service.store.placement import lanes_that_ran
-from service.store.tables import attempts, blocks, nodes
+from service.store.tables import ablations, attempts, blocks, nodes, trials
 
 _ID = re.compile(id_pattern("nod"))
 
@@ -93,14 +94,25 @@ def _check_owner(what: str, name: str, owner: str | None) -> None:
 
 
 def list_nodes(connection: Connection) -> list[Row[Any]]:
-    """Return every node with the seconds since it spoke and the block that it runs."""
-    query = (
-        select(nodes, (db_now() - nodes.c.seen_at).label("silent_s"), func.max(blocks.c.id).label("running_block"))
-        .outerjoin(blocks, (blocks.c.node_id == nodes.c.id) & (blocks.c.state == BlockState.RUNNING))
-        .group_by(nodes.c.id)
-        .order_by(nodes.c.name)
-    )
+    """Return every node with the seconds since it spoke."""
+    query = select(nodes, (db_now() - nodes.c.seen_at).label("silent_s")).order_by(nodes.c.name)
     return list(connection.execute(query))
+
+
+def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
+    """Return by node's id the blocks that it runs: ablation, its name, block_index, arms of the trials that run."""
+    query = (
+        select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], trials.c.arm)
+        .join(ablations, ablations.c.id == blocks.c.ablation_id)
+        .outerjoin(trials, (trials.c.block_id == blocks.c.id) & (trials.c.state == TrialState.RUNNING))
+        .where(blocks.c.state == BlockState.RUNNING)
+        .order_by(blocks.c.ablation_id, blocks.c["index"], trials.c.position)
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for (node_id, *block), rows in groupby(connection.execute(query), key=lambda row: row[:4]):
+        told = dict(zip(("ablation", "name", "block_index"), block, strict=True))
+        found.setdefault(node_id, []).append({**told, "arms": [row.arm for row in rows if row.arm is not None]})
+    return found
 
 
 def count_live(connection: Connection, *, silent_s: float) -> dict[str, int]:

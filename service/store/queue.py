@@ -3,11 +3,11 @@
 Every function answers for many ablations in one query.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, union_all
 
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
@@ -29,14 +29,45 @@ class QueuePlace:
 
 
 def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
-    """Return the place of every ablation among these that has a queued block."""
+    """Return the place of every ablation among these that has a queued block.
+
+    Only the part of the queue is numbered that may stand before their first blocks. Ablations take turns, so that is
+    about one block of each that waits, and not all of theirs.
+    """
+    waiting = connection.execute(_waiting(ablation_ids)).all()
+    if not waiting:
+        return {}
     ahead = func.row_number().over(partition_by=blocks.c.node_class, order_by=ORDER) - 1
-    queued = select(blocks.c.ablation_id, blocks.c.not_before, ahead.label("ahead"))
-    queue = queued.where(blocks.c.state == BlockState.QUEUED).subquery()
-    first, ready = func.min(queue.c.ahead), func.min(queue.c.not_before) - db_now()
-    own = select(queue.c.ablation_id, first, ready).where(queue.c.ablation_id.in_(ablation_ids))
-    rows = connection.execute(own.group_by(queue.c.ablation_id))
-    return {found: QueuePlace(blocks_ahead=int(place), rest_s=float(rest)) for found, place, rest in rows}
+    part = select(blocks.c.ablation_id, ahead.label("ahead")).where(_QUEUED, or_(*_not_behind(waiting))).subquery()
+    first = select(part.c.ablation_id, func.min(part.c.ahead)).where(part.c.ablation_id.in_(ablation_ids))
+    found = {row[0]: int(row[1]) for row in connection.execute(first.group_by(part.c.ablation_id))}
+    return {row.ablation_id: QueuePlace(blocks_ahead=found[row.ablation_id], rest_s=row.rest_s) for row in waiting}
+
+
+_QUEUED = blocks.c.state == BlockState.QUEUED
+
+
+def _waiting(ablation_ids: Collection[str]) -> Select[Any]:
+    """Select the least priority and turn of the queued blocks of each ablation: no first block stands behind these."""
+    query = select(
+        blocks.c.ablation_id,
+        blocks.c.node_class,
+        func.min(blocks.c.priority).label("priority"),
+        func.min(blocks.c.turn).label("turn"),
+        (func.min(blocks.c.not_before) - db_now()).label("rest_s"),
+    )
+    query = query.where(_QUEUED, blocks.c.ablation_id.in_(ablation_ids))
+    return query.group_by(blocks.c.ablation_id, blocks.c.node_class)
+
+
+def _not_behind(waiting: Sequence[Row[Any]]) -> Iterator[ColumnElement[bool]]:
+    """Yield for each node class the condition of the blocks that do not stand behind all of these."""
+    for node_class in sorted({row.node_class for row in waiting}):
+        own = [row for row in waiting if row.node_class == node_class]
+        last = min(row.priority for row in own)
+        turn = max(row.turn for row in own if row.priority == last)
+        before = or_(blocks.c.priority > last, and_(blocks.c.priority == last, blocks.c.turn <= turn))
+        yield and_(blocks.c.node_class == node_class, before)
 
 
 def holders(connection: Connection, ablation_ids: Collection[str]) -> list[Row[Any]]:

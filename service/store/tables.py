@@ -141,6 +141,7 @@ ablations = Table(
     Column("request_id", String(64)),
     Column("logs_dropped_at", Double),
     Index("ix_ablations_state_id", "state", "id"),
+    Index("ix_ablations_name_id", "name", "id", postgresql_ops={"name": "text_pattern_ops"}),
 )
 _LOGGED = ablations.c.logs_dropped_at.is_(None)
 Index("ix_ablations_logged", ablations.c.finished_at, sqlite_where=_LOGGED, postgresql_where=_LOGGED)

@@ -145,7 +145,7 @@ def _live(connection: Connection, row: Row[Any]) -> LiveTrial:
 def _steps(row: Row[Any]) -> str:
     if row.steps_done is None:
         return "starting"
-    parts = [f"step {row.steps_done} of {row.steps_total}"]
+    parts = [f"step {wording.share(row.steps_done, row.steps_total)}"]
     if row.tokens_per_s is not None:
         parts.append(f"{wording.number(row.tokens_per_s)} tokens/s")
     if row.loss is not None:

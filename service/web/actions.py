@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
+from experiments.reporting import wording
 from service.deps import AblationId, ServicesDep
 from service.errors import Invalid
 from service.routes.ablations import cancel_ablation, load
@@ -70,8 +71,8 @@ def ask_cancel(request: Request, ablation_id: AblationId, services: ServicesDep,
     """Ask whether an ablation is to be cancelled."""
     row = load(services, ablation_id)
     text = (
-        f"{row.blocks.done} of {row.blocks.planned} blocks are done and are kept. What waits will not run, what runs "
-        "is stopped, and there will be no verdict."
+        f"{wording.share(row.blocks.done, row.blocks.planned)} blocks are done and are kept. What waits will not "
+        "run, what runs is stopped, and there will be no verdict."
     )
     question = Question(title=f"Cancel {row.name}?", text=text, button=f"Cancel {row.name}", back=f"/a/{ablation_id}")
     return _ask(request, question, visitor)

@@ -36,6 +36,6 @@ def read_answer(document: str) -> ShortAnswer:
     laid_out = lay_out(verdict)
     lines = (
         VariantLine(arm=one.arm, word=word_of(judged[one.arm], one.word), headline=headline(verdict, judged[one.arm]))
-        for one in laid_out.by_effect
+        for one in laid_out.variants
     )
     return ShortAnswer(lead=laid_out.lead, variants=tuple(lines))

@@ -102,7 +102,7 @@ def _baseline(series: HistorySeries) -> Table:
             Cell(text=point.name, link=f"/a/{point.ablation}"),
             wording.number(point.value, 5),
             wording.percent(100 * (point.value / anchor - 1)),
-            str(point.trials),
+            f"{point.trials:,}",
             _change(changes.get(point.ablation)),
             point.code[7:15],
             wording.moment(point.at),

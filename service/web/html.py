@@ -6,9 +6,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment
+from starlette.exceptions import HTTPException
 
 from experiments.reporting import wording
 from experiments.reporting.page_templates import make_environment
@@ -26,6 +27,8 @@ def _environment() -> Environment:
     environment.filters["moment"] = wording.moment
     environment.filters["duration"] = duration
     environment.filters["counted"] = wording.counted
+    environment.filters["share"] = wording.share
+    environment.filters["whole"] = "{:,}".format
     return environment
 
 
@@ -33,8 +36,12 @@ def page(
     request: Request, template: str, *, status: int = HTTPStatus.OK, policy: str = POLICY, **values: Any
 ) -> Response:
     """Send a page, or a part of one, made from a template and `values`."""
-    text = _environment().get_template(template).render(**values)
-    return sent(request, text, status=status, policy=policy)
+    return sent(request, render(template, **values), status=status, policy=policy)
+
+
+def render(template: str, **values: Any) -> str:
+    """Return the text of a page made from a template and `values`."""
+    return _environment().get_template(template).render(**values)
 
 
 class PageRoute(APIRoute):
@@ -49,8 +56,21 @@ class PageRoute(APIRoute):
                 return await handler(request)
             except problems.ANSWERED as error:
                 return _error_page(request, await problems.answer(request, error))
+            except Exception as error:  # our own mistake, which is in the log
+                return _error_page(request, await problems.unexpected_error(request, error))
 
         return handle
+
+
+def install(app: FastAPI) -> None:
+    """Let a browser that asks for an address that there is not get a page; programs get a problem document."""
+    app.add_exception_handler(HTTPException, _no_such_address)
+
+
+async def _no_such_address(request: Request, error: Exception) -> Response:
+    answer = await problems.answer(request, error)
+    is_browser = "text/html" in request.headers.get("accept", "")
+    return _error_page(request, answer) if is_browser else answer
 
 
 def _error_page(request: Request, answer: Response) -> Response:

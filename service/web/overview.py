@@ -1,10 +1,9 @@
 """What the first page shows: what waits and runs and why, the nodes, and the latest answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from experiments.analysis.calibration import device_serial
 from experiments.block_numbers import block_name
@@ -12,12 +11,12 @@ from experiments.outcomes import AblationState
 from experiments.reporting.wording import duration
 from service.lifecycle import OVER
 from service.routes.ablations import public
+from service.routes.nodes import nodes_public
 from service.schemas.ablations import AblationPublic
 from service.schemas.calibrations import CalibrationPublic
 from service.schemas.nodes import NodePublic
-from service.serializers import node_public
 from service.settings import ServiceSettings
-from service.store import ablations, nodes, queue
+from service.store import ablations
 from service.store import tables as stored
 from service.web.answers import VariantLine, read_answer
 from service.web.durations import age_s
@@ -35,9 +34,8 @@ class NodeLine:
     """One node."""
 
     node: NodePublic
-    runs: str = ""
-    """The ablation and block that it runs, in words."""
-    runs_link: str = ""
+    runs: tuple[tuple[str, str], ...]
+    """Each block that it runs as (ablation, block and arm in words, address)."""
     calibrated: str
     """How old what is known of its noise is, and whether it still holds."""
 
@@ -76,7 +74,7 @@ def overview(connection: Connection, settings: ServiceSettings, noise: Sequence[
     return Overview(
         queue=(*running, *sorted(queued, key=_place)),
         waiting_more=counts.get(AblationState.QUEUED, 0) - len(queued),
-        nodes=_nodes(connection, settings, running, noise),
+        nodes=tuple(_node(node, noise) for node in nodes_public(connection, settings)),
         answers=tuple(_answer(connection, row) for row in over),
     )
 
@@ -93,26 +91,11 @@ def _place(row: AblationPublic) -> tuple[str, float]:
     return row.node_class, float("inf") if row.blocks_ahead is None else row.blocks_ahead
 
 
-def _nodes(
-    connection: Connection,
-    settings: ServiceSettings,
-    running: Sequence[AblationPublic],
-    noise: Sequence[CalibrationPublic],
-) -> tuple[NodeLine, ...]:
-    names = {row.id: row.name for row in running}
-    held = {row.name: row for row in queue.holders(connection, list(names))} if names else {}
-    found = [node_public(row, settings) for row in nodes.list_nodes(connection)]
-    return tuple(_node(node, held.get(node.name), names, noise) for node in found)
-
-
-def _node(
-    node: NodePublic, held: Row[Any] | None, names: Mapping[str, str], noise: Sequence[CalibrationPublic]
-) -> NodeLine:
-    known = calibrated(node, noise)
-    if held is None:
-        return NodeLine(node=node, runs=node.running_block or "", calibrated=known)
-    runs = f"{names[held.ablation_id]}, {block_name(held.block_index)}"
-    return NodeLine(node=node, runs=runs, runs_link=f"/a/{held.ablation_id}", calibrated=known)
+def _node(node: NodePublic, noise: Sequence[CalibrationPublic]) -> NodeLine:
+    runs = tuple(
+        (", ".join((one.name, block_name(one.block_index), *one.arms)), f"/a/{one.ablation}") for one in node.runs
+    )
+    return NodeLine(node=node, runs=runs, calibrated=calibrated(node, noise))
 
 
 def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:

@@ -8,29 +8,29 @@ import pytest
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from experiments.runtime import console
+from experiments.runtime import groups
 from tests.architecture.pages import ROOT
 from tests.console_blocks import KINDS, PAGES, all_commands, commands_of
 
 SPAN = re.compile(r"`(ablate [^`]+)`")
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-PROGRAM = typer.main.get_command(console.build(entry_points(group=console.GROUP)))
+PROGRAM = typer.main.get_command(groups.build(entry_points(group=groups.GROUP)))
 FREE = ("exec",)
 """Commands that hand their options on."""
 
 
 def unknown_in(text: str) -> str | None:
     """Return the first word of a command line of `ablate` that is no command or option of it, None when all are."""
-    PROGRAM.list_commands(typer.Context(PROGRAM))  # imports what is imported when it is asked for
-    found = PROGRAM
+    found, context = PROGRAM, typer.Context(PROGRAM)
     words = iter(shlex.split(text, comments=True)[1:])
     for word in words:
         if isinstance(found, TyperGroup) and not word.startswith("-"):
             if word == "...":
                 return None
-            if word not in found.commands:
+            command = found.get_command(context, word)
+            if command is None:
                 return None if found.invoke_without_command else word
-            found = found.commands[word]
+            found = command
         elif word in (">", "|", "&&"):
             return None
         elif word.startswith("--") and found.name not in FREE and not takes(found, word.partition("=")[0]):

@@ -51,21 +51,32 @@ def test_plan_file_is_read_and_compared_without_scipy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-HEAVY = ("torch", "jax", "tilelang", "mlflow", "matplotlib", "ruptures", "sqlalchemy", "fastapi", "scipy.special")
+HEAVY = ("torch", "jax", "tilelang", "mlflow", "matplotlib", "ruptures", "sqlalchemy", "fastapi", "scipy", "numpy")
+UNUSED = (*HEAVY, "yaml", "experiments.design.spec", "experiments.analysis", "service.cli.commands.show")
+"""What a command does not use that asks the service and shows a table."""
 
 
 @pytest.mark.parametrize(
-    ("words", "others"),
-    [(["--version"], ("scipy", "numpy", "pydantic", "httpx", "rich", "yaml")), (["list", "--help"], ())],
-    ids=["version", "list"],
+    ("words", "unused"),
+    [
+        (["--version"], (*UNUSED, "typer", "pydantic", "httpx", "rich")),
+        (["list", "--help"], UNUSED),
+        (["show", "--help"], (*UNUSED[:-1], "service.cli.commands.list")),
+        (["nodes", "--help"], UNUSED),
+        (["watch", "--help"], UNUSED),
+        (["verdict", "--help"], ("torch", "jax", "tilelang", "mlflow", "matplotlib", "sqlalchemy", "fastapi")),
+        (["status", "--help"], (*HEAVY, "experiments.design.spec")),
+        (["worker", "--help"], ("service.cli.client", "sqlalchemy", "fastapi")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_light_command_starts_without_what_it_does_not_use(words: list[str], others: tuple[str, ...]) -> None:
+def test_a_command_starts_without_what_it_does_not_use(words: list[str], unused: tuple[str, ...]) -> None:
     code = (
         "import sys\n"
         f"sys.argv[1:] = {words!r}\n"
         "from experiments.runtime.console import main\n"
         "try:\n    main()\n"
-        f"finally:\n    print(sorted({set(HEAVY + others)!r} & set(sys.modules)), file=sys.stderr)\n"
+        f"finally:\n    print(sorted({set(unused)!r} & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
@@ -75,7 +86,7 @@ def test_the_whole_program_lists_its_commands_without_torch() -> None:
     code = (
         "import sys\n"
         "from importlib.metadata import entry_points\n"
-        "from experiments.runtime.console import GROUP, build\n"
+        "from experiments.runtime.groups import GROUP, build\n"
         "from typer.main import get_command\n"
         "print(len(get_command(build(entry_points(group=GROUP))).list_commands(None)) > 20)\n"
         "print(sorted({'torch', 'jax', 'tilelang', 'mlflow', 'sqlalchemy', 'fastapi'} & set(sys.modules)))\n"

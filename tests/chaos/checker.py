@@ -250,15 +250,47 @@ def receipts_on_nodes_agree(books: Books) -> Iterator[str]:
 
 
 def never_two_trainers_on_one_device(books: Books) -> Iterator[str]:
-    """No two trainers of one node were alive at the same time."""
+    """No two trainers of one node were alive at the same time, but for those of one block that runs in slices."""
+    sliced = _sliced_attempts(books)
     by_node: dict[str, list[Any]] = defaultdict(list)
     for span in sorted(books.spans, key=lambda span: span.began):
         for earlier in by_node[span.node][-8:]:
             together = span.overlaps(earlier)
-            if together > LEAST_OVERLAP_S and span.pid != earlier.pid:
+            by_turns = span.attempt == earlier.attempt and span.attempt in sliced and span.trial != earlier.trial
+            if together > LEAST_OVERLAP_S and span.pid != earlier.pid and not by_turns:
                 both = f"{earlier.attempt} and {span.attempt}"
                 yield f"{span.node}: trainers of {both} lived together for {together:.2f} s"
         by_node[span.node].append(span)
+
+
+def _sliced_attempts(books: Books) -> set[str]:
+    """Return the attempts at blocks of ablations that asked for slices."""
+    asked = {
+        row["id"]
+        for row in books.tables["ablations"]
+        if json.loads(row["spec_text"])["workload"].get("steps", {}).get("slice")
+    }
+    blocks = {row["id"] for row in books.tables["blocks"] if row["ablation_id"] in asked}
+    return {row["id"] for row in books.tables["attempts"] if row["block_id"] in blocks}
+
+
+def trainers_of_a_sliced_block_run_by_turns(books: Books) -> Iterator[str]:
+    """No two measured trials of one block that ran in slices made a step at the same time."""
+    by_attempt: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    sliced = _sliced_attempts(books)
+    for row in books.tables["receipts"]:
+        content = json.loads(row["payload"])
+        if row["attempt_id"] in sliced and content["outcome"] == "measured":
+            start = content.get("training_began_s")
+            if start is None:
+                yield f"the receipt of {row['trial_id']}, which ran in slices, does not say when it began"
+                continue
+            steps = ((start + step["began_s"], start + step["ended_s"], row["trial_id"]) for step in content["steps"])
+            by_attempt[row["attempt_id"]] += steps
+    for attempt, steps in by_attempt.items():
+        for earlier, later in pairwise(sorted(steps)):
+            if later[0] < earlier[1] - 1e-6:
+                yield f"{attempt}: trials {earlier[2]} and {later[2]} made a step at the same time"
 
 
 def never_two_trainers_of_one_block(books: Books) -> Iterator[str]:
@@ -290,6 +322,7 @@ RULES: tuple[Rule, ...] = (
     verdicts_use_what_counts,
     receipts_on_nodes_agree,
     never_two_trainers_on_one_device,
+    trainers_of_a_sliced_block_run_by_turns,
     never_two_trainers_of_one_block,
     mlflow_equals_the_database,
 )

@@ -23,7 +23,7 @@ def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[s
         "chunk-8": {"gates": {"chunk_size": 8}},
         "psiv-on": {"gates": {"psiv_cache": True}},
     }
-    kind = chance.choices(("short", "long", "looks"), (72, 18, 10))[0]
+    kind = chance.choices(("short", "long", "looks", "sliced"), (60, 18, 10, 12))[0]
     names = chance.sample(sorted(gates), 1 if kind == "long" else chance.choice((1, 1, 2)))
     blocks = {"long": {"count": 2}, "looks": {"looks": [6, 8]}}.get(kind, {"count": chance.randint(2, 4)})
     return {
@@ -38,8 +38,9 @@ def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[s
             "steps": {
                 "warmup": 0,
                 "warmup_s": 0,
-                "timed": long_steps if kind == "long" else chance.randint(1, 4),
+                "timed": long_steps if kind == "long" else 8 if kind == "sliced" else chance.randint(1, 4),
                 "val_rows": 0,
+                **({"slice": chance.choice((1, 2))} if kind == "sliced" else {}),
             },
         },
         "baseline": {"gates": {"schedule": "chunk_parallel", "chunk_size": 16}},

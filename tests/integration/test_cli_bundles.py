@@ -12,8 +12,9 @@ from experiments.records.bundle import RECEIPT
 from experiments.records.bundle_files import write_tar
 from experiments.records.plan_file import read_plan_file
 from experiments.records.signing import Signer
-from service.cli import bundles, keys, receipts
+from service.cli import bundles
 from service.cli.client import app
+from service.cli.commands import import_, keys, receipts
 from service.client import Client
 from tests.api_stack import ADMIN, Api, served_api
 from tests.bundles import make_bundle, make_file, write_folder
@@ -25,7 +26,7 @@ FILE = make_file()
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path / "api") as running:
         url = str(running.client.base_url)
-        for module in (bundles, keys, receipts):
+        for module in (bundles, import_, keys, receipts):
             monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
         yield running
 

@@ -16,8 +16,9 @@ from experiments.analysis.calibration import calibrate, key_of
 from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import read_plan_file
-from service.cli import aa, bundles, calibration_files
+from service.cli import bundles
 from service.cli.client import app
+from service.cli.commands import aa, calibration
 from service.client import Client
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
@@ -38,7 +39,7 @@ def ablate(*arguments: object) -> tuple[int, str, str]:
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path / "api") as running:
         url = str(running.client.base_url)
-        for module in (aa, bundles, calibration_files):
+        for module in (aa, bundles, calibration):
             monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
         yield running
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from service.cli import nodes, tokens
 from service.cli.client import app
+from service.cli.commands import nodes, tokens
 from service.client import Client, Refused
 from tests.api_stack import ADMIN, Api, served_api
 

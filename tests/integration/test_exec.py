@@ -64,7 +64,7 @@ class Run:
         return open_bundle(read_bundle_files(self.bundle))
 
 
-def tiny(folder: Path, *, timed: int = 3) -> Run:
+def tiny(folder: Path, *, timed: int = 3, **steps: int) -> Run:
     """A plan of two arms that trains a step in milliseconds."""
     workload = {
         "recipe": "hybrid-tiny",
@@ -77,7 +77,7 @@ def tiny(folder: Path, *, timed: int = 3) -> Run:
             "vocab_size": 512,
             "corpus": str(corpus(folder / "corpus")),
         },
-        "steps": {"warmup": 1, "warmup_s": 0, "timed": timed, "val_rows": 2},
+        "steps": {"warmup": 1, "warmup_s": 0, "timed": timed, "val_rows": 2, **steps},
     }
     return Run(folder, make_file(workload=workload, baseline={}, variants={"psiv-on": {"gates": {"psiv_cache": True}}}))
 
@@ -164,10 +164,11 @@ def test_node_of_another_class_is_refused_before_anything_runs(tmp_path: Path) -
     assert not run.bundle.exists()
 
 
-def test_stop_ends_the_trial_and_keeps_what_is_done(tmp_path: Path) -> None:
-    run = tiny(tmp_path, timed=10_000)
+@pytest.mark.parametrize("slice_steps", [0, 2])
+def test_stop_ends_the_trials_and_keeps_what_is_done(tmp_path: Path, slice_steps: int) -> None:
+    run = tiny(tmp_path, timed=10_000, slice=slice_steps)
     process = run.start("--no-rehearse")
-    until(lambda: list(run.bundle.glob("work/att_*/*/steps.jsonl")))
+    until(lambda: len(list(run.bundle.glob("work/att_*/*/steps.jsonl"))) == (2 if slice_steps else 1))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 6

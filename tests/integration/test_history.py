@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from service.cli import history
 from service.cli.client import app
+from service.cli.commands import history
 from service.client import Client
 from tests.api_stack import ADMIN, running_api, served_api
 

@@ -11,6 +11,7 @@ from service.reconciler import Reconciler
 from service.store.columns import db_now
 from service.store.tables import blocks
 from tests.api_stack import SIGNER, Api, receipts_of, running_api
+from tests.web_pages import Person
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -65,6 +66,22 @@ def test_drained_node_finishes_its_block_and_gets_no_other_until_it_is_resumed(a
     assert (node(api, "one")["state"], api.claim(one)) == ("drained", None)
     assert act(api, "one", "resume")["state"] == "works"
     assert claimed(api, one)["block_index"] == 1
+
+
+def test_a_node_says_which_block_and_arm_it_runs(api: Api) -> None:
+    made = api.submit(ablation="told")
+    one = api.register("one")
+    assert node(api, "one")["runs"] == []
+    block = claimed(api, one)
+    told = {"ablation": made["id"], "name": "told", "block_index": block["block_index"], "arms": []}
+    assert node(api, "one")["runs"] == [told]
+    trial = block["trials"][0]
+    progress = {"trial_id": trial["trial_id"], "steps_done": 1, "steps_total": 9, "tokens_per_s": 5.0, "loss": 8.0}
+    assert api.attempt(block, "heartbeat", progress=[progress]).status_code == 200
+    assert node(api, "one")["runs"] == [{**told, "arms": [trial["arm"]]}]
+    assert Person.signed_in(api).get("/").text.count(f"told, block 1, {trial['arm']}</a>") == 1
+    assert api.attempt(block, "report", receipts=receipts_of(block, one, ablation="told")).status_code == 200
+    assert node(api, "one")["runs"] == []
 
 
 def test_quarantined_node_says_who_stopped_it_and_why(api: Api) -> None:
@@ -251,3 +268,33 @@ def test_block_goes_only_where_all_devices_of_its_step_are(api: Api) -> None:
     assert api.claim(api.register("four", "tpu-v6e", devices=4)) is not None
     api.submit(placement={"node_class": "xla-cpu", "devices": 4}, **wide)
     assert api.claim(api.register("virtual", "xla-cpu", devices=1)) is not None
+
+
+def test_a_step_over_all_devices_fills_its_node_and_waits_until_all_are_free(api: Api) -> None:
+    steps = {
+        "workload__overrides": {"micro_batch": 4},
+        "baseline": {"gates": {"lane": "xla"}},
+        "variants": {"other": {"gates": {"psiv_cache": True}}},
+    }
+    wide = api.submit(placement={"node_class": "tpu-v6e", "devices": 4}, limits__priority=90, **steps)
+    node = api.register("four", "tpu-v6e", devices=4)
+    taken = api.claim(node)
+    assert taken is not None
+    assert _claim_status(api, "four", node) == 409
+    narrow = api.submit(placement={"node_class": "tpu-v6e", "devices": 1}, **steps)
+    assert _claim_status(api, "four", node) == 409
+    api.attempt(taken, "release", failure_class="preempted", message="the worker was asked to stop")
+    api.client.patch(f"/v1/ablations/{wide['id']}", headers=api.admin, json={"priority": 10})
+    blocks = [api.claim(node) for _ in range(4)]
+    assert [block and block["ablation_id"] for block in blocks] == [narrow["id"]] * 4
+    assert _claim_status(api, "four", node) == 409
+    api.attempt(blocks[0] or {}, "release", failure_class="preempted", message="the worker was asked to stop")
+    api.client.patch(f"/v1/ablations/{wide['id']}", headers=api.admin, json={"priority": 90})
+    again = api.claim(node)
+    assert again is not None
+    assert again["ablation_id"] == narrow["id"], "three devices are in use: the step over four waits"
+
+
+def _claim_status(api: Api, name: str, node: str) -> int:
+    ask = {"node_id": node}
+    return api.client.post("/v1/blocks:claim", headers=api.worker_of(name), json=ask).status_code

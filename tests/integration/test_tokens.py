@@ -257,6 +257,16 @@ def test_a_node_holds_as_many_blocks_as_it_has_devices_whoever_asks_at_once(api:
         api.cancel(ablation)
 
 
+def test_no_node_calls_itself_larger_than_any_machine(api: Api) -> None:
+    """It would hold the whole queue."""
+    body = {"node_class": "cpu", "versions": {}, "code_digest": "sha256:c", "public_key": SIGNER.key}
+    devices = [{"index": number, "name": "test", "memory_bytes": 1} for number in range(65)]
+    assert api.put_node("large", {**body, "devices": devices[:64]}).status_code == 200
+    answer = api.put_node("large", {**body, "devices": devices})
+    assert answer.status_code == 422
+    assert "at most 64 items" in answer.text
+
+
 @pytest.mark.parametrize("verb", ["heartbeat", "report", "release"])
 def test_a_fencing_token_is_the_very_text(api: Api, verb: str) -> None:
     made = api.submit()

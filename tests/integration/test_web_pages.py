@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from service.cli import open_page
 from service.cli.client import app
+from service.cli.commands import open as open_command
 from service.client import Client
 from service.principals import SERVICE
 from service.store.tables import ablations
@@ -116,7 +116,7 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(webbrowser, "open", opened.append)
     with served_api("sqlite", tmp_path) as api:
         url = str(api.client.base_url)
-        monkeypatch.setattr(open_page, "Client", lambda: Client(url, ADMIN))
+        monkeypatch.setattr(open_command, "Client", lambda: Client(url, ADMIN))
         for words, scope in ((["open", "latest"], "read"), (["open", "--operate", "--print"], "operate")):
             done = CliRunner().invoke(app, words)
             assert done.exit_code == 0, done.output

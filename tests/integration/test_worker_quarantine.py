@@ -35,8 +35,8 @@ def test_quarantine_outlives_its_reason_until_an_operator_resumes(tmp_path: Path
             until(lambda: (home / "worker.log").read_text().count("asks for work") == 2)
             assert _node(api)["state"] == "quarantined"
             assert api.get(made["links"]["self"]).json()["blocks"]["done"] == 0
-            assert _node(api)["running_block"] is None
+            assert _node(api)["runs"] == []
             answer = api.client.post(f"/v1/nodes/{_NAME}:resume", headers=api.admin)
             assert answer.is_success, answer.text
-            until(lambda: _node(api)["running_block"] or api.get(made["links"]["self"]).json()["blocks"]["done"])
+            until(lambda: _node(api)["runs"] or api.get(made["links"]["self"]).json()["blocks"]["done"])
             assert _node(api)["state"] == "works"

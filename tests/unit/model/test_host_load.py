@@ -1,10 +1,13 @@
 """Load by others on the cores: a positive control with a process that is busy, and counters that tell nothing."""
 
+import math
 import os
+import random
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,3 +89,31 @@ def test_counters_that_do_not_move_are_not_an_idle_machine(tmp_path: Path, monke
     assert (load.shares().foreign, load.shares().stolen) == (None, None)
     monkeypatch.setattr(host_load, "_STAT", tmp_path / "missing")
     assert HostLoad().shares().foreign is None
+
+
+def test_load_counts_in_the_measured_parts_and_not_in_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn parts and pauses, with counters and clocks that say exactly what happened in each."""
+    chance = random.Random(3)  # noqa: S311 - reproducible by design
+    cores, clock = len(os.sched_getaffinity(0)), [0.0]
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(host_load, "time", SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: 0.0))
+    ticks, busy = os.sysconf("SC_CLK_TCK"), [0]
+
+    def pass_s(seconds: int, share: float) -> None:
+        clock[0] += seconds
+        busy[0] += round(share * seconds * ticks)
+        write(tmp_path / "stat", busy=busy[0], idle=0, cores=max(os.sched_getaffinity(0)) + 1)
+
+    for _ in range(20):
+        pass_s(1, 0.0)
+        load, parts = HostLoad(), [(chance.randint(1, 30), chance.random()) for _ in range(chance.randint(1, 8))]
+        for seconds, share in parts[:-1]:
+            pass_s(seconds, share)
+            load.pause()
+            pass_s(chance.randint(1, 50), chance.choice([0.0, 1.0]))
+            load.resume()
+        pass_s(*parts[-1])
+        whole = sum(seconds for seconds, _ in parts)
+        slack = 2 * cores / ticks * math.sqrt(len(parts))
+        wanted = (sum(seconds * share for seconds, share in parts) * cores - slack) / (whole * cores)
+        assert load.shares().foreign == pytest.approx(max(0.0, wanted), abs=0.005 * len(parts))

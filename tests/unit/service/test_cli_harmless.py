@@ -11,7 +11,7 @@ from rich.console import Console
 from experiments.runtime.logs import UNSEEN
 from service.cli import show
 from service.cli.output import err, out, print_json, print_text, show_problem
-from service.schemas.nodes import NodePublic
+from service.schemas.nodes import NodePublic, NodeRuns
 from service.schemas.problems import Problem, ProblemDetail
 from tests.public_rows import ablation_row
 
@@ -57,7 +57,7 @@ def _node(text: str) -> NodePublic:
         public_key=None,
         registered_at="2026-11-22T00:00:00.000Z",
         seen_at="2026-11-22T00:00:00.000Z",
-        running_block=None,
+        runs=[NodeRuns(ablation="abl_1", name=text, block_index=0, arms=[text])],
     )
 
 

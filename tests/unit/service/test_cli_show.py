@@ -5,8 +5,8 @@ from rich.console import Console, RenderableType
 
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
-from service.cli import show
-from service.cli.client import exit_code
+from service.cli import show, show_verdict
+from service.cli.decisions import exit_code
 from service.schemas.submissions import BlockOrder, PlanPublic
 from tests import views
 from tests.public_rows import ablation_row, trial_row
@@ -28,7 +28,9 @@ def _verdict(*, calibrated: bool) -> Verdict:
 def test_verdict_shows_effect_interval_and_decision() -> None:
     found = _verdict(calibrated=True)
     measured = next(variant for variant in found.variants if variant.primary is not None)
-    row = next(line for line in _text(show.verdict(found)).splitlines() if line.strip().startswith(measured.arm))
+    row = next(
+        line for line in _text(show_verdict.verdict(found)).splitlines() if line.strip().startswith(measured.arm)
+    )
     assert measured.primary is not None
     assert f"{abs(measured.primary.delta_pct):.2f}" in row
     assert f"{abs(measured.primary.ci_low_pct):.2f}" in row
@@ -37,7 +39,7 @@ def test_verdict_shows_effect_interval_and_decision() -> None:
 
 def test_verdict_says_what_the_samples_say_when_the_word_is_capped() -> None:
     found = _verdict(calibrated=False)
-    assert "inconclusive (uncalibrated; samples say" in _text(show.verdict(found))
+    assert "inconclusive (uncalibrated; samples say" in _text(show_verdict.verdict(found))
 
 
 def test_verdict_names_the_loss_requirement_that_failed() -> None:
@@ -45,7 +47,7 @@ def test_verdict_names_the_loss_requirement_that_failed() -> None:
     variant = next(v for v in found.variants if v.requirements)
     broken = [r.model_copy(update={"passed": False}) for r in variant.requirements]
     worse = variant.model_copy(update={"requirements": tuple(broken)})
-    assert "FAILED: loss_step1" in _text(show.verdict(found.model_copy(update={"variants": (worse,)})))
+    assert "FAILED: loss_step1" in _text(show_verdict.verdict(found.model_copy(update={"variants": (worse,)})))
 
 
 def test_verdict_shows_the_change_of_peak_memory() -> None:
@@ -53,12 +55,12 @@ def test_verdict_shows_the_change_of_peak_memory() -> None:
     arms = {name: own.model_copy(update={"peak_allocated_bytes": 2**30}) for name, own in found.arms.items()}
     fat = arms[found.variants[0].arm]
     arms[found.variants[0].arm] = fat.model_copy(update={"peak_allocated_bytes": 2**30 + 3 * 2**20})
-    assert "+3\N{NO-BREAK SPACE}MiB" in _text(show.verdict(found.model_copy(update={"arms": arms})))
+    assert "+3\N{NO-BREAK SPACE}MiB" in _text(show_verdict.verdict(found.model_copy(update={"arms": arms})))
 
 
 def test_explanation_gives_reason_requirements_and_live_gates_of_every_variant() -> None:
     found = _verdict(calibrated=True)
-    text = "\n".join(show.explanation(found))
+    text = "\n".join(show_verdict.explanation(found))
     for variant in found.variants:
         assert variant.arm in text
         assert variant.reason in text
@@ -93,7 +95,7 @@ def test_every_verdict_word_has_a_colour() -> None:
     found = _verdict(calibrated=True)
     for word in VerdictWord:
         variant = found.variants[0].model_copy(update={"verdict": word, "measured": word})
-        assert word.value in _text(show.verdict(found.model_copy(update={"variants": (variant,)})))
+        assert word.value in _text(show_verdict.verdict(found.model_copy(update={"variants": (variant,)})))
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])

@@ -23,7 +23,7 @@ def test_find_devices_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_find_devices_unknown_gpu_is_cpu_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    put_gpus(tmp_path, monkeypatch, f"0, {name}, 1, 15360, 0, 550.1\n")
+    put_gpus(tmp_path, monkeypatch, f"0, {name}, 1, 15360, 0, 550.1, GPU-1\n")
     found = find_devices()
     assert found.node_class is NODE_CLASSES["cpu"]
     assert found.lacks == (f"device '{name}' has no node class (known: h200); registered as cpu",)
@@ -55,7 +55,7 @@ def test_find_devices_h200_asked_for_on_a_machine_without_one(tmp_path: Path, mo
         match=r"^node class 'h200' was asked for, and no probe finds its device here: its probe found nothing$",
     ):
         find_devices("h200")
-    put_gpus(tmp_path, monkeypatch, "0, NVIDIA H100 80GB HBM3, 1, 81559, 0, 550.1\n")
+    put_gpus(tmp_path, monkeypatch, "0, NVIDIA H100 80GB HBM3, 1, 81559, 0, 550.1, GPU-1\n")
     with pytest.raises(DeviceMissing, match=r"its probe found NVIDIA H100 80GB HBM3$"):
         find_devices("h200")
 

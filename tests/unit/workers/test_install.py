@@ -68,6 +68,21 @@ def test_install_again_is_allowed_and_another_one_asks(tmp_path: Path, key: Path
     assert "ABLATE_NODE_NAME=another" in (root / "etc/ablate/worker.env").read_text()
 
 
+def test_install_one_worker_for_each_gpu_of_a_machine(tmp_path: Path, key: Path) -> None:
+    root = tmp_path / "root"
+    gpus = ["0", "1", "GPU-5a1c0000-0000-4000-8000-00000000aaaa"]
+    for gpu in gpus:
+        code, said = _install(root, key, "--gpu", gpu, "--name", f"gpu-7-{gpu}", "--node-class", "h200")
+        assert code == 0, said
+        assert f"systemctl enable --now ablate-worker-{gpu}" in said
+        unit = (root / f"etc/systemd/system/ablate-worker-{gpu}.service").read_text()
+        assert f"EnvironmentFile=/etc/ablate/worker-{gpu}.env\n" in unit
+        assert f"ReadWritePaths=/var/lib/ablate-{gpu}\n" in unit
+        lines = (root / f"etc/ablate/worker-{gpu}.env").read_text().splitlines()
+        assert {f"CUDA_VISIBLE_DEVICES={gpu}", f"ABLATE_HOME=/var/lib/ablate-{gpu}"} <= set(lines)
+    assert len(list((root / "etc/ablate").iterdir())) == len(gpus)
+
+
 def test_install_dry_run_writes_nothing_and_shows_no_secret(
     tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +104,8 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
         (["--corpus-dirs", "data"], "ABLATE_CORPUS_DIRS names 'data'; allowed: absolute folders"),
         (["--name", 'a"b'], "ABLATE_NODE_NAME is"),
         (["--url", "https://x\nABLATE_HOME=/etc"], "ABLATE_URL is"),
+        (["--gpu", "0,1"], "--gpu is '0,1'; allowed: the index or the UUID of one GPU"),
+        (["--gpu", "../x"], "--gpu is '../x'"),
     ],
 )
 def test_install_refuses_what_would_not_work(tmp_path: Path, key: Path, words: list[str], expected: str) -> None:

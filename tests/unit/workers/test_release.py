@@ -10,7 +10,8 @@ import pytest
 from tests.nvidia_smi import put_smi
 from workers import release
 from workers.errors import DeviceUnknown
-from workers.probes import HostProbe, NvidiaProbe
+from workers.nvidia_probe import NvidiaProbe
+from workers.probes import HostProbe
 from workers.release import ReleaseProof
 
 MIB = 2**20
@@ -91,20 +92,23 @@ def test_problem_of_a_host_is_none() -> None:
     assert ReleaseProof(HostProbe()).problem(patience_s=0) is None
 
 
-_TABLE = "0, NVIDIA H200, 16, 143771, 4, 570.1"
+_TABLE = "0, NVIDIA H200, 16, 143771, 4, 570.1, GPU-1"
 
 
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
         (f'case "$*" in *compute*) ;; *) echo "{_TABLE}";; esac', None),
-        (f'case "$*" in *compute*) echo 4711;; *) echo "{_TABLE}";; esac', "processes [4711] are on the device"),
-        (f'case "$*" in *compute*) echo "[N/A]";; *) echo "{_TABLE}";; esac', "hides the number of a process"),
+        (f'case "$*" in *compute*) echo 4711, GPU-1;; *) echo "{_TABLE}";; esac', "processes [4711] are on the device"),
+        (f'case "$*" in *compute*) echo "[N/A], GPU-1";; *) echo "{_TABLE}";; esac', "hides the number of a process"),
         (f'case "$*" in *compute*) exit 9;; *) echo "{_TABLE}";; esac', "nvidia-smi failed"),
         ("exit 9", "nvidia-smi failed"),
         ("true", "device 0 is not there any more"),
-        ('case "$*" in *compute*) ;; *) echo "0, NVIDIA H200, 16, 143771, [N/A], 570";; esac', "no memory in use"),
-        ('case "$*" in *compute*) ;; *) echo "Unable to determine the device handle";; esac', "no memory in use"),
+        (
+            'case "$*" in *compute*) ;; *) echo "0, NVIDIA H200, 16, 143771, [N/A], 570, GPU-1";; esac',
+            "no memory in use",
+        ),
+        ('case "$*" in *compute*) ;; *) echo "Unable to determine the device handle";; esac', "tells no table of GPUs"),
     ],
 )
 def test_nvidia_proof_fails_closed(

@@ -105,6 +105,8 @@ def test_block_feed_tells_last_trial_and_all_logs(tmp_path: Path) -> None:
         (tmp_path / name / "log.txt").write_text(f"{name}\n")
         block.add(name, TrialPaths(folder=tmp_path / name), steps_total=2)
     assert [progress.trial_id for progress in block.progress()] == ["trl_2"]
+    block.runs("trl_1")  # as where trials run in slices
+    assert [progress.trial_id for progress in block.progress()] == ["trl_1"]
     chunks = block.chunks()
     assert [chunk.text for chunk in chunks] == ["trl_1\n", "trl_2\n"]
     block.accepted(chunks)

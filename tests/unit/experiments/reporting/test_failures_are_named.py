@@ -12,7 +12,7 @@ from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.mlflow_content import NOTE_TAG, RunContent
 from experiments.reporting.mlflow_runs import children
 from experiments.reporting.view import AblationView
-from service.cli import show
+from service.cli import show_verdict
 from tests import views
 
 ENDS = (Outcome.REFUSED, Outcome.OOM, Outcome.TIMEOUT, Outcome.FAILED, Outcome.INVALID)
@@ -60,7 +60,7 @@ def test_every_end_is_named_and_costs_nobody_else_anything(sound: AblationView, 
 
 def _named_everywhere(view: AblationView, runs: list[RunContent], arm: str, reason: str) -> None:
     assert view.verdict is not None
-    explained = "\n".join(show.explanation(view.verdict))
+    explained = "\n".join(show_verdict.explanation(view.verdict))
     (run,) = [run for run in runs if run.identity == f"arm/{arm}"]
     assert run.status == "FAILED"
     for where in (explained, verdict_markdown(view.verdict), run.tags[NOTE_TAG]):

@@ -82,7 +82,7 @@ def test_forest_states_effect_interval_margin_and_adoption() -> None:
     shown = picture.svg
     labels = [name for name in re.findall(r"<text[^>]*>([^<]*)</text>", shown) if name in view.plan.arm_by_name]
     assert view.answer is not None
-    assert labels == [variant.arm for variant in view.answer.by_effect]
+    assert labels == [variant.arm for variant in view.answer.variants]
     assert labels[:2] == ["psiv-on", "chunk-32"]
     assert "var(--band)" in shown
     caption = picture.caption.replace("\N{NO-BREAK SPACE}", " ")
@@ -121,7 +121,7 @@ def test_memory_draws_the_limit_only_where_it_fits_the_scale() -> None:
     assert "out of memory" in near.svg
     assert far is not None
     assert "device limit" not in far.svg
-    assert "16.0 GiB, far beyond this scale" in far.caption
+    assert "16.00\N{NO-BREAK SPACE}GiB, far beyond this scale" in far.caption
 
 
 def test_non_finite_samples_are_skipped() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from experiments.ids import new_ids
 from experiments.reporting.terminal_table import SHORTEST_ID, TerminalTable, beginnings, ids, names, numbers, texts
-from service.cli import show
+from service.cli import show, show_verdict
 from tests import views
 from tests.public_rows import ablation_row, trial_row
 
@@ -88,7 +88,7 @@ def test_a_verdict_says_its_answer_in_one_line_at_80_columns(calibrated: bool) -
     found = (views.view() if calibrated else views.cpu_view()).verdict
     assert found is not None
     for width in (80, 100, 140):
-        lines = shown(show.verdict(found), width)
+        lines = shown(show_verdict.verdict(found), width)
         for variant in found.variants:
             line = next(line for line in lines if line.startswith(f"{variant.arm} "))
             assert variant.decision in line

@@ -11,9 +11,11 @@ from rich.console import Console
 
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
+from experiments.analysis.words import gain_pct
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.reporting import report
+from experiments.reporting.first_screen import headline
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.mlflow_arms import arm_runs
 from experiments.reporting.mlflow_parent import parent
@@ -21,7 +23,8 @@ from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from experiments.reporting.verdict_cells import WORDS
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
 from experiments.reporting.view import AblationView
-from service.cli import show
+from service.cli import show_verdict
+from service.web.answers import read_answer
 from tests import views
 from tests.factories import make_plan, make_receipt, make_receipts, make_spec
 
@@ -29,13 +32,13 @@ SPACE = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
 
 
-def noisy(seed: int) -> AblationView:
+def noisy(seed: int, *, fastest_pct: float = 30) -> AblationView:
     """Return a view of two variants with effects, noise, node class and calibration drawn from `seed`."""
     chance = random.Random(seed)  # noqa: S311  # not for secrets
     arms = {"baseline": views.Effect()} | {
         name: views.Effect(
             gates=gates,
-            speed_pct=chance.uniform(-30, 30),
+            speed_pct=chance.uniform(-30, fastest_pct),
             memory_gib=chance.uniform(-3, 8),
             loss=chance.choice((0, 1e-3)),
         )
@@ -56,6 +59,7 @@ VIEWS: dict[str, Callable[[], AblationView]] = {
     "h200": views.view,
     "cpu": views.cpu_view,
     **{f"drawn-{seed}": lambda seed=seed: noisy(seed) for seed in range(6)},  # type: ignore[misc]
+    **{f"huge-{seed}": lambda seed=seed: noisy(seed, fastest_pct=9000) for seed in range(3)},  # type: ignore[misc]
 }
 
 
@@ -77,7 +81,7 @@ def layout(verdict: Verdict) -> VerdictLayout:
 
 def terminal(verdict: Verdict) -> str:
     console = Console(file=io.StringIO(), width=400)
-    console.print(show.verdict(verdict))
+    console.print(show_verdict.verdict(verdict))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -137,7 +141,7 @@ def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: Ablation
 
 
 def test_explanation_says_every_sentence_and_requirement(verdict: Verdict, layout: VerdictLayout) -> None:
-    text = "\n".join(show.explanation(verdict))
+    text = "\n".join(show_verdict.explanation(verdict))
     for variant in layout.variants:
         for cells in variant.requirements:
             assert all(cell.text.replace("[", r"\[") in text for cell in cells)
@@ -149,10 +153,44 @@ def test_texts_round_the_numbers_behind_them(layout: VerdictLayout) -> None:
     for variant in layout.variants:
         for cell in (variant.effect, variant.interval, variant.mde):
             read = [
-                float(found.replace("\N{MINUS SIGN}", "-"))
-                for found in re.findall(r"[+\N{MINUS SIGN}]?\d+\.\d+", cell.text)
+                float(found.replace("\N{MINUS SIGN}", "-").replace(",", ""))
+                for found in re.findall(r"[+\N{MINUS SIGN}]?[\d,]+\.\d+", cell.text)
             ]
             assert read == pytest.approx(list(cell.numbers.values()), abs=0.005001)
+
+
+def percents(text: str) -> set[str]:
+    """Return the numbers of a text that have decimals, without their signs."""
+    return set(re.findall(r"\d[\d,]*\.\d+", text))
+
+
+def test_an_effect_is_written_alike_wherever_it_is_shown(view: AblationView, layout: VerdictLayout) -> None:
+    assert view.verdict is not None
+    judged = {variant.arm: variant for variant in view.verdict.variants}
+    short = {line.arm: line.headline for line in read_answer(view.verdict.model_dump_json()).variants}
+    runs = {run.identity: run for run in arm_runs(view)}
+    for variant in (one for one in layout.variants if judged[one.arm].primary):
+        shown = percents(f"{variant.effect} {variant.interval}")
+        said = headline(view.verdict, judged[variant.arm])
+        assert percents(said) == shown, "the report's first screen"
+        assert short[variant.arm] == said, "the service's pages"
+        assert said in runs[f"arm/{variant.arm}"].name or len(said) > 100, "MLflow"
+        assert shown <= percents(terminal(view.verdict)) & percents(verdict_markdown(view.verdict))
+        assert shown <= percents(variant.sentence) or judged[variant.arm].cause is not None
+
+
+def test_every_medium_has_the_largest_improvement_first(verdict: Verdict, layout: VerdictLayout) -> None:
+    known = {variant.arm: variant for variant in verdict.variants}
+    gains = [gain_pct(found) for one in layout.variants if (found := known[one.arm].primary) is not None]
+    assert gains == sorted(gains, reverse=True)
+    arms = [one.arm for one in layout.variants]
+    assert sorted(arms) == sorted(known)
+    for table in layout.tables:
+        assert [*dict.fromkeys(str(cells[0]) for cells in table.rows)] == [
+            arm for arm in arms if any(str(cells[0]) == arm for cells in table.rows)
+        ]
+    said = [line.partition("[/]")[0] for line in show_verdict.explanation(verdict) if line.startswith("[bold]")]
+    assert said == [f"[bold]{arm}" for arm in arms]
 
 
 def test_every_word_has_its_sign_and_tone() -> None:

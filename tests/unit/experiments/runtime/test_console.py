@@ -2,10 +2,11 @@ from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from experiments.outcomes import ExitCode
-from experiments.runtime.console import GROUP, build
+from experiments.runtime.groups import GROUP, build
 
 merged = typer.Typer()
 named = typer.Typer(name="machine")
@@ -79,3 +80,11 @@ def test_version_prints_one_line() -> None:
     done = CliRunner().invoke(build(entry_points(group=GROUP)), ["--version"])
     assert done.output.startswith("ablate ")
     assert done.exit_code == 0
+
+
+def test_every_command_that_is_listed_is_there_under_its_name() -> None:
+    program = get_command(build(entry_points(group=GROUP)))
+    context = typer.Context(program)
+    listed = program.list_commands(context)
+    assert {name: program.get_command(context, name).name for name in listed} == {name: name for name in listed}
+    assert len(listed) == len(set(listed))

@@ -61,7 +61,15 @@ def _show(series: HistorySeries) -> None:
         change = changes.get(point.ablation)
         gone = wording.percent(100 * (point.value / anchor - 1))
         what = "" if change is None else _change(change)
-        cells = (point.at, point.ablation, f"{point.value:,.5g}", gone, str(point.trials), point.code[7:15], what)
+        cells = (
+            point.at,
+            point.ablation,
+            wording.number(point.value, 5),
+            gone,
+            f"{point.trials:,}",
+            point.code[7:15],
+            what,
+        )
         table.add_row(*cells)
     out().print(table)
     out().print(f"  {_conclusion(series)}")

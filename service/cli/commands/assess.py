@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from experiments.analysis.published import assess, read_table
-from service.cli import show
+from service.cli import show_verdict
 from service.cli.output import JsonOption, guarded, out, print_json
 
 app = typer.Typer()
@@ -21,4 +21,4 @@ def assess_(
     """Judge a table that others printed, by our rules. Needs no service."""
     table = read_table(file.read_bytes())
     found = assess(table)
-    print_json(found) if as_json else out().print(show.published(table, found))
+    print_json(found) if as_json else out().print(show_verdict.published(table, found))

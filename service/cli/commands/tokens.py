@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, names, texts
 from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
@@ -13,7 +14,7 @@ from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, pri
 from service.client import Client
 from service.schemas.tokens import Identity, TokenList, TokenPublic
 
-app = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True)
+app = typer.Typer(name="tokens", help="Tokens of people and programs.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The token's name.", autocompletion=completion.tokens)
@@ -134,6 +135,10 @@ def _secrets(row: TokenPublic) -> str:
 
 
 def _quota(found: TokenPublic | Identity) -> str:
-    used = f"{found.device_minutes_used:.1f}"
-    quota = used if found.device_minutes is None else f"{used} of {found.device_minutes:g}"
-    return f"{quota}, {found.device_minutes_reserved:.1f} reserved" if found.device_minutes_reserved else quota
+    used = wording.fixed(found.device_minutes_used, 1)
+    quota = used if found.device_minutes is None else f"{used} of {wording.number(found.device_minutes)}"
+    return (
+        f"{quota}, {wording.fixed(found.device_minutes_reserved, 1)} reserved"
+        if found.device_minutes_reserved
+        else quota
+    )

@@ -20,7 +20,7 @@ from service.cli.names import ablation_id, trial_id
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.client import Client
 
-app = typer.Typer(help="Fetch receipts and verify them offline.", no_args_is_help=True)
+app = typer.Typer(name="receipts", help="Fetch receipts and verify them offline.", no_args_is_help=True)
 
 
 @app.command("verify")

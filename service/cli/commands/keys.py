@@ -11,7 +11,7 @@ from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 from service.schemas.nodes import KeyList
 
-app = typer.Typer(help="Keys that nodes sign their blocks with.", no_args_is_help=True)
+app = typer.Typer(name="keys", help="Keys that nodes sign their blocks with.", no_args_is_help=True)
 
 KeyArgument = Annotated[
     str, typer.Argument(metavar="KEY", help="A public key (ed25519:...).", autocompletion=completion.keys)

@@ -11,7 +11,7 @@ from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
 from service.client import Client
 
-app = typer.Typer(help="Machines that run trials.", invoke_without_command=True)
+app = typer.Typer(name="nodes", help="Machines that run trials.", invoke_without_command=True)
 app.add_typer(node_states.app)
 
 _USE = "give it to the worker as ABLATE_WORKER_TOKEN, with ABLATE_NODE_NAME={}"

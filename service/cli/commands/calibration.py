@@ -1,0 +1,39 @@
+"""`ablate calibration`: what A/A blocks say about the noise of devices."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli import show
+from service.cli.calibration_files import lines, read_calibrations, write
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def calibration(
+    bundles: Annotated[
+        list[Path] | None, typer.Argument(metavar="[BUNDLE]...", help="A/A bundles, read here. Default: the service.")
+    ] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write the one calibration that they give.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what A/A blocks say about the noise of devices, and the service's own rate of false words."""
+    if not bundles:
+        with Client() as client:
+            answer = client.calibrations()
+        print_json(answer) if as_json else out().print(show.calibrations(answer))
+        return
+    found = read_calibrations(bundles)
+    if out_file is not None:
+        write(found, out_file)
+    if as_json:
+        print_json(list(found))
+        return
+    for one in found:
+        for line in lines(one):
+            out().print(line)

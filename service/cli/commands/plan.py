@@ -1,0 +1,34 @@
+"""`ablate plan`: say what a spec would run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli import bundles, show
+from service.cli.calibration_files import CalibrationOption, read_calibrations
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.spec_argument import SpecArgument, read_spec
+from service.client import Client
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def plan(
+    spec: SpecArgument,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
+    ] = None,
+    calibration: CalibrationOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
+    if out_file is not None:
+        bundles.write_plan(read_spec(spec), out_file, known=read_calibrations(calibration), as_json=as_json)
+        return
+    bundles.only_offline(calibration)
+    with Client() as client:
+        answer = client.ablations.plan(read_spec(spec))
+    print_json(answer) if as_json else out().print(show.plan(answer))

@@ -1,0 +1,37 @@
+"""`ablate report`: save the report."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli import bundles
+from service.cli.calibration_files import CalibrationOption, read_calibrations
+from service.cli.names import JudgedArgument
+from service.cli.output import JsonOption, guarded, out, print_json, print_text
+from service.stack.layout import home_files
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def report(
+    ablation: JudgedArgument,
+    output: Annotated[
+        str | None, typer.Option("--output", "--out", "-o", help="File, or - for standard output.")
+    ] = None,
+    calibration: CalibrationOption = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Save the report: one HTML page that needs nothing else. Default: $ABLATE_HOME/reports/<id>.html."""
+    name, page = bundles.report_of(ablation, read_calibrations(calibration))
+    if output == "-":
+        print_text(page + "\n")
+        return
+    path = home_files().save_report(name, page, Path(output) if output else None)
+    print_json({"path": str(path)}) if as_json else out().print(str(path))
+    if open_:
+        webbrowser.open(path.as_uri())

@@ -1,0 +1,23 @@
+"""`ablate show`: one ablation and its trials."""
+
+import typer
+
+from service.cli import show
+from service.cli.names import AblationArgument, ablation_id
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.client import Client
+
+app = typer.Typer()
+
+
+@app.command("show")
+@guarded
+def show_(ablation: AblationArgument, as_json: JsonOption = False) -> None:
+    """Show one ablation and its trials."""
+    with Client() as client:
+        found = ablation_id(client, ablation)
+        row, trials = client.ablations.get(found), list(client.ablations.trials(found))
+    if as_json:
+        print_json({"ablation": row, "trials": trials})
+    else:
+        out().print(show.ablation(row, trials))

@@ -1,0 +1,26 @@
+"""`ablate submit`: submit a spec and return."""
+
+import typer
+
+from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.spec_argument import SpecArgument, read_spec
+from service.cli.submitting import KeyOption, announce
+from service.client import Client
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def submit(
+    spec: SpecArgument,
+    idempotency_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a spec and return at once."""
+    with Client() as client:
+        answer = client.ablations.submit(read_spec(spec), idempotency_key=idempotency_key)
+    if as_json:
+        print_json(answer)
+    else:
+        announce(out(), answer)

@@ -1,0 +1,42 @@
+"""`ablate verdict`: the answer, and an exit code that says the decision."""
+
+from typing import Annotated
+
+import typer
+
+from experiments.reporting.pull_request import pull_request_markdown
+from service.cli import bundles, show_verdict
+from service.cli.calibration_files import CalibrationOption, read_calibrations
+from service.cli.decisions import RequireOption, exit_code
+from service.cli.names import JudgedArgument
+from service.cli.output import JsonOption, guarded, out, print_json, print_text
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def verdict(
+    ablation: JudgedArgument,
+    calibration: CalibrationOption = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why, with every requirement of the rule.")] = False,
+    require: RequireOption = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the verdict. Exit code: 0 adopt, 1 reject, 2 same, 3 inconclusive, 4 invalid, 5 error.
+
+    With several variants it is 0 when one can be adopted, otherwise the highest of their codes. With --require it is 0
+    when every variant has that decision, otherwise the highest code of the others; 6 where they are all to be adopted.
+    """
+    found = bundles.verdict_of(ablation, read_calibrations(calibration))
+    if as_json:
+        print_json(found)
+    elif markdown:
+        print_text(pull_request_markdown(found, require) + "\n")
+    else:
+        console = out()
+        console.print(show_verdict.verdict(found))
+        for line in show_verdict.explanation(found) if explain else ():
+            console.print(line)
+    raise typer.Exit(exit_code(found.variants, require))

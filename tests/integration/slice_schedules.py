@@ -1,0 +1,152 @@
+"""Run blocks of drawn schedules in slices, with trainers that only note when they ran, and compare with an oracle.
+
+A trainer ends early as it was told: by itself, by a signal, while it waits, or because its time is over. The oracle is
+a list: who would run next if everything were written down by hand.
+"""
+
+import json
+import math
+import os
+import random
+import signal
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from workers.forkserver import ForkServer
+from workers.guardian import Guardian
+from workers.lease import Lease, StopReason, boot_time_s
+from workers.paths import WorkPaths
+from workers.result import TrialOrder
+from workers.runner import Ending, TrialRunner
+from workers.slice_pipe import yield_to_others
+from workers.slices import SlicedBlock, SlicedTrial
+from workers.wake_event import WakeEvent
+
+HOWS = ("returns", "exits", "is killed", "hangs")
+TIMEOUT_S = 4.0
+"""Of a trial that will hang; the others of its block may take as long as they like."""
+
+
+def trainer(order: TrialOrder) -> None:
+    """Note the begin and end of every part; end in part `dies_in`, from 0, the start-up, as `how` says."""
+    os.setsid()
+    with order.paths.log.open("a", buffering=1) as log:
+        for part in range(order.config["slices"] + 2):
+            if part:
+                yield_to_others(order.others)
+            log.write(f"+ {time.monotonic()}\n")
+            if part == order.config["dies_in"]:
+                _die(order.config["how"])
+                return
+            time.sleep(0.001)
+            log.write(f"- {time.monotonic()}\n")
+
+
+def _die(how: str) -> None:
+    if how == "exits":
+        os._exit(3)
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hangs":
+        time.sleep(15 * TIMEOUT_S)
+
+
+def draw(chance: random.Random) -> tuple[int, list[dict[str, Any]]]:
+    """Return a number of slices and what each trial does."""
+    slices = 2 * chance.randint(1, 3)
+    dies = [chance.choice([None, None, chance.randint(0, slices + 1)]) for _ in range(chance.randint(1, 4))]
+    return slices, [{"slices": slices, "dies_in": part, "how": chance.choices(HOWS, (9, 9, 9, 1))[0]} for part in dies]
+
+
+HANGS = [
+    {"slices": 4, "dies_in": None, "how": "returns"},
+    {"slices": 4, "dies_in": 2, "how": "hangs"},
+    {"slices": 4, "dies_in": 0, "how": "exits"},
+]
+"""What is run whatever is drawn."""
+
+
+def expected(slices: int, trials: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return (trial, part) in the order in which they run, written down without the worker's code."""
+    line = [(number, 0) for number in range(len(trials))]
+    for part in range(1, slices + 1):
+        there = list(range(len(trials)))
+        line += [(number, part) for number in (there if part % 2 else there[::-1])]
+    line += [(number, slices + 1) for number in range(len(trials))]
+    return [(n, part) for n, part in line if trials[n]["dies_in"] is None or part <= trials[n]["dies_in"]]
+
+
+def ran(runner: TrialRunner, home: Path, slices: int, trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """Run a block; return the line of what ran, overlaps on it, and how each trial ended."""
+    paths = [WorkPaths(home=home).trial("att", f"trl_{home.name}_{number}") for number in range(len(trials))]
+    endings: dict[int, Ending] = {}
+    lives: list[int] = []
+    sliced = [
+        SlicedTrial(
+            order=TrialOrder(
+                trial_id=paths[number].folder.name, config=told, paths=paths[number], data_dir=home, device_type="cpu"
+            ),
+            timeout_s=TIMEOUT_S if told["how"] == "hangs" and told["dies_in"] is not None else 60.0,
+            began=lambda: None,
+            goes_on=lambda number=number: lives.append(number),  # type: ignore[misc]
+            ended=lambda ending, number=number: endings.update({number: ending}),  # type: ignore[misc]
+        )
+        for number, told in enumerate(trials)
+    ]
+    began = time.monotonic()
+    SlicedBlock(runner, Lease(math.inf, asked_at=boot_time_s())).run(sliced, slices=slices)
+    elapsed_s = time.monotonic() - began
+    spans = sorted(span for number, path in enumerate(paths) for span in _spans(number, path.log.read_text()))
+    overlaps = sum(later[0] < earlier[1] for earlier, later in pairwise(spans))
+    return {
+        "line": [(number, part) for _began, _ended, number, part in spans],
+        "told": [(number, lives[:place].count(number)) for place, number in enumerate(lives)],
+        "overlaps": overlaps,
+        "stopped": [endings[number].stopped for number in range(len(trials))],
+        "spent": sum(ending.wall_s for ending in endings.values()) <= elapsed_s,
+        "codes": [endings[number].exit_code for number in range(len(trials))],
+    }
+
+
+def _spans(number: int, text: str) -> list[tuple[float, float, int, int]]:
+    begins = [float(line[2:]) for line in text.splitlines() if line.startswith("+")]
+    ends = [float(line[2:]) for line in text.splitlines() if line.startswith("-")]
+    ends += begins[len(ends) :]
+    return [(began, ended, number, part) for part, (began, ended) in enumerate(zip(begins, ends, strict=True))]
+
+
+def problems(slices: int, trials: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+    """Compare with the oracle."""
+    line = expected(slices, trials)
+    hung = [told["how"] == "hangs" and told["dies_in"] is not None for told in trials]
+    stopped = [StopReason.TIMEOUT if one else None for one in hung]
+    wrong = [name for name in ("line", "told") if found[name] != line]
+    wrong += [name for name, good in (("overlaps", not found["overlaps"]), ("spent", found["spent"])) if not good]
+    wrong += ["stopped"] if found["stopped"] != stopped else []
+    codes = {"returns": 0, "exits": 3, "is killed": -signal.SIGKILL, "hangs": -signal.SIGTERM}
+    wanted = [codes[told["how"]] if told["dies_in"] is not None else 0 for told in trials]
+    return wrong + (["codes"] if found["codes"] != wanted else [])
+
+
+def main() -> None:
+    """Print the draws that came out otherwise than expected, as JSON."""
+    home, draws = Path(sys.argv[1]), int(sys.argv[2])
+    chance = random.Random(20261123)  # noqa: S311 - reproducible by design
+    with Guardian() as guardian:
+        server = ForkServer(preload="workers.slices", target=trainer)
+        runner = TrialRunner(server, guardian, WakeEvent(), grace_s=5.0, preempted=lambda: False)
+        wrong, seen = [], set()
+        for number in range(draws):
+            slices, trials = draw(chance) if number else (4, HANGS)
+            seen |= {(told["how"], told["dies_in"] is not None) for told in trials}
+            found = ran(runner, home / str(number), slices, trials)
+            if what := problems(slices, trials, found):
+                wrong.append({"draw": number, "wrong": what, "slices": slices, "trials": trials, "found": found})
+    sys.stdout.write(json.dumps({"wrong": wrong, "seen": sorted(seen)}, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Slices in a spec: the order in which they run, what is refused, and where they count."""
+
+import random
+from typing import Any
+
+import pytest
+
+from experiments.analysis.calibration import estimator_digest
+from experiments.design.arms import resolve
+from experiments.design.calibration import CONTENT_TYPE, calibration_spec
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.design.questions import questions
+from experiments.design.rule import rule_digest, rule_of
+from experiments.design.slices import MAX_TRIALS, running_order
+from experiments.design.spec import AblationSpec
+from experiments.errors import SpecError
+from experiments.reporting.rule_words import rule_in_words
+from kernels.backends import NODE_CLASSES
+from tests.factories import make_spec
+
+STEPS = {"warmup": 1, "warmup_s": 0, "timed": 12, "val_rows": 2}
+
+
+def sliced(size: int = 3, **changes: Any) -> AblationSpec:
+    return make_spec(workload={"recipe": "hybrid-tiny", "steps": {**STEPS, "slice": size}}, **changes)
+
+
+def test_order_goes_through_the_block_and_back_and_shares_every_linear_drift() -> None:
+    chance = random.Random(13)  # noqa: S311 - reproducible by design
+    for _ in range(100):
+        trials, slices = list(range(chance.randint(1, 8))), 2 * chance.randint(1, 20)
+        found = list(running_order(trials, slices))
+        assert sorted(found) == [(number, trial) for number in range(slices) for trial in trials]
+        places = {trial: [at for at, (_, one) in enumerate(found) if one == trial] for trial in trials}
+        assert len({sum(own) for own in places.values()}) == 1
+        assert [trial for _, trial in found[: len(trials)]] == trials
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "h200": (
+        {"workload__recipe": "hybrid-ref-h200", "placement__node_class": "h200"},
+        "cannot run in slices on node class 'h200': a trial has the device to itself there",
+    ),
+    "tpu": ({"workload__recipe": "hybrid-ref-v6e", "placement__node_class": "tpu-v6e"}, "on node class 'tpu-v6e'"),
+    "compiler": (
+        {"workload__recipe": "hybrid-ref-v6e", "placement__node_class": "tpu-v6e-compile"},
+        "on node class 'tpu-v6e-compile': nothing is executed there",
+    ),
+    "devices": ({"placement": {"node_class": "xla-cpu", "devices": 4}}, "slices are for trials on one device; 4 were"),
+    "odd": ({"workload__steps__slice": 4}, "12 timed steps are no even number of slices of 4"),
+    "whole": ({"workload__steps__slice": 12}, "12 timed steps are no even number of slices of 12"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_run_in_slices_is_refused_with_the_reason(what: str) -> None:
+    changes, said = REFUSED[what]
+    spec = make_spec(**{"workload__steps": {**STEPS, "slice": 3}, **changes})
+    with pytest.raises(SpecError) as refused:
+        make_plan(spec)
+    found = [problem for problem in refused.value.problems if problem.pointer == "#/workload/steps/slice"]
+    assert len(found) == 1
+    assert said in found[0].detail
+    assert found[0].hint
+
+
+def test_more_arms_than_may_be_in_memory_are_refused() -> None:
+    gates = [{"chunk_size": size, "psiv_cache": cache} for size in (8, 16, 32, 64) for cache in (False, True)]
+    variants = {
+        f"v{number}": {"gates": {"schedule": "chunk_parallel", **own}} for number, own in enumerate(gates, start=1)
+    }
+    few = {name: variant for name, variant in variants.items() if name != f"v{MAX_TRIALS}"}
+    baseline = {"gates": {"schedule": "sequential"}}
+    assert not resolve(sliced(variants=few, baseline=baseline)).problems
+    (found,) = resolve(sliced(variants=variants, baseline=baseline)).problems
+    assert found.detail.startswith("9 arms would be in memory together; with slices allowed: 8")
+
+
+def test_every_node_class_with_slices_trains_in_the_memory_of_its_host() -> None:
+    assert {name for name, entry in NODE_CLASSES.items() if entry.slices} == {"cpu", "xla-cpu"}
+    assert all(entry.on_host for entry in NODE_CLASSES.values() if entry.slices)
+
+
+def test_slices_are_part_of_rule_plan_and_calibration_key_and_not_of_the_question() -> None:
+    plain, three, two = make_spec(workload={"recipe": "hybrid-tiny", "steps": STEPS}), sliced(), sliced(2)
+    assert len({rule_digest(spec) for spec in (plain, three, two)}) == 3
+    plans = [make_plan(spec) for spec in (plain, three, two)]
+    assert len({plan.baseline.digest for plan in plans}) == 3
+    keys = [estimator_digest(plan.baseline.config, "tokens_per_s") for plan in plans]
+    assert len(set(keys)) == 3
+    assert "slice" not in rule_of(plain)["estimator"]
+    asked = [questions(spec, plan) for spec, plan in zip((plain, three, two), plans, strict=True)]
+    assert asked[0] == asked[1] == asked[2]
+
+
+def test_a_window_in_one_go_has_the_key_that_it_had_before_slices_were_known() -> None:
+    config = make_plan(make_spec()).baseline.config
+    older = {**config, "steps": {name: value for name, value in config["steps"].items() if name != "slice"}}
+    assert estimator_digest(older, "tokens_per_s") == estimator_digest(config, "tokens_per_s")
+
+
+def test_noise_is_measured_in_the_same_slices() -> None:
+    text = calibration_spec(sliced(), node_class="cpu", blocks=20, order_seed=1)
+    aa = parse_spec(text, CONTENT_TYPE)
+    assert aa.workload.steps.slice == 3
+    key = estimator_digest(make_plan(aa).baseline.config, "tokens_per_s")
+    assert key == estimator_digest(make_plan(sliced()).baseline.config, "tokens_per_s")
+
+
+def test_the_report_says_how_it_was_measured() -> None:
+    assert "run by turns, 3 timed steps at a time" in rule_in_words(rule_of(sliced()))
+    assert "by turns" not in rule_in_words(rule_of(make_spec()))

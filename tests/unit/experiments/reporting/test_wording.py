@@ -1,0 +1,47 @@
+"""Numbers as people read them: whatever the magnitude, thousands are grouped and nothing but digits is lost."""
+
+import random
+import re
+
+import pytest
+
+from experiments.reporting import wording
+
+PLAIN = re.compile(r"\d{1,3}(,\d{3})*(\.\d+)?(e[+-]\d+)?")
+"""A number whose thousands are grouped."""
+CHANCE = random.Random(20261123)  # noqa: S311  # not for secrets
+VALUES = [sign * CHANCE.uniform(1, 10) * 10**power for power in range(-4, 9) for sign in (1, -1) for _ in range(8)]
+EDGES = [0.0, 999.4, 999.96, 999.995, 9999.5, 99_999.96, 1000.0, 5000.0, 5011.7, 0.004, -0.004]
+
+
+def read(text: str) -> float:
+    """Return the number that a text begins with, as a person reads it."""
+    sign = -1 if text.startswith(wording.MINUS) else 1
+    digits = re.split(f"[{wording.SPACE} ]", text.lstrip(f"+{wording.MINUS}"))[0]
+    assert PLAIN.fullmatch(digits.lstrip("-")), text
+    return sign * float(digits.replace(",", ""))
+
+
+@pytest.mark.parametrize("value", [*VALUES, *EDGES])
+def test_every_number_is_grouped_and_rounds_its_value(value: float) -> None:
+    assert read(wording.percent(value)) == pytest.approx(value, abs=0.0051)
+    assert read(wording.size_percent(abs(value))) == pytest.approx(abs(value), abs=0.0051)
+    assert read(wording.signed(value, 1)) == pytest.approx(value, abs=0.051)
+    assert read(wording.fixed(value, 3)) == pytest.approx(value, abs=0.00051)
+    assert read(wording.number(value, 5)) == pytest.approx(value, rel=1e-4, abs=0)
+    assert read(wording.plain_percent(value)) == pytest.approx(value, rel=1e-2, abs=0)
+    assert read(wording.gib(abs(value) * 2**30)) * (2**30 if abs(value) >= 1 else 2**20) == pytest.approx(
+        abs(value) * 2**30, rel=0.01, abs=2**20 / 10
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(5000, "5,000"), (5011.7, "5,011.7"), (123_456.7, "123,457"), (0.5, "0.5"), (999.996, "1,000")]
+)
+def test_a_table_s_numbers_look_alike(value: float, text: str) -> None:
+    assert wording.number(value, 5) == text
+
+
+def test_counts_are_grouped() -> None:
+    assert wording.share(1234, 10_000) == "1,234 of 10,000"
+    assert wording.counted(12_345, "block") == "12,345 blocks"
