@@ -30,7 +30,7 @@ WHOLE_VMEM = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of 
 Used 256.00M of 127.94M vmem. Exceeded vmem capacity by 128.06M."""
 
 SCRATCH = """RESOURCE_EXHAUSTED: Allocation (size=268435456) would exceed memory (size=134217728) :: #allocation2 \
-[shape = 'f32[524288,128]{1,0:T(8,128)}', space=vmem, size = 0x10000000, scoped, tag = 'scratch operand'] :: tpu_custom_call.1"""
+[shape = 'f32[524288,128]{1,0:T(8,128)}', space=vmem, size = 0x10000000, scoped] :: tpu_custom_call.1"""
 
 
 @pytest.mark.parametrize(
