@@ -1,13 +1,13 @@
-# Written and not built yet: nobody has started it.
 # A worker of the TPU lane: compiles for TPU v6e where there is none (the default), or runs on the chips that it is given.
 #   docker build -f docker/worker-tpu.Dockerfile -t ablate-worker-tpu .
 #   docker run -e ABLATE_URL=... -v KEY:/run/secrets/ablate_worker_token:ro ablate-worker-tpu
 #   on a TPU VM also: --privileged -e ABLATE_NODE_CLASS=tpu-v6e
 FROM python:3.11-slim-bookworm
 
-# gcc, binutils: stand-ins for CUDA's libraries, where only PyPI's CUDA build of torch can be had; git: the commit's name
+# gcc, binutils: stand-ins for CUDA's libraries, where only PyPI's CUDA build of torch can be had; git: the commit's name;
+# libpython: torch_xla loads it
 RUN apt-get update -qq \
-    && apt-get install -y -qq --no-install-recommends gcc libc6-dev binutils git >/dev/null \
+    && apt-get install -y -qq --no-install-recommends gcc libc6-dev binutils git libpython3.11 >/dev/null \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/ablate

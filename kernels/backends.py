@@ -82,6 +82,10 @@ class NodeClass:
         virtual = self.on_host or self.compiles_only
         return self.devices if virtual else tuple(number for number in self.devices if number in (1, devices))
 
+    def occupied(self, devices: int) -> int:
+        """Return how many devices a step over `devices` keeps busy: one machine where they are virtual or not there."""
+        return 1 if self.on_host or self.compiles_only else devices
+
     def peak(self, dtype: str, devices: int) -> float | None:
         """Return the dense peak of `devices` devices in FLOP/s; None where none is stated."""
         one = self.peak_flops.get(dtype)

@@ -296,6 +296,10 @@ class TrainConfig:
             )
             raise ConfigError("micro_batch", detail)
         _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
+        tokens = self.micro_batch // self.mesh.devices * self.data.seq_len
+        if self.loss == "chunked" and self.loss_chunk_tokens >= tokens:
+            detail = f"is {self.loss_chunk_tokens} and a step has {tokens} tokens: one chunk is the dense loss; "
+            raise ConfigError("loss_chunk_tokens", f"{detail}allowed with loss chunked: 16 to {tokens - 1}")
         _between("threads", self.threads, 0, 1024)
         _between("seed", self.seed, 0, 2**63 - 1)
 

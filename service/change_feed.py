@@ -18,6 +18,9 @@ from service.store.session import Store
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
+"""Between two polls while few wait."""
+STREAM_S = 0.002
+"""Between two polls for each stream that waits, so that telling hundreds of them leaves time for requests."""
 _BAD_POLL_S = 2.0
 """After a poll that failed."""
 
@@ -58,17 +61,20 @@ class ChangeFeed:
                 del self._waiting[subject]
 
     async def _poll(self) -> None:
-        pause_s = POLL_S
+        failed = False
         while self._waiting:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(_BAD_POLL_S if failed else self._pause_s())
             subjects = list(self._waiting)
             try:
                 marks = await to_thread.run_sync(self._marks, subjects, limiter=self._thread)
-                pause_s = POLL_S
+                failed = False
             except SQLAlchemyError as error:
                 log.warning("streams hear nothing until the database answers again: %s", error)
-                marks, pause_s = {}, _BAD_POLL_S
+                marks, failed = {}, True
             self._tell(subjects, marks)
+
+    def _pause_s(self) -> float:
+        return max(POLL_S, STREAM_S * sum(map(len, self._waiting.values())))
 
     def _marks(self, subjects: Sequence[str]) -> dict[str, Mark]:
         with self._store.read() as connection:

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
@@ -22,6 +23,7 @@ from service.errors import ServiceError, Unavailable
 from service.lifecycle import OVER, EventKind
 from service.schemas.events import Event
 from service.serializers import event_public
+from service.shared_looks import SharedLooks
 from service.store.changes import ALL, Mark, ablation_marks, last_event, log_marks, marks_of_all
 from service.store.columns import rfc3339
 from service.store.logs import read_log
@@ -35,6 +37,8 @@ _EVENTS_AT_ONCE = 100
 _LOG_BYTES_AT_ONCE = 131_072
 """What a stream holds for a reader that is slow is bounded by these."""
 _THREADS = 4
+_LOOKS_KEPT = 64
+"""Batches, for streams that come to the same place a moment later."""
 _RETRY_S = 5
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -60,6 +64,7 @@ class Streams:
         self._open = 0
         self._stopping = stopping
         self._threads = CapacityLimiter(_THREADS)
+        self._looks: SharedLooks[EventBatch] = SharedLooks(most=_LOOKS_KEPT)
         self._store = store
         self._ablations = ChangeFeed(store, ablation_marks, stopping=stopping)
         self._logs = ChangeFeed(store, log_marks, stopping=stopping)
@@ -99,7 +104,7 @@ class Streams:
     async def _news(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> AsyncIterator[bytes]:
         mark: Mark | None = None
         while not self._stopping():
-            batch = await to_thread.run_sync(look, position, limiter=self._threads)
+            batch = await self._found(feed, subject, look, position, mark)
             if batch.frames:
                 position = batch.position
                 yield batch.frames
@@ -110,6 +115,11 @@ class Streams:
             while mark == seen and not self._stopping():
                 yield format_sse_event(comment="keep-alive")
                 mark = await feed.changed(subject, mark, patience_s=KEEP_ALIVE_S)
+
+    async def _found(self, feed: ChangeFeed, subject: str, look: Look, position: int, mark: Mark | None) -> EventBatch:
+        """Look from a position; those that heard of the same news look once: it finds all that their mark tells of."""
+        here = partial(to_thread.run_sync, look, position, limiter=self._threads)
+        return await (here() if mark is None else self._looks.get((feed, subject, position, mark), here))
 
 
 def streams_of(request: Request) -> Streams:

@@ -12,10 +12,10 @@ from experiments.reporting import wording
 from service.lifecycle import OVER
 from service.store import queue
 from service.store.placement import Needs, lacks
-from service.store.queue import QueuePlace
+from service.store.queue import Pace, QueuePlace
 
-_BUSY_SHARE = 0.5
-"""What is left, on average, of a block that runs now."""
+_OVERDUE_SHARE = 0.5
+"""A block that runs for longer than was expected is taken to need this share of that time again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class _Surroundings:
     holders: Mapping[str, Sequence[Row[Any]]]
     nodes: Mapping[str, Sequence[Row[Any]]]
     needs: Mapping[str, Needs]
-    pace_s: Mapping[str, float]
+    paces: Mapping[str, Pace]
+    running: Sequence[Row[Any]]
     silent_s: float
 
 
@@ -57,24 +58,38 @@ def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float
 
 
 def _with_time_left(row: Row[Any], around: _Surroundings, found: Waiting) -> Waiting:
-    """Add the blocks that are left at the ablation's own pace, else at that of late, over those that run at once."""
-    pace_s = row.device_s / row.blocks_done if row.blocks_done else around.pace_s.get(row.node_class)
-    if pace_s is None or (found.waiting_for is not None and found.starts_in_s is None):
+    """Add what its running blocks still need, and those that are queued, over those that run at once."""
+    block_s = _block_s(row, around)
+    if block_s is None or (found.waiting_for is not None and found.starts_in_s is None):
         return found
-    blocks = row.blocks_queued + _BUSY_SHARE * row.blocks_running
-    left_s = pace_s * blocks / max(1, row.blocks_running) + (found.starts_in_s or 0.0)
+    rests = [_rest_s(block_s, block) for block in around.running if block.ablation_id == row.id]
+    left_s = (block_s * row.blocks_queued + sum(rests)) / max(1, len(rests)) + (found.starts_in_s or 0.0)
     return replace(found, time_left_s=left_s)
+
+
+def _block_s(row: Row[Any], around: _Surroundings) -> float | None:
+    """Return how long a block of an ablation takes: as its own so far, else by its trials at the pace of late."""
+    if row.blocks_done:
+        return float(row.device_s / row.blocks_done)
+    pace = around.paces.get(row.node_class)
+    return None if pace is None else pace.trial_s * row.trials_planned / row.blocks_planned
+
+
+def _rest_s(block_s: float, block: Row[Any]) -> float:
+    return float(max(block_s - block.runs_s, _OVERDUE_SHARE * block.runs_s))
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:
     ids = [row.id for row in rows]
     queued = [row.id for row in rows if row.blocks_queued]
+    classes = {row.node_class for row in rows}
     return _Surroundings(
         places=queue.places(connection, queued) if queued else {},
         holders=_grouped(queue.holders(connection, ids), lambda row: row.ablation_id),
-        nodes=_grouped(queue.nodes_of(connection, {row.node_class for row in rows}), lambda row: row.node_class),
+        nodes=_grouped(queue.nodes_of(connection, classes), lambda row: row.node_class),
         needs=queue.needs(connection, queued) if queued else {},
-        pace_s=queue.block_seconds(connection) if queued else {},
+        paces=queue.paces(connection),
+        running=queue.running(connection, classes),
         silent_s=silent_s,
     )
 
@@ -145,9 +160,14 @@ def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | N
 
 
 def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working: int) -> float | None:
-    """Return the seconds until the next block starts: the blocks ahead and what is left of running ones, shared out."""
-    pace_s = around.pace_s.get(node_class)
-    return None if pace_s is None else pace_s * (place.blocks_ahead / working + _BUSY_SHARE)
+    """Return the seconds until the next block starts: until a node is free, and the blocks ahead, shared out."""
+    pace = around.paces.get(node_class)
+    if pace is None:
+        return None
+    held = [block for block in around.running if block.node_class == node_class]
+    rests = [_rest_s(_block_s(block, around) or pace.block_s, block) for block in held]
+    free_in_s = min(rests) if len(rests) >= working else 0.0
+    return free_in_s + pace.block_s * place.blocks_ahead / working
 
 
 def _duration(seconds: float) -> str:

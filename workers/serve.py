@@ -8,6 +8,7 @@ from urllib.parse import quote
 from rich.console import Console
 
 from experiments.errors import SigningUnavailable
+from experiments.outcomes import ExitCode
 from experiments.records.signing import Signer
 from experiments.runtime.logs import configure_logging
 from workers.blocks import NodeContext
@@ -50,11 +51,11 @@ def serve() -> int:
         configure_logging(settings.log_format, quiet=("httpx", "celery.worker.strategy", "celery.app.trace"))
         _serve(settings, console)
     except StoppedEarly:
-        return 0
+        return ExitCode.DONE
     except (WorkerError, SigningUnavailable, ValueError) as error:
         console.print(f"[red]worker cannot run:[/red] {error}")
-        return 1
-    return 0
+        return ExitCode.ERROR
+    return ExitCode.DONE
 
 
 def _serve(settings: Settings, console: Console) -> None:

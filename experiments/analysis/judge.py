@@ -194,4 +194,4 @@ def _gates_live(receipts: Sequence[Receipt]) -> str:
 def _block_minutes(plan: Plan, whole: WholeBlocks) -> float:
     """Return device minutes of a mean block: the mean wall time of every arm's trials, summed."""
     walls = ([receipt.wall_s for receipt in whole.of(arm.name)] for arm in plan.arms)
-    return plan.devices * math.fsum(math.fsum(wall) / len(wall) for wall in walls if wall) / 60
+    return plan.busy_devices * math.fsum(math.fsum(wall) / len(wall) for wall in walls if wall) / 60

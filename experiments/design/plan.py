@@ -57,6 +57,11 @@ class Plan(Frozen):
     """From earlier receipts of the same arms; None when nothing is known."""
 
     @property
+    def busy_devices(self) -> int:
+        """Devices that a trial keeps busy: so many device minutes pass in a minute."""
+        return NODE_CLASSES[self.node_class].occupied(self.devices)
+
+    @property
     def baseline(self) -> Arm:
         """The arm that variants are compared with."""
         return self.arms[0]

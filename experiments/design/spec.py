@@ -216,8 +216,8 @@ class Limits(_SpecPart):
         default=180.0,
         gt=0,
         le=1_000_000,
-        description="Budget of the whole ablation, broken attempts included. "
-        "Once it is used up, blocks that still wait are cancelled and the verdict misses their data.",
+        description="Budget of the whole ablation, broken attempts included; a step over four devices uses four each "
+        "minute. Once it is used up, blocks that still wait are cancelled and the verdict misses their data.",
     )
     priority: int = Field(default=50, ge=0, le=100, description="Higher runs first.")
 

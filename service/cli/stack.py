@@ -1,8 +1,7 @@
-"""Commands of the embedded stack: up, down, status, demo, and the rebuilding of MLflow."""
+"""Commands of the embedded stack: up, down, status, backup, restore, demo."""
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -11,22 +10,13 @@ from experiments.outcomes import ExitCode
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, names, numbers, texts
 from service.cli.output import JsonOption, err, guarded, out, print_json
-from service.errors import StackError
-from service.lifecycle import OutboxKind
 from service.settings import get_settings
 from service.stack import control
 from service.stack.layout import StackFiles, home_files
 from service.stack.state import PartPhase, StackState
 
-if TYPE_CHECKING:
-    from service.store.session import Store
-
 app = typer.Typer()
-mlflow = typer.Typer(help="The review pages in MLflow.", no_args_is_help=True)
-app.add_typer(mlflow, name="mlflow")
 
-_LOOK_EVERY_S = 0.5
-_PATIENCE_S = 600.0
 _FINDINGS_SHOWN = 5
 _PHASES = {
     PartPhase.STARTING: "[yellow]starting[/]",
@@ -127,22 +117,6 @@ def demo(as_json: JsonOption = False) -> None:
         print_json(summary)
 
 
-@mlflow.callback()
-def _mlflow_group() -> None:
-    """Work on the review pages in MLflow."""
-
-
-@mlflow.command()
-@guarded
-def rebuild(as_json: JsonOption = False) -> None:
-    """Project every ablation again; needs the database (ABLATE_DATABASE_URL) and a running background process."""
-    total = rebuild_all(get_settings().sqlalchemy_url, patience_s=_PATIENCE_S)
-    if as_json:
-        print_json({"projected": total})
-    else:
-        out().print(f"projected {wording.counted(total, 'ablation')} again")
-
-
 def say(kind: str, text: str) -> None:
     """Print the progress of a start to standard error."""
     if kind == "part":
@@ -195,33 +169,3 @@ def _show_parts(files: StackFiles, state: StackState) -> None:
     for finding in state.findings[-_FINDINGS_SHOWN:]:
         said = f"{finding.part} {finding.what}; {finding.then}"
         console.print(f"  {wording.moment(finding.at)}  {escape(said)}")
-
-
-def rebuild_all(database_url: str, *, patience_s: float) -> int:
-    """Ask for the projection of every ablation that has ended and wait until it is done; return how many there are.
-
-    Raises StackError when the background process did not get through in time.
-    """
-    from service.store.results import ask_for_projections
-    from service.store.session import Store
-
-    store = Store(database_url)
-    try:
-        with store.write() as connection:
-            count = ask_for_projections(connection)
-        deadline = time.monotonic() + patience_s
-        while left := _projections_left(store):
-            if time.monotonic() > deadline:
-                raise StackError(f"{left} projections are still waiting after {patience_s:.0f} s; is the stack up?")
-            time.sleep(_LOOK_EVERY_S)
-    finally:
-        store.close()
-    return count
-
-
-def _projections_left(store: "Store") -> int:
-    from service.store import outbox
-
-    with store.read() as connection:
-        left = {kind: count for kind, count, _ in outbox.backlog(connection)}
-    return left.get(OutboxKind.PROJECT, 0) + left.get(OutboxKind.ANNOUNCE, 0)

@@ -86,7 +86,7 @@ def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
     known = [seconds.get(arm.digest) for arm in plan.arms]
     if any(value is None for value in known):
         return plan.expected_device_minutes
-    return sum(value or 0.0 for value in known) * len(plan.blocks) * plan.devices / 60
+    return sum(value or 0.0 for value in known) * len(plan.blocks) * plan.busy_devices / 60
 
 
 def _answer(node_class: NodeClass, plan: Plan, live: int) -> NodeClassAnswer:

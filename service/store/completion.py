@@ -10,6 +10,7 @@ from experiments.retries import budget_spent
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
+from service.store.placement import BUSY_DEVICES
 from service.store.tables import ablations, blocks, trials
 from service.store.transitions import Transitions, lock_ablation
 
@@ -17,6 +18,10 @@ _COUNTERS = select(
     ablations.c.id,
     ablations.c.device_s,
     ablations.c.device_minutes,
+    select(BUSY_DEVICES)
+    .where(blocks.c.ablation_id == ablations.c.id, blocks.c["index"] == 0)
+    .scalar_subquery()
+    .label("devices"),
     *(ablations.c[f"blocks_{state}"] for state in BlockState),
 )
 
@@ -44,7 +49,7 @@ def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
     A block that is being claimed at this moment is skipped instead of waited for: locks are taken on blocks first.
     """
     row = connection.execute(_COUNTERS.where(ablations.c.id == ablation_id)).one()
-    reason = budget_spent(row.device_s / 60, row.device_minutes)
+    reason = budget_spent(row.devices * row.device_s / 60, row.device_minutes)
     if reason is None or row.blocks_queued + row.blocks_held == 0:
         return
     transitions = Transitions(connection, ablation_id, actor="service")

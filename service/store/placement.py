@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, case, or_, select
 
 from experiments.design.plan import Plan
 from kernels.backends import NODE_CLASSES
@@ -27,6 +27,13 @@ _TAKES_WORK = (
     nodes.c.quarantined_reason.is_(None),
     nodes.c.draining.is_(False),
 )
+
+
+BUSY_DEVICES: ColumnElement[int] = case(
+    (blocks.c.node_class.in_(sorted(name for name, entry in NODE_CLASSES.items() if entry.occupied(2) == 1)), 1),
+    else_=blocks.c.num_devices,
+)
+"""Devices that a block keeps busy while it runs: so many device minutes pass in a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,11 @@
 Every function answers for many ablations in one query.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, union_all
+from sqlalchemy import CTE, Connection, Row, Select, Subquery, func, select, union_all
 
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
@@ -15,6 +15,12 @@ from service.store.placement import Needs
 from service.store.tables import ablations, blocks, nodes
 from service.store.turns import ORDER
 
+_FIRST = (
+    func.max(blocks.c.node_class).label("node_class"),
+    func.max(blocks.c.priority).label("priority"),
+    func.min(blocks.c.turn).label("turn"),
+)
+"""Of an ablation's queued blocks, which are all of one class and priority: where the first of them stands."""
 _PACE_OF = 20
 """Newest finished ablations whose blocks tell the pace."""
 
@@ -31,43 +37,28 @@ class QueuePlace:
 def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
     """Return the place of every ablation among these that has a queued block.
 
-    Only the part of the queue is numbered that may stand before their first blocks. Ablations take turns, so that is
-    about one block of each that waits, and not all of theirs.
+    The queue is counted in its index, and only as far as the first block of the last of them.
     """
-    waiting = connection.execute(_waiting(ablation_ids)).all()
-    if not waiting:
-        return {}
+    own = select(blocks.c.ablation_id, *_FIRST, (func.min(blocks.c.not_before) - db_now()).label("rest_s"))
+    mine = (blocks.c.state == BlockState.QUEUED, blocks.c.ablation_id.in_(ablation_ids))
+    first = own.where(*mine).group_by(blocks.c.ablation_id).cte("first")
+    queue = _queue_until(first)
+    found = select(first.c.ablation_id, func.min(queue.c.ahead), first.c.rest_s)
+    found = found.join(queue, queue.c.ablation_id == first.c.ablation_id)
+    rows = connection.execute(found.group_by(first.c.ablation_id, first.c.rest_s))
+    return {name: QueuePlace(blocks_ahead=int(place), rest_s=float(rest)) for name, place, rest in rows}
+
+
+def _queue_until(first: CTE) -> Subquery:
+    """Return the queued blocks, and how many of their class are given out before each, up to the last of `first`."""
+    lowest, latest = (select(it).scalar_subquery() for it in (func.min(first.c.priority), func.max(first.c.turn)))
     ahead = func.row_number().over(partition_by=blocks.c.node_class, order_by=ORDER) - 1
-    part = select(blocks.c.ablation_id, ahead.label("ahead")).where(_QUEUED, or_(*_not_behind(waiting))).subquery()
-    first = select(part.c.ablation_id, func.min(part.c.ahead)).where(part.c.ablation_id.in_(ablation_ids))
-    found = {row[0]: int(row[1]) for row in connection.execute(first.group_by(part.c.ablation_id))}
-    return {row.ablation_id: QueuePlace(blocks_ahead=found[row.ablation_id], rest_s=row.rest_s) for row in waiting}
-
-
-_QUEUED = blocks.c.state == BlockState.QUEUED
-
-
-def _waiting(ablation_ids: Collection[str]) -> Select[Any]:
-    """Select the least priority and turn of the queued blocks of each ablation: no first block stands behind these."""
-    query = select(
-        blocks.c.ablation_id,
-        blocks.c.node_class,
-        func.min(blocks.c.priority).label("priority"),
-        func.min(blocks.c.turn).label("turn"),
-        (func.min(blocks.c.not_before) - db_now()).label("rest_s"),
+    return (
+        select(blocks.c.ablation_id, ahead.label("ahead"))
+        .where(blocks.c.state == BlockState.QUEUED, blocks.c.node_class.in_(select(first.c.node_class)))
+        .where((blocks.c.priority > lowest) | (blocks.c.turn <= latest))
+        .subquery()
     )
-    query = query.where(_QUEUED, blocks.c.ablation_id.in_(ablation_ids))
-    return query.group_by(blocks.c.ablation_id, blocks.c.node_class)
-
-
-def _not_behind(waiting: Sequence[Row[Any]]) -> Iterator[ColumnElement[bool]]:
-    """Yield for each node class the condition of the blocks that do not stand behind all of these."""
-    for node_class in sorted({row.node_class for row in waiting}):
-        own = [row for row in waiting if row.node_class == node_class]
-        last = min(row.priority for row in own)
-        turn = max(row.turn for row in own if row.priority == last)
-        before = or_(blocks.c.priority > last, and_(blocks.c.priority == last, blocks.c.turn <= turn))
-        yield and_(blocks.c.node_class == node_class, before)
 
 
 def holders(connection: Connection, ablation_ids: Collection[str]) -> list[Row[Any]]:
@@ -97,18 +88,46 @@ def nodes_of(connection: Connection, node_classes: Collection[str]) -> list[Row[
     return list(connection.execute(query.where(nodes.c.node_class.in_(node_classes)).order_by(nodes.c.name)))
 
 
-def block_seconds(connection: Connection) -> dict[str, float]:
-    """Return how long a block took of late, by node class; broken attempts are part of it."""
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long a node class took of late, in seconds; broken attempts are part of it."""
+
+    block_s: float
+    trial_s: float
+
+
+def paces(connection: Connection) -> dict[str, Pace]:
+    """Return the pace of late by node class, of those that have finished a block."""
     newest = union_all(_newest(AblationState.COMPLETED), _newest(AblationState.RUNNING)).subquery()
-    pace = func.sum(newest.c.device_s) / func.sum(newest.c.blocks_done)
-    rows = connection.execute(select(newest.c.node_class, pace).group_by(newest.c.node_class))
-    return {node_class: float(seconds) for node_class, seconds in rows}
+    sums = [func.sum(newest.c[name]) for name in ("device_s", "blocks_done", "trials")]
+    rows = connection.execute(select(newest.c.node_class, *sums).group_by(newest.c.node_class))
+    return {
+        node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
+        for node_class, seconds, done, trials in rows
+    }
 
 
 def _newest(state: AblationState) -> Select[Any]:
-    query = select(ablations.c.node_class, ablations.c.device_s, ablations.c.blocks_done)
+    trials = (1.0 * ablations.c.blocks_done * ablations.c.trials_planned / ablations.c.blocks_planned).label("trials")
+    query = select(ablations.c.node_class, ablations.c.device_s, ablations.c.blocks_done, trials)
     query = query.where(ablations.c.state == state, ablations.c.blocks_done > 0)
     return select(query.order_by(ablations.c.id.desc()).limit(_PACE_OF).subquery())
+
+
+def running(connection: Connection, node_classes: Collection[str]) -> list[Row[Any]]:
+    """Return the blocks that run on these classes: what their ablations took so far, and since when they run."""
+    query = select(
+        blocks.c.ablation_id,
+        blocks.c.node_class,
+        ablations.c.device_s,
+        ablations.c.blocks_done,
+        ablations.c.blocks_planned,
+        ablations.c.trials_planned,
+        (db_now() - blocks.c.started_at).label("runs_s"),
+    ).join(ablations, ablations.c.id == blocks.c.ablation_id)
+    return list(
+        connection.execute(query.where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(node_classes)))
+    )
 
 
 def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Needs]:

@@ -9,9 +9,12 @@ from service.errors import QuotaUsedUp
 from service.lifecycle import OVER
 from service.principals import Principal
 from service.store.columns import db_now
+from service.store.placement import BUSY_DEVICES
 from service.store.tables import ablations, attempts, blocks, tokens
 
-_USED_S: ColumnElement[float] = func.sum(func.coalesce(attempts.c.ended_at, db_now()) - attempts.c.started_at)
+_USED_S: ColumnElement[float] = func.sum(
+    (func.coalesce(attempts.c.ended_at, db_now()) - attempts.c.started_at) * BUSY_DEVICES
+)
 _S_PER_MINUTE = 60.0
 
 

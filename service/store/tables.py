@@ -117,7 +117,7 @@ ablations = Table(
     Column("plan", Text, nullable=False),
     Column("trial_timeout_s", Double, nullable=False),
     Column("device_minutes", Double, nullable=False),
-    Column("device_s", Double, nullable=False, default=0.0),
+    Column("device_s", Double, nullable=False, default=0.0),  # of its attempts, whatever devices each had
     Column("priority", Integer, nullable=False, default=50),
     Column("submitted_by", String(64), nullable=False),
     Column("token_id", String(30), index=True),

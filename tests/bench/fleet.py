@@ -121,7 +121,7 @@ def page(stores: Mapping[str, Costs], seconds: float) -> str:
     lines = [_INTRODUCTION, *_measured(stores), "", "## On paper", ""]
     for kind, costs in stores.items():
         lines += [*_paper(kind, costs), ""]
-    lines += ["## Simulated", "", f"{seconds:.0f} simulated seconds, call by call.", ""]
+    lines += [_MOVED_BY, "## Simulated", "", f"{seconds:.0f} simulated seconds, call by call.", ""]
     for kind, costs in stores.items():
         lines += [*_simulated(kind, costs, seconds), ""]
     return "\n".join([*lines, *_size(stores)]) + "\n"
@@ -133,7 +133,16 @@ Written by `make bench-fleet`: 1,000 nodes and 10,000 queued ablations of six bl
 costs that were measured on one machine. The costs are of that machine; what is full first, and what moves it, is not.
 
 ## Measured
+"""
 
+_MOVED_BY = """## What moves it
+
+| full | what moves it |
+|---|---|
+| API | `ABLATE_HEARTBEAT_S` and `ABLATE_CLAIM_POLL_S` (fewer calls); on PostgreSQL more API processes |
+| database | the same two settings |
+| background: MLflow | no setting: one process at a time projects. Nothing waits for it; its pages come late |
+| background: verdict and report | no setting: one process at a time judges |
 """
 
 

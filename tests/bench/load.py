@@ -30,24 +30,25 @@ class Client(threading.Thread):
                 started = time.perf_counter()
                 head = HEAD.format(path=self._path, token=self._token, key=uuid4().hex, length=len(self._body))
                 connection.sendall(head.encode() + self._body)
-                status = read_answer(connection)
+                status, body = read_answer(connection)
                 self.seconds.append(time.perf_counter() - started)
-                if not status.startswith("HTTP/1.1 2"):
-                    self.failures.append(status)
+                if status // 100 != 2:
+                    self.failures.append(f"{status} {body[:200]!r}")
 
 
-def read_answer(connection: socket.socket) -> str:
-    """Read one whole answer; return its status line."""
+def read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Read one whole answer; return its status and body."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += _receive(connection)
-    head, _, rest = data.partition(b"\r\n\r\n")
+    head, _, body = data.partition(b"\r\n\r\n")
     status, *fields = head.decode("latin-1").split("\r\n")
     lengths = [int(f.partition(":")[2]) for f in fields if f.lower().startswith("content-length:")]
-    missing = lengths[0] - len(rest)
+    pieces, missing = [body], sum(lengths) - len(body)
     while missing > 0:
-        missing -= len(_receive(connection))
-    return status
+        pieces.append(_receive(connection))
+        missing -= len(pieces[-1])
+    return int(status.split()[1]), b"".join(pieces)
 
 
 def _receive(connection: socket.socket) -> bytes:

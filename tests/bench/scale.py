@@ -1,8 +1,8 @@
 """`python -m tests.bench.scale`: 100,000 trials in one database, 200 clients, 50 workers, 500 event streams.
 
-One API process serves it all on this machine. People read with a pause between requests, workers claim, beat and give
+One API process serves it all on this machine, beside this. People read with pauses, workers claim, beat and give
 back. The bars: no reading and no claim has a median above 100 ms or takes longer than 1 s, no block is held by two
-workers at once, and the API's memory is bounded.
+workers at once, and the memory of the API is bounded.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +25,17 @@ import psutil
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url
 from tests.bench.api import free_port, say, server
+from tests.bench.plain_http import PlainClient
 from tests.bench.streams import Streams
 from tests.chaos.ledger import Ledger, settle
 
 MEDIAN_MS, WORST_MS, MEMORY_MIB = 100.0, 1000.0, 1024
 ARMS_IN_LARGE, LARGE_BLOCKS = 50, 2000
 FINISHED = 20
-THINK_S = 1.0
-CLAIM_HELD_S = 2.0
+THINK_S = 5.0
+"""Mean seconds from an answer to a person's next request."""
+CLAIM_HELD_S = 20.0
+HEARTBEAT_S = 1.0
 
 
 @dataclass
@@ -43,16 +47,18 @@ class Times:
     failures: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, client: httpx.Client, verb: str, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send a request and note how long its answer took."""
+    def ask(
+        self, client: PlainClient, verb: str, method: str, path: str, headers: dict[str, str], body: Any = None
+    ) -> tuple[int, bytes]:
+        """Send a request and note how long its answer took; return its status and body."""
         began = time.perf_counter()
-        answer = client.request(method, path, **options)
+        status, answer = client.send(method, path, headers, body)
         took = 1000 * (time.perf_counter() - began)
         with self.lock:
             self.by_verb[verb].append(took)
-            if answer.status_code >= 400:
-                self.failures.append(f"{verb}: {answer.status_code} {answer.text[:120]}")
-        return answer
+            if status >= 400:
+                self.failures.append(f"{verb}: {status} {answer[:120]!r}")
+        return status, answer
 
     def double_claims(self) -> int:
         """Return how many blocks two workers held at the same time."""
@@ -86,42 +92,52 @@ def _gates() -> list[dict[str, Any]]:
     ]
 
 
-def read(client: httpx.Client, times: Times, large: str, finished: list[str], until: float) -> None:
+def read(api: Api, times: Times, pages: Sequence[tuple[str, str]], until: float) -> None:
     """Be one person: look at this and that, with pauses."""
     chance = random.Random()  # noqa: S311 - which page comes next is no secret
-    while time.monotonic() < until:
-        time.sleep(chance.uniform(0, 2 * THINK_S))
-        done = chance.choice(finished)
-        verb, path = chance.choice(
-            [
-                ("list", "/v1/ablations?limit=50"),
-                ("show", f"/v1/ablations/{large}"),
-                ("show", f"/v1/ablations/{done}"),
-                ("blocks", f"/v1/ablations/{large}/blocks?limit=100"),
-                ("trials", f"/v1/ablations/{large}/trials?limit=100"),
-                ("compare", f"/v1/ablations/{done}/verdict"),
-            ]
-        )
-        times.ask(client, verb, "GET", path)
+    with PlainClient(port_of(api)) as client:
+        while (pause_s := chance.uniform(0, 2 * THINK_S)) < until - time.monotonic():
+            time.sleep(pause_s)
+            verb, path = chance.choice(pages)
+            times.ask(client, verb, "GET", path, api.admin)
+
+
+def pages_of(large: str, finished: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what people look at: the list, the large ablation and finished ones, each as often."""
+    return [
+        *[("list", "/v1/ablations?limit=50"), ("show", f"/v1/ablations/{large}")] * len(finished),
+        *[("blocks", f"/v1/ablations/{large}/blocks?limit=100")] * len(finished),
+        *[("trials", f"/v1/ablations/{large}/trials?limit=100")] * len(finished),
+        *(("show", f"/v1/ablations/{done}") for done in finished),
+        *(("compare", f"/v1/ablations/{done}/verdict") for done in finished),
+    ]
+
+
+def port_of(api: Api) -> int:
+    """Return the port of the API."""
+    return api.client.base_url.port or 0
 
 
 def work(api: Api, times: Times, node: str, until: float) -> None:
     """Be one worker: claim, beat, give back."""
     headers = api.worker_of(node)
     node_id = api.register(node)
-    while time.monotonic() < until:
-        claimed = times.ask(api.client, "claim", "POST", "/v1/blocks:claim", headers=headers, json={"node_id": node_id})
-        if claimed.status_code != 200:
-            time.sleep(1.0)
-            continue
-        began, block = time.monotonic(), claimed.json()
-        path, token = f"/v1/attempts/{block['attempt_id']}", {"token": block["token"]}
-        while time.monotonic() - began < CLAIM_HELD_S:
-            times.ask(api.client, "heartbeat", "POST", f"{path}:heartbeat", headers=headers, json=token)
-            time.sleep(1.0)
-        times.held[block["block_id"]].append((began, time.monotonic()))
-        body = {**token, "failure_class": "preempted", "message": "the bench goes on"}
-        times.ask(api.client, "release", "POST", f"{path}:release", headers=headers, json=body)
+    with PlainClient(port_of(api)) as client:
+        time.sleep(random.uniform(0, HEARTBEAT_S))  # noqa: S311 - workers do not beat together
+        while time.monotonic() < until:
+            status, answer = times.ask(client, "claim", "POST", "/v1/blocks:claim", headers, {"node_id": node_id})
+            if status != 200:
+                time.sleep(HEARTBEAT_S)
+                continue
+            began, block = time.monotonic(), json.loads(answer)
+            path, token = f"/v1/attempts/{block['attempt_id']}", {"token": block["token"]}
+            held_s = random.uniform(0, 2 * CLAIM_HELD_S)  # noqa: S311 - blocks do not end together
+            while time.monotonic() - began < held_s and time.monotonic() < until:
+                time.sleep(HEARTBEAT_S)
+                times.ask(client, "heartbeat", "POST", f"{path}:heartbeat", headers, token)
+            times.held[block["block_id"]].append((began, time.monotonic()))
+            body = {**token, "failure_class": "preempted", "message": "the bench goes on"}
+            times.ask(client, "release", "POST", f"{path}:release", headers, body)
 
 
 def run(kind: str, *, clients: int, workers: int, streams: int, seconds: float) -> bool:
@@ -148,12 +164,14 @@ def run(kind: str, *, clients: int, workers: int, streams: int, seconds: float) 
         store = Store(url)
         stack.callback(store.close)
         api = Api(client, store)
+        began = time.monotonic()
         large, finished = fill(api)
+        say(f"{kind}: {ARMS_IN_LARGE * LARGE_BLOCKS:,} trials are stored after {time.monotonic() - began:.0f} s")
         memory = psutil.Process(process.pid)
         before = memory.memory_info().rss
-        times, until = Times(), time.monotonic() + seconds
+        times, until, pages = Times(), time.monotonic() + seconds, pages_of(large, finished)
         watched = stack.enter_context(Streams(port, ADMIN, [large] * streams))
-        threads = [threading.Thread(target=read, args=(client, times, large, finished, until)) for _ in range(clients)]
+        threads = [threading.Thread(target=read, args=(api, times, pages, until)) for _ in range(clients)]
         threads += [threading.Thread(target=work, args=(api, times, f"w{n}", until)) for n in range(workers)]
         for thread in threads:
             thread.start()

@@ -21,7 +21,7 @@ from tests.chaos.receipt import Outcome, write_receipt
 from tests.chaos.system import System
 
 ROUND = 250
-SETTLE_S = 300.0
+SETTLE_S = 600.0
 STEPS_PER_S = 70.0
 """Of the smallest model; trials of that many steps for each second of a lease outlive it."""
 CLOCKS = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")

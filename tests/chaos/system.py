@@ -162,7 +162,7 @@ class System:
         self.parts[name].start()
 
     def _node_key(self, name: str) -> str:
-        answer = self.http.post("/v1/nodes", json={"name": name, "node_class": "cpu"})
+        answer = self.http.post("/v1/nodes", json={"name": name, "node_class": "cpu"}, timeout=_START_S)
         answer.raise_for_status()
         return str(answer.json()["secret"])
 
@@ -185,7 +185,8 @@ class System:
     def _live_nodes(self) -> list[str]:
         if not self.answers("/v1/nodes"):
             return []
-        return [node["name"] for node in self.http.get("/v1/nodes").json()["items"] if node["health"] == "live"]
+        nodes = self.http.get("/v1/nodes", timeout=_START_S).json()["items"]
+        return [node["name"] for node in nodes if node["health"] == "live"]
 
     def pids(self, target: str) -> list[int]:
         """Return the processes of a part that works, or what "trainer:node-a" and the like stand for on such a node."""

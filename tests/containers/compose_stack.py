@@ -48,7 +48,7 @@ def images() -> tuple[str, ...]:
         f"localhost/{name}:local" if ENGINE == "podman" else f"{name}:local"
         for name in ("ablate-service", "ablate-mlflow", "ablate-worker-cpu")
     )
-    return (*own, "docker.io/library/postgres:17", "docker.io/library/redis:8", "docker.io/library/nginx:1")
+    return (*own, "docker.io/library/postgres:16", "docker.io/library/redis:7", "docker.io/library/nginx:1")
 
 
 def compose(*words: str, timeout_s: float = 300.0) -> str:

@@ -112,7 +112,7 @@ def test_an_ablation_lives_through_a_restart_of_every_part(environment):
     trials = get(environment, f"{path}/trials?limit=100")["items"]
     assert {block["state"] for block in get(environment, f"{path}/blocks")["items"]} == {"done"}
     assert len({trial["id"] for trial in trials}) == len(trials) == 12
-    verdict = json.loads(ablate(environment, "verdict", name, "--json"))
+    verdict = eventually(lambda: get(environment, f"{path}/verdict"), "the verdict")
     assert verdict["blocks_counted"] == 6
     url = eventually(lambda: get(environment, path).get("mlflow_url"), "the projection", 400)
     assert url.startswith("http://127.0.0.1:8322/")

@@ -16,9 +16,10 @@ from service.reconciler import Reconciler
 from service.store.breaks import broken_attempts
 from service.store.columns import db_now
 from service.store.results import ablation_view
-from service.store.tables import blocks, events, outbox, receipts
+from service.store.tables import attempts, blocks, events, outbox, receipts
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import broken_attempt, make_file
+from tests.factories import spec_values
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -405,6 +406,28 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
         reasons = connection.execute(query).scalars().all()
     assert sum("of 1e-07 device minutes are used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
     assert reasons[-1] == "1 blocks done, 0 failed, 5 not run"
+
+
+@pytest.mark.parametrize(("node_class", "busy"), [("tpu-v6e", 4), ("xla-cpu", 1)])
+def test_a_step_over_four_devices_uses_four_device_minutes_in_a_minute(api: Api, node_class: str, busy: int) -> None:
+    """Virtual devices are the processors of one machine."""
+    owner = api.token(f"four-{node_class}-{api.store.writer.dialect.name}", "submit", device_minutes=1000)
+    values = spec_values(
+        workload__overrides={"micro_batch": 4},
+        baseline={"gates": {"lane": "xla"}},
+        variants={"whole": {"gates": {"sharding": "replicated"}}},
+        placement={"node_class": node_class, "devices": 4},
+        limits={"trial": "5m", "device_minutes": 100},
+    )
+    made = api.client.post("/v1/ablations", json=values, headers={**owner, "Idempotency-Key": node_class}).json()
+    block = claimed(api, api.register(f"of-{node_class}", node_class, devices=4))
+    with api.store.write() as connection:
+        mine = update(attempts).where(attempts.c.id == block["attempt_id"])
+        connection.execute(mine.values(started_at=db_now() - 30 * 60))
+    used = api.client.get("/v1/identity", headers=owner).json()["device_minutes_used"]
+    assert used == pytest.approx(30 * busy, abs=1)
+    assert api.attempt(block, "release", failure_class="preempted", message="the worker was asked to stop").is_success
+    assert state_of(api, made["id"])["state"] == ("failed" if busy == 4 else "running")
 
 
 def test_device_minutes_of_broken_attempts_count(api: Api) -> None:

@@ -85,6 +85,28 @@ def _timed(api: Api) -> float:
     return time.monotonic() - started
 
 
+def test_streams_of_one_ablation_ask_the_database_once_for_what_happened(
+    tmp_path: Path, followers: asyncio.AbstractEventLoop
+) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        made = api.submit()
+        streams = [_Follower(api.client.base_url.port or 0, made["links"]["events"], 0) for _ in range(60)]
+        running = [asyncio.run_coroutine_threadsafe(one.follow(), followers) for one in streams]
+        deadline, asked, quiet_since = time.monotonic() + 60, _count_statements(api), 0
+        while sum(b"submitted" in one.data for one in streams) < 60 or len(asked) > quiet_since + 5:
+            assert time.monotonic() < deadline
+            quiet_since = len(asked)
+            time.sleep(1)
+        before = len(asked)
+        api.cancel(made["id"])
+        for one in running:
+            one.result(timeout=60)
+    heard = [[line for line in one.data.splitlines() if line.startswith(b"data: ")] for one in streams]
+    assert all(one == heard[0] for one in heard)
+    assert b'"to":"cancelled"' in heard[0][-1]
+    assert len(asked) - before < 60, "fewer questions than streams"
+
+
 def test_more_streams_than_allowed_are_refused_until_one_ends(tmp_path: Path) -> None:
     with served_api("sqlite", tmp_path, max_streams=3) as api:
         path = api.submit()["links"]["events"]

@@ -128,8 +128,8 @@ def test_waiting_says_the_place_and_when_it_starts(api: Api) -> None:
     assert api.attempt(block, "report", receipts=receipts_of(block, node)).status_code == 200
     waits = [shown(api, made) for made in (first, second)]
     assert [one["blocks_ahead"] for one in waits] == [1, 0]
-    assert [one["starts_in_s"] for one in waits] == [pytest.approx(900, abs=30), pytest.approx(300, abs=30)]
-    assert "about 15 min at the pace of late" in waits[0]["waiting_for"]
+    assert [one["starts_in_s"] for one in waits] == [pytest.approx(600, abs=20), 0]
+    assert "about 10 min at the pace of late" in waits[0]["waiting_for"]
 
 
 def test_waiting_says_which_worker_is_gone(api: Api) -> None:
@@ -192,7 +192,8 @@ def _queries_of_list(api: Api) -> int:
     engine = api.store.reader
 
     def note(*arguments: Any) -> None:
-        seen.append(arguments[2])
+        if "FROM outbox" not in arguments[2]:  # the publisher of wake-ups looks now and then
+            seen.append(arguments[2])
 
     event.listen(engine, "before_cursor_execute", note)
     try:

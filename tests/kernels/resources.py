@@ -21,7 +21,7 @@ TABLE = Path(__file__).with_name("resources.json")
 WALKS = ("outputs", "gradients", "local_states", "local_gradients")
 PROCESSES = 8
 """Compilers that run at a time at most: each takes up to 1 GB."""
-SLOWEST = ("gradients", "outputs", "chunk_states", "local_states", "local_gradients")
+SLOWEST = ("gradients", "outputs", "local_states", "local_gradients")
 KEPT = (
     "threads", "registers", "shared_bytes", "stack_bytes", "spill_loads", "spill_stores", "instructions", "tma_loads",
     "tma_stores", "cp_async", "wgmma", "mma", "mbarrier", "register_reallocations", "barriers", "source_sha256",

@@ -46,8 +46,6 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "layout_3d": {"layout_2d": False},
     "layout_3d_tma_off": {"layout_2d": False, "tma": False},
     "psiv_cache": {"psiv_cache": True},
-    "psiv_cache_recomputed": {"psiv_cache": True, "save_states": False},
-    "recomputed": {"save_states": False},
     "exact_math": {"fast_math": False},
     "sequential": {"schedule": "sequential"},
     "sequential_cached": {"schedule": "sequential", "psiv_cache": True},

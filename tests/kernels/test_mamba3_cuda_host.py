@@ -60,9 +60,7 @@ CASES = {
     "bare": (Case(without=("z", "zeta", "phi", "D")), Variant()),
     "narrow": (Case(N=16, P=32, R=8), Variant(chunk_size=8)),
     "wide": (Case(N=256, P=128, R=1, rope=1.0, G=2), Variant(chunk_size=64)),
-    "recomputed": (Case(), Variant(save_states=False)),
     "cached": (Case(), Variant(psiv_cache=True)),
-    "cached_recomputed": (Case(), Variant(psiv_cache=True, save_states=False)),
     "sequential": (Case(S=700), Variant(schedule="sequential")),
 }
 
@@ -98,7 +96,6 @@ def test_optional_tensors_and_caches_decide_what_the_kernels_are_given():
         return {name: len(tensors) for name, tensors in made.launched.items()}
 
     full = given()
-    assert "chunk_states" not in full
     without_gate, per_rank = given(Case(without=("z", "zeta"))), given(Case(without=("phi",)))
     assert full["outputs"] - without_gate["outputs"] == 2
     assert full["gradients"] - without_gate["gradients"] == 4
@@ -109,15 +106,12 @@ def test_optional_tensors_and_caches_decide_what_the_kernels_are_given():
     sequential = given(schedule="sequential")
     assert not {"local_states", "pass_states", "local_gradients", "pass_gradients"} & set(sequential)
     assert sequential["outputs"] == full["outputs"] + 1
-    assert given(save_states=False)["chunk_states"] == 9
 
 
 def test_only_what_the_backward_pass_reads_is_saved():
-    saved = {name: launched(CASES[name][0], CASES[name][1])[1].saved for name in ("plain", "recomputed", "sequential")}
+    saved = {name: launched(CASES[name][0], CASES[name][1])[1].saved for name in ("plain", "sequential")}
     assert "states" in saved["plain"]
     assert "start" not in saved["plain"]
-    assert "states" not in saved["recomputed"]
-    assert "start" in saved["recomputed"]
     assert not {"wq", "carry"} & set(saved["sequential"])
 
 
@@ -222,6 +216,11 @@ def test_the_default_variant_runs_the_reference_shape():
             Variant(pipeline_stages=2, chunk_size=8),
             replace(SHAPE, N=128, C=8),
             "pipeline_stages is 2 with P = 64, 32 rows and two warp groups; allowed: 0, 1",
+        ),
+        (
+            Variant(warp_specialize=True),
+            replace(SHAPE, B=8, S=65536, H=64),
+            r"warp_specialize with B \* S \* H \* P = 2147483648; allowed: 2146435072, since",
         ),
         (Variant(warp_specialize=True, tma=False), SHAPE, "warp_specialize with tma off: the two warp groups wait for"),
     ],

@@ -41,7 +41,7 @@ def overlaps(name, shape, variant):
 
 
 @pytest.mark.parametrize("length", [16, 512])
-@pytest.mark.parametrize("name", ["local_states", "outputs", "local_gradients", "chunk_states", "gradients"])
+@pytest.mark.parametrize("name", ["local_states", "outputs", "local_gradients", "gradients"])
 def test_without_the_merge_every_buffer_has_its_own_memory_however_few_chunks_there_are(name, length):
     assert overlaps(name, replace(WIDE, S=length), Variant()) == set()
 

@@ -60,7 +60,6 @@ CASES = {
     "pipeline_stages=2": Case(switches={"pipeline_stages": 2}),
     "psiv_cache=true": Case(switches={"psiv_cache": True}),
     "warp_specialize=true": Case(switches={"warp_specialize": True, "superchunk": 64}, backward=False),
-    "recomputed_states": Case(switches={"save_states": False}),
     "ungated": Case(without=("z", "zeta")),
     "per_rank": Case(without=("phi",)),
     "without_D": Case(without=("D",)),

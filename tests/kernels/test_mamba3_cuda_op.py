@@ -1,6 +1,9 @@
 """The CUDA lane as torch operators: traced without a graph break, attested, and equal to the reference lane."""
 
+from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +14,9 @@ pytest.importorskip("tilelang")
 
 from kernels import facts
 from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
+from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, decode_state, decode_step, mamba3_mimo
-from kernels.mamba3_mimo.cuda import op
+from kernels.mamba3_mimo.cuda import op, scan
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.scan import ScanSwitches
 from tests.kernels.host_time import unlaunched
@@ -139,6 +142,10 @@ def assert_fake_passes(inputs: ScanInputs, switches: dict[str, object]) -> None:
     assert len({t.untyped_storage()._cdata for t in (out, state, *grads, *fake.tensors())}) == 2 + 2 * len(grads)
 
 
+def nothing_is_compiled(*_: object) -> None:
+    pytest.fail("compiled before it was refused")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -147,7 +154,8 @@ def assert_fake_passes(inputs: ScanInputs, switches: dict[str, object]) -> None:
         ({"adt": torch.float64}, "adt has dtype torch.float64; allowed for lane 'cuda': torch.float32"),
     ],
 )
-def test_what_the_kernels_would_round_is_refused(changes, reason):
+def test_what_the_kernels_would_round_is_refused(changes, reason, monkeypatch):
+    monkeypatch.setattr(op, "build", nothing_is_compiled)
     inputs = trained_inputs()
     inputs = replace(inputs, **{name: getattr(inputs, name).detach().to(dtype) for name, dtype in changes.items()})
     with pytest.raises(KernelUnsupported, match=reason):
@@ -160,6 +168,55 @@ def test_another_gpu_is_refused_by_name(monkeypatch):
     assert str(op.gpu_refusal(6)).startswith("NVIDIA A100 has compute capability 8.0; allowed for lane 'cuda': 9.0")
     assert op.gpu_refusal(7) is None
     op.gpu_refusal.cache_clear()
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_another_gpu_is_refused_before_anything_is_compiled(direction, monkeypatch):
+    monkeypatch.setattr(op, "gpu_refusal", lambda index: f"GPU {index} is another one")
+    monkeypatch.setattr(op, "build", nothing_is_compiled)
+    tensors = [SimpleNamespace(device=torch.device("cuda", 6)) for _ in DIFFERENTIABLE]
+    with pytest.raises(KernelUnsupported, match="GPU 6 is another one"):
+        op._Launched(direction, (*tensors, None, False, *(getattr(CUDA, name) for name in op.SWITCHES)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [({"ranks": 3}, "rank is 3; allowed: 1, 2, 4, 8"), ({"state": 48}, "state size is 48"), ({"width": 96}, "is 96")],
+)
+def test_sizes_that_no_kernel_has_are_refused_before_anything_is_compiled(sizes, reason, monkeypatch):
+    inputs = trained_inputs(shape=replace(SHAPE, **sizes))
+    with unlaunched():
+        monkeypatch.setattr(op, "build", nothing_is_compiled)
+        with pytest.raises(KernelUnsupported, match=reason):
+            mamba3_mimo(inputs, CUDA)
+
+
+@pytest.mark.parametrize(("sizes", "given"), [({"batch": 0}, "B=0"), ({"length": 0}, "S=0"), ({"heads": 0}, "H=0")])
+def test_a_scan_of_nothing_is_an_error_that_says_what_is_zero(sizes, given):
+    with pytest.raises(ShapeError, match=f"{given}.*; allowed: all at least 1"):
+        trained_inputs(shape=replace(SHAPE, **sizes))
+
+
+def test_both_passes_run_with_the_device_of_their_tensors_as_the_current_one(monkeypatch):
+    current, seen = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        current.append(tensor.device)
+        yield
+        current.pop()
+
+    inputs = trained_inputs(shape=replace(SHAPE, length=60))
+    with unlaunched():
+        monkeypatch.setattr(torch.cuda, "device_of", device_of)
+        launches = defaultdict(lambda: lambda *tensors: seen.append((list(current), {t.device for t in tensors})))
+        monkeypatch.setattr(scan, "launches", lambda *_: launches)
+        out = mamba3_mimo(inputs, CUDA).out
+        forward = len(seen)
+        torch.autograd.grad(out.float().sum(), inputs.tensors())
+    assert 0 < forward < len(seen)
+    assert current == []
+    assert seen == [([inputs.v.device], {inputs.v.device})] * len(seen)
 
 
 def run(inputs: ScanInputs, options: ScanSwitches) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Every kernel of the gate table, compiled for sm_90a without a GPU, against the committed table of what it costs.
 
-After a change that was wanted: `python -m tests.kernels.freeze_resources`.
+After a change that was wanted: `python -m tests.kernels.freeze_resources`. And the offsets of long rows, in generated
+source.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 from kernels.mamba3_mimo.cuda import attest
+from tests.kernels.offsets import narrow_offsets, parameters
 from tests.kernels.resources import CASES, committed, compile_cases, nvcc_release
 
 REGISTERS_MORE, INSTRUCTIONS_MORE = 8, 1.03
@@ -21,6 +23,15 @@ EXACT = (
 )  # fmt: skip
 BOUNDED = ("stack_bytes", "spill_loads", "spill_stores")
 FREEZE = "if the change is wanted: python -m tests.kernels.freeze_resources"
+
+LARGE = {
+    "local_states": {"v"},
+    "outputs": {"v", "z", "o", "states"},
+    "local_gradients": {"z", "do"},
+    "gradients": {"v_", "z", "d_out", "states", "dqh", "dkh", "dv", "dz"},
+    "reduce_heads": {"per_head"},
+}
+"""Kernel -> its tensors with more than 2^31 numbers in a batch of 9 rows of 65,536 tokens with 64 heads."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # ends a compiler that hangs; 4 to 7 minutes on 2 cores
 
@@ -115,3 +126,23 @@ def test_fresh_process_loads_what_was_compiled_and_compiles_what_is_new(compiled
     same, shorter = json.loads(said.splitlines()[-1])
     assert same == {"mamba3_mimo.kernels_compiled": 0, "mamba3_mimo.kernels_loaded": 6}
     assert shorter == {"mamba3_mimo.kernels_compiled": 1, "mamba3_mimo.kernels_loaded": 5}
+
+
+@pytest.mark.parametrize("name", ["local_states", "outputs", "local_gradients", "gradients", "reduce_heads"])
+def test_offsets_beyond_two_to_the_31_have_64_bits(name):
+    """Without tma all loads and stores are offsets: bulk copies take coordinates."""
+    pytest.importorskip("tilelang")
+    from tests.kernels.offsets import long_rows
+
+    source, sizes = long_rows(name, tma=False)
+    assert {tensor for tensor, size in sizes.items() if size > 2**31} == LARGE[name]
+    taken = {tensor.removesuffix("_1"): tensor for tensor in parameters(source)}  # `do` is a word of C
+    assert {tensor: narrow for tensor in LARGE[name] if (narrow := narrow_offsets(source, taken[tensor]))} == {}
+
+
+def test_an_offset_with_32_bits_is_found():
+    wide = "*(uint4*)(dv + ((((int64_t)((int)blockIdx.z)) * (int64_t)1048576) + (((int64_t)n) & (int64_t)3)))"
+    assert narrow_offsets(wide, "dv") == []
+    assert narrow_offsets(wide.replace("(int64_t)n", "n"), "dv") == [wide.replace("(int64_t)n", "n")[15:-1]]
+    with pytest.raises(ValueError, match="no offset into 'dz'"):
+        narrow_offsets(wide, "dz")

@@ -95,7 +95,8 @@ class ExecRun:
             return "it was asked to stop"
         if self._runner.quarantine is not None:
             return f"this node must be repaired first: {self._runner.quarantine}"
-        used = (sum(self._done.values()) + sum(record.seconds for record in self._broken)) / 60
+        seconds = sum(self._done.values()) + sum(record.seconds for record in self._broken)
+        used = self._plan_file.plan.busy_devices * seconds / 60
         return budget_spent(used, self._plan_file.spec.limits.device_minutes)
 
     def _claim(self, index: int) -> ClaimedBlock:

@@ -52,7 +52,6 @@ MOVED: dict[str, dict[str, int]] = {
     "f2_pass_states": {"state": 2},
     "f3_outputs": {"direction": 2, "value": 3, "rotation": 1, "scalar": 3, "state": 1, "chunk_state": 1},
     "b1_local_gradients": {"direction": 1, "value": 2, "rotation": 1, "scalar": 1, "state": 1},
-    "b2_chunk_states": {"direction": 1, "value": 1, "rotation": 1, "scalar": 2, "state": 1, "chunk_state": 1},
     "b3_gradients": {
         "direction": 2, "value": 5, "rotation": 1, "scalar": 7, "chunk_state": 1, "state": 1, "per_head": 2, "angle": 1,
         "partial": 3,
@@ -67,7 +66,6 @@ PRODUCTS: dict[str, tuple[int, int, int]] = {
     "f1_local_states": (0, 0, 1),
     "f3_outputs": (1, 1, 2),
     "b1_local_gradients": (0, 0, 1),
-    "b2_chunk_states": (0, 0, 1),
     "b3_gradients": (3, 3, 5),
 }
 """Kernel -> matrix products per chunk and head of sizes M x M x N, M x M x P and M x N x P.

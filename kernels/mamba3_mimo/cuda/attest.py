@@ -46,7 +46,7 @@ OPCODES: dict[str, tuple[str, ...]] = {
 """Name of a count -> opcodes of sm_90a that it adds up, with every suffix. LDL and STL reach local memory: registers
 that were spilled, or an array indexed at run time."""
 
-WALKS = ("local_states", "outputs", "local_gradients", "chunk_states", "gradients")
+WALKS = ("local_states", "outputs", "local_gradients", "gradients")
 """Kernels that walk the chunks of a super-chunk: the ones that the gates change."""
 PASSES = ("pass_states", "pass_gradients")
 """Kernels that hand states from one super-chunk to the next."""

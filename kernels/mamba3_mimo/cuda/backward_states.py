@@ -1,4 +1,4 @@
-"""Backward kernels that prepare the walk: local state gradients of the super-chunks, and the states of the chunks.
+"""Backward kernel that prepares the walk: what every super-chunk adds to the gradient of the state before it.
 
 Letters: see shape.py; scalars per token: see prefix.py.
 """
@@ -22,17 +22,9 @@ from kernels.mamba3_mimo.cuda.tiles import (
     UNPACKED,
     bf16,
     f32,
-    make_angles,
-    make_bias,
-    make_expanded,
     make_factor,
-    make_piece,
-    make_rotated,
     make_row_scales,
-    make_window_scales,
     pieces,
-    spread,
-    window,
 )
 from kernels.mamba3_mimo.cuda.variant import Variant
 from kernels.mamba3_mimo.cuda.walk import given, make_walk
@@ -180,112 +172,3 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                     start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
 
     return b1_local_gradients
-
-
-def chunk_states(s: ScanShape, v: Variant) -> Any:
-    """B2: the state that enters every chunk, bf16 [B,H,S/C,N,P], from those that enter the super-chunks.
-
-    With `psiv_cache` from `psiv` [B,H,S/C,M,P] in place of v and psi.
-    """
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
-    walk, W, cached, stored = make_walk(s, v, small=True), window(s), v.psiv_cache, not v.tma
-    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
-    angles, hold, rotated = make_angles(s, threads), make_bias(s, threads), make_rotated(s, threads, loads.at)
-    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
-    row_scales = make_row_scales(s, threads)
-    scales, way, part = make_window_scales(s), spread(s, threads), pieces(s, threads)
-    copies, v_rows = R * len(loads.columns()) + 2, M if cached else C
-
-    @T.macro
-    def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, sc, n):
-        t0, slot = sc * L + n * C, loads.slot(n)
-        loads.rows(k_raw, k, full, b, h, t0, n)
-        if cached:
-            loads.copy(v_in[b, h, t0 // C, :, :], v_s[slot * M : (slot + 1) * M, :], full, n)
-        else:
-            loads.copy(v_in[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
-        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
-        loads.posted(full, n)
-
-    @T.macro
-    def written(x_s, v_s, v_l, write_s, scale, psi_l, at, slot, tx):
-        if cached:
-            for i, p in T.Parallel(M, P):
-                x_s[i, p] = bf16(f32(v_s[slot * M + i, p]) * write_s[at + i % C])
-        else:
-            piece(v_l, v_s, slot * C, tx)
-            row_scales(scale, write_s, at, tx)
-            expanded(x_s, v_l, scale, psi_l, tx)
-
-    @T.prim_func
-    def b2_chunk_states(
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: given(not cached, (B, S, H, P), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: given(not cached, (H, R, P), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        entering: T.Tensor((B, H, K, N, P), F32),
-        psiv: given(cached, (B, H, S // C, M, P), BF16),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-    ):
-        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
-            k_raw = loads.tile()
-            v_s = T.alloc_shared((loads.slots * v_rows, P), BF16)
-            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
-            k_s, x_s, h_s = (T.alloc_shared(tile, BF16) for tile in ((M, N), (M, P), (N, P)))
-            read_s, write_s = T.alloc_shared((W,), F32), T.alloc_shared((W,), F32)
-            held, psi_l = T.alloc_local((way.held,), BF16), T.alloc_local((4 * R,), F32)
-            cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))
-            v_l, scale = T.alloc_local((part.units * 4,), BF16), T.alloc_local((part.units,), F32)
-            state = T.alloc_fragment((N, P), F32)
-            full, empty = walk.full(), walk.empty()
-            T.annotate_layout(loads.layouts(k_raw))
-            tx = T.get_thread_binding()
-            nc = T.min(L // C, S // C - sc * (L // C))
-            source = psiv if cached else v
-            if walk.computes(tx):
-                if not split:
-                    for n in tuple(range(ahead)):
-                        if n < nc:
-                            start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n)
-                hold(held, k_bias, h, tx)
-                if not cached:
-                    factor(psi_l, psi, h, tx)
-                if L == W:
-                    scales(read_s, write_s, lc, sk, b, h, sc * L)
-                T.copy(entering[b, h, sc, :, :], state)
-                for n in T.serial(nc):
-                    if L > W:
-                        if n % (W // C) == 0:
-                            walk.sync()
-                            scales(read_s, write_s, lc, sk, b, h, sc * L + n * C)
-                            walk.sync()
-                    at = n * C % W
-                    if ahead == 0:
-                        start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n)
-                    if walk.early:
-                        if n + ahead < nc:
-                            start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n + ahead)
-                    T.copy(state, h_s)
-                    for i, p in T.Parallel(N, P):
-                        state[i, p] = state[i, p] * read_s[at + C - 1]
-                    loads.wait(full, n, nc, copies)
-                    angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
-                    written(x_s, v_s, v_l, write_s, scale, psi_l, at, loads.slot(n), tx)
-                    rotated(k_s, k_raw, held, cos, sin, tx, n)
-                    walk.sync()
-                    if split:
-                        walk.release(empty, n)
-                    elif ahead > 0 and not walk.early:
-                        if n + ahead < nc:
-                            start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n + ahead)
-                    T.gemm(k_s, x_s, state, transpose_A=True)
-                    T.copy(h_s, states[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
-            else:
-                for n in T.serial(nc):
-                    walk.acquire(empty, n)
-                    start(k_raw, v_s, cs_s, k, source, cs, full, b, h, sc, n)
-
-    return b2_chunk_states

@@ -36,6 +36,7 @@ PASS_CONFIGS = {
 
 def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
     """Return what the walk with two roles cannot do."""
+    values, most = s.B * s.S * s.H * s.P, 2**31 - s.L * s.H * s.P
     return tuple(
         (v.warp_specialize and refused, reason)
         for refused, reason in (
@@ -60,6 +61,11 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
                 min(s.L, s.S) // s.C < 3,
                 f"warp_specialize with {min(s.L, s.S) // s.C} chunks in a super-chunk; allowed: 3 or more, since the "
                 "compiler refuses the bulk copies of fewer states",
+            ),
+            (
+                values > most,
+                f"warp_specialize with B * S * H * P = {values}; allowed: {most}, since on its way to an offset of "
+                "dv the generated code passes 2^31 in 32 bits",
             ),
             (
                 shared_bytes(s) > SHARED_LIMIT,

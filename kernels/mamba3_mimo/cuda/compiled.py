@@ -37,7 +37,6 @@ KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
     "outputs": lambda s, v, n: forward.outputs(s, v),
     "local_gradients": lambda s, v, n: backward_states.local_gradients(s, v),
     "pass_gradients": lambda s, v, n: forward.pass_states(s, reverse=True),
-    "chunk_states": lambda s, v, n: backward_states.chunk_states(s, v),
     "gradients": lambda s, v, n: _walk(v)(s, v),
     "reduce_heads": lambda s, v, n: reductions.reduce_heads(s),
     "sum_weights": lambda s, v, n: reductions.sum_weights(s),
@@ -116,8 +115,8 @@ def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[st
             "local_states": parallel, "pass_states": parallel, "outputs": True,
         },
         "backward": {
-            "local_gradients": parallel, "pass_gradients": parallel, "chunk_states": not variant.save_states,
-            "gradients": True, "reduce_heads": True, "sum_weights": True, "sum_biases": True, "time_gradients": True,
+            "local_gradients": parallel, "pass_gradients": parallel, "gradients": True, "reduce_heads": True,
+            "sum_weights": True, "sum_biases": True, "time_gradients": True,
         },
     }[direction]  # fmt: skip
     return tuple(name for name, does in launched.items() if does)

@@ -187,9 +187,9 @@ def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
 def outputs(s: ScanShape, v: Variant) -> Any:
     """F3: o bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks.
 
-    o is [B,S,H,P], or [B,S,R,H,P] without phi. With `save_states` also the state that enters every chunk, bf16
-    [B,H,S/C,N,P]; else `states` has length 1 there. With `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential
-    schedule also the state that leaves the last chunk, `final` fp32 [B,H,N,P].
+    o is [B,S,H,P], or [B,S,R,H,P] without phi. Also the state that enters every chunk, bf16 [B,H,S/C,N,P]. With
+    `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential schedule also the state that leaves the last chunk,
+    `final` fp32 [B,H,N,P].
     """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     if lifts(s):
@@ -205,7 +205,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     paired, own_rows, stored = M % 64 == 0 and N % 64 == 0, threads // 2 == M, not v.tma
     by_rows = T.GemmWarpPolicy.FullRow if own_rows else T.GemmWarpPolicy.Square
     out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
-    save_states, psiv_cache, sequential = v.save_states, v.psiv_cache, v.schedule == "sequential"
+    psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
 
     @T.prim_func
     def f3_outputs(
@@ -225,7 +225,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
         gm: T.Tensor((B, H, S), F32),
         entering: T.Tensor((B, H, K, N, P), F32),
         o: T.Tensor(out_shape, BF16),
-        states: T.Tensor((B, H, S // C if save_states else 1, N, P), BF16),
+        states: T.Tensor((B, H, S // C, N, P), BF16),
         psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
         final: given(sequential, (B, H, N, P), F32),
     ):
@@ -313,8 +313,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                         T.gemm(q_s, h_s, y, clear_accum=True)
                         T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
                         T.gemm(k_s, xw_s, state, transpose_A=True)
-                    if save_states:
-                        T.copy(h_s, states[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
+                    T.copy(h_s, states[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
                     if psiv_cache:
                         T.copy(x_s, psiv[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
                     for i, j in T.Parallel(M, M):

@@ -51,7 +51,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     save, saved = make_store(v)
     start, copies = make_output_start(s, loads)
     out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
-    save_states, psiv_cache, sequential = v.save_states, v.psiv_cache, v.schedule == "sequential"
+    psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
 
     @T.prim_func
     def f3_outputs(
@@ -71,7 +71,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
         gm: T.Tensor((B, H, S), F32),
         entering: T.Tensor((B, H, K, N, P), F32),
         o: T.Tensor(out_shape, BF16),
-        states: T.Tensor((B, H, S // C if save_states else 1, N, P), BF16),
+        states: T.Tensor((B, H, S // C, N, P), BF16),
         psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
         final: given(sequential, (B, H, N, P), F32),
     ):
@@ -148,8 +148,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                         walk.release(empty, n)
                     read(y, score, left, entering_d, written_d)
                     write(state, left_d, right_d)
-                    if save_states:
-                        save(h_s, states[b, h, sc * (L // C) + n, :, :])
+                    save(h_s, states[b, h, sc * (L // C) + n, :, :])
                     if psiv_cache:
                         save(x_s, psiv[b, h, sc * (L // C) + n, :, :])
                     if ahead > 0 and not split:  # after the products: one thread issues copies for a long time
@@ -168,8 +167,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     T.warpgroup_fence_operand(y, num_regs=P // 2)
                     T.warpgroup_fence_operand(state, num_regs=N * P // 128)
                     finish(y, o, z_s, gates_s, b, h, sc * L + n * C, loads.held_slot(n) * C, tx)
-                    if save_states or psiv_cache:
-                        saved()
+                    saved()
                     walk.sync()
                 if sequential:
                     for j in T.unroll(N // 64):

@@ -52,9 +52,8 @@ class Scan:
         self.segment_ids, self.device = inputs.segment_ids, inputs.v.device
         if inputs.D is None:
             self.t["D"] = torch.zeros(self.shape.H, device=self.device)
-        kept = {"wq": self.parallel, "carry": self.parallel, "start": not variant.save_states}
-        kept |= {"states": variant.save_states, "psiv": variant.psiv_cache}
-        names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "start", "states", "psiv")
+        kept = {"wq": self.parallel, "carry": self.parallel, "psiv": variant.psiv_cache}
+        names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "states", "psiv")
         self.saved = tuple(name for name in names if kept.get(name, True))
 
     def check(self, variant: Variant) -> None:
@@ -132,8 +131,7 @@ class Scan:
             pre["start"] = torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
         ranks = () if s.reduced else (s.R,)
         out = self.empty(s.B, s.S, *ranks, s.H, s.P, dtype=torch.bfloat16)
-        saved = s.chunks if self.variant.save_states else 1
-        pre["states"] = self.empty(s.B, s.H, saved, s.N, s.P, dtype=torch.bfloat16)
+        pre["states"] = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
         if self.variant.psiv_cache:
             pre["psiv"] = self.empty(s.B, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
         self.run(
@@ -174,8 +172,6 @@ class Scan:
         """Return the gradients of the tensors that were given, in the kernels' dtypes."""
         pre = dict(zip(self.saved, saved, strict=True))
         do = self._prepared("v", halves.split_width(grad_out) if self.halved else grad_out)
-        if not self.variant.save_states:
-            pre["states"] = self._chunk_states(pre)
         walked = self._walk(pre, do, self._leaving(pre, do))
         grads: Tensors = {name: walked[name] for name in ("v", "z") if name in walked}
         grads |= {"D": walked["D"].sum((0, 1))} | self._weight_gradients(walked) | self._reduced_heads(walked)
@@ -197,15 +193,6 @@ class Scan:
         )  # fmt: skip
         self._pass("pass_gradients", leaving, pre["carry"], self.empty(s.B, s.H, s.N, s.P))
         return leaving
-
-    def _chunk_states(self, pre: Tensors) -> Tensor:
-        """Return the state that enters every chunk, bf16 [B,H,S/C,N,P]."""
-        s, t, cached = self.shape, self.t, self.variant.psiv_cache
-        states = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
-        values = (t["k"], t["k_bias"]) if cached else (t["k"], t["v"], t["k_bias"], t["psi"])
-        made = (pre[name] for name in ("cs", "lc", "sk", "start", "psiv") if name in pre)
-        self.run("chunk_states", *values, *made, states)
-        return states
 
     def _walk(self, pre: Tensors, do: Tensor, leaving: Tensor) -> Tensors:
         """Run the walk: per-head gradients of q and k, gradients of v and z, and what the others are summed from."""

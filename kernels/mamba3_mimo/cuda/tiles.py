@@ -302,32 +302,20 @@ def window(s: Any) -> int:
     return min(s.L, WINDOW)
 
 
-def make_window_scales(s: Any) -> Any:
-    """Return macro(read_s, write_s [window], lc, sk, b, h, t0): the scalars of the tokens from t0 on.
+def make_window(s: Any) -> Any:
+    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [window], lc, sk, gm, b, h, t0): the scalars from token t0 on.
 
     read_s is the decay from the start of the token's chunk to the token; write_s, to its end, times the write scale.
     """
     S, C, W = s.S, s.C, window(s)
 
     @T.macro
-    def scales(read_s, write_s, lc, sk, b, h, t0):
+    def weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, t0):
         for t in T.Parallel(W):
             at = T.min(t0 + t, S - 1)
             last = T.min(t0 + t // C * C + C - 1, S - 1)
             read_s[t] = T.exp2(lc[b, h, at])
             write_s[t] = T.exp2(lc[b, h, last] - lc[b, h, at]) * sk[b, h, at]
-
-    return scales
-
-
-def make_window(s: Any) -> Any:
-    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [window], lc, sk, gm, b, h, t0): the scalars."""
-    S, W = s.S, window(s)
-    scales = make_window_scales(s)
-
-    @T.macro
-    def weight_scales(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, t0):
-        scales(read_s, write_s, lc, sk, b, h, t0)
         for t in T.Parallel(W):
             at = T.min(t0 + t, S - 1)
             lc_s[t] = lc[b, h, at]

@@ -18,11 +18,9 @@ KERNEL_FILES = ("backward", "backward_walk_split")
 
 @dataclass(frozen=True, kw_only=True)
 class Variant(ScanSwitches):
-    """The switches of the generated kernels: those that can be asked for, and one that cannot. See `ScanSwitches`."""
+    """The switches of the generated kernels; see `ScanSwitches`."""
 
     lane: Lane = Lane.CUDA
-    save_states: bool = True
-    """Keep the bf16 state of every chunk from the forward pass (2 * N * P bytes each) instead of recomputing it."""
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-# Stands in for postgres:17 where no registry can be reached: Debian's PostgreSQL behind the same environment, volume and
+# Stands in for postgres:16 where no registry can be reached: Debian's PostgreSQL behind the same environment, volume and
 # folder of first-start scripts. No cluster and no self-signed certificate are made while it is built.
 FROM debian:bookworm-slim
 RUN mkdir -p /etc/postgresql-common && echo "create_main_cluster = false" > /etc/postgresql-common/createcluster.conf \

@@ -115,6 +115,9 @@ def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows()
     plan = make_plan(make_spec(**asked))
     assert {arm.config["mesh"]["devices"] for arm in plan.arms} == {2}
     assert [arm.config["mesh"]["sharding"] for arm in plan.arms] == ["fsdp", "replicated"]
+    assert plan.busy_devices == 1, "virtual ones are the processors of one machine"
+    assert plan.model_copy(update={"node_class": "tpu-v6e"}).busy_devices == 2
+    assert plan.model_copy(update={"node_class": "tpu-v6e-compile"}).busy_devices == 1
     asked["placement"] = {"node_class": "xla-cpu", "devices": 4}  # the recipe has two rows
     with pytest.raises(SpecError, match="micro_batch is 2; every one of the 4 devices takes as many rows"):
         make_plan(make_spec(**asked))

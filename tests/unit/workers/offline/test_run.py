@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from experiments.design.plan import Plan
 from experiments.outcomes import FailureClass
 from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_reader import open_bundle
@@ -178,6 +179,13 @@ def test_spent_device_minutes_stop_between_blocks(rig: Rig, monkeypatch: pytest.
     later = record.model_copy(update={"ended_at": record.started_at + timedelta(days=365)})
     path.write_text(later.model_dump_json())
     rig.folder.seal()
+    summary = rig.run(0, 1)
+    assert (summary.done, summary.left) == ((0,), (1,))
+    assert "of 5 device minutes are used up" in str(summary.stopped)
+
+
+def test_device_minutes_are_those_of_all_devices_of_a_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "busy_devices", property(lambda _plan: 10**9))
     summary = rig.run(0, 1)
     assert (summary.done, summary.left) == ((0,), (1,))
     assert "of 5 device minutes are used up" in str(summary.stopped)
