@@ -38,14 +38,14 @@ def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, lis
 
 def test_without_its_environment_lane_xla_is_said_not_to_have_run(tmp_path: Path) -> None:
     status, targets, said = integrated(tmp_path, lane=False)
-    assert (status, targets) == (0, ["check", "test", "test-containers"])
+    assert (status, targets) == (0, ["check", "test", "chaos", "test-containers"])
     assert "lane xla: NOT RUN, .venv-tpu is not there (make tpu)" in said
 
 
 @pytest.mark.parametrize(("failing", "expected"), [("", 0), ("test", 3), ("test-tpu", 3)])
 def test_with_it_one_target_runs_it_and_either_failure_is_the_end(tmp_path: Path, failing: str, expected: int) -> None:
     status, targets, said = integrated(tmp_path, lane=True, failing=failing)
-    assert (status, targets) == (expected, ["check", "test", "test-tpu", "test-containers"])
+    assert (status, targets) == (expected, ["check", "test", "test-tpu", "chaos", "test-containers"])
     assert "NOT RUN" not in said
     for target in ("test", "test-tpu"):
         ended = "FAILED" if target == failing else "passed"
