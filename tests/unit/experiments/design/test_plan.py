@@ -54,12 +54,12 @@ def test_make_plan_cycles_seeds_and_holds_every_arm_once_per_block() -> None:
 
 
 def test_make_plan_resolves_gates_into_the_configuration() -> None:
-    spec = make_spec(baseline__gates={"chunk_size": 64, "loss": "chunked"}, workload__overrides={"seq_len": 128})
+    spec = make_spec(baseline__gates={"chunk_size": 64, "loss": "chunked"}, workload__overrides={"seq_len": 256})
     baseline, psiv, chunk = make_plan(spec).arms
     assert baseline.gates["chunk_size"] == psiv.gates["chunk_size"] == 64
     assert (chunk.gates["chunk_size"], chunk.gates["loss"]) == (32, "chunked")
     assert psiv.config["model"]["scan"]["psiv_cache"] is True
-    assert psiv.config["data"]["seq_len"] == 128
+    assert psiv.config["data"]["seq_len"] == 256
     assert psiv.config["steps"] == {"warmup": 1, "warmup_s": 0.0, "timed": 4, "slice": 0, "val_rows": 2}
     assert set(TrainConfig.__dataclass_fields__) - set(psiv.config) == {"seed"}
     assert len({arm.digest for arm in (baseline, psiv, chunk)}) == 3
@@ -167,6 +167,13 @@ def test_a_model_without_a_mixer_takes_the_lane_that_its_node_class_has(node_cla
         make_plan(make_spec(**asked))
     plan = make_plan(make_spec(baseline={"gates": {"lane": "xla"}}, **asked))
     assert {arm.gates["lane"] for arm in plan.arms} == {"xla"}
+
+
+def test_a_gate_that_makes_a_field_of_the_workload_wrong_is_refused_there() -> None:
+    spec = make_spec(baseline__gates={"loss": "chunked"}, workload__overrides={"seq_len": 128})
+    with pytest.raises(SpecError, match="loss_chunk_tokens") as caught:
+        make_plan(spec)
+    assert {problem.pointer for problem in caught.value.problems} == {"#/workload/overrides"}
 
 
 def test_dividing_over_one_device_is_refused_at_the_gate() -> None:
