@@ -21,6 +21,12 @@ from kernels.errors import KernelUnsupported
 from kernels.xla_softcap import BLOCK, LANES, SUBLANES, softcap_attention
 
 LARGEST_BLOCK = 512
+LENGTHS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "flash": (1024, (128, 256, 512)),
+    "splash": (BLOCK, ()),
+    "pallas_softcap": (BLOCK, ()),
+}
+"""Kernel -> rows have a multiple of so many tokens, or one of these numbers: flash cannot take a part of a block."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -68,9 +74,12 @@ def _check(name: str, q_BHSE: Tensor) -> None:
         raise KernelUnsupported(f"attention '{name}' of lane xla runs on an XLA device; q is on {q_BHSE.device.type}")
     if q_BHSE.dtype not in DTYPES:
         raise KernelUnsupported(f"attention '{name}' takes float32, bfloat16; q is {q_BHSE.dtype}")
-    if q_BHSE.shape[2] % BLOCK:
-        length = q_BHSE.shape[2]
-        raise KernelUnsupported(f"attention '{name}' takes rows of a multiple of {BLOCK} tokens; they have {length}")
+    length, (multiple, others) = q_BHSE.shape[2], LENGTHS[name]
+    if length % multiple and length not in others:
+        or_one = f"{', '.join(map(str, others))} or " if others else ""
+        raise KernelUnsupported(
+            f"attention '{name}' takes rows of {or_one}a multiple of {multiple} tokens; they have {length}"
+        )
 
 
 class _Splash:

@@ -164,7 +164,7 @@ def make_receipt(
         ),
         "config": {**arm.config, "seed": block.seed},
         "environment": environment,
-        "gates": read_gates(arm.gates, facts),
+        "gates": read_gates(arm.gates, facts, pattern=arm.config["model"]["pattern"]),
         "facts": facts,
         "steps": steps,
         "warmup_passes": (arm.config["steps"]["warmup_s"],) if arm.config["steps"]["warmup_s"] else (),

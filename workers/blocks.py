@@ -126,7 +126,7 @@ class BlockRunner:
         if result.failure_class is not None:
             lost = f"the baseline does not train, so nothing could be compared with it: {result.message}"
             return lost if trial.role == BASELINE else None
-        dead = dead_gate(read_gates(trial.gates, result.facts))
+        dead = dead_gate(read_gates(trial.gates, result.facts, pattern=config["model"]["pattern"]))
         return None if dead is None else f"arm '{trial.arm}': {dead}"
 
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:

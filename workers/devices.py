@@ -49,6 +49,12 @@ class Devices:
         return ReleaseProof(self.probe, [device.index for device in self.devices] if real else ())
 
 
+def only_when_asked(node_class: str) -> bool:
+    """Tell whether no machine is taken for `node_class` unless it is asked for by name."""
+    names, known = list(PROBES), NODE_CLASSES.get(node_class)
+    return known is not None and known.probe in names[names.index("host") + 1 :]
+
+
 def find_devices(asked_for: str | None = None) -> Devices:
     """Look at the machine; `asked_for`, a node class by name, overrides what the probes would choose.
 

@@ -78,7 +78,7 @@ class TrialRecord:
     def _measured(self) -> Receipt:
         result = self._result()
         steps = read_steps(self.paths.steps)
-        gates = read_gates(self.trial.gates, result.facts)
+        gates = read_gates(self.trial.gates, result.facts, pattern=self.trial.config["model"]["pattern"])
         failure, message = _judge(result, steps, gates)
         steps = _finite(steps)
         outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)

@@ -24,6 +24,7 @@ _OVERFLOWS: tuple[tuple[Literal["hbm", "vmem"], re.Pattern[str]], ...] = (
     ("hbm", re.compile(rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)")),
     ("hbm", re.compile(rf"memory space hbm\. Used {_SIZE} of {_SIZE} hbm")),
     ("vmem", re.compile(rf"memory space vmem\. Used {_SIZE} of {_SIZE} vmem")),
+    ("vmem", re.compile(rf"Allocation \(size={_SIZE}\) would exceed memory \(size={_SIZE}\)[^\n]*space=vmem")),
     ("vmem", re.compile(rf"allocation with size {_SIZE} and limit {_SIZE} exceeded scoped vmem limit")),
 )
 """How releases of libtpu say that a step does not fit: needed, then available."""

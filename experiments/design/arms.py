@@ -134,7 +134,10 @@ def _arm(
         check_mesh(config)
         _check_loss_chunks(config)
     except ConfigError as error:
-        guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
+        guilty = next((gate.name for gate in GATES.values() if gate.path == error.field), None)
+        if guilty is None:  # a field of the workload, which only these gates make wrong
+            detail = f"arm '{name}' does not fit the workload: {error.field} {error.message}"
+            return Resolution(arms=(), problems=(SpecProblem(pointer="#/workload/overrides", detail=detail),))
         detail = f"the gates do not fit together: {guilty} {error.message}"
         return Resolution(arms=(), problems=(SpecProblem(pointer=where.pointer(guilty), detail=detail),))
     gates = {gate.name: gate.read(config) for gate in GATES.values()}
@@ -184,6 +187,7 @@ def _gate_problems(
     found = []
     setting = gate.unused_because(gates)
     used = setting is None
+    needless = gate.supports(node_class, Lane(gates["lane"]), gate.default) is None
     reason = gate.supports(node_class, Lane(gates["lane"]), value) if used or asked else None
     if reason is not None:
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=reason, hint=_support_hint(gate, node_class)))
@@ -195,7 +199,7 @@ def _gate_problems(
     if asked and not used and reason is None:
         detail = f"gate '{gate.name}' has no effect with {setting}"
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=f"remove {gate.name}"))
-    if asked and gate.block and gate.block not in pattern:
+    if asked and needless and gate.block and gate.block not in pattern:
         kind = BLOCK_KINDS[gate.block]
         detail = f"gate '{gate.name}' needs a block of kind {gate.block} ({kind}); pattern '{pattern}' has none"
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail))

@@ -115,7 +115,7 @@ def _gate_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
         if asked.get(name) != given.get(name) or type(asked.get(name)) is not type(given.get(name)):
             yield f"gate '{name}' is {given.get(name)!r}; the configuration says {asked.get(name)!r}"
             return
-    for name, reading in read_gates(given, receipt.facts).items():
+    for name, reading in read_gates(given, receipt.facts, pattern=config.model.pattern).items():
         if reading != receipt.gates[name]:
             yield f"gates.{name} says {receipt.gates[name].how!r}, live {receipt.gates[name].live}; the facts give "
             yield f"gates.{name}: {reading.how!r}, live {reading.live}"

@@ -16,6 +16,7 @@ from experiments.documents import Frozen, Told, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport
+from model.config import BLOCK_KINDS
 
 SCHEMA_VERSION = 2
 """2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes."""
@@ -297,16 +298,20 @@ def _attribute(part: object, name: str) -> object:
     return None if part is None else getattr(part, name)
 
 
-def read_gates(requested: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, GateReading]:
-    """Compare every requested gate with what the code recorded about itself.
+def read_gates(
+    requested: Mapping[str, Any], facts: Mapping[str, Any], *, pattern: str = "".join(BLOCK_KINDS)
+) -> dict[str, GateReading]:
+    """Compare every requested gate with what the code recorded about itself in a model of this `pattern`.
 
-    A gate at its default that nothing was recorded about is taken as live; one that was asked for and cannot be
-    observed is not.
+    A gate at its default that nothing was recorded about is taken as live, and so is one of a kind of block that the
+    model does not have; any other that was asked for and cannot be observed is not.
     """
-    return {name: _read_gate(GATES[name], value, requested, facts) for name, value in requested.items()}
+    return {name: _read_gate(GATES[name], value, requested, facts, pattern) for name, value in requested.items()}
 
 
-def _read_gate(gate: Gate, value: Any, requested: Mapping[str, Any], facts: Mapping[str, Any]) -> GateReading:
+def _read_gate(
+    gate: Gate, value: Any, requested: Mapping[str, Any], facts: Mapping[str, Any], pattern: str
+) -> GateReading:
     if setting := gate.unused_because(requested):
         return GateReading(requested=value, observed=None, live=True, how=f"not used with {setting}")
     observed = gate.attest(facts)
@@ -315,6 +320,9 @@ def _read_gate(gate: Gate, value: Any, requested: Mapping[str, Any], facts: Mapp
         return GateReading(requested=value, observed=observed, live=live, how=gate.attested_by)
     if value == gate.default:
         return GateReading(requested=value, observed=None, live=True, how="default, not observable")
+    if gate.block is not None and gate.block not in pattern:
+        how = f"not used without a block of kind {gate.block}"
+        return GateReading(requested=value, observed=None, live=True, how=how)
     how = f"{gate.attested_by}: nothing recorded, so {show(value)} is not proved"
     return GateReading(requested=value, observed=None, live=False, how=how)
 

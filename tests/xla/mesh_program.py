@@ -69,13 +69,16 @@ def traced(config: TrainConfig, home: Path, *, compiled: bool) -> dict[str, Any]
     """Trace a step, and compile it for as many chips."""
     step = trace_step(config)
     if not compiled:
-        return {"facts": dict(step.facts)}
+        readings = read_gates({gate.name: gate.read(config) for gate in GATES.values()}, step.facts)
+        return {"not_live": [name for name, reading in readings.items() if not reading.live]}
     module = home / f"{config.mesh.sharding}.pb"
     module.write_bytes(step.module)
     topology = NODE_CLASSES["tpu-v6e-compile"].topologies[config.mesh.devices]
     answer = ask_compiler(Order(topology=topology, module=str(module), partitions=config.mesh.devices))
     return {
         "chips": answer["chips"],
+        "partitions": answer["partitions"],
+        "input_bytes": step.input_bytes,
         "topology": answer["topology"],
         "collectives": answer["collectives"],
         **answer["memory"],

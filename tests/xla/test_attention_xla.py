@@ -68,6 +68,27 @@ def test_kernel_is_in_the_traced_graph(name, dtype):
     xla_device.forget_pending()
 
 
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [*(("flash", length) for length in (256, 512, 1024, 2048)), ("splash", 640), ("pallas_softcap", 384)],
+)
+def test_lengths_of_rows_that_are_taken_are_traced_in_both_passes(name, length):
+    (q, k, v, grad), run_BS = problem(batch=3, length=length, width=20)
+    moved = on_xla([q, k, v])
+    out = KERNELS[name](*moved, run_BS.to(DEVICE), softcap=0.0)
+    assert count([out, *torch.autograd.grad(out, moved, grad.to(DEVICE))]) == CALLS[name][1]
+    xla_device.forget_pending()
+
+
+@pytest.mark.parametrize("length", [200, 384, 640, 1536, 2560])
+def test_lengths_that_torch_xlas_kernel_cannot_divide_are_refused(length):
+    (q, k, v, _), run_BS = problem(batch=1, length=length)
+    with pytest.raises(
+        KernelUnsupported, match=f"rows of 128, 256, 512 or a multiple of 1024 tokens; they have {length}"
+    ):
+        xla_attention.flash(*on_xla([q, k, v]), run_BS.to(DEVICE), softcap=0.0)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_other_documents_are_the_same_graph(name):
     (q, k, v, _), run_BS = problem()

@@ -60,13 +60,13 @@ def sealed_trial(folder: Path) -> Receipt:
         workload={
             "recipe": "hybrid-tiny",
             "overrides": {**SIZES, "seq_len": 64, "corpus": str(corpus)},
-            "steps": {"warmup": 1, "warmup_s": 0, "timed": 2, "val_rows": 2},
+            "steps": {"warmup": 1, "warmup_s": 0, "timed": 2, "val_rows": 0},
         },
         baseline={"gates": {"lane": "xla"}},
         variants={"remat": {"gates": {"remat": True}}},
         design={"seeds": [1], "blocks": {"count": 2}, "order_seed": 1},
         placement={"node_class": "xla-cpu"},
-        verdict={"primary": {"metric": "loss_val", "margin": "0%"}},
+        verdict={"primary": {"metric": "loss_final", "margin": "0%"}},
     )
     broken = [Break(0, FailureClass.INVALID_MEASUREMENT, "baseline")] * 2
     block = file.claimed(0, attempt_id="att_1", attempt_no=3, broken=broken)

@@ -28,6 +28,7 @@ from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.signing import Signer
 from workers.blocks import BlockRunner, NodeContext
 from workers.device_lock import DeviceLock
+from workers.devices import only_when_asked
 from workers.environment_variables import state_folder, wait_passively
 from workers.errors import ExecRefused, WorkerError
 from workers.forkserver import ForkServer
@@ -99,7 +100,8 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             rehearse=rehearse,
             signer=signer,
         )
-        node = find_node(node_name or socket.gethostname())
+        wanted = plan_file.plan.node_class
+        node = find_node(node_name or socket.gethostname(), wanted if only_when_asked(wanted) else None)
         summary, digest = _perform(job, node, console)
         if tar:
             write_tar(read_bundle_files(job.folder.root), out.absolute().with_name(out.name + ".tar"))

@@ -29,6 +29,9 @@ custom-call(%q.1, %k.1, %v.1), custom_call_target="tpu_custom_call". Scoped allo
 WHOLE_VMEM = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space vmem. \
 Used 256.00M of 127.94M vmem. Exceeded vmem capacity by 128.06M."""
 
+SCRATCH = """RESOURCE_EXHAUSTED: Allocation (size=268435456) would exceed memory (size=134217728) :: #allocation2 \
+[shape = 'f32[524288,128]{1,0:T(8,128)}', space=vmem, size = 0x10000000, scoped] :: tpu_custom_call.1"""
+
 
 @pytest.mark.parametrize(
     ("message", "memory", "needed", "available"),
@@ -37,6 +40,7 @@ Used 256.00M of 127.94M vmem. Exceeded vmem capacity by 128.06M."""
         (HBM, "hbm", 40 * GIB, round(31.25 * GIB)),
         (VMEM, "vmem", round(55.99 * MIB), 32 * MIB),
         (WHOLE_VMEM, "vmem", 256 * MIB, round(127.94 * MIB)),
+        (SCRATCH, "vmem", 256 * MIB, 128 * MIB),
     ],
 )
 def test_a_refusal_for_memory_is_read_with_its_numbers(message: str, memory: str, needed: int, available: int) -> None:

@@ -208,6 +208,14 @@ def test_read_gates_knows_what_another_gate_makes_useless() -> None:
     assert (reading.live, reading.how) == (True, "not used with schedule = sequential and lane = reference")
 
 
+@pytest.mark.parametrize(("pattern", "not_live"), [("MA", ["attention", "lane"]), ("AF", ["attention"]), ("F", [])])
+def test_read_gates_asks_no_proof_of_a_block_that_the_model_does_not_have(pattern: str, not_live: list[str]) -> None:
+    readings = read_gates({"lane": "xla", "attention": "flash", "dtype": "float32"}, {}, pattern=pattern)
+    assert sorted(name for name, reading in readings.items() if not reading.live) == not_live
+    if not not_live:
+        assert readings["lane"].how == "not used without a block of kind M"
+
+
 def test_events_that_the_driver_did_not_tell_stay_absent_in_json_and_in_the_digest() -> None:
     told = {
         "sw_power_cap": 1.5,

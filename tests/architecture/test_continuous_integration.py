@@ -1,0 +1,57 @@
+"""What .ci/run does with the targets of the Makefile: run as it is, with a `make` that writes down what is asked."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.pages import ROOT
+
+MAKE = """#!/bin/sh
+echo "$1" >> targets
+echo "closing line of $1"
+case " $FAILING " in *" $1 "*) exit 3;; esac
+"""
+
+
+def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, list[str], str]:
+    """Run .ci/run in `folder`, with or without the environment of lane xla; return its status, targets and output."""
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+    programs = [folder / "bin" / "make", *([folder / ".venv-tpu" / "bin" / "python"] if lane else [])]
+    for program in programs:
+        program.parent.mkdir(parents=True)
+        program.write_text(MAKE)
+        program.chmod(0o755)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    ended = subprocess.run(
+        [str(folder / ".ci" / "run")],
+        env={**os.environ, "PATH": path, "FAILING": failing},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ended.returncode, (folder / "targets").read_text().split(), ended.stdout
+
+
+def test_without_its_environment_lane_xla_is_said_not_to_have_run(tmp_path: Path) -> None:
+    status, targets, said = integrated(tmp_path, lane=False)
+    assert (status, targets) == (0, ["check", "test", "chaos", "test-containers"])
+    assert "lane xla: NOT RUN, .venv-tpu is not there (make tpu)" in said
+
+
+@pytest.mark.parametrize(("failing", "expected"), [("", 0), ("test", 3), ("test-tpu", 3)])
+def test_with_it_one_target_runs_it_and_either_failure_is_the_end(tmp_path: Path, failing: str, expected: int) -> None:
+    status, targets, said = integrated(tmp_path, lane=True, failing=failing)
+    assert (status, targets) == (expected, ["check", "test", "test-tpu", "chaos", "test-containers"])
+    assert "NOT RUN" not in said
+    for target in ("test", "test-tpu"):
+        ended = "FAILED" if target == failing else "passed"
+        assert f"--- make {target} {ended}; its closing lines ---\nclosing line of {target}\n" in said
+
+
+def test_what_does_not_pass_the_checks_is_not_tested(tmp_path: Path) -> None:
+    status, targets, _ = integrated(tmp_path, lane=True, failing="check")
+    assert (status, targets) == (3, ["check"])
