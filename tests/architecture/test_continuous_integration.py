@@ -17,7 +17,7 @@ case " $FAILING " in *" $1 "*) exit 3;; esac
 
 
 def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, list[str], str]:
-    """Run .ci/run in `folder`, with or without the environment of lane xla; return its status, targets and output."""
+    """Run .ci/run in `folder`, with or without the environment of lane xla; return its status, targets (sorted) and output."""
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
     programs = [folder / "bin" / "make", *([folder / ".venv-tpu" / "bin" / "python"] if lane else [])]
@@ -33,19 +33,20 @@ def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, lis
         text=True,
         check=False,
     )
-    return ended.returncode, (folder / "targets").read_text().split(), ended.stdout
+    targets = (folder / "targets").read_text().split()
+    return ended.returncode, sorted(targets), ended.stdout
 
 
 def test_without_its_environment_lane_xla_is_said_not_to_have_run(tmp_path: Path) -> None:
     status, targets, said = integrated(tmp_path, lane=False)
-    assert (status, targets) == (0, ["check", "test", "chaos", "test-containers"])
+    assert (status, targets) == (0, ["chaos", "check", "test", "test-containers"])
     assert "lane xla: NOT RUN, .venv-tpu is not there (make tpu)" in said
 
 
-@pytest.mark.parametrize(("failing", "expected"), [("", 0), ("test", 3), ("test-tpu", 3)])
+@pytest.mark.parametrize(("failing", "expected"), [("", 0), ("test", 3), ("test-tpu", 3), ("chaos", 3)])
 def test_with_it_one_target_runs_it_and_either_failure_is_the_end(tmp_path: Path, failing: str, expected: int) -> None:
     status, targets, said = integrated(tmp_path, lane=True, failing=failing)
-    assert (status, targets) == (expected, ["check", "test", "test-tpu", "chaos", "test-containers"])
+    assert (status, targets) == (expected, ["chaos", "check", "test", "test-containers", "test-tpu"])
     assert "NOT RUN" not in said
     for target in ("test", "test-tpu"):
         ended = "FAILED" if target == failing else "passed"
