@@ -5,6 +5,7 @@ Usage: python -m tests.bench.planted FOLDER [--share 0.03] [--blocks N] [--nulls
 First 20 A/A blocks calibrate this machine; then one ablation whose variant is slower by `--share` of every step (by
 default with as many blocks as the measured noise asks for), then `--nulls` ablations whose variant is the baseline
 again. Every trial is a process of its own, as in `ablate exec`; every word comes from the judge, by that calibration.
+Each null is judged twice: as a first asking, and as the service counts them, as one more asking of one question.
 Running it again goes on where it ended. `--busy` lets trials count beside other programs.
 """
 
@@ -29,9 +30,10 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect
 from experiments.design.spec import MIN_BLOCKS
+from experiments.outcomes import AblationState
 from experiments.records.bundle import Bundle, attempt_records
 from experiments.records.calibration import Calibration
-from experiments.records.circumstances import Circumstances
+from experiments.records.circumstances import Circumstances, EarlierAblation, Family
 from experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
 from service.cli.bundles import read_bundle
 from tests.bench.planting import planting_server
@@ -85,16 +87,28 @@ def plan_text(blocks: int, seed: int, *, busy: bool) -> str:
     return plan_file_text(make_plan_file(plan, spec_text=text.decode(), content_type=CONTENT_TYPE))
 
 
-def judged(bundle: Bundle, known: Sequence[Calibration]) -> VariantVerdict:
-    """Return the verdict of the repeat by `known` alone: what the bundle's own blocks say of the noise is not asked."""
+def judged(bundle: Bundle, known: Sequence[Calibration], *, asked_before: int = 0) -> VariantVerdict:
+    """Return the verdict of the repeat by `known` alone: what the bundle's own blocks say of the noise is not asked.
+
+    `asked_before` ablations had asked the same question, as the service counts them.
+    """
     file = bundle.plan_file
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
     admission = admission_of(
         file.spec, receipts, known, ledger=keep_ledger(known), mended_by=mending_command("cpu", LIKE.name)
     )
-    circumstances = Circumstances(attempts=attempt_records(bundle), admission=admission, signers=bundle.signers)
+    circumstances = Circumstances(
+        attempts=attempt_records(bundle), family=family(asked_before), admission=admission, signers=bundle.signers
+    )
     (found,) = judge(file.plan, file.spec, receipts, circumstances).variants
     return found
+
+
+def family(asked_before: int) -> Family:
+    """Return a family of the question whether the repeat differs, asked so many times before."""
+    one = {"state": AblationState.COMPLETED, "created_at": "2026-01-01T00:00:00Z", "asked": (REPEAT,), "words": {}}
+    names = [f"null-{number + 1:02}" for number in range(asked_before)]
+    return Family(earlier=tuple(EarlierAblation(ablation=name, name=name, **one) for name in names))
 
 
 def blocks_for(share: float, noise: Calibration) -> int:
@@ -136,6 +150,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     for number in range(given.nulls):
         null = ran(given.folder / f"null-{number + 1:02}", blocks=MIN_BLOCKS, seed=10 + number, busy=given.busy)
         said(f"null {number + 1}", judged(null, known))
+        said(f"null {number + 1}, as asking {number + 1}", judged(null, known, asked_before=number))
 
 
 if __name__ == "__main__":
