@@ -37,7 +37,12 @@ def judge_requirement(requirement: Requirement, evidence: Evidence) -> Requireme
         passed, detail = _loss(rule, requirement, evidence.pairs)
     exact = complete and (rule == "identical" or (metric.kind == "absolute" and metric.decides == "exact"))
     return RequirementResult(
-        metric=requirement.metric, rule=_in_words(requirement, metric), passed=passed, detail=detail, exact=exact
+        metric=requirement.metric,
+        rule=_in_words(requirement, metric),
+        passed=passed,
+        detail=detail,
+        exact=exact,
+        compared=requirement.rule != "as_claimed" or rule is not None,
     )
 
 

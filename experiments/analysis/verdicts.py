@@ -74,6 +74,8 @@ class RequirementResult(Frozen):
     detail: str
     exact: bool
     """Whether values without noise decided: bytes, losses that must be identical. Such a failure rejects by itself."""
+    compared: bool = True
+    """False where the gates claim another numerical model: its losses are not held against the baseline's."""
 
 
 class VariantVerdict(Frozen):

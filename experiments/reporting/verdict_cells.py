@@ -118,10 +118,15 @@ def loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
     broken = [result.metric for result in results if not result.passed]
     if not results:
         return ABSENT
-    return Cell(text=f"FAILED: {', '.join(broken)}", tone=Tone.BAD) if broken else Cell(text="ok", tone=Tone.GOOD)
+    if broken:
+        return Cell(text=f"FAILED: {', '.join(broken)}", tone=Tone.BAD)
+    compared = any(result.compared for result in results)
+    return Cell(text="ok", tone=Tone.GOOD) if compared else Cell(text="not compared")
 
 
 def requirement(found: RequirementResult) -> tuple[Cell, ...]:
     """Return metric, rule, result and what was found."""
     result = Cell(text="passed", tone=Tone.GOOD) if found.passed else Cell(text="FAILED", tone=Tone.BAD)
+    if not found.compared and found.passed:
+        result = Cell(text="not compared")
     return row(found.metric, found.rule, result, wording.with_minus(found.detail))

@@ -17,7 +17,7 @@ case " $FAILING " in *" $1 "*) exit 3;; esac
 
 
 def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, list[str], str]:
-    """Run .ci/run in `folder`, with or without the environment of lane xla; return its status, targets (sorted) and output."""
+    """Run .ci/run in `folder`, with or without the environment of lane xla; return status, targets (sorted), output."""
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
     programs = [folder / "bin" / "make", *([folder / ".venv-tpu" / "bin" / "python"] if lane else [])]
