@@ -18,7 +18,7 @@ from experiments.records.calibration import Calibration
 from experiments.records.plan_file import read_plan_file
 from service.cli import bundles
 from service.cli.client import app
-from service.cli.commands import aa, calibration
+from service.cli.commands import aa, calibration, import_
 from service.client import Client
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
@@ -39,7 +39,7 @@ def ablate(*arguments: object) -> tuple[int, str, str]:
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path / "api") as running:
         url = str(running.client.base_url)
-        for module in (aa, bundles, calibration):
+        for module in (aa, bundles, calibration, import_):
             monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
         yield running
 

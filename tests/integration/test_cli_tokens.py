@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from experiments.outcomes import ExitCode
 from service.cli.client import app
 from service.cli.commands import nodes, tokens
 from service.client import Client, Refused
@@ -59,7 +60,7 @@ def test_a_token_is_created_limited_replaced_and_revoked(api: Api) -> None:
 
 
 def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
-    assert ablate("tokens", "create", "ada", "--scope", "worker")[0] == 2
+    assert ablate("tokens", "create", "ada", "--scope", "worker")[0] == ExitCode.USAGE
     assert ablate("tokens", "create", "ada", "--scope", "read")[0] == 0
     for words, told in (
         (("tokens", "create", "ada", "--scope", "read"), "there is a token 'ada' already"),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from experiments.outcomes import ExitCode
 from tests.api_stack import WORKER, Api, served_api
 from tests.integration.worker_service import until, worker
 
@@ -18,7 +19,7 @@ def test_a_worker_cannot_speak_for_a_node_that_its_key_does_not_belong_to(tmp_pa
     with served_api("sqlite", tmp_path) as api:
         url = str(api.client.base_url).rstrip("/")
         with worker(tmp_path / "sly", url, ABLATE_WORKER_TOKEN=WORKER, ABLATE_NODE_NAME="gpu-7") as process:
-            assert process.wait(120) == 1
+            assert process.wait(120) == ExitCode.ERROR
         assert "this key belongs to node 'tester' and cannot register 'gpu-7'" in said(tmp_path / "sly")
         assert "ablate nodes add gpu-7" in said(tmp_path / "sly")
         assert api.get("/v1/nodes").json()["items"] == []
@@ -39,6 +40,6 @@ def test_a_replaced_key_goes_on_and_a_revoked_one_ends_its_worker(tmp_path: Path
             assert process.poll() is None, "the key before it still counts"
             answer = api.client.post("/v1/nodes/gpu-7:revoke-key", headers=api.admin, json={"reason": "sold"})
             assert answer.status_code == 204
-            assert process.wait(120) == 1
+            assert process.wait(120) == ExitCode.ERROR
         assert "the service answered 401: this bearer token is not known" in said(tmp_path / "old")
         assert old not in (tmp_path / "old" / "worker.log").read_text()

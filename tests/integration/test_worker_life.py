@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+from experiments.outcomes import ExitCode
 from model.config import StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
 
@@ -50,7 +51,7 @@ def test_kill_9_of_the_worker_leaves_no_process(tmp_path: Path) -> None:
 def test_refused_key_ends_with_a_sentence(tmp_path: Path) -> None:
     service = Service()
     with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_WORKER_TOKEN="another-key") as process:
-        assert process.wait(120) == 1
+        assert process.wait(120) == ExitCode.ERROR
         assert b"the service answered 401: unknown key" in (tmp_path / "worker.log").read_bytes()
         until(lambda: not processes_of(tmp_path))
     service.close()
@@ -59,7 +60,7 @@ def test_refused_key_ends_with_a_sentence(tmp_path: Path) -> None:
 def test_class_without_its_device_ends_with_a_sentence_and_registers_nothing(tmp_path: Path) -> None:
     service = Service()
     with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_NODE_CLASS="tpu-v6e") as process:
-        assert process.wait(120) == 1
+        assert process.wait(120) == ExitCode.ERROR
         said = " ".join((tmp_path / "worker.log").read_text().split())
         assert "worker cannot run: node class 'tpu-v6e' was asked for, and no probe finds its device here" in said
     assert service.calls == []
