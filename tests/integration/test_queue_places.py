@@ -38,10 +38,11 @@ def test_places_are_those_of_the_whole_queue(api: Api) -> None:
     ids = [api.submit(ablation=f"waiting-{number}")["id"] for number in range(7)]
     for _ in range(25):
         classes = dict(zip(ids, draw.choices(["cpu", "h200"], weights=[4, 1], k=len(ids)), strict=True))
+        priorities = {name: draw.choice([10, 50, 50, 50, 90]) for name in ids}
         with api.store.write() as connection:
             for row in connection.execute(select(blocks.c.id, blocks.c.ablation_id)).all():
                 values = {
-                    "priority": draw.choice([10, 50, 50, 50, 90]),
+                    "priority": priorities[row.ablation_id],
                     "turn": draw.randint(0, 9),
                     "state": draw.choice(["queued", "queued", "done", "held"]),
                     "node_class": classes[row.ablation_id],
