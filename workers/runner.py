@@ -45,14 +45,16 @@ class RunningTrial:
     """A trainer process between its start and its end."""
 
     def __init__(
-        self, process: ForkServerProcess, trial_id: str, *, timeout_s: float, spent_s: float, oom_before: int
+        self, process: ForkServerProcess, trial_id: str, *, timeout_s: float, began: float, oom_before: int
     ) -> None:
         self.process = process
         self.trial_id = trial_id
         self.pid = _pid(process)
         self.timeout_s = timeout_s
-        self.spent_s = spent_s
-        """Of its time limit: its start, and the time in which it was followed."""
+        self.spent_s = 0.0
+        """Of its time limit: whenever it was let go on, until it was seen to wait or to have ended."""
+        self._began = began
+        """Moment by time.monotonic() since when it has been let go on."""
         self.oom_before = oom_before
         """The kernel's count of out-of-memory kills before it was started."""
         self.peak_rss_bytes: int | None = None
@@ -60,6 +62,20 @@ class RunningTrial:
         """Why it has to stop, if it has to."""
         self.over = False
         """Whether it was ended: its process number may be another one's by now."""
+
+    @property
+    def now_spent_s(self) -> float:
+        """What it has spent of its time limit if it runs now."""
+        return self.spent_s + time.monotonic() - self._began
+
+    def let_go_on(self) -> None:
+        """Note that it may run from now on: before it is told so, since it may run before the next line does."""
+        self._began = time.monotonic()
+
+    def waits(self) -> None:
+        """Note that it was seen to wait, or to have ended; who follows it on counts from here."""
+        now = time.monotonic()
+        self.spent_s, self._began = self.spent_s + now - self._began, now
 
     @property
     def lives(self) -> bool:
@@ -104,8 +120,7 @@ class TrialRunner:
         """Start a trial; whatever happens, it has ended when the caller is done with it."""
         start, oom_before = time.monotonic(), kernel_oom_kills()
         process = self.server.start(replace(order, start_by=lease.until))
-        spent_s = time.monotonic() - start
-        trial = RunningTrial(process, order.trial_id, timeout_s=timeout_s, spent_s=spent_s, oom_before=oom_before)
+        trial = RunningTrial(process, order.trial_id, timeout_s=timeout_s, began=start, oom_before=oom_before)
         self._guardian.watch(trial.pid, order.trial_id)
         try:
             yield trial
@@ -116,8 +131,7 @@ class TrialRunner:
 
     def follow(self, trial: RunningTrial, lease: Lease, *, until: Connection | None = None) -> None:
         """Wait until the trial ends, has to stop, or says something by the pipe `until`; this is the time it has."""
-        start = time.monotonic()
-        deadline = start + trial.timeout_s - trial.spent_s
+        deadline = time.monotonic() + trial.timeout_s - trial.now_spent_s
         also = [trial.process.sentinel, *([] if until is None else [until.fileno()])]
         while (reason := self._reason(lease, deadline)) is None:
             patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
@@ -128,7 +142,7 @@ class TrialRunner:
                 break
             trial.peak_rss_bytes = _peak_rss(trial.pid) or trial.peak_rss_bytes
         trial.stopped = reason
-        trial.spent_s += time.monotonic() - start
+        trial.waits()
 
     def end(self, trial: RunningTrial, lease: Lease) -> Ending:
         """End a trial that has to stop, or what one that ended by itself has left; return how it ended."""

@@ -87,6 +87,7 @@ class SlicedBlock:
 
     def _let_run(self, resident: _Resident) -> None:
         if not resident.running.over:
+            resident.running.let_go_on()
             let_go_on(resident.pipe)
             self._advance(resident)
 
