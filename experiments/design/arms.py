@@ -134,10 +134,7 @@ def _arm(
         check_mesh(config)
         _check_loss_chunks(config)
     except ConfigError as error:
-        guilty = next((gate.name for gate in GATES.values() if gate.path == error.field), None)
-        if guilty is None:  # a field of the workload, which only these gates make wrong
-            detail = f"arm '{name}' does not fit the workload: {error.field} {error.message}"
-            return Resolution(arms=(), problems=(SpecProblem(pointer="#/workload/overrides", detail=detail),))
+        guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
         detail = f"the gates do not fit together: {guilty} {error.message}"
         return Resolution(arms=(), problems=(SpecProblem(pointer=where.pointer(guilty), detail=detail),))
     gates = {gate.name: gate.read(config) for gate in GATES.values()}
