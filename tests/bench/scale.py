@@ -83,7 +83,7 @@ def fill(api: Api) -> tuple[str, list[str]]:
 
 
 def _gates() -> list[dict[str, Any]]:
-    sizes, rows = (8, 32, 64, 128, 256), (1, 2, 4, 8, 16)
+    sizes, rows = (8, 32, 64, 128, 256), (2, 4, 8, 16, 32)  # a loss in chunks needs two rows of tokens or more
     return [
         {"chunk_size": size, "loss": loss, "micro_batch": row}
         for size in sizes
