@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo.accuracy import Case, make_inputs
-from kernels.mamba3_mimo.cuda import scan
-from kernels.mamba3_mimo.cuda.compiled import KERNELS
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host import scan
+from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz import problems
 from kernels.scan import ScanSwitches
 from tests.architecture.pages import ROOT
