@@ -34,7 +34,7 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 
 
 def make_reader(s: ScanShape) -> Any:
-    """Return the macro of the first warp group; its parameters are named as in walk_split.py."""
+    """Return the macro of the first warp group; its parameters are named as in gradients_split.py."""
     N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
     NB, NC, parts = N // 64, L // C, 8 // R
     pool_at = Pool(NB, C)

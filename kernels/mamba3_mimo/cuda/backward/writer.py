@@ -72,7 +72,7 @@ def make_pair_load(s: ScanShape) -> Any:
 
 
 def make_writer(s: ScanShape) -> Any:
-    """Return the macro of the second warp group; its parameters are named as in walk_split.py."""
+    """Return the macro of the second warp group; its parameters are named as in gradients_split.py."""
     N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
     NB, parts = N // 64, 8 // R
     pool_at = Pool(NB, C)

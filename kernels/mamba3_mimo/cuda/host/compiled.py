@@ -11,7 +11,7 @@ import tilelang
 from tilelang import PassConfigKey
 
 from kernels import facts
-from kernels.mamba3_mimo.cuda.backward import local, reductions, walk, walk_split
+from kernels.mamba3_mimo.cuda.backward import gradients, gradients_split, local_gradients, reductions
 from kernels.mamba3_mimo.cuda.forward import outputs, prefix
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -29,7 +29,7 @@ KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
     "local_states": lambda s, v, n: outputs.local_states(s, v),
     "pass_states": lambda s, v, n: outputs.pass_states(s, reverse=False),
     "outputs": lambda s, v, n: outputs.outputs(s, v),
-    "local_gradients": lambda s, v, n: local.local_gradients(s, v),
+    "local_gradients": lambda s, v, n: local_gradients.local_gradients(s, v),
     "pass_gradients": lambda s, v, n: outputs.pass_states(s, reverse=True),
     "gradients": lambda s, v, n: _walk(v)(s, v),
     "reduce_heads": lambda s, v, n: reductions.reduce_heads(s),
@@ -48,8 +48,8 @@ _writing = Lock()
 
 def _walk(variant: Variant) -> Callable[..., Any]:
     if variant.warp_specialize:
-        return walk_split.gradients
-    return walk.gradients
+        return gradients_split.gradients
+    return gradients.gradients
 
 
 MERGED = ("gradients",)

@@ -15,8 +15,8 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.backward import walk_io as io
-from kernels.mamba3_mimo.cuda.backward import walk_tiles as tiles
+from kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from kernels.mamba3_mimo.cuda.backward import gradients_tiles as tiles
 from kernels.mamba3_mimo.cuda.backward.edges import edge_size, make_edge
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape

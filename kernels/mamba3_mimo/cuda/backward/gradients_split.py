@@ -1,4 +1,4 @@
-"""Backward kernel of the walk with two warp groups in different roles; see walk.py for the mathematics.
+"""Backward kernel of the walk with two warp groups in different roles; see gradients.py for the mathematics.
 
 The reader goes ahead: it rotates q, rebuilds y, takes the gate's gradient and yields dq, dz. The writer follows: it
 rotates k, builds x, carries E and yields dk, dv. They hand tiles over through shared memory and mbarriers; what only
@@ -81,7 +81,7 @@ def shared_bytes(s: ScanShape) -> int:
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:
-    """B3 of walk.py with the same tensors: every gradient or its partial sum, from one reverse pass."""
+    """B3 of gradients.py with the same tensors: every gradient or its partial sum, from one reverse pass."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     NB, NC = N // 64, L // C
     pool_at, reader, writer = Pool(NB, C), make_reader(s), make_writer(s)

@@ -1,6 +1,6 @@
 """What the backward walk loads and stores: the tiles of a chunk, per-token rows, partial sums. Letters: see shape.py.
 
-`t` holds the walk's buffers by their names in walk.py. Rows are i = r * C + c.
+`t` holds the walk's buffers by their names in gradients.py. Rows are i = r * C + c.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
