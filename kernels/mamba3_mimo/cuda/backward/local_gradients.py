@@ -15,6 +15,7 @@ from tilelang import PassConfigKey
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
@@ -64,7 +65,7 @@ def make_gated(s: ScanShape, threads: int) -> Any:
                     for e in T.vectorized(4):
                         half_u[e] = z_l[u * 4 + e] * zeta[r * 4 + e]
                     for e in T.vectorized(4):
-                        grad[e] = grad[e] * (half_u[e] * T.tanh(half_u[e]) + half_u[e])
+                        grad[e] = grad[e] * scalar.silu(half_u[e], scalar.bent(half_u[e]))
                 if (not guarded) | (tx // lanes < C):
                     for e in T.vectorized(4):
                         g_s[into + r * C + u * step + tx // lanes, tx % lanes * 4 + e] = bf16(grad[e])

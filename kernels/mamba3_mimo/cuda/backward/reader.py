@@ -31,6 +31,7 @@ from kernels.mamba3_mimo.cuda.backward.tiles_split import (
 )
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
 
 
 def make_reader(s: ScanShape) -> Any:
@@ -111,7 +112,7 @@ def make_reader(s: ScanShape) -> Any:
                 if (n > 0) & (n + 1 < nc):
                     load_state(pool, full, states, b, h, sc, n + 1, nc)
             for rh in T.unroll(2):
-                read[rh] = T.exp2(sc_s[third, 0, c0 + rh * parts])
+                read[rh] = scalar.read_scale(sc_s[third, 0, c0 + rh * parts])
             T.mbarrier_wait_parity(hand[K_READY + slot], n // 2 % 2)
             # y again, for the gradients of the gate
             T.warpgroup_fence_operand(ql, num_regs=N // 4)
@@ -157,10 +158,10 @@ def make_reader(s: ScanShape) -> Any:
                         z32 = f32(zl[u * 2 + e])
                         d32 = f32(gl[i * 8 + u * 2 + e])
                         half_u = z32 * hz[u // 2 * 2 + e]
-                        bent = T.tanh(half_u)
-                        silu = half_u * bent + half_u
-                        passed = 0.5 * bent + 0.5
-                        slope = silu - silu * passed + passed
+                        bent = scalar.bent(half_u)
+                        silu = scalar.silu(half_u, bent)
+                        passed = scalar.sigmoid(bent)
+                        slope = scalar.silu_slope_by(silu, passed)
                         gated = d32 * silu
                         du = d32 * y[i * 8 + u * 2 + e] * slope
                         phi_acc[i * 4 + u // 2 * 2 + e] += gated * y[i * 8 + u * 2 + e]

@@ -33,6 +33,7 @@ from kernels.mamba3_mimo.cuda.backward.tiles_split import (
 )
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
 
 
 def make_pair_load(s: ScanShape) -> Any:
@@ -124,14 +125,15 @@ def make_writer(s: ScanShape) -> Any:
                     column(ps, tab_s, 2, rank, quad, i)
                     for j in T.unroll(4):
                         for e in T.vectorized(2):
-                            xl[i * 8 + j * 2 + e] = bf16(f32(vl[i * 8 + j * 2 + e]) * ps[j // 2 * 2 + e])
+                            xl[i * 8 + j * 2 + e] = bf16(scalar.psiv(f32(vl[i * 8 + j * 2 + e]), ps[j // 2 * 2 + e]))
                 store_tile(base + pool_at.x * 128 + slot * TILE, lane_at, xl, half)
                 for i in T.unroll(-(-C * C // GROUP)):
                     if i * GROUP + t < C * C:
                         ct = (i * GROUP + t) // C
                         cu = (i * GROUP + t) % C
-                        far = T.exp2(T.min(sc_s[third, 0, ct] - sc_s[third, 0, cu], 0.0)) * sc_s[third, 1, cu]
-                        one = T.if_then_else(ct > cu, far, T.if_then_else(ct == cu, sc_s[third, 2, ct], 0.0))
+                        one = scalar.pair_weight(
+                            ct, cu, sc_s[third, 0, ct], sc_s[third, 0, cu], sc_s[third, 1, cu], sc_s[third, 2, ct]
+                        )
                         w_s[slot * C * C + ct * C + cu % parts * 8 + cu // parts] = one
                         wt_s[slot * C * C + cu * C + ct % parts * 8 + ct // parts] = one
                 T.fence_proxy_async()
@@ -153,11 +155,10 @@ def make_writer(s: ScanShape) -> Any:
                 T.fence_proxy_async()
                 T.sync_threads(2, GROUP)
                 edge(pool, pool_at.e, states, edges, b, h, t0 + C, t)
-                write[2] = T.exp2(sc_s[third, 0, C - 1])
+                write[2] = scalar.read_scale(sc_s[third, 0, C - 1])
                 for rh in T.unroll(2):
-                    write[rh] = (
-                        T.exp2(sc_s[third, 0, C - 1] - sc_s[third, 0, c0 + rh * parts])
-                        * sc_s[third, 1, c0 + rh * parts]
+                    write[rh] = scalar.write_scale(
+                        sc_s[third, 0, C - 1], sc_s[third, 0, c0 + rh * parts], sc_s[third, 1, c0 + rh * parts]
                     )
                 T.mbarrier_wait_parity(hand[Q_READY + slot], n // 2 % 2)
                 T.warpgroup_fence_operand(dscore, num_regs=32)
@@ -201,8 +202,8 @@ def make_writer(s: ScanShape) -> Any:
                         for e in T.unroll(2):
                             v32 = f32(vl[i * 8 + u * 2 + e])
                             psi_acc[i * 4 + u // 2 * 2 + e] += dx[i * 8 + u * 2 + e] * v32
-                            own_dx[e] = dx[i * 8 + u * 2 + e] * ps[u // 2 * 2 + e]
-                            ksum[u % 2] += dx[i * 8 + u * 2 + e] * f32(bf16(v32 * ps[u // 2 * 2 + e]))
+                            own_dx[e] = scalar.psiv(dx[i * 8 + u * 2 + e], ps[u // 2 * 2 + e])
+                            ksum[u % 2] += dx[i * 8 + u * 2 + e] * f32(bf16(scalar.psiv(v32, ps[u // 2 * 2 + e])))
                         for e in T.vectorized(2):
                             vl[i * 8 + u * 2 + e] = bf16(own_dx[e])
                     T.call_extern("handle", f"walk::rank_sum_pairs<{R}>", T.access_ptr(vl[i * 8], "rw"))

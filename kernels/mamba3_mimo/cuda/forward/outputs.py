@@ -20,6 +20,7 @@ from kernels.mamba3_mimo.cuda.forward import outputs_lifted
 from kernels.mamba3_mimo.cuda.forward.lifted import lifts
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
@@ -317,7 +318,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     if psiv_cache:
                         T.copy(x_s, psiv[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
                     for i, j in T.Parallel(M, M):
-                        mixed[i, j] = bf16(score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, skip[0], 0.0))
+                        mixed[i, j] = bf16(scalar.weighted(score[i, j], w_s[i % C, j % C], i == j, skip[0]))
                     for i, p in T.Parallel(M, P):
                         y[i, p] = y[i, p] * read_s[at + i % C]
                     if own_rows:
@@ -328,7 +329,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     for i, p in T.Parallel(M, P):
                         if s.gated:
                             half_u = f32(z_s[loads.held_slot(n) * C + i % C, p]) * zeta_s[i // C, p]
-                            y[i, p] = y[i, p] * (half_u * T.tanh(half_u) + half_u)
+                            y[i, p] = y[i, p] * scalar.silu(half_u, scalar.bent(half_u))
                         if s.reduced:
                             y[i, p] = y[i, p] * phi_s[i // C, p]
                     T.copy(y, x_s)

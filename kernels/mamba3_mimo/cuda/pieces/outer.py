@@ -18,6 +18,7 @@ from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.host.machine import SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -125,9 +126,9 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
                 for e in T.vectorized(2):
                     hi[e] = f32(left[at + 2 + e]) + f32(held[of + 1])
                 for e in T.vectorized(2):
-                    left[at + e] = bf16(lo[e] * cos[t0 + e] - hi[e] * sin[t0 + e])
+                    left[at + e] = bf16(scalar.turned(lo[e], hi[e], cos[t0 + e], sin[t0 + e]).lo)
                 for e in T.vectorized(2):
-                    left[at + 2 + e] = bf16(lo[e] * sin[t0 + e] + hi[e] * cos[t0 + e])
+                    left[at + 2 + e] = bf16(scalar.turned(lo[e], hi[e], cos[t0 + e], sin[t0 + e]).hi)
 
     @T.macro
     def biased(left, held, j):

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
+from kernels.mamba3_mimo.cuda.pieces import scalar
+
 BF16, F16, F32 = "bfloat16", "float16", "float32"
 
 UNPACKED = """
@@ -153,11 +155,11 @@ def make_rotated(s: Any, threads: int, at: Any = plain_row, *, paired: bool = Fa
             hi[e] = f32(raw_s[at(n, tx % M, half + (tx // M + u * step) * 8 + e)]) + f32(held[u * 16 + 8 + e])
         for e in T.vectorized(8):
             tile_s[tx % M, (tx // M + u * step) * wide + e] = bf16(
-                lo[e] * f32(cos[u * 8 + e]) - hi[e] * f32(sin[u * 8 + e])
+                scalar.turned(lo[e], hi[e], f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).lo
             )
         for e in T.vectorized(8):
             tile_s[tx % M, far + (tx // M + u * step) * wide + e] = bf16(
-                lo[e] * f32(sin[u * 8 + e]) + hi[e] * f32(cos[u * 8 + e])
+                scalar.turned(lo[e], hi[e], f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).hi
             )
 
     @T.macro
@@ -248,7 +250,7 @@ def make_expanded(s: Any, threads: int) -> Any:
             for u in T.unroll(units):
                 for e in T.vectorized(4):
                     x_s[first + r * C + u * step + tx // lanes, tx % lanes * 4 + e] = bf16(
-                        wide[u * 4 + e] * factor[r * 4 + e]
+                        scalar.psiv(wide[u * 4 + e], factor[r * 4 + e])
                     )
 
     @T.macro
@@ -314,8 +316,8 @@ def make_window(s: Any) -> Any:
         for t in T.Parallel(W):
             at = T.min(t0 + t, S - 1)
             last = T.min(t0 + t // C * C + C - 1, S - 1)
-            read_s[t] = T.exp2(lc[b, h, at])
-            write_s[t] = T.exp2(lc[b, h, last] - lc[b, h, at]) * sk[b, h, at]
+            read_s[t] = scalar.read_scale(lc[b, h, at])
+            write_s[t] = scalar.write_scale(lc[b, h, last], lc[b, h, at], sk[b, h, at])
         for t in T.Parallel(W):
             at = T.min(t0 + t, S - 1)
             lc_s[t] = lc[b, h, at]
@@ -332,8 +334,7 @@ def make_weights(s: Any) -> Any:
     @T.macro
     def weights(w_s, lc_s, sk_s, gm_s, at):
         for t, u in T.Parallel(C, C):
-            decay = T.exp2(T.min(lc_s[at + t] - lc_s[at + u], 0.0)) * sk_s[at + u]
-            w_s[t, u] = T.if_then_else(t > u, decay, T.if_then_else(t == u, gm_s[at + t], 0.0))
+            w_s[t, u] = scalar.pair_weight(t, u, lc_s[at + t], lc_s[at + u], sk_s[at + u], gm_s[at + t])
 
     return weights
 
