@@ -6,7 +6,6 @@ places its own barriers: a piece says what it needs done before.
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
-# mypy: ignore-errors
 
 from types import SimpleNamespace
 from typing import Any

@@ -6,7 +6,6 @@ Letters: see shape.py; scalars per token: see prefix.py.
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # A gate that is known when compiling is an `if` around one that is not (SIM102).
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -28,7 +27,7 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     make_row_scales,
     pieces,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_walk
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_walk, staged
 
 
 def make_gated(s: ScanShape, threads: int) -> Any:
@@ -119,7 +118,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(blocks)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             q_raw = loads.tile()
-            z_s = T.alloc_shared((loads.slots * C, P), BF16) if s.gated else None
+            z_s = staged(s.gated, (loads.slots * C, P), BF16)
             do_s = T.alloc_shared((loads.slots * do_rows, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             g_s = T.alloc_shared((outer.slots * M, P), BF16)

@@ -5,7 +5,6 @@ Letters: see shape.py.
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0917
-# mypy: ignore-errors
 
 import math
 from typing import Any

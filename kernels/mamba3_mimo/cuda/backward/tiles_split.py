@@ -7,13 +7,13 @@ order, row = c * R + r, so that the rows of one thread have one rank (l // 4 % R
 
 # TileLang programs: tensors are positional, `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812, PLR0913, PLR0917
-# mypy: ignore-errors
 
 from typing import Any, NamedTuple
 
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.scalar import Pair
 
@@ -189,7 +189,7 @@ def arrive(bars, which, tx):
         T.mbarrier_arrive(bars[which])
 
 
-def make_rotation(s: Any) -> tuple[Any, Any]:
+def make_rotation(s: ScanShape) -> tuple[Any, Any]:
     """Return macros rotated(x, cos, sin), unrotated(x, grad, tile, turn, cos, sin) on a thread's registers.
 
     x bf16 [N/2] is rotated in place, or receives the unrotated grad fp32; tile is the rotated tile, whose gradient
@@ -250,7 +250,7 @@ class Parts(NamedTuple):
     """macro(acc, red, out, b, sc, h, w, g8, quad, group): sum the accumulators of the warps, write them."""
 
 
-def make_parts(s: Any) -> Parts:
+def make_parts(s: ScanShape) -> Parts:
     """Return the macros that both roles use."""
     N, R, A, C = s.N, s.R, s.A, s.C
     parts, own_e = 8 // R, 2 if R == 1 else 1

@@ -3,7 +3,6 @@
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # A gate that is known when compiling is an `if` around one that is not (SIM102).
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -38,7 +37,7 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk, staged
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
@@ -89,7 +88,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
-            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
+            z_s = staged(s.gated, (loads.held * C, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             k_s, h_s = T.alloc_shared((M, N), BF16), T.alloc_shared((N, P), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)

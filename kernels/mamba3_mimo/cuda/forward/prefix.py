@@ -8,7 +8,6 @@ document start adds -92 to the log2 decay, which makes everything before it vani
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0917
-# mypy: ignore-errors
 
 import math
 from typing import Any, NamedTuple

@@ -8,7 +8,6 @@ of the same tokens, so it rotates without its neighbours: rows of the accumulato
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812, PLR0915
-# mypy: ignore-errors
 
 from dataclasses import dataclass
 from typing import Any
