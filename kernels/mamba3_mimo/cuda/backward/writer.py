@@ -33,6 +33,7 @@ from kernels.mamba3_mimo.cuda.backward.tiles_split import (
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
 
 
 def make_pair_load(s: ScanShape) -> Any:
@@ -160,35 +161,26 @@ def make_writer(s: ScanShape) -> Any:
                         sc_s[third, 0, C - 1], sc_s[third, 0, c0 + rh * parts], sc_s[third, 1, c0 + rh * parts]
                     )
                 T.mbarrier_wait_parity(hand[Q_READY + slot], n // 2 % 2)
-                T.warpgroup_fence_operand(dscore, num_regs=32)
-                T.warpgroup_arrive()
+                begin_batch(dscore)
                 product_ss(dscore, 0, k_at, True, q_at, 4 * NB, True, True)
                 T.warpgroup_commit_batch()
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dscore, num_regs=32)
-                T.warpgroup_fence_operand(dx, num_regs=32)
+                end_batch(0, dscore, dx)
                 weighted(xl, dscore, wt_s, slot, c0, q2, w, skip, True)
                 T.warpgroup_arrive()
                 product_ss(dx, 0, k_at, True, e_at, 4 * NB, False, True)
                 T.warpgroup_commit_batch()
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dx, num_regs=32)
+                end_batch(0, dx)
                 for i in T.unroll(32):
                     dx[i] = dx[i] * write[i // 2 % 2]
                 for i in T.unroll(N // 2):
                     E[i] = E[i] * write[2]
                 T.mbarrier_wait_parity(hand[G_READY], n % 2)
-                T.warpgroup_fence_operand(xl, num_regs=16)
-                T.warpgroup_fence_operand(dx, num_regs=32)
-                T.warpgroup_fence_operand(E, num_regs=N // 2)
-                T.warpgroup_arrive()
+                begin_batch(xl, dx, E)
                 product_rs(dx, 0, xl, g_at, 4, False, False)
                 for p in tuple(range(NB)):
                     product_ss(E, 32 * p, q_at + p * TILE, False, gw_at, 4, False, False)
                 T.warpgroup_commit_batch()
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dx, num_regs=32)
-                T.warpgroup_fence_operand(E, num_regs=N // 2)
+                end_batch(0, dx, E)
                 # x
                 ksum[0] = 0.0
                 ksum[1] = 0.0
@@ -210,35 +202,28 @@ def make_writer(s: ScanShape) -> Any:
                         at = first_of(4, R, tx) + u
                         for e in T.vectorized(2):
                             dv[b, t0 + c0 + at % 2 * parts, h, i * 16 + at // 2 * 8 + q2 + e] = vl[i * 8 + u * 2 + e]
-                T.warpgroup_fence_operand(dscore, num_regs=32)
-                T.warpgroup_arrive()
+                begin_batch(dscore)
                 product_ss(dscore, 0, x_at, True, g_at, 4, True, True)
                 T.warpgroup_commit_batch()
                 T.call_extern("handle", f"walk::time_sum<{R}, 1>", T.access_ptr(ksum[0], "rw"))
                 if (quad < 2) & (rank == 0):
                     row_k[b, h, t0 + c0 + quad * parts] = ksum[0]
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dscore, num_regs=32)
+                end_batch(0, dscore)
                 weighted(xl, dscore, wt_s, slot, c0, q2, w, skip, False)
-                T.warpgroup_fence_operand(dk, num_regs=N // 2)
-                T.warpgroup_arrive()
+                begin_batch(dk)
                 for p in tuple(range(NB)):
                     product_ss(dk, 32 * p, x_at, True, e_at + p * TILE, 4, True, True)
                 T.warpgroup_commit_batch()
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dk, num_regs=N // 2)
+                end_batch(0, dk)
                 for i in T.unroll(N // 2):
                     dk[i] = dk[i] * write[i // 2 % 2]
-                T.warpgroup_fence_operand(xl, num_regs=16)
-                T.warpgroup_fence_operand(dk, num_regs=N // 2)
-                T.warpgroup_arrive()
+                begin_batch(xl, dk)
                 for p in tuple(range(NB)):
                     product_rs(dk, 32 * p, xl, q_at + p * TILE, 4, False, False)
                 T.warpgroup_commit_batch()
                 angles(kcos, ksin, cs_s, third, c0, q2)
                 load_tile(k_at, lane_at, kl, some_k)
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dk, num_regs=N // 2)
+                end_batch(0, dk)
                 arrive(hand, G_FREE, tx)
                 # k
                 unrotated(kl, dk, kl, kturn, kcos, ksin)

@@ -17,6 +17,7 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.host.machine import LINE, SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.products import begin_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import F32, bf16, f32
 
 
@@ -153,10 +154,7 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 
     @T.macro
     def read(y, score, left, entering, written):
-        T.warpgroup_fence_operand(left, num_regs=N // 4)
-        T.warpgroup_fence_operand(y, num_regs=P // 2)
-        T.warpgroup_fence_operand(score, num_regs=32)
-        T.warpgroup_arrive()
+        begin_batch(left, y, score)
         for q in T.unroll(panels):
             for step in T.unroll(steps):
                 T.ptx_wgmma_rs(
@@ -172,8 +170,7 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 
     @T.macro
     def write(state, left, right):
-        T.warpgroup_fence_operand(state, num_regs=N * P // 128)
-        T.warpgroup_arrive()
+        begin_batch(state)
         for j in T.unroll(N // 64):
             for q in T.unroll(panels):
                 for step in T.unroll(M // 16):
@@ -186,9 +183,7 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 
     @T.macro
     def mix(y, mixed, right):
-        T.warpgroup_fence_operand(mixed, num_regs=16)
-        T.warpgroup_fence_operand(y, num_regs=P // 2)
-        T.warpgroup_arrive()
+        begin_batch(mixed, y)
         for q in T.unroll(panels):
             for step in T.unroll(M // 16):
                 T.ptx_wgmma_rs(

@@ -21,6 +21,7 @@ from kernels.mamba3_mimo.cuda.forward.lifted import (
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import make_store
+from kernels.mamba3_mimo.cuda.pieces.products import end_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -160,18 +161,14 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     if ahead > 0 and not split:  # after the products: one thread issues copies for a long time
                         if n + ahead < nc:
                             start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n + ahead)
-                    T.warpgroup_wait(1)
-                    T.warpgroup_fence_operand(y, num_regs=P // 2)
-                    T.warpgroup_fence_operand(score, num_regs=32)
+                    end_batch(1, y, score)
                     weighted(mixed, score, w, skip[0], tx)
                     for upper in (0, 1):
                         for block in T.unroll(P // 8):
                             for e in T.unroll(2):
                                 y[block * 4 + upper * 2 + e] *= read_s[at + rows.token(tx // 32, tx % 32 // 4, upper)]
                     mix(y, mixed, values_d)
-                    T.warpgroup_wait(0)
-                    T.warpgroup_fence_operand(y, num_regs=P // 2)
-                    T.warpgroup_fence_operand(state, num_regs=N * P // 128)
+                    end_batch(0, y, state)
                     finish(y, o, z_s, gates_s, b, h, sc * L + n * C, loads.held_slot(n) * C, tx)
                     saved()
                     walk.sync()

@@ -18,6 +18,7 @@ from tilelang.layout import make_swizzled_layout
 from kernels.mamba3_mimo.cuda.host.machine import SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -142,8 +143,7 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
 
     @T.macro
     def turn(left, acc, raw_s, held, cs_s, n, tx):
-        T.warpgroup_wait(0)
-        T.warpgroup_fence_operand(acc, num_regs=regs)
+        end_batch(0, acc)
         for j in T.unroll(blocks):
             for step in T.unroll(steps):
                 source = raw_s[
@@ -166,9 +166,7 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
 
     @T.macro
     def add(left, x_s, acc, n, desc):
-        T.warpgroup_fence_operand(left, num_regs=blocks * steps * 4)
-        T.warpgroup_fence_operand(acc, num_regs=regs)
-        T.warpgroup_arrive()
+        begin_batch(left, acc)
         for j in T.unroll(blocks):
             for q in T.unroll(panels):
                 for step in T.unroll(steps):
@@ -180,8 +178,7 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
 
     @T.macro
     def store(acc, out, b, h, sc, tx):
-        T.warpgroup_wait(0)
-        T.warpgroup_fence_operand(acc, num_regs=regs)
+        end_batch(0, acc)
         for j in T.unroll(blocks):
             for c in T.unroll(P // 4):
                 state = (j * warps + tx // 32) * 8 + tx % 32 // 4 + c % 2 * half
