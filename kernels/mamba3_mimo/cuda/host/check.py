@@ -11,8 +11,8 @@ from kernels.mamba3_mimo.accuracy import (
     over_limits,
     poisoned_buffers,
 )
-from kernels.mamba3_mimo.cuda.scan import Scan
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host.scan import Scan
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.exact import reference
 from kernels.mamba3_mimo.inputs import ScanInputs
 

@@ -11,10 +11,18 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.lifted import Rows, make_epilogue, make_lift, make_pair_weights, make_products, make_state
-from kernels.mamba3_mimo.cuda.loads import make_store
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import (
+from kernels.mamba3_mimo.cuda.forward.lifted import (
+    Rows,
+    make_epilogue,
+    make_lift,
+    make_pair_weights,
+    make_products,
+    make_state,
+)
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import make_store
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
     F32,
@@ -30,12 +38,11 @@ from kernels.mamba3_mimo.cuda.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.variant import Variant
-from kernels.mamba3_mimo.cuda.walk import given, make_output_start, make_walk
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
-    """F3 of `forward.outputs`, which says what it takes and writes."""
+    """F3 of `outputs.outputs`, which says what it takes and writes."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     walk, W, rows = make_walk(s, v), window(s), Rows(s)
     loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.loads.ahead

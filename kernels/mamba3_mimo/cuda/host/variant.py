@@ -7,13 +7,13 @@ from importlib import import_module
 
 from kernels import scan
 from kernels.backends import Lane
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
 CHUNK_SIZES = tuple(size for size in scan.CHUNK_SIZES if size <= 64)
-KERNEL_FILES = ("backward", "backward_walk_split")
-"""Files of this folder with refusals(variant, shape): what their kernels cannot do."""
+KERNEL_FILES = ("backward.gradients", "backward.gradients_split")
+"""Files of the kernels with refusals(variant, shape): what their kernels cannot do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 
 BF16, F32 = "bfloat16", "float32"
 EDGE = 64
@@ -29,8 +29,8 @@ def edge_size(s: ScanShape) -> tuple[int, ...]:
 def make_edge(s: ScanShape, columns: Any) -> tuple[Any, Any]:
     """Return (macro(t, one, t0): sum the edge at token t0, if any, into line_s; macro(line_s, edges, b, h, t0): write).
 
-    `t` holds the walk's buffers by their names in backward.py: E the gradient of the state that enters t0, a fragment
-    [N,P], h_s that state in slot `one`, line_s [2 * groups, N] the sums of the column groups, see backward_io.py. The
+    `t` holds the walk's buffers by their names in gradients.py: E the gradient of the state that enters t0, a fragment
+    [N,P], h_s that state in slot `one`, line_s [2 * groups, N] the sums of the column groups, see gradients_io.py. The
     caller places a barrier between the two macros.
     Row n of `edges`: sum over p of E[n] H[n], and of E[n] H[(n + N/2) % N].
     """

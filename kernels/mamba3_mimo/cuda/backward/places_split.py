@@ -5,8 +5,7 @@ The spread of a matrix over threads: tiles_split.py. Letters: see shape.py.
 
 from typing import Any, NamedTuple
 
-GROUP = 128
-"""Threads of one role."""
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
 
 
 class Pool(NamedTuple):

@@ -15,12 +15,14 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda import backward_io as io
-from kernels.mamba3_mimo.cuda import backward_tiles as tiles
-from kernels.mamba3_mimo.cuda.edges import edge_size, make_edge
-from kernels.mamba3_mimo.cuda.loads import make_loads, make_store, panels
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import (
+from kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from kernels.mamba3_mimo.cuda.backward import gradients_tiles as tiles
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size, make_edge
+from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store, panels
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
     F32,
@@ -31,11 +33,7 @@ from kernels.mamba3_mimo.cuda.tiles import (
     rank_sum,
     spread,
 )
-from kernels.mamba3_mimo.cuda.variant import Variant
-from kernels.mamba3_mimo.cuda.walk import given
-
-SHARED_LIMIT = 232448
-"""Bytes of shared memory that a block can have."""
+from kernels.mamba3_mimo.cuda.pieces.walk import given
 
 
 def shared_bytes(s: ScanShape, v: Variant) -> int:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import F16, F32
-from kernels.mamba3_mimo.cuda.walk import given
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32
+from kernels.mamba3_mimo.cuda.pieces.walk import given
 
 LOG2E = math.log2(math.e)
 RESET = -92.0

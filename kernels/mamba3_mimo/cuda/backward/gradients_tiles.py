@@ -1,6 +1,6 @@
 """Pieces of the backward walk between its loads and its stores: PsiV, weights, products, gate, the rotation undone.
 
-`t` holds the walk's buffers by their names in backward.py. Rows are i = r * C + c. Letters: see shape.py. The walk
+`t` holds the walk's buffers by their names in gradients.py. Rows are i = r * C + c. Letters: see shape.py. The walk
 places its own barriers: a piece says what it needs done before.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward_io import columns_of, fold_of, part, x_slots
-from kernels.mamba3_mimo.cuda.loads import Loads
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, plain_row, spread
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.backward.gradients_io import columns_of, fold_of, part, x_slots
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, plain_row, spread
 
 
 def make_weigh(s: ScanShape, loads: Loads) -> Any:

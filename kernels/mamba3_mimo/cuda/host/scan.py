@@ -13,22 +13,20 @@ from torch.nn import functional
 
 from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.cuda import halves
-from kernels.mamba3_mimo.cuda.compiled import Launches, launches
-from kernels.mamba3_mimo.cuda.edges import edge_size
-from kernels.mamba3_mimo.cuda.prefix import BLOCK, TAU
-from kernels.mamba3_mimo.cuda.reductions import head_block
-from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
-from kernels.mamba3_mimo.cuda.variant import Variant, refusal
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
+from kernels.mamba3_mimo.cuda.backward.reductions import head_block
+from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK, TAU
+from kernels.mamba3_mimo.cuda.host import halves
+from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
+from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")
 NARROW = ("q", "k", "v", "z", "q_bias", "k_bias")
 """Tensors that the kernels read as bfloat16; the others are float32."""
-
-ALIGNMENT = 16
-"""Bytes: what an address of the bulk copy engine and of the widest load is a multiple of."""
 
 Tensors = dict[str, Tensor]
 

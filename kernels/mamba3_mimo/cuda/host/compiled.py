@@ -11,16 +11,10 @@ import tilelang
 from tilelang import PassConfigKey
 
 from kernels import facts
-from kernels.mamba3_mimo.cuda import (
-    backward,
-    backward_states,
-    backward_walk_split,
-    forward,
-    prefix,
-    reductions,
-)
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.backward import gradients, gradients_split, local_gradients, reductions
+from kernels.mamba3_mimo.cuda.forward import outputs, prefix
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanFact
 
 Direction: TypeAlias = Literal["forward", "backward"]
@@ -32,11 +26,11 @@ KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
     "angle_sums": lambda s, v, n: prefix.angle_sums(s),
     "tables": lambda s, v, n: prefix.tables(s),
     "decays": lambda s, v, n: prefix.decays(s, num_tokens=n, parallel=v.schedule == "chunk_parallel"),
-    "local_states": lambda s, v, n: forward.local_states(s, v),
-    "pass_states": lambda s, v, n: forward.pass_states(s, reverse=False),
-    "outputs": lambda s, v, n: forward.outputs(s, v),
-    "local_gradients": lambda s, v, n: backward_states.local_gradients(s, v),
-    "pass_gradients": lambda s, v, n: forward.pass_states(s, reverse=True),
+    "local_states": lambda s, v, n: outputs.local_states(s, v),
+    "pass_states": lambda s, v, n: outputs.pass_states(s, reverse=False),
+    "outputs": lambda s, v, n: outputs.outputs(s, v),
+    "local_gradients": lambda s, v, n: local_gradients.local_gradients(s, v),
+    "pass_gradients": lambda s, v, n: outputs.pass_states(s, reverse=True),
     "gradients": lambda s, v, n: _walk(v)(s, v),
     "reduce_heads": lambda s, v, n: reductions.reduce_heads(s),
     "sum_weights": lambda s, v, n: reductions.sum_weights(s),
@@ -54,8 +48,8 @@ _writing = Lock()
 
 def _walk(variant: Variant) -> Callable[..., Any]:
     if variant.warp_specialize:
-        return backward_walk_split.gradients
-    return backward.gradients
+        return gradients_split.gradients
+    return gradients.gradients
 
 
 MERGED = ("gradients",)

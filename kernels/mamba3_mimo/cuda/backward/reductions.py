@@ -12,12 +12,12 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.edges import EDGE, edge_size
-from kernels.mamba3_mimo.cuda.prefix import Lanes, lanes_for, tanh
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.spans import make_spans, make_sums, spans_of
-from kernels.mamba3_mimo.cuda.tiles import BF16, F32, bf16, f32
-from kernels.mamba3_mimo.cuda.walk import given
+from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
+from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans_of
+from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for, tanh
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
+from kernels.mamba3_mimo.cuda.pieces.walk import given
 
 THREADS = 128
 ROWS = 8

@@ -8,10 +8,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.edges import make_edge_from_tile
-from kernels.mamba3_mimo.cuda.places_split import GROUP, Pool, first_of, lane_bytes, place
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles_split import (
+from kernels.mamba3_mimo.cuda.backward.edges import make_edge_from_tile
+from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
+from kernels.mamba3_mimo.cuda.backward.tiles_split import (
     BF16,
     F16,
     F32,
@@ -32,6 +31,8 @@ from kernels.mamba3_mimo.cuda.tiles_split import (
     rounded,
     store_tile,
 )
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 
 
 def make_pair_load(s: ScanShape) -> Any:
@@ -71,7 +72,7 @@ def make_pair_load(s: ScanShape) -> Any:
 
 
 def make_writer(s: ScanShape) -> Any:
-    """Return the macro of the second warp group; its parameters are named as in backward_walk_split.py."""
+    """Return the macro of the second warp group; its parameters are named as in gradients_split.py."""
     N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
     NB, parts = N // 64, 8 // R
     pool_at = Pool(NB, C)

@@ -16,11 +16,19 @@ from typing import Any
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import BF16, F16, F32, bf16, f32, make_angles, make_bias, make_rotated, spread
-
-SWIZZLE_128 = 1
-"""The matrix unit's name of tiles whose rows are swizzled within 128 bytes."""
+from kernels.mamba3_mimo.cuda.host.machine import SWIZZLE_128
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
+    BF16,
+    F16,
+    F32,
+    bf16,
+    f32,
+    make_angles,
+    make_bias,
+    make_rotated,
+    spread,
+)
 
 
 @dataclass(frozen=True)

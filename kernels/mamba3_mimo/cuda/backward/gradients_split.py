@@ -1,4 +1,4 @@
-"""Backward kernel of the walk with two warp groups in different roles; see backward.py for the mathematics.
+"""Backward kernel of the walk with two warp groups in different roles; see gradients.py for the mathematics.
 
 The reader goes ahead: it rotates q, rebuilds y, takes the gate's gradient and yields dq, dz. The writer follows: it
 rotates k, builds x, carries E and yields dk, dv. They hand tiles over through shared memory and mbarriers; what only
@@ -15,16 +15,14 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.backward_walk_reader import make_reader
-from kernels.mamba3_mimo.cuda.backward_walk_writer import make_writer
-from kernels.mamba3_mimo.cuda.edges import edge_size
-from kernels.mamba3_mimo.cuda.places_split import GROUP, Block, Pool
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles_split import BF16, DEVICE_SOURCE, F16, F32, HANDS
-from kernels.mamba3_mimo.cuda.variant import Variant
-
-SHARED_LIMIT = 227 * 1024
-"""Bytes of shared memory that one block may use."""
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
+from kernels.mamba3_mimo.cuda.backward.places_split import Block, Pool
+from kernels.mamba3_mimo.cuda.backward.reader import make_reader
+from kernels.mamba3_mimo.cuda.backward.tiles_split import BF16, DEVICE_SOURCE, F16, F32, HANDS
+from kernels.mamba3_mimo.cuda.backward.writer import make_writer
+from kernels.mamba3_mimo.cuda.host.machine import GROUP, SHARED_LIMIT
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 
 PASS_CONFIGS = {
     PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True,
@@ -83,7 +81,7 @@ def shared_bytes(s: ScanShape) -> int:
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:
-    """B3 of backward.py with the same tensors: every gradient or its partial sum, from one reverse pass."""
+    """B3 of gradients.py with the same tensors: every gradient or its partial sum, from one reverse pass."""
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     NB, NC = N // 64, L // C
     pool_at, reader, writer = Pool(NB, C), make_reader(s), make_writer(s)

@@ -15,10 +15,10 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.edges import EDGE
-from kernels.mamba3_mimo.cuda.prefix import Lanes
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import F32, f32
+from kernels.mamba3_mimo.cuda.backward.edges import EDGE
+from kernels.mamba3_mimo.cuda.forward.prefix import Lanes
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.tiles import F32, f32
 
 
 def spans_of(alloc: Any, tokens: int) -> SimpleNamespace:

@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.cuda import attest
-from kernels.mamba3_mimo.cuda.compiled import Direction, build, kernel
-from kernels.mamba3_mimo.cuda.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host import attest
+from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
+from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
 from kernels.mamba3_mimo.support import supports
 from kernels.scan import ScanFact, ScanSwitches

@@ -16,11 +16,12 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda import forward_lifted
-from kernels.mamba3_mimo.cuda.lifted import lifts
-from kernels.mamba3_mimo.cuda.outer import make_outer
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import (
+from kernels.mamba3_mimo.cuda.forward import outputs_lifted
+from kernels.mamba3_mimo.cuda.forward.lifted import lifts
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
     F32,
@@ -40,8 +41,7 @@ from kernels.mamba3_mimo.cuda.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.variant import Variant
-from kernels.mamba3_mimo.cuda.walk import given, make_output_start, make_walk
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
@@ -193,7 +193,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     """
     B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
     if lifts(s):
-        return forward_lifted.outputs(s, v)
+        return outputs_lifted.outputs(s, v)
     walk, W = make_walk(s, v), window(s)
     loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.loads.ahead
     angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at)

@@ -8,9 +8,8 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.places_split import GROUP, Pool, first_of, lane_bytes, place
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles_split import (
+from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
+from kernels.mamba3_mimo.cuda.backward.tiles_split import (
     BF16,
     F16,
     F32,
@@ -30,10 +29,12 @@ from kernels.mamba3_mimo.cuda.tiles_split import (
     product_rs,
     store_tile,
 )
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 
 
 def make_reader(s: ScanShape) -> Any:
-    """Return the macro of the first warp group; its parameters are named as in backward_walk_split.py."""
+    """Return the macro of the first warp group; its parameters are named as in gradients_split.py."""
     N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
     NB, NC, parts = N // 64, L // C, 8 // R
     pool_at = Pool(NB, C)

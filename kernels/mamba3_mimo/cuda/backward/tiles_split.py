@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.places_split import GROUP
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
 
 BF16, F16, F32 = "bfloat16", "float16", "float32"
 

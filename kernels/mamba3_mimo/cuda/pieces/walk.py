@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.loads import Loads, make_loads, panels
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_loads, panels
 
 LOADERS = 32
 """Threads of the loading warp."""

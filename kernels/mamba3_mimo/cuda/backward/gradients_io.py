@@ -1,6 +1,6 @@
 """What the backward walk loads and stores: the tiles of a chunk, per-token rows, partial sums. Letters: see shape.py.
 
-`t` holds the walk's buffers by their names in backward.py. Rows are i = r * C + c.
+`t` holds the walk's buffers by their names in gradients.py. Rows are i = r * C + c.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.loads import Loads, panels
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import row_sum
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels
+from kernels.mamba3_mimo.cuda.pieces.tiles import row_sum
 
 
 def part(tile: Any, slot: Any, slots: int, rows: int) -> Any:

@@ -15,13 +15,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import F32, bf16, f32
-
-SWIZZLE_128 = 1
-"""The matrix unit's name of tiles whose rows are swizzled within 128 bytes."""
-LINE = 128
-"""Bytes of one row of such a tile; 64 columns, further ones lie M or N rows on."""
+from kernels.mamba3_mimo.cuda.host.machine import LINE, SWIZZLE_128
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.tiles import F32, bf16, f32
 
 
 class Rows:

@@ -13,9 +13,10 @@ from typing import Any
 import tilelang.language as T
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda.outer import make_outer
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.tiles import (
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
     F32,
@@ -26,8 +27,7 @@ from kernels.mamba3_mimo.cuda.tiles import (
     make_row_scales,
     pieces,
 )
-from kernels.mamba3_mimo.cuda.variant import Variant
-from kernels.mamba3_mimo.cuda.walk import given, make_walk
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_walk
 
 
 def make_gated(s: ScanShape, threads: int) -> Any:

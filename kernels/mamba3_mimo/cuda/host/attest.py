@@ -23,8 +23,8 @@ from typing import Any
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.facts import Fact
-from kernels.mamba3_mimo.cuda import generated
-from kernels.mamba3_mimo.cuda.generated import CALLS, chunks_ahead, chunks_walked, normalised, roles
+from kernels.mamba3_mimo.cuda.host import generated
+from kernels.mamba3_mimo.cuda.host.generated import CALLS, chunks_ahead, chunks_walked, normalised, roles
 from kernels.scan import ScanFact
 
 Row = dict[str, Fact]

@@ -40,8 +40,8 @@ from typing import Any
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 
 BF16 = "bfloat16"
 
