@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from service.client_ablations import Ablations, StillRunning, Trials
 from service.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
-from service.settings import get_client_settings
+from service.client_settings import get_client_settings
 
 if TYPE_CHECKING:
     from experiments.analysis.history import HistorySeries

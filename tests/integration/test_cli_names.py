@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.settings import get_client_settings
+from service.client_settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, served_api
 from tests.cli import ablate, speak_to, start

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from service.errors import ConfigurationError
-from service.settings import ClientSettings, ServiceSettings
+from service.client_settings import ClientSettings
+from service.settings import ServiceSettings
 
 GOOD = "0123456789abcdef0123"
 
