@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from service.client_ablations import Ablations, StillRunning, Trials
-from service.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
 from service.client_settings import get_client_settings
+from service.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
 
 if TYPE_CHECKING:
     from experiments.analysis.history import HistorySeries

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.analysis.arm_summary import ArmSummary
 from experiments.analysis.exact import ExactComparison
-from experiments.documents import Frozen
+from experiments.documents import Frozen, Told
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import Circumstances
 
@@ -20,6 +20,7 @@ class Cause(StrEnum):
     SPREADS = "spreads differ"
     RERUNS = "reruns"
     UNCALIBRATED = "uncalibrated"
+    OTHER_WORK = "other work"
 
 
 class Comparison(Frozen):
@@ -93,6 +94,10 @@ class VariantVerdict(Frozen):
     reason: str
     """One sentence: why this word."""
     decision: Decision
+    other_work: Told[str] = None
+    """In what its work differs, where the metric that decides counts that: then there is no word."""
+    other_model: Told[str] = None
+    """In which gates that change the numerical model it differs from the baseline."""
     primary: Comparison | None
     """By statistics; None where the primary metric is exact, and where there are no numbers."""
     exact: ExactComparison | None = None

@@ -73,7 +73,9 @@ def first_screen(view: AblationView) -> FirstScreen | None:
 
 
 def word_of(variant: VariantVerdict, word: Cell) -> Cell:
-    """Return the published word in the tone of what the samples say."""
+    """Return the published word in the tone of what the samples say; of other work they say nothing."""
+    if variant.cause is Cause.OTHER_WORK:
+        return Cell(text=word.text, sign=word.sign, tone=word.tone)
     tone = verdict_cells.WORDS[variant.measured][1]
     provisional = variant.measured is not variant.verdict
     return Cell(text=word.text, sign=word.sign, tone=tone, note="provisional" if provisional else "")
@@ -87,12 +89,21 @@ def _absolute(view: AblationView, arm: str) -> str:
 
 
 def headline(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Say what happened to a variant, for example "slower by 24.60 % (15.10 to 37.40)"."""
+    """Say what happened to a variant, for example "slower by 24.60 % (15.10 to 37.40)", and what confounds it."""
+    said = _finding(verdict, variant)
+    if variant.cause is Cause.OTHER_WORK:
+        return f"{said}, not comparable: {variant.other_work}"
+    return said if variant.other_model is None else f"{said}; another numerical model: {variant.other_model}"
+
+
+def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
     if variant.exact is not None:
         return _of_values(variant, variant.exact)
     found = variant.primary
     if found is None:
         return wording.with_minus(variant.reason)
+    if variant.cause is Cause.OTHER_WORK:
+        return _said(verdict, variant.measured, found)
     if variant.cause in _PROVISIONAL and variant.measured is not VerdictWord.INCONCLUSIVE:
         return f"{_said(verdict, variant.measured, found)}, provisional: {_PROVISIONAL[variant.cause]}"
     if variant.cause is not None and variant.cause is not Cause.NOT_PROVED:

@@ -70,7 +70,7 @@ class VerdictLayout:
     """The decisions on all variants in one sentence."""
     rule: PrimaryRule
     variants: tuple[VariantLayout, ...]
-    """The largest improvement first; those without numbers come last. Every table has this order."""
+    """The largest improvement first; then what does other work, or has no numbers. Every table has this order."""
     answers: Table
     """One row for each variant: the table that every medium shows."""
     statistics: Table
@@ -86,7 +86,7 @@ class VerdictLayout:
 
 def lay_out(verdict: Verdict) -> VerdictLayout:
     """Lay out `verdict`."""
-    judged = sorted(verdict.variants, key=_gain_pct, reverse=True)
+    judged = sorted(verdict.variants, key=_place, reverse=True)
     variants = tuple(_lay_out_variant(verdict, variant) for variant in judged)
     heading = (
         f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {verdict.node_class}, against {verdict.baseline}"
@@ -102,6 +102,12 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
         requirements=_requirements_table(variants),
         other_metrics=_other_metrics_table(verdict, judged),
     )
+
+
+def _place(variant: VariantVerdict) -> tuple[bool, float]:
+    """Return by what variants are sorted, the best highest: other work comes after all that can be compared."""
+    gain = _gain_pct(variant)
+    return variant.other_work is None and gain > -math.inf, gain
 
 
 def _gain_pct(variant: VariantVerdict) -> float:

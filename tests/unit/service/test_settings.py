@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ConfigurationError
 from service.client_settings import ClientSettings
+from service.errors import ConfigurationError
 from service.settings import ServiceSettings
 
 GOOD = "0123456789abcdef0123"
