@@ -11,7 +11,7 @@ from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Ver
 from experiments.block_numbers import block_name
 from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric
 from experiments.outcomes import Outcome, VerdictWord
-from experiments.reporting import verdict_cells, wording
+from experiments.reporting import node_words, verdict_cells, wording
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import VariantLayout, is_exact
 from experiments.reporting.view import AblationView
@@ -83,9 +83,8 @@ def word_of(variant: VariantVerdict, word: Cell) -> Cell:
 
 def _absolute(view: AblationView, arm: str) -> str:
     found = view.arms[arm]
-    rate = None if found.tokens_per_s is None else f"{wording.number(found.tokens_per_s, 4)} tokens/s"
     peak = None if found.peak_allocated_bytes is None else wording.gib(found.peak_allocated_bytes)
-    return ", ".join(part for part in (rate, peak) if part)
+    return ", ".join(part for part in (node_words.rate(found), peak) if part)
 
 
 def headline(verdict: Verdict, variant: VariantVerdict) -> str:
@@ -149,6 +148,8 @@ def _of_values(variant: VariantVerdict, found: ExactComparison) -> str:
 
 def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     known = verdict.circumstances
+    if nodes := node_words.caveat(verdict):
+        yield nodes
     if known.admission.refused_because and not is_exact(verdict):
         mended = f"; to change that: {known.admission.mended_by}" if known.admission.mended_by else ""
         yield f"Words are provisional: {known.admission.refused_because}{mended}."

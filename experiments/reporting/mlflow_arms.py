@@ -12,7 +12,7 @@ from experiments.analysis.verdicts import VariantVerdict, Verdict
 from experiments.block_numbers import block_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import GIB
-from experiments.reporting import wording
+from experiments.reporting import node_words, wording
 from experiments.reporting.first_screen import AnswerLine, FirstScreen, first_screen
 from experiments.reporting.gate_words import changed_gates
 from experiments.reporting.mlflow_content import (
@@ -96,6 +96,7 @@ def _run(
     receipts = view.whole_blocks.of(arm.name)
     at_ms = ended_ms(view)
     own = {"ablation.arm": arm.name, "ablation.role": arm.role, "ablation.arm_digest": arm.digest}
+    own["ablation.nodes"] = wording.shorten(node_words.of_arm(view.arms[arm.name], receipts), LONGEST_TAG)
     return finite(
         RunContent(
             identity=identity,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from experiments.analysis.verdicts import VariantVerdict, Verdict
 from experiments.analysis.words import gain_pct
 from experiments.design.metrics import METRICS
-from experiments.reporting import sentences, verdict_cells, wording
+from experiments.reporting import node_words, sentences, verdict_cells, wording
 from experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
@@ -88,9 +88,9 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     """Lay out `verdict`."""
     judged = sorted(verdict.variants, key=_place, reverse=True)
     variants = tuple(_lay_out_variant(verdict, variant) for variant in judged)
-    heading = (
-        f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {verdict.node_class}, against {verdict.baseline}"
-    )
+    nodes = node_words.of_baseline(verdict)
+    where = verdict.node_class if nodes is None else f"{verdict.node_class} ({node_words.blocks_of(nodes)})"
+    heading = f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {where}, against {verdict.baseline}"
     return VerdictLayout(
         heading=heading,
         caveat="; ".join(_caveats(verdict)),
