@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from experiments.analysis.arm_summary import ArmSummary
+from experiments.analysis.verdicts import ArmSummary
 from experiments.block_numbers import block_list, block_number
 from experiments.digest import canonical_json
 from experiments.outcomes import Outcome, TrialState

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.analysis.exact import ExactComparison
+from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_name
 from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric

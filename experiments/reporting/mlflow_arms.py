@@ -6,9 +6,8 @@ evidence: in one chart, effects stand beside the noise that they have to be told
 
 from collections.abc import Iterator, Mapping
 
-from experiments.analysis.arm_summary import ArmSummary
 from experiments.analysis.statistics import percent
-from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import GIB

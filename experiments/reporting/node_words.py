@@ -1,11 +1,13 @@
 """How numbers are told whose trials ran on several nodes: by node, or marked as a mean over unequal machines."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from experiments.analysis.arm_summary import ArmSummary, NodeMeans
-from experiments.analysis.verdicts import Verdict
-from experiments.records.receipts import Receipt
+from experiments.analysis.verdicts import ArmSummary, NodeMeans, Verdict
 from experiments.reporting import wording
+
+if TYPE_CHECKING:
+    from experiments.records.receipts import Receipt
 
 MOST_NODES = 3
 """Nodes whose rates are told one by one."""
@@ -53,7 +55,7 @@ def _at(found: NodeMeans) -> str:
     return "" if found.tokens_per_s is None else f", {wording.number(found.tokens_per_s, 4)} tokens/s"
 
 
-def of_arm(summary: ArmSummary, receipts: Sequence[Receipt]) -> str:
+def of_arm(summary: ArmSummary, receipts: Sequence["Receipt"]) -> str:
     """Say on which nodes an arm ran; where on several, with blocks and throughput of each."""
     if summary.by_node is not None:
         return _rates_by_node(summary.by_node)

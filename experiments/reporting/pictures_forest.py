@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis.exact import ExactComparison
+from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, Verdict
 from experiments.reporting import answer_drawing, drawing, wording
 from experiments.reporting.answer_drawing import INK, PAPER

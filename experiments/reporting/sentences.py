@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from experiments.analysis.exact import ExactComparison
+from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_list
 from experiments.design.metrics import LOSS_METRICS, METRICS

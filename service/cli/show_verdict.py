@@ -1,9 +1,10 @@
 """Verdicts of the CLI as people read them."""
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from experiments.analysis.published import PublishedTable, PublishedVerdict
 from experiments.analysis.verdicts import Verdict
 from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.table import Cell, Tone
@@ -11,6 +12,9 @@ from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
 from experiments.reporting.verdict_layout import lay_out
 from service.cli.show import facts
+
+if TYPE_CHECKING:
+    from experiments.analysis.published import PublishedTable, PublishedVerdict
 
 COLOURS: dict[Tone, str] = {
     Tone.GOOD: "green",
@@ -30,7 +34,7 @@ def verdict(found: Verdict) -> RenderableType:
     return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
 
 
-def published(printed: PublishedTable, found: PublishedVerdict) -> RenderableType:
+def published(printed: "PublishedTable", found: "PublishedVerdict") -> RenderableType:
     """Show what a printed table claims, and what it shows."""
     known = facts(
         ("table", f"[bold]{escape(printed.title)}[/], {escape(printed.source)}"),

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from experiments.design.arms import resolve
-from experiments.design.load import catalog_names, parse_spec, read_catalog_file
+from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.rule import rule_digest
+from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
 from model.config import TrainConfig
 from tests.factories import make_spec
