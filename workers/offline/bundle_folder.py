@@ -12,10 +12,19 @@ from pydantic import BaseModel
 from experiments.errors import BundleError, PlanFileError, SpecProblem
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
-from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, Manifest, NodeRecord, attempt_statement, block_folder, make_manifest, trial_folder
-from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
+from experiments.records.bundle import (
+    Attempt,
+    BrokenAttempt,
+    Bundle,
+    Manifest,
+    NodeRecord,
+    attempt_statement,
+    block_folder,
+    make_manifest,
+    trial_folder,
+)
 from experiments.records.bundle_files import read_bundle_files
-from experiments.records.bundle_paths import WORK
+from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, WORK
 from experiments.records.bundle_reader import altered_files, open_bundle, read_manifest
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
