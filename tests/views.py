@@ -169,10 +169,11 @@ def _slot(config: Mapping[str, Any], cpu: bool) -> timedelta:
 
 
 def _receipt(
-    the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, noise: float, nodes: Mapping[str, float]
+    the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, noise: float, nodes: Mapping[str, float] | None = None
 ) -> Receipt:
     cpu = the_plan.node_class == "cpu"
     chance = random.Random(f"{arm.name}/{block.index}")  # noqa: S311  # not for secrets
+    nodes = nodes or {}
     node = sorted(nodes)[block.index % len(nodes)] if nodes else None
     speed = (1 + effect.speed_pct / 100) * math.exp(chance.gauss(0, noise)) * (1 - 0.0006 * block.index)
     speed *= nodes.get(node or "", 1.0)
@@ -229,7 +230,7 @@ def view(
     the_plan = make_plan(spec)
     by_name = {arm.name: arm for arm in the_plan.arms}
     receipts = [
-        _receipt(the_plan, block, by_name[name], arms[name], noise, nodes or {})
+        _receipt(the_plan, block, by_name[name], arms[name], noise, nodes)
         for block in the_plan.blocks
         for name in block.order
     ]

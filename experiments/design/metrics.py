@@ -213,3 +213,6 @@ REQUIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items
 
 LOSS_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "loss")
 """Metrics that a rule can require to agree with the baseline's."""
+
+PEAK_METRICS: tuple[str, ...] = ("peak_reserved_gib", "peak_allocated_gib", "hbm_peak_gib")
+"""The largest of what a step holds at once: only a change at that moment moves it."""

@@ -12,6 +12,7 @@ from experiments.block_numbers import block_name
 from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.reporting import node_words, verdict_cells, wording
+from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import VariantLayout, is_exact
 from experiments.reporting.view import AblationView
@@ -92,7 +93,8 @@ def headline(verdict: Verdict, variant: VariantVerdict) -> str:
     said = _finding(verdict, variant)
     if variant.cause is Cause.OTHER_WORK:
         return f"{said}, not comparable: {variant.other_work}"
-    return said if variant.other_model is None else f"{said}; another numerical model: {variant.other_model}"
+    plain = variant.other_model is None or variant.verdict in WITHOUT_STATISTICS
+    return said if plain else f"{said}; another numerical model: {variant.other_model}"
 
 
 def _finding(verdict: Verdict, variant: VariantVerdict) -> str:

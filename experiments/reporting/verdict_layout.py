@@ -33,7 +33,9 @@ class VariantLayout:
     sentence: str
     """What happened, with the interval."""
     reason: str
-    """Why this word."""
+    """Why this word, as the verdict holds it."""
+    why: str
+    """The reason again where the sentence does not hold it; else empty."""
     effect: Cell
     interval: Cell
     """Of the effect; where the metric is exact, whether every repeat agrees."""
@@ -94,7 +96,7 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     return VerdictLayout(
         heading=heading,
         caveat="; ".join(_caveats(verdict)),
-        lead=sentences.lead(verdict),
+        lead=sentences.lead(judged),
         rule=_primary_rule(verdict.rule),
         variants=variants,
         answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
@@ -221,6 +223,7 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         word=verdict_cells.word(variant),
         sentence=sentences.sentence(verdict, variant),
         reason=wording.with_minus(variant.reason),
+        why="" if sentences.says_why(variant) else wording.with_minus(variant.reason),
         effect=verdict_cells.exact_effect(variant.exact) if found is None else verdict_cells.effect(found),
         interval=verdict_cells.repeats(variant.exact) if found is None else verdict_cells.interval(found),
         mde=verdict_cells.detectable(found),

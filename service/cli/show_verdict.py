@@ -53,7 +53,8 @@ def explanation(found: Verdict) -> list[str]:
     """Return the reasoning of every variant as lines of rich markup."""
     lines: list[str] = []
     for variant in lay_out(found).variants:
-        lines += [f"[bold]{escape(variant.arm)}[/]: {escape(variant.sentence)}", f"  {escape(variant.reason)}"]
+        lines += [f"[bold]{escape(variant.arm)}[/]: {escape(variant.sentence)}"]
+        lines += [f"  {escape(variant.why)}"] if variant.why else []
         for metric, rule, result, detail in variant.requirements:
             lines.append(f"  {_markup(result)}  {_markup(metric)} {_markup(rule)}: {_markup(detail)}")
         lines += [f"  gates live {variant.gates_live}", *(f"  {escape(remark)}" for remark in variant.remarks)]

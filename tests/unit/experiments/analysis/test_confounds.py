@@ -133,3 +133,14 @@ def test_the_rule_says_so_before_the_first_sample_where_it_can_matter() -> None:
     assert "other_work" in rule_of(rows)["comparison"]
     assert "other work" in rule_in_words(rule_of(rows))
     assert "other_work" not in rule_of(make_spec())["comparison"]
+
+
+def test_a_peak_that_nothing_moved_is_not_taken_for_no_effect() -> None:
+    spec = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "1%"})
+    plan = make_plan(spec)
+    found = lay_out(judge(plan, spec, make_receipts(plan), CALIBRATED)).variants
+    assert [any("not where the peak is" in remark for remark in one.remarks) for one in found] == [True, True]
+    moved = next(
+        one for one in lay_out(judged({"psiv_cache": True}, "peak_allocated_gib")).variants if one.arm == "asked"
+    )
+    assert not any("not where the peak is" in remark for remark in moved.remarks)
