@@ -3,11 +3,11 @@
 Every function answers for many ablations in one query.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, func, literal_column, select, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, case, func, literal_column, select, union_all
 
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
@@ -15,12 +15,11 @@ from service.store.placement import Needs
 from service.store.tables import ablations, blocks, nodes
 from service.store.turns import WAITS
 
-_QUEUED = (blocks.c.ablation_id == ablations.c.id, blocks.c.state == BlockState.QUEUED)
-_MAY_RUN = select(blocks.c.id).where(*_QUEUED, blocks.c.not_before <= db_now()).exists()
-_FIRST_END = select(func.min(blocks.c.not_before)).where(*_QUEUED).scalar_subquery()
-_REST_S = case((_MAY_RUN, 0.0), else_=_FIRST_END - db_now()).label("rest_s")
 _PACE_OF = 20
 """Newest finished ablations whose blocks tell the pace."""
+
+# The statements are built once: to build them costs more than to run them.
+_IDS, _CLASSES = bindparam("ids", expanding=True), bindparam("classes", expanding=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,40 +31,56 @@ class QueuePlace:
     """Until one of its blocks may be claimed: a pause after an attempt that broke; 0 or less for none."""
 
 
-def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
-    """Return the place of every ablation among these that has a queued block.
-
-    An ablation's queued blocks have its turn and those that follow, so no block has to be looked at to count them.
-    """
+def _places() -> Select[Any]:
+    """Count without looking at blocks: the queued ones of an ablation have its turn and those that follow."""
     other = ablations.alias("other")
     is_higher = other.c.priority > ablations.c.priority
     turns = ablations.c.turn - other.c.turn + case((other.c.id < ablations.c.id, 1), else_=0)
     ahead = case((is_higher | (turns > other.c.blocks_queued), other.c.blocks_queued), else_=turns)
     first = is_higher | ((other.c.priority == ablations.c.priority) & (turns > 0))
     in_queue = (other.c.node_class == ablations.c.node_class) & (other.c.blocks_queued > literal_column("0"))
-    found = select(ablations.c.id, func.coalesce(func.sum(ahead), 0), _REST_S)
+    found = select(ablations.c.id, func.coalesce(func.sum(ahead), 0), _rest_s().label("rest_s"))
     found = found.select_from(ablations.outerjoin(other, in_queue & first))
-    mine = (ablations.c.id.in_(ablation_ids), WAITS)
-    rows = connection.execute(found.where(*mine).group_by(ablations.c.id))
+    return found.where(ablations.c.id.in_(_IDS), WAITS).group_by(ablations.c.id)
+
+
+def _rest_s() -> ColumnElement[float]:
+    queued = (blocks.c.ablation_id == ablations.c.id, blocks.c.state == BlockState.QUEUED)
+    may_run = select(blocks.c.id).where(*queued, blocks.c.not_before <= db_now()).exists()
+    first_end = select(func.min(blocks.c.not_before)).where(*queued).scalar_subquery()
+    return case((may_run, 0.0), else_=first_end - db_now())
+
+
+_PLACES = _places()
+
+
+def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
+    """Return the place of every ablation among these that has a queued block."""
+    rows = connection.execute(_PLACES, {"ids": list(ablation_ids)})
     return {name: QueuePlace(blocks_ahead=int(place), rest_s=float(rest)) for name, place, rest in rows}
 
 
-def holders(connection: Connection, ablation_ids: Collection[str]) -> list[Row[Any]]:
-    """Return the running blocks of these ablations: node's name, seconds since it spoke, seconds left of the lease."""
-    query = select(
+_HOLDERS = (
+    select(
         blocks.c.ablation_id,
         blocks.c["index"].label("block_index"),
         nodes.c.name,
         (db_now() - nodes.c.seen_at).label("silent_s"),
         (blocks.c.lease_until - db_now()).label("lease_s"),
-    ).join(nodes, nodes.c.id == blocks.c.node_id)
-    mine = (blocks.c.state == BlockState.RUNNING, blocks.c.ablation_id.in_(ablation_ids))
-    return list(connection.execute(query.where(*mine).order_by(blocks.c.ablation_id, blocks.c["index"])))
+    )
+    .join(nodes, nodes.c.id == blocks.c.node_id)
+    .where(blocks.c.state == BlockState.RUNNING, blocks.c.ablation_id.in_(_IDS))
+    .order_by(blocks.c.ablation_id, blocks.c["index"])
+)
 
 
-def nodes_of(connection: Connection, node_classes: Collection[str]) -> list[Row[Any]]:
-    """Return the nodes of these classes: what stops them, lanes and devices, and how long they were silent."""
-    query = select(
+def holders(connection: Connection, ablation_ids: Collection[str]) -> Sequence[Row[Any]]:
+    """Return the running blocks of these ablations: node's name, seconds since it spoke, seconds left of the lease."""
+    return connection.execute(_HOLDERS, {"ids": list(ablation_ids)}).all()
+
+
+_NODES = (
+    select(
         nodes.c.name,
         nodes.c.node_class,
         nodes.c.draining,
@@ -74,7 +89,14 @@ def nodes_of(connection: Connection, node_classes: Collection[str]) -> list[Row[
         nodes.c.num_devices,
         (db_now() - nodes.c.seen_at).label("silent_s"),
     )
-    return list(connection.execute(query.where(nodes.c.node_class.in_(node_classes)).order_by(nodes.c.name)))
+    .where(nodes.c.node_class.in_(_CLASSES))
+    .order_by(nodes.c.name)
+)
+
+
+def nodes_of(connection: Connection, node_classes: Collection[str]) -> Sequence[Row[Any]]:
+    """Return the nodes of these classes: what stops them, lanes and devices, and how long they were silent."""
+    return connection.execute(_NODES, {"classes": list(node_classes)}).all()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +107,6 @@ class Pace:
     trial_s: float
 
 
-def paces(connection: Connection) -> dict[str, Pace]:
-    """Return the pace of late by node class, of those that have finished a block."""
-    newest = union_all(_newest(AblationState.COMPLETED), _newest(AblationState.RUNNING)).subquery()
-    sums = [func.sum(newest.c[name]) for name in ("device_s", "blocks_done", "trials")]
-    rows = connection.execute(select(newest.c.node_class, *sums).group_by(newest.c.node_class))
-    return {
-        node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
-        for node_class, seconds, done, trials in rows
-    }
-
-
 def _newest(state: AblationState) -> Select[Any]:
     trials = (1.0 * ablations.c.blocks_done * ablations.c.trials_planned / ablations.c.blocks_planned).label("trials")
     query = select(ablations.c.node_class, ablations.c.device_s, ablations.c.blocks_done, trials)
@@ -103,9 +114,25 @@ def _newest(state: AblationState) -> Select[Any]:
     return select(query.order_by(ablations.c.id.desc()).limit(_PACE_OF).subquery())
 
 
-def running(connection: Connection, node_classes: Collection[str]) -> list[Row[Any]]:
-    """Return the blocks that run on these classes: what their ablations took so far, and since when they run."""
-    query = select(
+def _paces() -> Select[Any]:
+    newest = union_all(_newest(AblationState.COMPLETED), _newest(AblationState.RUNNING)).subquery()
+    sums = [func.sum(newest.c[name]) for name in ("device_s", "blocks_done", "trials")]
+    return select(newest.c.node_class, *sums).group_by(newest.c.node_class)
+
+
+_PACES = _paces()
+
+
+def paces(connection: Connection) -> dict[str, Pace]:
+    """Return the pace of late by node class, of those that have finished a block."""
+    return {
+        node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
+        for node_class, seconds, done, trials in connection.execute(_PACES)
+    }
+
+
+_RUNNING = (
+    select(
         blocks.c.ablation_id,
         blocks.c.node_class,
         ablations.c.device_s,
@@ -113,14 +140,23 @@ def running(connection: Connection, node_classes: Collection[str]) -> list[Row[A
         ablations.c.blocks_planned,
         ablations.c.trials_planned,
         (db_now() - blocks.c.started_at).label("runs_s"),
-    ).join(ablations, ablations.c.id == blocks.c.ablation_id)
-    return list(
-        connection.execute(query.where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(node_classes)))
     )
+    .join(ablations, ablations.c.id == blocks.c.ablation_id)
+    .where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
+)
+
+
+def running(connection: Connection, node_classes: Collection[str]) -> Sequence[Row[Any]]:
+    """Return the blocks that run on these classes: what their ablations took so far, and since when they run."""
+    return connection.execute(_RUNNING, {"classes": list(node_classes)}).all()
+
+
+_NEEDS = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.num_devices).where(
+    blocks.c["index"] == 0, blocks.c.ablation_id.in_(_IDS)
+)
 
 
 def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Needs]:
     """Return what the blocks of these ablations need, which is the same for all of one."""
-    query = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.num_devices)
-    rows = connection.execute(query.where(blocks.c["index"] == 0, blocks.c.ablation_id.in_(ablation_ids)))
+    rows = connection.execute(_NEEDS, {"ids": list(ablation_ids)})
     return {row.ablation_id: Needs(lanes=row.lanes, devices=row.num_devices) for row in rows}
