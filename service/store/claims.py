@@ -86,8 +86,8 @@ def _give(connection: Connection, block: Row[Any], node_id: str, *, lease_s: flo
     )
     connection.execute(update(trials).where(trials.c.block_id == block.id).values(attempt_id=attempt_id))
     if transitions.lock() == AblationState.QUEUED:
-        began = {"reason": "first block claimed", "started_at": db_now()}
-        transitions.move([block.ablation_id], AblationState.QUEUED, AblationState.RUNNING, **began)
+        queued, running = AblationState.QUEUED, AblationState.RUNNING
+        transitions.move([block.ablation_id], queued, running, reason="first block claimed", started_at=db_now())
         outbox.add(connection, OutboxKind.ANNOUNCE, block.ablation_id)
     take_turn(connection, transitions, block.ablation_id)
     transitions.flush()

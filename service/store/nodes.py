@@ -97,7 +97,7 @@ def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | Non
     return _node_of(attempt_id, connection.execute(query.where(attempts.c.id == attempt_id)).first(), owner)
 
 
-def _node_of(attempt_id: str, row: Row[Any] | None, owner: str | None) -> str:
+def _node_of(attempt_id: str, row: Row[Any, Any] | None, owner: str | None) -> str:
     if row is None:
         raise NotFound(f"there is no attempt {attempt_id!r}")
     _check_owner(f"attempt {attempt_id} was given to node '{row.name}'", row.name, owner)

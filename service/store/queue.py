@@ -7,7 +7,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, case, func, literal_column, select, union_all
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    select,
+    union_all,
+)
 
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
@@ -19,7 +31,8 @@ _PACE_OF = 20
 """Newest finished ablations whose blocks tell the pace."""
 
 # The statements are built once: to build them costs more than to run them.
-_IDS, _CLASSES = bindparam("ids", expanding=True), bindparam("classes", expanding=True)
+_IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+_CLASSES: BindParameter[Any] = bindparam("classes", expanding=True)
 
 
 @dataclass(frozen=True, kw_only=True)
