@@ -18,7 +18,7 @@ CHUNK_SIZES = (8, 16, 32, 64, 128, 256)
 MAX_SUPERCHUNK = 4096
 """Most tokens per super-chunk that a configuration can have, a multiple of its chunk size."""
 PIPELINE_STAGES = (0, 1, 2)
-COMPILER = "kernels.mamba3_mimo.cuda.compiled"
+COMPILER = "kernels.mamba3_mimo.cuda.host.compiled"
 """Module of lane cuda that, once imported, tells how many kernels this process has made ready."""
 
 

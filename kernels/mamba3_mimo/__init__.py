@@ -44,7 +44,7 @@ _DEFAULTS = ScanSwitches()
 def mamba3_mimo(inputs: ScanInputs, switches: ScanSwitches = _DEFAULTS) -> ScanResult:
     """Run the scan and return its output and final state.
 
-    Records the facts of `ScanFact` when it runs, the cuda lane also what its binaries contain (see cuda/op.py). Raises
+    Records the facts of `ScanFact` when it runs, the cuda lane also what its binaries contain (see op.py). Raises
     KernelUnsupported, with the reason, when the lane cannot run this combination; nothing is ever replaced silently.
     """
     if switches.lane is Lane.CUDA and torch.compiler.is_compiling():

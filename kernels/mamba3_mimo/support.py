@@ -57,7 +57,7 @@ def _peer_refusal(switches: ScanSwitches) -> str | None:
 
 def run_cuda(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
     """Run lane cuda, eagerly or as an operator of a graph; it refuses what it cannot run when it runs."""
-    from kernels.mamba3_mimo.cuda import op  # tilelang is imported on first use: a CPU node has none
+    from kernels.mamba3_mimo.cuda.host import op  # tilelang is imported on first use: a CPU node has none
 
     return op.scan(inputs, switches)
 
@@ -65,8 +65,8 @@ def run_cuda(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor
 def _cuda_refusal(switches: ScanSwitches) -> str | None:
     if find_spec("tilelang") is None:
         return "lane 'cuda' needs the package tilelang, which is not installed here"
-    from kernels.mamba3_mimo.cuda.shape import ScanShape  # tilelang is imported only where it is there
-    from kernels.mamba3_mimo.cuda.variant import Variant, refusal
+    from kernels.mamba3_mimo.cuda.host.shape import ScanShape  # tilelang is imported only where it is there
+    from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
 
     chunk = switches.chunk_size
     rank = max(1, 64 // chunk)

@@ -17,8 +17,8 @@ import kernels.mamba3_mimo
 from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
-from kernels.mamba3_mimo.cuda import op, scan
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host import op, scan
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
 
 Run = Callable[[], object]

@@ -8,8 +8,8 @@ from unittest import mock
 
 from kernels import facts, mamba3_mimo
 from kernels.mamba3_mimo import support
-from kernels.mamba3_mimo.cuda import op, scan
-from kernels.mamba3_mimo.cuda.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.host import op, scan
+from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
 from kernels.scan import ScanFact, ScanSwitches
 from tests.kernels import tile_rounding
 

@@ -15,9 +15,9 @@ def long_rows(name: str, **switches: bool) -> tuple[str, dict[str, int]]:
     """
     import tilelang
 
-    from kernels.mamba3_mimo.cuda.compiled import KERNELS, TARGET, pass_configs
-    from kernels.mamba3_mimo.cuda.shape import ScanShape
-    from kernels.mamba3_mimo.cuda.variant import Variant
+    from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, TARGET, pass_configs
+    from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+    from kernels.mamba3_mimo.cuda.host.variant import Variant
 
     variant = Variant(**switches)
     program = KERNELS[name](ScanShape(B=9, S=65536, H=64, G=1, N=64, P=64, R=4, A=16), variant, 65536)

@@ -31,7 +31,7 @@ KEPT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One scan to compile kernels for: the letters of kernels/mamba3_mimo/cuda/shape.py, and switches of `Variant`."""
+    """One scan to compile kernels for: the letters of cuda/host/shape.py, and switches of `Variant`."""
 
     B: int = 8
     S: int = 8192
@@ -114,16 +114,16 @@ def _prepare(cache: Path) -> None:
 
 
 def _kernel_names() -> tuple[str, ...]:
-    from kernels.mamba3_mimo.cuda import compiled
+    from kernels.mamba3_mimo.cuda.host import compiled
 
     return tuple(compiled.KERNELS)
 
 
 def _compiled(case: Case, kernel: str) -> dict[str, Any]:
     """Return {"row": of one compiled kernel}, {"refused": why its variant is}, or {"failed": the error}."""
-    from kernels.mamba3_mimo.cuda import attest, compiled
-    from kernels.mamba3_mimo.cuda.shape import ScanShape
-    from kernels.mamba3_mimo.cuda.variant import Variant, refusal
+    from kernels.mamba3_mimo.cuda.host import attest, compiled
+    from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+    from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
 
     try:
         variant = Variant(**case.switches)

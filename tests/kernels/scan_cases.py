@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernels.mamba3_mimo.accuracy import Case
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 
 PLAIN = Case(B=2, S=1001, H=8)
 LONG = Case(B=1, S=8191, H=16)

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo.accuracy import Case, make_inputs
-from kernels.mamba3_mimo.cuda import scan
-from kernels.mamba3_mimo.cuda.compiled import KERNELS
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host import scan
+from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz import problems
 from kernels.scan import ScanSwitches
 from tests.architecture.pages import ROOT
@@ -22,7 +22,7 @@ from tests.kernels import fuzz_on_cpu
 NAME = "docs/kernels.md"
 PAGE = (ROOT / NAME).read_text(encoding="utf-8")
 FOLDER = ROOT / "kernels" / "mamba3_mimo" / "cuda"
-SOURCES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py")}
+SOURCES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.rglob("*.py")}
 PROGRAM = re.compile(r"@T\.prim_func\n +def (\w+)\(")
 NOT_OF_THIS_LANE = ("lane", "remat")
 PROBLEMS = {"A, ms": "B8 S8192 H16 N64", "B, ms": "B8 S2048 H32 N128"}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.cuda import attest, generated
+from kernels.mamba3_mimo.cuda.host import attest, generated
 from kernels.scan import ScanSwitches
 
 DISASSEMBLY = """
@@ -381,8 +381,8 @@ OF_XLA = {"remat"}
 
 
 def test_every_switch_is_read_by_the_kernels():
-    folder = Path(attest.__file__).parent
-    text = "".join(path.read_text() for path in folder.glob("*.py") if path.name not in {"attest.py", "variant.py"})
+    folder = Path(attest.__file__).parents[1]
+    text = "".join(path.read_text() for path in folder.rglob("*.py") if path.name not in {"attest.py", "variant.py"})
     assert {switch.name for switch in fields(ScanSwitches)} - set(re.findall(r"\.(\w+)", text)) == {"lane", *OF_XLA}
 
 

@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.cuda import halves
-from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host import halves
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from tests.scan_inputs import ScanSizes as Sizes
 from tests.scan_inputs import random_inputs
 

@@ -9,13 +9,13 @@ pytest.importorskip("tilelang")
 
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs
-from kernels.mamba3_mimo.cuda import scan
-from kernels.mamba3_mimo.cuda.compiled import KERNELS, needed
-from kernels.mamba3_mimo.cuda.edges import EDGE, edge_size
-from kernels.mamba3_mimo.cuda.prefix import WARP_TOKENS, lanes_for
-from kernels.mamba3_mimo.cuda.reductions import head_block
-from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
-from kernels.mamba3_mimo.cuda.variant import CHUNK_ROWS, RANKS, STATE_SIZES, Variant, refusal
+from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
+from kernels.mamba3_mimo.cuda.backward.reductions import head_block
+from kernels.mamba3_mimo.cuda.forward.prefix import WARP_TOKENS, lanes_for
+from kernels.mamba3_mimo.cuda.host import scan
+from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.variant import CHUNK_ROWS, RANKS, STATE_SIZES, Variant, refusal
 from tests.kernels import scan_cases
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)

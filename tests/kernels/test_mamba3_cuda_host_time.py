@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo.accuracy import make_inputs
-from kernels.mamba3_mimo.cuda import compiled
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host import compiled
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from tests.kernels.host_time import CASE, passes, unlaunched
 
 

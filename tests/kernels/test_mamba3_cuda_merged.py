@@ -10,9 +10,9 @@ pytest.importorskip("tilelang")
 
 import tilelang
 
-from kernels.mamba3_mimo.cuda.compiled import KERNELS, TARGET, pass_configs
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, TARGET, pass_configs
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,9 +15,9 @@ import torch
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
-from kernels.mamba3_mimo.cuda import scan as host
-from kernels.mamba3_mimo.cuda.compiled import KERNELS
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host import scan as host
+from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
 from tests.kernels import tile_interpreter
 from tests.scan_inputs import ScanSizes, random_inputs

@@ -16,8 +16,8 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, decode_state, decode_step, mamba3_mimo
-from kernels.mamba3_mimo.cuda import op, scan
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host import op, scan
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
 from tests.kernels.host_time import unlaunched
 from tests.scan_inputs import ScanSizes, global_error, random_inputs
@@ -232,7 +232,7 @@ class TestOnGpu:
     @pytest.mark.parametrize("missing", [(), ("D",), ("z", "zeta"), ("phi",), ("z", "zeta", "phi", "D")])
     def test_equals_the_scan_without_operators_bit_for_bit(self, missing):
         from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
-        from kernels.mamba3_mimo.cuda.check import ours
+        from kernels.mamba3_mimo.cuda.host.check import ours
 
         inputs = make_inputs(Case(S=500, G=2, documents=3, without=missing))
         grad_out = make_grad(inputs, 1)

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from kernels.mamba3_mimo.cuda import attest
+from kernels.mamba3_mimo.cuda.host import attest
 from tests.kernels.offsets import narrow_offsets, parameters
 from tests.kernels.resources import CASES, committed, compile_cases, nvcc_release
 
@@ -39,9 +39,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # ends a compiler th
 BUILD = """
 import json
 from kernels import facts
-from kernels.mamba3_mimo.cuda import compiled
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host import compiled
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 found = []
 for tokens in (8192, 8190):
     with facts.collect() as seen:

@@ -8,8 +8,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs an H200", allow_module_level=True)
 
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
-from kernels.mamba3_mimo.cuda.check import check, ours
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host.check import check, ours
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from tests.kernels.scan_cases import (
     CASES,
     HALVED,

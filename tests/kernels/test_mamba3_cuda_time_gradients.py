@@ -12,10 +12,10 @@ pytest.importorskip("tilelang")
 
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.compiled import KERNELS
-from kernels.mamba3_mimo.cuda.edges import EDGE, edge_size
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
+from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from tests.kernels import tile_interpreter
 
 TOKENS = 2 * EDGE + 9

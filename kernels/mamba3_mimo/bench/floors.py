@@ -1,13 +1,13 @@
 """The least time that each kernel of ours could take: bytes it must move, FLOPs it must do, at the GPU's ceilings.
 
 A tensor counts once for every kernel that reads or writes it, whatever the number of blocks that do. Only matrix
-products are counted as FLOPs. Letters: see ../cuda/shape.py.
+products are counted as FLOPs. Letters: see ../cuda/host/shape.py.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 
 LAUNCHES = {"f2_pass_states": 2, "b4_reduce_heads": 2}
 """Kernels that one forward and backward pass launches twice on equal sizes: forwards and in reverse; for q and k."""

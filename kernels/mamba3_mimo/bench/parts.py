@@ -15,7 +15,7 @@ from kernels.mamba3_mimo.bench.floors import floors, whole_pass
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess
 from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow, Times
 from kernels.mamba3_mimo.bench.runs import PASSES, Passes
-from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 
 PROFILER_SUFFIX = "_kernel"
 

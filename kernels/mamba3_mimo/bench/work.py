@@ -174,10 +174,10 @@ class Worker:
 
     def binaries(self, case: Case, options: Mapping[str, Any]) -> list[dict[str, facts.Fact]]:
         """Return what the compiled kernels of the cuda lane that walk chunks are, one row each."""
-        from kernels.mamba3_mimo.cuda import attest
-        from kernels.mamba3_mimo.cuda.compiled import kernel
-        from kernels.mamba3_mimo.cuda.scan import Scan
-        from kernels.mamba3_mimo.cuda.variant import Variant
+        from kernels.mamba3_mimo.cuda.host import attest
+        from kernels.mamba3_mimo.cuda.host.compiled import kernel
+        from kernels.mamba3_mimo.cuda.host.scan import Scan
+        from kernels.mamba3_mimo.cuda.host.variant import Variant
 
         scan = Scan(make_inputs(case), Variant(**options))
         made = {name: kernel(name, scan.shape, scan.variant, scan.tokens) for name in attest.WALKS}

@@ -4,10 +4,10 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo import supports
-from kernels.mamba3_mimo.cuda.compiled import Direction, build
-from kernels.mamba3_mimo.cuda.op import dtype_refusal
-from kernels.mamba3_mimo.cuda.scan import Scan
-from kernels.mamba3_mimo.cuda.variant import Variant
+from kernels.mamba3_mimo.cuda.host.compiled import Direction, build
+from kernels.mamba3_mimo.cuda.host.op import dtype_refusal
+from kernels.mamba3_mimo.cuda.host.scan import Scan
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.mamba3_mimo.fuzz.tensors import shapes_only
 from kernels.scan import ScanFact, ScanSwitches

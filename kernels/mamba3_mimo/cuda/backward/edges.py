@@ -1,0 +1,106 @@
+"""Edges: what the gradients of decay and angle sum to from a token on, taken by the walk every EDGE tokens.
+
+Both gradients of a token are sums over everything later. Adding up per-token contributions over a long stretch adds up
+their rounding too; but the sum from token t on is the work of everything later on everything earlier, which the state
+H entering t and its gradient E give at once: decay <E, H>, angle j the sum over p of E[j] H[N/2 + j] - E[N/2 + j] H[j].
+Per-token contributions then need to be added up between two edges only. Letters: see shape.py.
+"""
+
+# TileLang programs: `T` is the language's own name, macros take tensors without annotations.
+# ruff: noqa: C901, N812, PLR0913, PLR0917
+# mypy: ignore-errors
+
+from typing import Any
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+
+BF16, F32 = "bfloat16", "float32"
+EDGE = 64
+"""Tokens between two edges; a multiple of every chunk size."""
+
+
+def edge_size(s: ScanShape) -> tuple[int, ...]:
+    """Return the size of the tensor of edges, fp32 [B,H,ceil(S/EDGE),2,N]: see `make_edge`; nobody writes the first."""
+    return s.B, s.H, -(-s.S // EDGE), 2, s.N
+
+
+def make_edge(s: ScanShape, columns: Any) -> tuple[Any, Any]:
+    """Return (macro(t, one, t0): sum the edge at token t0, if any, into line_s; macro(line_s, edges, b, h, t0): write).
+
+    `t` holds the walk's buffers by their names in gradients.py: E the gradient of the state that enters t0, a fragment
+    [N,P], h_s that state in slot `one`, line_s [2 * groups, N] the sums of the column groups, see gradients_io.py. The
+    caller places a barrier between the two macros.
+    Row n of `edges`: sum over p of E[n] H[n], and of E[n] H[(n + N/2) % N].
+    """
+    N, P, (groups, _, across) = s.N, s.P, columns
+
+    @T.macro
+    def summed(t, one, t0):
+        if ((t0 & (EDGE - 1)) == 0) & (t0 > 0):
+            for far in (0, 1):
+                T.clear(t.part_line)
+                for n, p in T.Parallel(N, P):
+                    t.part_line[n, across(p)[0], across(p)[1]] += t.E[n, p] * T.Cast(
+                        F32, t.h_s[one * N + (n + far * (N // 2)) % N, p]
+                    )
+                T.reduce_sum(t.part_line, t.line, dim=2)
+                for n, group in T.Parallel(N, groups):
+                    t.line_s[far * groups + group, n] = t.line[n, group]
+
+    @T.macro
+    def written(line_s, edges, b, h, t0):
+        # shifted, not divided: TileLang 0.1.15 divides a falling index one too low where a chunk has 8 tokens
+        if ((t0 & (EDGE - 1)) == 0) & (t0 > 0):
+            for far, n in T.Parallel(2, N):
+                edges[b, h, t0 >> EDGE.bit_length() - 1, far, n] = line_s[far * groups, n] + (
+                    line_s[far * groups + 1, n] if groups == 2 else 0.0
+                )
+
+    return summed, written
+
+
+def make_edge_from_tile(s: ScanShape, threads: int) -> Any:
+    """Return macro(e_s, first, states, edges, b, h, t, tx) of `threads` threads: write the edge at token t, if any.
+
+    e_s holds from row `first` on the gradient of the state that enters t, bf16 [N,P] in shared memory, ready to be
+    read; states [B,H,S/C,N,P] bf16 those that enter the chunks. Row n of `edges`: sum over p of E[n] H[n], and of
+    E[n] H[(n + N/2) % N].
+    """
+    S, N, P, C = s.S, s.N, s.P, s.C
+    lanes = max(min(threads // N, P // 8), 1)
+    width, rounds = P // lanes, -(-N * lanes // threads)
+
+    @T.macro
+    def row(e_s, first, states, edges, b, h, t, n, column):
+        grad, own, far = (T.alloc_local((8,), BF16) for _ in range(3))
+        sums = T.alloc_local((2,), F32)
+        sums[0] = 0.0
+        sums[1] = 0.0
+        for i in T.serial(width // 8):
+            for e in T.vectorized(8):
+                grad[e] = e_s[first + n, column + i * 8 + e]
+            for e in T.vectorized(8):
+                own[e] = states[b, h, t // C, n, column + i * 8 + e]
+            for e in T.vectorized(8):
+                far[e] = states[b, h, t // C, (n + N // 2) % N, column + i * 8 + e]
+            for e in T.unroll(8):
+                sums[0] += T.Cast(F32, grad[e]) * T.Cast(F32, own[e])
+                sums[1] += T.Cast(F32, grad[e]) * T.Cast(F32, far[e])
+        for near in (1, 2, 4):
+            if near < lanes:
+                sums[0] += T.shfl_xor(sums[0], near)
+                sums[1] += T.shfl_xor(sums[1], near)
+        if column == 0:
+            edges[b, h, t // EDGE, 0, n] = sums[0]
+            edges[b, h, t // EDGE, 1, n] = sums[1]
+
+    @T.macro
+    def edge(e_s, first, states, edges, b, h, t, tx):
+        if (t % EDGE == 0) & (t < S):
+            for i in T.serial(rounds):
+                if (rounds > 1) | (tx < N * lanes):
+                    row(e_s, first, states, edges, b, h, t, (i * threads + tx) // lanes, tx % lanes * width)
+
+    return edge

@@ -1,0 +1,321 @@
+"""Backward kernel of the walk: one reverse pass over each super-chunk yields every gradient.
+
+E is the gradient of the loss with respect to the state that leaves a chunk, g = dO * phi * silu(u) that with respect
+to y, u = z * zeta. Rows are (rank, time), i = r * C + c. Letters: see shape.py; scalars per token: see prefix.py.
+"""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
+# mypy: ignore-errors
+
+from types import SimpleNamespace
+from typing import Any
+
+import tilelang.language as T
+from tilelang import PassConfigKey
+from tilelang.layout import make_swizzled_layout
+
+from kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from kernels.mamba3_mimo.cuda.backward import gradients_tiles as tiles
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size, make_edge
+from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store, panels
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
+    BF16,
+    F16,
+    F32,
+    UNPACKED,
+    bf16,
+    make_angles,
+    make_rotated_shared,
+    rank_sum,
+    spread,
+)
+from kernels.mamba3_mimo.cuda.pieces.walk import given
+
+
+def shared_bytes(s: ScanShape, v: Variant) -> int:
+    """Return the bytes of shared memory of a block."""
+    return _least_bytes(s, v) + (2 * s.M * s.P if owns(s, v) else 0)
+
+
+def owns(s: ScanShape, v: Variant) -> bool:
+    """Return whether gw has a buffer of its own: where none lends it, or none of the blocks on a processor is lost."""
+    if io.lends(s, v):
+        return False
+    least, own = _least_bytes(s, v), 2 * s.M * s.P
+    return s.M < s.P or least + own <= (SHARED_LIMIT if 2 * least > SHARED_LIMIT else SHARED_LIMIT // 2)
+
+
+def _least_bytes(s: ScanShape, v: Variant) -> int:
+    """Return the bytes without gw's own buffer, with room for barriers, sums and alignment: more for two slots."""
+    C, M, N, P, R, two = s.C, s.M, s.N, s.P, s.R, io.threads_of(s) // 128
+    slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
+    halves = 2 * M * N * (slots + 1) + M * P * (1 + (held if v.psiv_cache else 1)) + N * P * (slots + 1) + 2 * M * M
+    halves += 0 if N == P or not s.gated else M * P
+    halves += P * (held * C + slots * (C * s.gated + (C if s.reduced else M))) + slots * s.A * C * 2 + 2 * R * N
+    words = C * (C + 8) + M * (s.A + 4) + (2 + 2 * two) * M + 2 * two * N + 2 * M * R + held * 3 * C
+    words += R * P * (1 + 2 * s.gated + s.reduced)
+    return 2 * halves + 4 * words + 2048 * two + (4096 if v.pipeline_stages == 2 else 0)
+
+
+def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
+    """Return what this walk cannot do."""
+    need = shared_bytes(s, v)
+    return (
+        (
+            not v.warp_specialize and need > SHARED_LIMIT,
+            f"the walk needs {need} bytes of shared memory (N={s.N}, P={s.P}, {s.M} rows); allowed: {SHARED_LIMIT}",
+        ),
+        (
+            not v.warp_specialize and v.pipeline_stages == 2 and io.threads_of(s) == 256 and 32 in {s.P, s.M},
+            f"pipeline_stages is 2 with P = {s.P}, {s.M} rows and two warp groups; allowed: 0, 1, since in the layout "
+            "the compiler gives to two slots of states one slot is not contiguous (plain SMEM layout is not a "
+            "bijection)",
+        ),
+        (
+            not v.warp_specialize and (s.N, s.P, s.M) == (64, 128, 32),
+            "chunk_size * rank is 32 with N = 64 and P = 128; allowed: 64, since the compiler finds no layout for the "
+            "half tiles (plain SMEM layout is not a bijection)",
+        ),
+        (
+            not v.warp_specialize and (s.N, s.P, s.M) == (16, 128, 64),
+            "chunk_size * rank is 64 with N = 16 and P = 128; allowed: 32, since the compiler gives one tile two "
+            "layouts (Get different layout for k_s)",
+        ),
+        (
+            v.psiv_cache and (s.M > 64 or s.M * s.P > 64 * 64),
+            f"psiv_cache with {s.M} rows of width {s.P} in a chunk; allowed: up to 64 rows and 64 * 64 numbers, since "
+            "gradients from larger cached tiles were wrong on a GPU",
+        ),
+    )
+
+
+def gradients(s: ScanShape, v: Variant) -> Any:
+    """B3: walk the chunks of a super-chunk backwards from E and write every gradient or its partial sum.
+
+    dqh, dkh bf16 [B,S,R,H,N] per head; dv, dz bf16; dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per
+    token `row_q`, `row_k` = <q~, dq~>, <k~, dk~> with the share `diag` of the same step in both, and `same` = d/dgamma
+    of the same step, fp32 [B,H,S]. y is linear in q~ and bilinear in k~ and x, so the first two are <g, y> and <x, dx>.
+    Partial sums over one super-chunk: `p_psi`, `p_zeta` (still without its factor phi), `p_phi` [B,K,H,M/8,P], one per
+    8 rows, and `p_d` [B,K,H]. `edges`: see edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if
+    reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`.
+    """
+    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    threads = io.threads_of(s)
+    split = min(64, N * 128 // threads)  # two warp groups share the columns of a product
+    loads, turning, depth = make_loads(s, v), spread(s, threads).angles, A // 4
+    start, copies = io.make_start(s, v, loads), io.copies_of(s, v, loads)
+    spread_v, weigh, do = (
+        tiles.make_spread_v(s, loads, threads),
+        tiles.make_weigh(s, loads),
+        tiles.make_products(s, v, loads, threads, lent=not (io.lends(s, v) or owns(s, v))),
+    )
+    turned, angles = make_rotated_shared(s, threads, loads.at), make_angles(s, threads)
+    q_back, k_back = tiles.make_turned_back(s, threads, loads.at), tiles.make_turned_back(s, threads)
+    gate, values = tiles.make_gate(s, loads, lent=N == P), tiles.make_values(s, v, loads)
+    across, along = io.columns_of(s, M), io.columns_of(s, N)
+    edge, edge_out = make_edge(s, along)
+    turn_out, rows_out, sums_out = tiles.make_turn_out(s, threads), io.make_rows_out(s), io.make_sums_out(s)
+    store, stored = make_store(v)
+    x_rows, sums = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
+
+    @T.prim_func
+    def b3_gradients(
+        q: T.Tensor((B, S, R, G, N), BF16),
+        k: T.Tensor((B, S, R, G, N), BF16),
+        v_: T.Tensor((B, S, H, P), BF16),
+        z: given(s.gated, (B, S, H, P), BF16),
+        d_out: T.Tensor((B, S, H, P) if s.reduced else (B, S, R, H, P), BF16),
+        q_bias: T.Tensor((H, R, N), BF16),
+        k_bias: T.Tensor((H, R, N), BF16),
+        psi: T.Tensor((H, R, P), F32),
+        zeta: given(s.gated, (H, R, P), F32),
+        phi: given(s.reduced, (H, R, P), F32),
+        D: T.Tensor((H,), F32),
+        cs: T.Tensor((B, H, S // C, depth, C, 8), F16),
+        lc: T.Tensor((B, H, S), F32),
+        sk: T.Tensor((B, H, S), F32),
+        gm: T.Tensor((B, H, S), F32),
+        states: T.Tensor((B, H, S // C, N, P), BF16),
+        leaving: T.Tensor((B, H, K, N, P), F32),
+        psiv: given(v.psiv_cache, (B, H, S // C, M, P), BF16),
+        dqh: T.Tensor((B, S, R, H, N), BF16),
+        dkh: T.Tensor((B, S, R, H, N), BF16),
+        dv: T.Tensor((B, S, H, P), BF16),
+        dz: given(s.gated, (B, S, H, P), BF16),
+        dtheta: T.Tensor((B, H, S, A), F32),
+        row_q: T.Tensor((B, H, S), F32),
+        row_k: T.Tensor((B, H, S), F32),
+        same: T.Tensor((B, H, S), F32),
+        diag: T.Tensor((B, H, S), F32),
+        p_psi: T.Tensor((B, K, H, M // 8, P), F32),
+        p_zeta: given(s.gated, (B, K, H, M // 8, P), F32),
+        p_phi: given(s.reduced, (B, K, H, M // 8, P), F32),
+        p_d: T.Tensor((B, K, H), F32),
+        edges: T.Tensor(edge_size(s), F32),
+    ):
+        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
+            # the barriers below are all that is needed, unless the compiler overlaps buffers
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: not v.aggressive_smem_merge})
+            T.import_source(UNPACKED)
+            q_raw, k_raw, bar = loads.tile(), loads.tile(), loads.barriers(threads)
+            q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
+            x_s, g_s = T.alloc_shared((x_rows, P), BF16), T.alloc_shared((M, P), BF16)
+            h_s, e_s = T.alloc_shared((loads.slots * N, P), BF16), T.alloc_shared((N, P), BF16)
+            mix_s, dmix_s = T.alloc_shared((M, M), BF16), T.alloc_shared((M, M), BF16)
+            gw_s = q_raw if io.lends(s, v) else T.alloc_shared((M, P), BF16) if owns(s, v) else dmix_s
+            dgate_s = k_raw if N == P else T.alloc_shared((M, P), BF16)
+            w_s = T.alloc_shared((C, C + 8), F32)
+            turn_s = T.alloc_shared((M, A + 4), F32)
+            row_s = T.alloc_shared((2 + 2 * across.groups, M), F32)
+            line_s = T.alloc_shared((2 * along.groups, N), F32)
+            same_s, dsame_s = T.alloc_shared((M, R), F32), T.alloc_shared((M, R), F32)
+            v_s = T.alloc_shared((loads.held * C, P), BF16)
+            z_s = T.alloc_shared((loads.slots * C, P), BF16)
+            do_s = T.alloc_shared((loads.slots * (C if s.reduced else M), P), BF16)
+            cs_s = T.alloc_shared((loads.slots * depth, C, 8), F16)
+            scalar_s = T.alloc_shared((loads.held * 3, C), F32)
+            qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
+            psi_s, half_zeta_s, zeta_s, phi_s = (T.alloc_shared((R, P), F32) for _ in range(4))
+            cos, sin = (T.alloc_local((turning,), F16) for _ in range(2))
+            turn = T.alloc_local((turning,), F32)
+            E = T.alloc_fragment((N, P), F32)
+            score, dscore = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), F32)
+            y, dn, dk = T.alloc_fragment((M, P), F32), T.alloc_fragment((M, N), F32), T.alloc_fragment((M, N), F32)
+            g, gw, dgate = (T.alloc_fragment((M, P), BF16) for _ in range(3))
+            row, part_row = T.alloc_fragment((M, across.groups), F32), T.alloc_fragment((M, *across[:2]), F32)
+            line, part_line = T.alloc_fragment((N, along.groups), F32), T.alloc_fragment((N, *along[:2]), F32)
+            d_row = T.alloc_fragment((M,), F32)
+            total, skip = T.alloc_fragment((1,), F32), T.alloc_local((1,), F32)
+            psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sums, P), F32) for _ in range(3))
+            swizzled = (q_raw, k_raw) if loads.two_d else ()
+            T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (*swizzled, v_s, z_s, do_s)})
+            t = SimpleNamespace(
+                q_raw=q_raw, k_raw=k_raw, bar=bar, q_s=q_s, k_s=k_s, x_s=x_s, g_s=g_s, h_s=h_s, e_s=e_s, mix_s=mix_s,
+                dmix_s=dmix_s, gw_s=gw_s, dgate_s=dgate_s, w_s=w_s, row_s=row_s, same_s=same_s, dsame_s=dsame_s,
+                v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, line_s=line_s, psi_s=psi_s,
+                half_zeta_s=half_zeta_s, zeta_s=zeta_s, phi_s=phi_s, E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk,
+                g=g, gw=gw, dgate=dgate, row=row, part_row=part_row, line=line, part_line=part_line, psi_acc=psi_acc,
+                zeta_acc=zeta_acc, phi_acc=phi_acc,
+            )  # fmt: skip
+            # what a copy fills or empties while other turns of the loop run, and what is filled before the loop
+            own = (q_raw, k_raw, q_s, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s)
+            own += (x_s,) if v.psiv_cache else ()
+            own += ((z_s, half_zeta_s, zeta_s) if s.gated else ()) + ((phi_s,) if s.reduced else ())
+            operands = (k_s, x_s, g_s, gw_s, e_s, mix_s, dmix_s)
+            sink = T.alloc_local((1,), F32)
+            tx = T.get_thread_binding()
+            nc = T.min(L // C, S // C - sc * (L // C))
+            last = sc * L + (nc - 1) * C
+            for n in range(loads.ahead):
+                if n < nc:
+                    start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, last - n * C, n, tx)
+            T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
+            T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
+            for r, p in T.Parallel(R, P):
+                psi_s[r, p] = psi[h, r, p]
+                if s.gated:
+                    half_zeta_s[r, p] = 0.5 * zeta[h, r, p]
+                    zeta_s[r, p] = zeta[h, r, p] * (phi[h, r, p] if s.reduced else 1.0)
+                if s.reduced:
+                    phi_s[r, p] = phi[h, r, p]
+            if v.aggressive_smem_merge:
+                sink[0] = tiles.firsts(own)
+            T.copy(leaving[b, h, sc, :, :], E)
+            skip[0] = D[h]
+            T.clear(psi_acc)
+            if s.gated:
+                T.clear(zeta_acc)
+            if s.reduced:
+                T.clear(phi_acc)
+            T.clear(d_row)
+            T.sync_threads()
+            for n in T.serial(nc):
+                t0 = last - n * C
+                held = loads.held_slot(n)
+                one = loads.slot(n)
+                if loads.ahead == 0:
+                    start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, t0, n, tx)
+                T.copy(E, e_s)
+                loads.wait(bar, n, nc, copies)
+                angles(cos, sin, cs_s, one * depth, tx)
+                weigh(w_s, scalar_s, n)
+                if not v.psiv_cache:
+                    spread_v(x_s, v_s, psi_s, n, tx)
+                turned(k_s, k_raw, kb_s, cos, sin, tx, n)
+                stored()  # dk of the chunk before, from q_s
+                T.sync_threads()
+                turned(q_s, q_raw, qb_s, cos, sin, tx, n)
+                T.sync_threads()
+                do.scores(t, one)
+                do.mix(t, skip[0])
+                T.sync_threads()
+                do.outputs(t, held)  # again, for the gradients of the gate
+                gate(t, n)
+                T.sync_threads()
+                do.entries(t, one, held)
+                if s.gated:
+                    for c, p in T.Parallel(C, P):
+                        dz[b, t0 + c, h, p] = bf16(tiles.lent_sum(dgate_s, loads, n, c, p, N == P))
+                do.weighted(t)
+                edge(t, one, t0)
+                T.sync_threads()
+                edge_out(line_s, edges, b, h, t0)
+                do.queries(t, held)
+                tiles.put(dn, q_raw, loads, n, True)
+                for e in T.unroll(turning):
+                    turn[e] = 0.0
+                do.keys(t)
+                T.sync_threads()
+                q_back(q_raw, q_s, turn, cos, sin, tx, n)
+                do.finished(t)
+                if v.aggressive_smem_merge:  # the products are done now, not where they began
+                    sink[0] = tiles.firsts(operands)
+                T.fence_proxy_async()
+                T.sync_threads()
+                for cols in loads.columns():
+                    for r in T.unroll(R):
+                        store(q_raw[loads.block(n, r, cols)], dqh[b, t0 : t0 + C, r, h, cols])
+                T.copy(dk, q_s)
+                values(t, held)
+                if loads.ahead > 0:
+                    stored()
+                    if not v.tma:
+                        loads.free()
+                    if n + loads.ahead < nc:
+                        later = t0 - loads.ahead * C
+                        start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, later, n + loads.ahead, tx)
+                T.sync_threads()
+                k_back(q_s, k_s, turn, cos, sin, tx)
+                turn_out(turn_s, turn, tx)
+                for c, p in T.Parallel(C, P):
+                    dv[b, t0 + c, h, p] = bf16(rank_sum(x_s, held * M + c if x_rows > M else c, p, R, C))
+                rows_out(t, row_q, row_k, same, diag, b, h, t0)
+                for i in T.Parallel(M):
+                    d_row[i] += dsame_s[i, i // C]
+                T.fence_proxy_async()
+                T.sync_threads()
+                for cols in panels(N, split):
+                    for r in T.unroll(R):
+                        store(q_s[r * C : (r + 1) * C, cols], dkh[b, t0 : t0 + C, r, h, cols])
+                for c, j in T.Parallel(C, A):
+                    dtheta[b, h, t0 + c, j] = rank_sum(turn_s, c, j, R, C)
+                if loads.ahead == 0:
+                    stored()
+                    T.sync_threads()
+            stored()
+            sums_out(psi_acc, p_psi, b, sc, h)
+            if s.gated:
+                sums_out(zeta_acc, p_zeta, b, sc, h)
+            if s.reduced:
+                sums_out(phi_acc, p_phi, b, sc, h)
+            T.reduce_sum(d_row, total, dim=0)
+            for i in T.Parallel(1):
+                p_d[b, sc, h] = total[i]
+            if v.aggressive_smem_merge:
+                sink[0] = tiles.firsts(own)
+
+    return b3_gradients

@@ -1,0 +1,189 @@
+"""What the backward walk loads and stores: the tiles of a chunk, per-token rows, partial sums. Letters: see shape.py.
+
+`t` holds the walk's buffers by their names in gradients.py. Rows are i = r * C + c.
+"""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
+# ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
+# mypy: ignore-errors
+
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels
+from kernels.mamba3_mimo.cuda.pieces.tiles import row_sum
+
+
+def part(tile: Any, slot: Any, slots: int, rows: int) -> Any:
+    """Return slot `slot` of a tile of `slots` times `rows` rows."""
+    return tile[slot * rows : (slot + 1) * rows, :] if slots > 1 else tile
+
+
+def x_slots(v: Variant, loads: Loads) -> int:
+    """Return the slots of x: as many as of v when it is loaded like v, else one."""
+    return loads.held if v.psiv_cache else 1
+
+
+def threads_of(s: ScanShape) -> int:
+    """Return the threads of a block: 256 where a tile has more than 64 x 64 numbers."""
+    return 256 if max(s.N * s.P, s.M * s.N, s.M * s.P, s.M * s.M) > 64 * 64 else 128
+
+
+def lends(s: ScanShape, v: Variant) -> bool:
+    """Return whether q_raw can hold an operand [M,P] after the rotation: a whole tile of that form.
+
+    Two warp groups share its columns and want it in panels of at most half the width.
+    """
+    fits = threads_of(s) == 128 or s.P >= 128
+    return s.N == s.P and v.layout_2d and v.pipeline_stages <= 1 and fits
+
+
+def fold_of(s: ScanShape) -> Any:
+    """Return the map of a row to a row of the partial sums: two rows of a thread, 8 apart, add up if of one rank."""
+    return (lambda i: i // 16 * 8 + i % 8) if s.C % 16 == 0 else (lambda i: i)
+
+
+class Columns(NamedTuple):
+    """How a thread's columns in a product [rows,P] add up before threads do: fragments [rows, groups, width]."""
+
+    groups: int
+    """Parts into which the warp groups share the columns; their sums stay apart."""
+    width: int
+    """Columns of the partial sums of a part."""
+    at: Any
+    """Column of the product -> (part, column of its partial sums)."""
+
+
+def columns_of(s: ScanShape, rows: int) -> Columns:
+    """Return it for a product with `rows` rows; those that do not fill the matrix unit add up column by column."""
+    if rows % 64 > 0:
+        return Columns(1, s.P, lambda p: (0, p))
+    groups = threads_of(s) // 128
+    return Columns(groups, 8, lambda p: (p // (s.P // groups), p % 8))
+
+
+def operand_panels(s: ScanShape, slots: int) -> list[slice]:
+    """Return the columns of each copy into an operand [slots * rows,P] of the matrix unit.
+
+    Two warp groups share its columns, and of several slots one is contiguous only within the columns of one group.
+    """
+    return panels(s.P, min(64, s.P * 128 // threads_of(s)) if slots > 1 else 64)
+
+
+def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
+    """Return macro(t, tensors of the walk, b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
+
+    Issuing a bulk copy takes one thread some forty instructions, so four warps share them. The first one loads q: its
+    thread has waited for the store of dq from the same buffer, which it started itself.
+    """
+    C, N, P, M, R, depth = s.C, s.N, s.P, s.M, s.R, s.A // 4
+
+    @T.macro
+    def states_and_x(t, states, psiv, b, h, t0, n):
+        held = loads.held_slot(n)
+        one = loads.slot(n)
+        for cols in operand_panels(s, loads.slots):
+            loads.copy(states[b, h, t0 // C, :, cols], t.h_s[one * N : (one + 1) * N, cols], t.bar, n)
+        if v.psiv_cache:
+            for cols in operand_panels(s, loads.held):
+                loads.copy(psiv[b, h, t0 // C, :, cols], t.x_s[held * M : (held + 1) * M, cols], t.bar, n)
+
+    @T.macro
+    def outputs(t, z, do, b, h, t0, n):
+        one = loads.slot(n)
+        for cols in panels(P):
+            if s.gated:
+                loads.copy(z[b, t0 : t0 + C, h, cols], t.z_s[one * C : (one + 1) * C, cols], t.bar, n)
+            if s.reduced:
+                loads.copy(do[b, t0 : t0 + C, h, cols], t.do_s[one * C : (one + 1) * C, cols], t.bar, n)
+            else:
+                for r in T.unroll(R):
+                    rows = slice(one * M + r * C, one * M + (r + 1) * C)
+                    loads.copy(do[b, t0 : t0 + C, r, h, cols], t.do_s[rows, cols], t.bar, n)
+
+    @T.macro
+    def inputs(t, v_, cs, lc, sk, gm, b, h, t0, n):
+        held = loads.held_slot(n)
+        one = loads.slot(n)
+        for cols in panels(P):
+            loads.copy(v_[b, t0 : t0 + C, h, cols], t.v_s[held * C : (held + 1) * C, cols], t.bar, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], t.cs_s[one * depth : (one + 1) * depth, :, :], t.bar, n)
+        loads.copy(lc[b, h, t0 : t0 + C], t.scalar_s[held * 3, :], t.bar, n)
+        loads.copy(sk[b, h, t0 : t0 + C], t.scalar_s[held * 3 + 1, :], t.bar, n)
+        loads.copy(gm[b, h, t0 : t0 + C], t.scalar_s[held * 3 + 2, :], t.bar, n)
+
+    @T.macro
+    def start(t, q, k, v_, z, do, cs, lc, sk, gm, states, psiv, b, h, t0, n, tx):
+        if v.tma:
+            # the compiler elects a thread of every range of threads that it can tell apart
+            if tx < 64:
+                if tx < 32:
+                    loads.rows(t.q_raw, q, t.bar, b, h, t0, n)
+                else:
+                    loads.rows(t.k_raw, k, t.bar, b, h, t0, n)
+            else:
+                if tx < 96:
+                    states_and_x(t, states, psiv, b, h, t0, n)
+                    outputs(t, z, do, b, h, t0, n)
+                else:
+                    if tx < 128:
+                        inputs(t, v_, cs, lc, sk, gm, b, h, t0, n)
+        else:
+            loads.rows(t.q_raw, q, t.bar, b, h, t0, n)
+            loads.rows(t.k_raw, k, t.bar, b, h, t0, n)
+            states_and_x(t, states, psiv, b, h, t0, n)
+            outputs(t, z, do, b, h, t0, n)
+            inputs(t, v_, cs, lc, sk, gm, b, h, t0, n)
+        loads.posted(t.bar, n)
+
+    return start
+
+
+def copies_of(s: ScanShape, v: Variant, loads: Loads) -> int:
+    """Return how many copies load one chunk."""
+    wide = (1 + s.gated + (1 if s.reduced else s.R)) * len(panels(s.P)) + len(operand_panels(s, loads.slots))
+    cached = len(operand_panels(s, loads.held)) if v.psiv_cache else 0
+    return 2 * s.R * len(loads.columns()) + wide + cached + 4
+
+
+def make_rows_out(s: ScanShape) -> Any:
+    """Return macro(t, row_q, row_k, same, diag, b, h, t0): the rows of row_s, summed over ranks and column groups."""
+    C, R, groups = s.C, s.R, columns_of(s, s.M).groups
+
+    def line(rows, first, c):
+        total = row_sum(rows, first, c, R, C)
+        for group in range(1, groups):
+            total = total + row_sum(rows, first + group, c, R, C)
+        return total
+
+    @T.macro
+    def rows_out(t, row_q, row_k, same, diag, b, h, t0):
+        for c in T.Parallel(C):
+            same[b, h, t0 + c] = row_sum(t.row_s, 0, c, R, C)
+            diag[b, h, t0 + c] = row_sum(t.row_s, 1, c, R, C)
+            row_q[b, h, t0 + c] = line(t.row_s, 2, c)
+            row_k[b, h, t0 + c] = line(t.row_s, 2 + groups, c)
+
+    return rows_out
+
+
+def make_sums_out(s: ScanShape) -> Any:
+    """Return macro(acc, out [B,K,H,M/8,P], b, sc, h): write the sums over 8 rows of a fragment, in lanes 4 apart."""
+    M, P = s.M, s.P
+    rows = fold_of(s)(M - 1) + 1
+
+    @T.macro
+    def sums_out(acc, out, b, sc, h):
+        for lanes in (4, 8, 16):
+            for i, p in T.Parallel(rows, P):
+                acc[i, p] += T.shfl_xor(acc[i, p], lanes)
+        for i, p in T.Parallel(rows, P):
+            if i % 8 == 0:
+                out[b, sc, h, i // 8 * (M // rows), p] = acc[i, p]
+                if rows < M:
+                    out[b, sc, h, i // 8 * 2 + 1, p] = 0.0
+
+    return sums_out

@@ -1,0 +1,174 @@
+"""Backward kernel that prepares the walk: what every super-chunk adds to the gradient of the state before it.
+
+Letters: see shape.py; scalars per token: see prefix.py.
+"""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# A gate that is known when compiling is an `if` around one that is not (SIM102).
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# mypy: ignore-errors
+
+from typing import Any
+
+import tilelang.language as T
+from tilelang import PassConfigKey
+
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
+    BF16,
+    F16,
+    F32,
+    UNPACKED,
+    bf16,
+    f32,
+    make_factor,
+    make_row_scales,
+    pieces,
+)
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_walk
+
+
+def make_gated(s: ScanShape, threads: int) -> Any:
+    """Return macro(g_s, do_s, z_s, scale, zeta, phi, first, tx, into): the gradient of y, times `scale`.
+
+    g [M,P] = dO * silu(z * zeta) * phi from row `into` of g_s on; the chunk's tiles start at row `first` * C of z_s
+    [slots*C,P] and of do_s, which has C rows per chunk, or M without phi. `zeta` (halved), `phi` [4 * R] are the
+    thread's columns; `scale` one number per row of its pieces.
+    """
+    C, R = s.C, s.R
+    lanes, step, units, guarded = pieces(s, threads)
+
+    @T.macro
+    def gated(g_s, do_s, z_s, scale, zeta, phi, first, tx, into):
+        row = T.min(tx // lanes, C - 1) if guarded else tx // lanes
+        z_l, do_l = T.alloc_local((units * 4,), F32), T.alloc_local((units * 4,), F32)
+        grad, half_u = T.alloc_local((4,), F32), T.alloc_local((4,), F32)
+        # all loads first: the compiler cannot know that g_s is another buffer
+        for u in T.unroll(units):
+            for e in T.vectorized(4):
+                if s.gated:
+                    z_l[u * 4 + e] = f32(z_s[first * C + u * step + row, tx % lanes * 4 + e])
+            for e in T.vectorized(4):
+                if s.reduced:
+                    do_l[u * 4 + e] = f32(do_s[first * C + u * step + row, tx % lanes * 4 + e]) * scale[u]
+        for r in T.unroll(R):
+            for u in T.unroll(units):
+                for e in T.vectorized(4):
+                    if s.reduced:
+                        grad[e] = do_l[u * 4 + e] * phi[r * 4 + e]
+                    else:
+                        grad[e] = f32(do_s[(first * R + r) * C + u * step + row, tx % lanes * 4 + e]) * scale[u]
+                if s.gated:
+                    for e in T.vectorized(4):
+                        half_u[e] = z_l[u * 4 + e] * zeta[r * 4 + e]
+                    for e in T.vectorized(4):
+                        grad[e] = grad[e] * (half_u[e] * T.tanh(half_u[e]) + half_u[e])
+                if (not guarded) | (tx // lanes < C):
+                    for e in T.vectorized(4):
+                        g_s[into + r * C + u * step + tx // lanes, tx % lanes * 4 + e] = bf16(grad[e])
+
+    return gated
+
+
+def local_gradients(s: ScanShape, v: Variant) -> Any:
+    """B1: local[b,h,k] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,K,N,P].
+
+    `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
+    """
+    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    walk = make_walk(s, v, small=True)
+    blocks = {64: 4, 128: 3}.get(N, 0) if (P, C, M) == (64, 16, 64) and v.pipeline_stages < 2 and not walk.split else 0
+    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
+    outer, factor, gated = make_outer(s, threads, loads), make_factor(s), make_gated(s, threads)
+    row_scales = make_row_scales(s, threads)
+    part, do_rows = pieces(s, threads), C if s.reduced else M
+    copies = R * len(loads.columns()) + 1 + s.gated + (1 if s.reduced else R)
+
+    @T.macro
+    def start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n):
+        t0, slot = sc * L + n * C, loads.slot(n)
+        loads.rows(q_raw, q, full, b, h, t0, n)
+        if s.gated:
+            loads.copy(z[b, t0 : t0 + C, h, :], z_s[slot * C : (slot + 1) * C, :], full, n)
+        if s.reduced:
+            loads.copy(do[b, t0 : t0 + C, h, :], do_s[slot * C : (slot + 1) * C, :], full, n)
+        else:
+            for r in T.unroll(R):
+                loads.copy(do[b, t0 : t0 + C, r, h, :], do_s[(slot * R + r) * C : (slot * R + r + 1) * C, :], full, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
+        loads.posted(full, n)
+
+    @T.prim_func
+    def b1_local_gradients(
+        q: T.Tensor((B, S, R, G, N), BF16),
+        z: given(s.gated, (B, S, H, P), BF16),
+        do: T.Tensor((B, S, H, P) if s.reduced else (B, S, R, H, P), BF16),
+        q_bias: T.Tensor((H, R, N), BF16),
+        zeta: given(s.gated, (H, R, P), F32),
+        phi: given(s.reduced, (H, R, P), F32),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
+        wq: T.Tensor((B, H, S), F32),
+        local: T.Tensor((B, H, K, N, P), F32),
+    ):
+        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            T.import_source(UNPACKED)
+            if blocks:
+                T.annotate_min_blocks_per_sm(blocks)
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
+            q_raw = loads.tile()
+            z_s = T.alloc_shared((loads.slots * C, P), BF16) if s.gated else None
+            do_s = T.alloc_shared((loads.slots * do_rows, P), BF16)
+            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
+            g_s = T.alloc_shared((outer.slots * M, P), BF16)
+            wq_s = T.alloc_shared((L,), F32)
+            acc, left, held = outer.acc(), outer.left(), outer.held()
+            zeta_l, phi_l = (T.alloc_local((4 * R,), F32) for _ in range(2))
+            scale = T.alloc_local((part.units,), F32)
+            desc = T.alloc_wgmma_desc()
+            full, empty = walk.full(), walk.empty()
+            T.annotate_layout({**loads.layouts(q_raw), **outer.layouts(g_s)})
+            tx = T.get_thread_binding()
+            nc = T.min(L // C, S // C - sc * (L // C))
+            if walk.computes(tx):
+                if not split:
+                    for n in tuple(range(ahead)):
+                        if n < nc:
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
+                outer.begin(acc, held, q_bias, h, tx, desc, g_s)
+                if s.gated:
+                    factor(zeta_l, zeta, h, tx)
+                    for e in T.unroll(4 * R):
+                        zeta_l[e] = 0.5 * zeta_l[e]
+                if s.reduced:
+                    factor(phi_l, phi, h, tx)
+                for t in T.Parallel(L):
+                    wq_s[t] = wq[b, h, T.min(sc * L + t, S - 1)]
+                walk.sync()
+                for n in T.serial(nc):
+                    if ahead == 0:
+                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
+                    if walk.early:
+                        if n + ahead < nc:
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n + ahead)
+                    loads.wait(full, n, nc, copies)
+                    if outer.slots == 1:
+                        walk.sync()
+                    row_scales(scale, wq_s, n * C, tx)
+                    gated(g_s, do_s, z_s, scale, zeta_l, phi_l, loads.slot(n), tx, n % outer.slots * M)
+                    outer.turn(left, acc, q_raw, held, cs_s, n, tx)
+                    walk.sync()
+                    if split:
+                        walk.release(empty, n)
+                    elif ahead > 0 and not walk.early:
+                        if n + ahead < nc:
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n + ahead)
+                    outer.add(left, g_s, acc, n, desc)
+                outer.store(acc, local, b, h, sc, tx)
+            else:
+                for n in T.serial(nc):
+                    walk.acquire(empty, n)
+                    start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
+
+    return b1_local_gradients

@@ -1,0 +1,253 @@
+"""The reader of the walk with two roles: rotates q, rebuilds y, takes the gate's gradient, yields dq and dz."""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
+# mypy: ignore-errors
+
+from typing import Any
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
+from kernels.mamba3_mimo.cuda.backward.tiles_split import (
+    BF16,
+    F16,
+    F32,
+    G_FREE,
+    G_READY,
+    K_FREE,
+    K_READY,
+    Q_READY,
+    TILE,
+    arrive,
+    bf16,
+    f32,
+    load_part,
+    load_tile,
+    make_parts,
+    make_rotation,
+    product_rs,
+    store_tile,
+)
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+
+
+def make_reader(s: ScanShape) -> Any:
+    """Return the macro of the first warp group; its parameters are named as in gradients_split.py."""
+    N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
+    NB, NC, parts = N // 64, L // C, 8 // R
+    pool_at = Pool(NB, C)
+    all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
+    rotated, unrotated = make_rotation(s)
+    angles, biased, weighted, column, flushed = make_parts(s)
+
+    @T.macro
+    def load_state(pool, full, states, b, h, sc, n, nc):
+        slot = n % 2
+        for p in T.unroll(NB):
+            T.tma_copy(
+                states[b, h, sc * NC + nc - 1 - n, p * 64 : p * 64 + 64, :],
+                pool[pool_at.h + (slot * NB + p) * 64 : pool_at.h + (slot * NB + p) * 64 + 64, :],
+                barrier=full[2 + slot],
+            )
+        T.mbarrier_arrive(full[2 + slot])
+
+    @T.macro
+    def load_gate(pool, full, z, do, b, h, sc, n, nc):
+        t0 = sc * L + (nc - 1 - n) * C
+        T.tma_copy(z[b, t0 : t0 + C, h, :], pool[pool_at.z : pool_at.z + C, :], barrier=full[4])
+        T.tma_copy(do[b, t0 : t0 + C, h, :], pool[pool_at.do : pool_at.do + C, :], barrier=full[4])
+        T.mbarrier_arrive(full[4])
+
+    @T.macro
+    def reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d):
+        tx, b, h, sc, nc, base, skip, pool, cs_s, sc_s, w_s, _wt_s, turn_s, tab_s, bias_s, full, hand = block
+        w, g8, quad, q2, rank, row, side = place(tx, R)
+        lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
+        c0 = (w * 16 + g8) // R
+        ql, gl, mix = T.alloc_local((N // 2,), BF16), T.alloc_local((32,), BF16), T.alloc_local((32,), BF16)
+        gw = T.alloc_local((32,), BF16)
+        zl = T.alloc_local((8,), BF16)
+        cos, sin = T.alloc_local((A // 2,), F16), T.alloc_local((A // 2,), F16)
+        score, y = T.alloc_local((32,), F32), T.alloc_local((32,), F32)
+        dn = T.alloc_local((N // 2,), F32)
+        turn = T.alloc_local((A // 2,), F32)
+        own_s, own_d = T.alloc_local((4,), F32), T.alloc_local((4,), F32)
+        sums = T.alloc_local((6,), F32)
+        read = T.alloc_local((2,), F32)
+        mine = T.alloc_local((2,), F32)
+        zeta_acc, phi_acc = T.alloc_local((16,), F32), T.alloc_local((16,), F32)
+        total = T.alloc_local((1,), F32)
+        if tx < 32:
+            load_state(pool, full, states, b, h, sc, 0, nc)
+            load_gate(pool, full, z, do, b, h, sc, 0, nc)
+            if nc > 1:
+                load_state(pool, full, states, b, h, sc, 1, nc)
+        for e in T.unroll(2):
+            mine[e] = T.if_then_else((q2 + e) // R == g8 // R, 1.0, 0.0)
+        for i in T.unroll(16):
+            zeta_acc[i] = 0.0
+            phi_acc[i] = 0.0
+        total[0] = 0.0
+        for n in T.serial(nc):
+            slot = n % 2
+            third = n % 3
+            t0 = sc * L + (nc - 1 - n) * C
+            q_at = base + pool_at.q * 128 + slot * (NB * TILE)
+            k_at = base + pool_at.k * 128 + slot * (NB * TILE)
+            h_at = base + pool_at.h * 128 + slot * (NB * TILE)
+            x_at = base + pool_at.x * 128 + slot * TILE
+            T.mbarrier_wait_parity(full[slot], n // 2 % 2)
+            angles(cos, sin, cs_s, third, c0, q2)
+            load_tile(q_at, lane_at, ql, all_k)
+            biased(ql, bias_s, 0, rank, quad)
+            rotated(ql, cos, sin)
+            store_tile(q_at, lane_at, ql, all_k)
+            T.fence_proxy_async()
+            arrive(hand, Q_READY + slot, tx)
+            if tx < 32:
+                T.tma_store_wait(0)
+                if (n > 0) & (n + 1 < nc):
+                    load_state(pool, full, states, b, h, sc, n + 1, nc)
+            for rh in T.unroll(2):
+                read[rh] = T.exp2(sc_s[third, 0, c0 + rh * parts])
+            T.mbarrier_wait_parity(hand[K_READY + slot], n // 2 % 2)
+            # y again, for the gradients of the gate
+            T.warpgroup_fence_operand(ql, num_regs=N // 4)
+            T.warpgroup_fence_operand(score, num_regs=32)
+            T.warpgroup_arrive()
+            product_rs(score, 0, ql, k_at, 4 * NB, True, True)
+            T.warpgroup_commit_batch()
+            T.warpgroup_wait(0)
+            T.warpgroup_fence_operand(score, num_regs=32)
+            T.call_extern("handle", "walk::same_time", T.access_ptr(score[0], "r"), w, T.access_ptr(own_s[0], "w"))
+            weighted(mix, score, w_s, slot, c0, q2, w, skip, True)
+            T.mbarrier_wait_parity(full[2 + slot], n // 2 % 2)
+            T.warpgroup_fence_operand(ql, num_regs=N // 4)
+            T.warpgroup_fence_operand(y, num_regs=32)
+            T.warpgroup_arrive()
+            product_rs(y, 0, ql, h_at, 4 * NB, False, True)
+            T.warpgroup_commit_batch()
+            T.warpgroup_wait(0)
+            T.warpgroup_fence_operand(y, num_regs=32)
+            for i in T.unroll(32):
+                y[i] = y[i] * read[i // 2 % 2]
+            T.warpgroup_fence_operand(mix, num_regs=16)
+            T.warpgroup_fence_operand(y, num_regs=32)
+            T.warpgroup_arrive()
+            product_rs(y, 0, mix, x_at, 4, False, False)
+            T.warpgroup_commit_batch()
+            T.mbarrier_wait_parity(full[4], n % 2)
+            if n > 0:
+                T.mbarrier_wait_parity(hand[G_FREE], (n - 1) % 2)
+            T.warpgroup_wait(0)
+            T.warpgroup_fence_operand(y, num_regs=32)
+            sums[0] = 0.0
+            sums[3] = 0.0
+            for i in half:
+                hz, ph = T.alloc_local((4,), F32), T.alloc_local((4,), F32)
+                g32, gd32 = T.alloc_local((2,), F32), T.alloc_local((2,), F32)
+                load_part(base + pool_at.z * 128, time_at, zl, i)
+                load_tile(base + pool_at.do * 128, time_at, gl, (i,))
+                column(hz, tab_s, 0, rank, quad, i)
+                column(ph, tab_s, 1, rank, quad, i)
+                for u in T.unroll(4):
+                    for e in T.unroll(2):
+                        z32 = f32(zl[u * 2 + e])
+                        d32 = f32(gl[i * 8 + u * 2 + e])
+                        half_u = z32 * hz[u // 2 * 2 + e]
+                        bent = T.tanh(half_u)
+                        silu = half_u * bent + half_u
+                        passed = 0.5 * bent + 0.5
+                        slope = silu - silu * passed + passed
+                        gated = d32 * silu
+                        du = d32 * y[i * 8 + u * 2 + e] * slope
+                        phi_acc[i * 4 + u // 2 * 2 + e] += gated * y[i * 8 + u * 2 + e]
+                        zeta_acc[i * 4 + u // 2 * 2 + e] += du * z32
+                        g32[e] = gated * ph[u // 2 * 2 + e]
+                        sums[u % 2 * 3] += f32(bf16(g32[e])) * y[i * 8 + u * 2 + e]
+                        gd32[e] = du * (ph[u // 2 * 2 + e] * hz[u // 2 * 2 + e])
+                    for e in T.vectorized(2):
+                        gl[i * 8 + u * 2 + e] = bf16(g32[e])
+                    for e in T.vectorized(2):
+                        zl[u * 2 + e] = bf16(gd32[e] + gd32[e])
+                    for e in T.vectorized(2):
+                        gw[i * 8 + u * 2 + e] = bf16(g32[e] * read[u % 2])
+                T.call_extern("handle", f"walk::rank_sum_pairs<{R}>", T.access_ptr(zl[0], "rw"))
+                for u in T.unroll(-(-4 // R)):
+                    at = first_of(4, R, tx) + u
+                    for e in T.vectorized(2):
+                        dz[b, t0 + c0 + at % 2 * parts, h, i * 16 + at // 2 * 8 + q2 + e] = zl[u * 2 + e]
+                store_tile(base + pool_at.g * 128, lane_at, gl, (i,))
+                store_tile(base + pool_at.gw * 128, lane_at, gw, (i,))
+            T.fence_proxy_async()
+            arrive(hand, G_READY, tx)
+            T.warpgroup_fence_operand(gl, num_regs=16)
+            T.warpgroup_fence_operand(score, num_regs=32)
+            T.warpgroup_arrive()
+            product_rs(score, 0, gl, x_at, 4, True, True)
+            T.warpgroup_commit_batch()
+            T.warpgroup_wait(0)
+            T.warpgroup_fence_operand(score, num_regs=32)
+            T.call_extern("handle", "walk::same_time", T.access_ptr(score[0], "r"), w, T.access_ptr(own_d[0], "w"))
+            weighted(mix, score, w_s, slot, c0, q2, w, skip, False)
+            load_tile(base + pool_at.gw * 128, lane_at, gw, half)
+            # q
+            T.warpgroup_fence_operand(mix, num_regs=16)
+            T.warpgroup_fence_operand(gw, num_regs=16)
+            T.warpgroup_fence_operand(dn, num_regs=N // 2)
+            T.warpgroup_arrive()
+            for p in tuple(range(NB)):
+                product_rs(dn, 32 * p, gw, h_at + p * TILE, 4, True, True)
+                product_rs(dn, 32 * p, mix, k_at + p * TILE, 4, False, False)
+            T.warpgroup_commit_batch()
+            for rh in T.unroll(2):
+                sums[rh * 3 + 1] = 0.0
+                sums[rh * 3 + 2] = 0.0
+                for e in T.unroll(2):
+                    there = own_d[rh * 2 + e] * mine[e]
+                    sums[rh * 3 + 1] += own_s[rh * 2 + e] * there
+                    mixed = own_s[rh * 2 + e] * sc_s[third, 2, c0 + rh * parts] + skip[e]
+                    sums[rh * 3 + 2] += f32(bf16(mixed)) * there
+                    total[0] += T.if_then_else(q2 + e == g8, own_d[rh * 2 + e], 0.0)
+            T.call_extern("handle", f"walk::time_sum<{R}, 3>", T.access_ptr(sums[0], "rw"))
+            if (quad < 2) & (rank == 0):
+                row_q[b, h, t0 + c0 + quad * parts] = sums[0]
+                same[b, h, t0 + c0 + quad * parts] = sums[1]
+                diag[b, h, t0 + c0 + quad * parts] = sums[2]
+            load_tile(q_at, lane_at, ql, some_k)
+            angles(cos, sin, cs_s, third, c0, q2)
+            T.warpgroup_wait(0)
+            T.warpgroup_fence_operand(dn, num_regs=N // 2)
+            unrotated(ql, dn, ql, turn, cos, sin)
+            T.call_extern("handle", f"walk::rank_sum<{R}, {A // 2}>", T.access_ptr(turn[0], "rw"))
+            for i in T.unroll(A // 2 // R):
+                at = first_of(A // 2, R, tx) + i
+                turn_s[slot, c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] = turn[i]
+            arrive(hand, K_FREE + slot, tx)
+            T.sync_threads(1, GROUP)
+            store_tile(h_at, lane_at, ql, all_k)
+            T.fence_proxy_async()
+            T.sync_threads(1, GROUP)
+            if tx < 32:
+                for p in T.unroll(NB):
+                    T.tma_copy(
+                        pool[pool_at.h + (slot * NB + p) * 64 : pool_at.h + (slot * NB + p) * 64 + 64, :],
+                        dq_rows[b, t0 * R : t0 * R + 64, h, p * 64 : p * 64 + 64],
+                    )
+                if n + 1 < nc:
+                    load_gate(pool, full, z, do, b, h, sc, n + 1, nc)
+        flushed(zeta_acc, w_s, p_zeta, b, sc, h, w, g8, quad, 1)
+        flushed(phi_acc, w_s, p_phi, b, sc, h, w, g8, quad, 1)
+        for lanes in (1, 2, 4, 8, 16):
+            total[0] += T.shfl_xor(total[0], lanes)
+        T.sync_threads(1, GROUP)
+        if tx % 32 == 0:
+            w_s[w] = total[0]
+        T.sync_threads(1, GROUP)
+        if tx == 0:
+            p_d[b, sc, h] = w_s[0] + w_s[1] + w_s[2] + w_s[3]
+        T.tma_store_wait(0)
+
+    return reader

@@ -1,0 +1,380 @@
+"""Small kernels after the walk: heads into groups, biases, and the gradients of scalars and angles.
+
+Letters: see shape.py.
+"""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0917
+# mypy: ignore-errors
+
+import math
+from typing import Any
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
+from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans_of
+from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for, tanh
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
+from kernels.mamba3_mimo.cuda.pieces.walk import given
+
+THREADS = 128
+ROWS = 8
+"""Tokens of one thread of `reduce_heads`."""
+PAIRS = Lanes(groups=1, parts=32, run=2, rounds=1)
+"""How a warp shares out the scalars of EDGE tokens."""
+
+
+def head_block(s: ScanShape) -> int:
+    """Return the tokens of one block of `reduce_heads`, whose rows of N / 8 threads work on ROWS tokens each."""
+    return ROWS * 8 * THREADS // s.N
+
+
+def reduce_heads(s: ScanShape) -> Any:
+    """B4: sum per-head dq or dk [B,S,R,H,N] bf16 over the heads of a group -> [B,S,R,G,N] bf16.
+
+    Also `p_bias` fp32 [B,S/head_block,H,R,N]: the sum over the block's tokens, per head.
+    """
+    B, S, H, G, N, R = s.B, s.S, s.H, s.G, s.N, s.R
+    per_group, block, lanes = s.heads_per_group, head_block(s), s.N // 8
+    rows, blocks = THREADS // lanes, -(-s.S // head_block(s))
+
+    @T.prim_func
+    def b4_reduce_heads(
+        per_head: T.Tensor((B, S, R, H, N), BF16),
+        grouped: T.Tensor((B, S, R, G, N), BF16),
+        p_bias: T.Tensor((B, blocks, H, R, N), F32),
+    ):
+        with T.Kernel(blocks, R * G, B, threads=THREADS) as (blk, rg, b):
+            tx = T.get_thread_binding()
+            total = T.alloc_local((ROWS * 8,), F32)
+            one = T.alloc_local((ROWS * 8,), BF16)
+            column = T.alloc_local((8,), F32)
+            bias_s = T.alloc_shared((2, rows, N + 4), F32)
+            for e in T.vectorized(ROWS * 8):
+                total[e] = 0.0
+            for i in T.serial(per_group):
+                h = (rg % G) * per_group + i
+                for u in T.unroll(ROWS):
+                    at = T.min(blk * block + u * rows + tx // lanes, S - 1)
+                    for e in T.vectorized(8):
+                        one[u * 8 + e] = per_head[b, at, rg // G, h, tx % lanes * 8 + e]
+                for e in T.unroll(8):
+                    column[e] = 0.0
+                for u in T.unroll(ROWS):
+                    keep = T.if_then_else(blk * block + u * rows + tx // lanes < S, 1.0, 0.0)
+                    for e in T.unroll(8):
+                        total[u * 8 + e] += f32(one[u * 8 + e])
+                        column[e] += f32(one[u * 8 + e]) * keep
+                for e in T.vectorized(4):
+                    bias_s[i % 2, tx // lanes, tx % lanes * 8 + e] = column[e]
+                for e in T.vectorized(4):
+                    bias_s[i % 2, tx // lanes, tx % lanes * 8 + 4 + e] = column[4 + e]
+                T.sync_threads()
+                for u in T.unroll(-(-N // THREADS)):
+                    if u * THREADS + tx < N:
+                        p_bias[b, blk, h, rg // G, u * THREADS + tx] = line_sum(bias_s, i % 2, u * THREADS + tx, rows)
+            for u in T.unroll(ROWS):
+                if blk * block + u * rows + tx // lanes < S:
+                    for e in T.vectorized(8):
+                        grouped[b, blk * block + u * rows + tx // lanes, rg // G, rg % G, tx % lanes * 8 + e] = bf16(
+                            total[u * 8 + e]
+                        )
+
+    return b4_reduce_heads
+
+
+def line_sum(tile: Any, which: Any, n: Any, rows: int) -> Any:
+    """Return the sum of tile[which, :, n]."""
+    total = tile[which, 0, n]
+    for row in range(1, rows):
+        total = total + tile[which, row, n]
+    return total
+
+
+def column_sums(kinds: int, blocks: int, rows: int, inner: int, width: int) -> Any:
+    """B6: sums of partial sums, fp32 [kinds,blocks,rows,inner,width] -> [kinds,rows,width]."""
+    lanes = min(width, 32) // 4
+    ways, ahead = 2 * THREADS // lanes, 8
+
+    @T.prim_func
+    def b6_column_sums(
+        partial: T.Tensor((kinds, blocks * rows * inner, width), F32),
+        sums: T.Tensor((kinds, rows, width), F32),
+    ):
+        with T.Kernel(width // (4 * lanes), rows, kinds, threads=2 * THREADS) as (bx, row, kind):
+            one, total = T.alloc_local((4 * ahead,), F32), T.alloc_local((4,), F32)
+            total_s = T.alloc_shared((ways, 4 * lanes + 4), F32)
+            tx = T.get_thread_binding()
+            column = bx * 4 * lanes + tx % lanes * 4
+            for e in T.vectorized(4):
+                total[e] = 0.0
+            for turn in T.serial(T.ceildiv(blocks * inner, ways * ahead)):
+                for u in T.unroll(ahead):
+                    at = T.min((turn * ahead + u) * ways + tx // lanes, blocks * inner - 1)
+                    for e in T.vectorized(4):
+                        one[u * 4 + e] = partial[kind, (at // inner * rows + row) * inner + at % inner, column + e]
+                for u in T.unroll(ahead):
+                    if (turn * ahead + u) * ways + tx // lanes < blocks * inner:
+                        for e in T.unroll(4):
+                            total[e] += one[u * 4 + e]
+            for e in T.vectorized(4):
+                total_s[tx // lanes, tx % lanes * 4 + e] = total[e]
+            T.sync_threads()
+            if tx < 4 * lanes:
+                total[0] = 0.0
+                for way in T.unroll(ways):
+                    total[0] += total_s[way, tx]
+                sums[kind, row, bx * 4 * lanes + tx] = total[0]
+
+    return b6_column_sums
+
+
+def sum_weights(s: ScanShape) -> Any:
+    """B6: the walk's partial sums of psi, zeta and phi, whichever are given -> [kinds,H*R,P]."""
+    return column_sums(1 + s.gated + s.reduced, s.B * s.K, s.H * s.R, s.C // 8, s.P)
+
+
+def sum_biases(s: ScanShape) -> Any:
+    """B6: the partial sums of `reduce_heads` for q and k -> [2,H*R,N]."""
+    return column_sums(2, s.B * -(-s.S // head_block(s)), s.H * s.R, 1, s.N)
+
+
+def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
+    """B5: gradients of adt, dt, trap fp32 [B,H,S] and of the raw angles [B,S,heads,A] from the walk's sums.
+
+    `row_q`, `row_k`, `same`, `diag`, `dtheta` and `edges` are the walk's. The gradients of a decay and of an angle are
+    sums of per-token values from the token to the end of its document, held exact at every edge: see spans.py.
+    Cumulated angles are no concern of this kernel: their gradient is dtheta.
+    """
+    B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
+    warps, count = THREADS // 32, -(-s.S // EDGE)
+    turns = -(-H // warps) if s.shared_angles else 1
+    scalars, turned, stored = make_scalars(s, num_tokens), make_turned(s), make_stored(s)
+    lanes, spans = lanes_for(s), make_spans(s, num_tokens)
+
+    @T.prim_func
+    def b5_time_gradients(
+        dt: T.Tensor((B, H, S), F32),
+        trap: T.Tensor((B, H, S), F32),
+        reset: T.Tensor((B, S), "int32"),
+        sk: T.Tensor((B, H, S), F32),
+        row_q: T.Tensor((B, H, S), F32),
+        row_k: T.Tensor((B, H, S), F32),
+        same: T.Tensor((B, H, S), F32),
+        diag: T.Tensor((B, H, S), F32),
+        edges: T.Tensor(edge_size(s), F32),
+        angles: given(not cumulated, (B, S, heads, A), F32),
+        dtheta: given(not cumulated, (B, H, S, A), F32),
+        dadt: T.Tensor((B, H, S), F32),
+        ddt: T.Tensor((B, H, S), F32),
+        dtrap: T.Tensor((B, H, S), F32),
+        dangles: given(not cumulated, (B, S, heads, A), F32),
+    ):
+        with T.Kernel(T.ceildiv(H, warps * turns), count, B, threads=THREADS) as (bh, blk, b):
+            if lanes.run <= 4:  # left alone, the compiler takes more registers than this many blocks have
+                T.annotate_min_blocks_per_sm(4 if s.shared_angles else 5)
+            ddt_s = T.alloc_shared((warps * turns, EDGE), F32)
+            sum_s = T.alloc_shared((warps, EDGE, lanes.width), F32)
+            span_s = spans_of(T.alloc_shared, EDGE)
+            total = T.alloc_local((8 * lanes.run,), F32)
+            tx = T.get_thread_binding()
+            warp, lane = tx // 32, tx % 32
+            span = spans_of(T.alloc_local, 2)
+            spans(span, reset, b, blk, lane)
+            if not cumulated and tx < 32:
+                for i in T.vectorized(2):
+                    span_s.begin[2 * lane + i] = span.begin[i]
+                for i in T.vectorized(2):
+                    span_s.end[2 * lane + i] = span.end[i]
+                for i in T.vectorized(2):
+                    span_s.share[2 * lane + i] = span.share[i]
+            # the heads of this warp; unrolled, their loops would take twice the registers
+            mine = T.min(T.ceildiv(H - bh * turns * warps - warp, warps), turns)
+            for turn in T.unroll(mine, unroll_factor=1):
+                at = turn * warps + warp
+                h = bh * turns * warps + at
+                scalars(
+                    dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, b, h, blk, at, lane
+                )
+            T.sync_threads()
+            if not cumulated:
+                for tile in T.serial(lanes.rounds):
+                    for e in T.unroll(8 * lanes.run):
+                        total[e] = 0.0
+                    for turn in T.unroll(mine, unroll_factor=1):
+                        at = turn * warps + warp
+                        h = bh * turns * warps + at
+                        turned(total, ddt_s, angles, dt, dtheta, edges, span_s, b, h, blk, tile, at, lane)
+                    stored(dangles, total, sum_s, b, bh * warps + warp, blk, tile, tx)
+                T.sync_threads()
+            for turn in T.unroll(mine, unroll_factor=1):
+                at = turn * warps + warp
+                h = bh * turns * warps + at
+                for i in T.unroll(2):
+                    if blk * EDGE + i * 32 + lane < S:
+                        ddt[b, h, blk * EDGE + i * 32 + lane] = ddt_s[at, i * 32 + lane]
+
+    return b5_time_gradients
+
+
+def make_scalars(s: ScanShape, num_tokens: int) -> Any:
+    """Return the macro of one warp for dadt and dtrap of EDGE tokens, and for ddt but for the angles' share.
+
+    Lane `lane` works on tokens 2 * lane and 2 * lane + 1; ddt goes to row `place` of ddt_s.
+    """
+    S, N, count, sums = s.S, s.N, -(-s.S // EDGE), make_sums(PAIRS, 1)
+
+    @T.macro
+    def scalars(dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, b, h, blk, place, lane):
+        own, ds = T.alloc_local((2,), F32), T.alloc_local((3,), F32)
+        left, right = T.alloc_local((1,), F32), T.alloc_local((1,), F32)
+        t0 = blk * EDGE + 2 * lane
+        for i in T.unroll(2):
+            at = T.min(t0 + i, S - 1)
+            own[i] = T.if_then_else(t0 + i < num_tokens, row_q[b, h, at] - row_k[b, h, at], 0.0)
+        left[0] = 0.0
+        right[0] = 0.0
+        for n in T.serial(T.ceildiv(N, 32)):
+            if n * 32 + lane < N:
+                if blk > 0:
+                    left[0] += edges[b, h, blk, 0, n * 32 + lane]
+                if blk + 1 < count:
+                    right[0] += edges[b, h, blk + 1, 0, n * 32 + lane]
+        for far in (1, 2, 4, 8, 16):
+            left[0] += T.shfl_xor(left[0], far)
+            right[0] += T.shfl_xor(right[0], far)
+        sums(own, left, right, span, lane)
+        for i in T.unroll(3):
+            # the token before the first of the two, which looks ahead at it, then the two
+            at = T.max(T.min(t0 + i - 1, S - 1), 0)
+            ds[i] = T.if_then_else(
+                (t0 + i > 0) & (sk[b, h, at] > 0.0), (row_k[b, h, at] - diag[b, h, at]) / sk[b, h, at], 0.0
+            )
+        for i in T.unroll(2):
+            at = t0 + i
+            if at < S:
+                first = reset[b, at] == 1
+                looked = T.if_then_else(first, 0.0, ds[i])
+                mix = T.sigmoid(trap[b, h, at])
+                d_gamma = ds[i + 1] + same[b, h, at]
+                dadt[b, h, at] = T.if_then_else(first | (at >= num_tokens), 0.0, own[i])
+                dtrap[b, h, at] = T.if_then_else(
+                    at < num_tokens, mix * (1.0 - mix) * dt[b, h, at] * (d_gamma - looked), 0.0
+                )
+                ddt_s[place, 2 * lane + i] = T.if_then_else(at < num_tokens, mix * d_gamma + (1.0 - mix) * looked, 0.0)
+
+    return scalars
+
+
+def make_at_edge(s: ScanShape) -> Any:
+    """Return macro(out [8], edges, b, h, blk, j0): what the gradients of 8 angles sum to from the edge `blk` on."""
+    half_N = s.N // 2
+
+    @T.macro
+    def at_edge(out, edges, b, h, blk, j0):
+        across = T.alloc_local((8,), F32)
+        for half in (0, 4):
+            for e in T.vectorized(4):
+                out[half + e] = edges[b, h, blk, 1, j0 + half + e]
+            for e in T.vectorized(4):
+                across[half + e] = edges[b, h, blk, 1, half_N + j0 + half + e]
+        for e in T.unroll(8):
+            out[e] -= across[e]
+
+    return at_edge
+
+
+def make_turned(s: ScanShape) -> Any:
+    """Return the macro of one warp for EDGE tokens of one tile of angles: adds to `total` and to row `place` of ddt_s.
+
+    `total` [8 * run] are the gradients of the lane's angles, see prefix.py `Lanes`.
+    """
+    S, count, heads, lanes = s.S, -(-s.S // EDGE), s.angle_heads, lanes_for(s)
+    run, groups, at_edge, sums = lanes.run, lanes.groups, make_at_edge(s), make_sums(lanes, 8)
+
+    @T.macro
+    def turned(total, ddt_s, angles, dt, dtheta, edges, span_s, b, h, blk, tile, place, lane):
+        own, bent, part = T.alloc_local((8 * run,), F32), T.alloc_local((8,), F32), T.alloc_local((run,), F32)
+        left, right, span = T.alloc_local((8,), F32), T.alloc_local((8,), F32), spans_of(T.alloc_local, run)
+        t0 = lane // groups * run
+        j0 = tile * lanes.width + lane % groups * 8
+        for i in T.unroll(run):
+            at = T.min(blk * EDGE + t0 + i, S - 1)
+            for e in T.vectorized(4):
+                own[i * 8 + e] = dtheta[b, h, at, j0 + e]
+            for e in T.vectorized(4):
+                own[i * 8 + 4 + e] = dtheta[b, h, at, j0 + 4 + e]
+        for i in T.unroll(run):
+            for e in T.unroll(8):
+                own[i * 8 + e] = T.if_then_else(blk * EDGE + t0 + i < S, own[i * 8 + e], 0.0)
+        for e in T.unroll(8):
+            left[e] = 0.0
+            right[e] = 0.0
+        if blk > 0:
+            at_edge(left, edges, b, h, blk, j0)
+        if blk + 1 < count:
+            at_edge(right, edges, b, h, blk + 1, j0)
+        span.begin[0] = span_s.begin[t0]
+        for i in T.vectorized(run):
+            span.end[i] = span_s.end[t0 + i]
+        for i in T.vectorized(run):
+            span.share[i] = span_s.share[t0 + i]
+        sums(own, left, right, span, lane)
+        for i in T.unroll(run):
+            at = T.min(blk * EDGE + t0 + i, S - 1)
+            for e in T.vectorized(4):
+                bent[e] = angles[b, at, h % heads, j0 + e]
+            for e in T.vectorized(4):
+                bent[4 + e] = angles[b, at, h % heads, j0 + 4 + e]
+            part[i] = 0.0
+            for e in T.unroll(8):
+                bent[e] = tanh(bent[e])
+                own[i * 8 + e] *= math.pi
+                total[i * 8 + e] += own[i * 8 + e] * dt[b, h, at] * (1.0 - bent[e] * bent[e])
+                part[i] += own[i * 8 + e] * bent[e]
+        for far in (1, 2):
+            if far < groups:
+                for i in T.unroll(run):
+                    part[i] += T.shfl_xor(part[i], far)
+        if lane % groups == 0:
+            for i in T.unroll(run):
+                ddt_s[place, t0 + i] += part[i]
+
+    return turned
+
+
+def make_stored(s: ScanShape) -> Any:
+    """Return the macro of one block that writes `total` of every warp to dangles, for angles of all heads their sum."""
+    S, H, lanes = s.S, s.H, lanes_for(s)
+    run, groups, width = lanes.run, lanes.groups, lanes.width
+
+    @T.macro
+    def stored(dangles, total, sum_s, b, h, blk, tile, tx):
+        t0 = tx % 32 // groups * run
+        j0 = tx % groups * 8
+        if s.shared_angles:
+            for i in T.unroll(run):
+                for e in T.vectorized(4):
+                    sum_s[tx // 32, t0 + i, j0 + e] = total[i * 8 + e]
+                for e in T.vectorized(4):
+                    sum_s[tx // 32, t0 + i, j0 + 4 + e] = total[i * 8 + 4 + e]
+            T.sync_threads()
+            for u in T.unroll(EDGE * width // THREADS):
+                t = (u * THREADS + tx) // width
+                j = (u * THREADS + tx) % width
+                if blk * EDGE + t < S:
+                    dangles[b, blk * EDGE + t, 0, tile * width + j] = (
+                        sum_s[0, t, j] + sum_s[1, t, j] + sum_s[2, t, j] + sum_s[3, t, j]
+                    )
+            T.sync_threads()
+        else:
+            for i in T.unroll(run):
+                if (blk * EDGE + t0 + i < S) & (h < H):
+                    for e in T.vectorized(4):
+                        dangles[b, blk * EDGE + t0 + i, h, tile * width + j0 + e] = total[i * 8 + e]
+                    for e in T.vectorized(4):
+                        dangles[b, blk * EDGE + t0 + i, h, tile * width + j0 + 4 + e] = total[i * 8 + 4 + e]
+
+    return stored

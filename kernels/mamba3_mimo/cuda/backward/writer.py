@@ -1,0 +1,268 @@
+"""The writer of the walk with two roles: rotates k, builds x, carries the state's gradient E, yields dk and dv."""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
+# mypy: ignore-errors
+
+from typing import Any
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.backward.edges import make_edge_from_tile
+from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
+from kernels.mamba3_mimo.cuda.backward.tiles_split import (
+    BF16,
+    F16,
+    F32,
+    G_FREE,
+    G_READY,
+    K_FREE,
+    K_READY,
+    Q_READY,
+    TILE,
+    arrive,
+    bf16,
+    f32,
+    load_tile,
+    make_parts,
+    make_rotation,
+    product_rs,
+    product_ss,
+    rounded,
+    store_tile,
+)
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+
+
+def make_pair_load(s: ScanShape) -> Any:
+    """Return the macro that starts the copies of what both roles read of chunk n."""
+    R, A, C, L = s.R, s.A, s.C, s.L
+    NB = s.N // 64
+    pool_at = Pool(NB, C)
+
+    @T.macro
+    def load_pair(pool, cs_s, sc_s, full, q, k, v, cs, lc, sk, gm, b, h, sc, n, nc):
+        slot = n % 2
+        third = n % 3
+        t0 = sc * L + (nc - 1 - n) * C
+        for p in T.unroll(NB):
+            T.tma_copy(
+                q[b, t0 * R : t0 * R + 64, h // s.heads_per_group, p * 64 : p * 64 + 64],
+                pool[pool_at.q + (slot * NB + p) * 64 : pool_at.q + (slot * NB + p) * 64 + 64, :],
+                barrier=full[slot],
+            )
+            T.tma_copy(
+                k[b, t0 * R : t0 * R + 64, h // s.heads_per_group, p * 64 : p * 64 + 64],
+                pool[pool_at.k + (slot * NB + p) * 64 : pool_at.k + (slot * NB + p) * 64 + 64, :],
+                barrier=full[slot],
+            )
+        T.tma_copy(
+            v[b, t0 : t0 + C, h, :], pool[pool_at.v + third * C : pool_at.v + third * C + C, :], barrier=full[slot]
+        )
+        T.tma_copy(
+            cs[b, h, t0 // C, :, :, :], cs_s[third * (A // 4) : (third + 1) * (A // 4), :, :], barrier=full[slot]
+        )
+        T.tma_copy(lc[b, h, t0 : t0 + C], sc_s[third, 0, :], barrier=full[slot])
+        T.tma_copy(sk[b, h, t0 : t0 + C], sc_s[third, 1, :], barrier=full[slot])
+        T.tma_copy(gm[b, h, t0 : t0 + C], sc_s[third, 2, :], barrier=full[slot])
+        T.mbarrier_arrive(full[slot])
+
+    return load_pair
+
+
+def make_writer(s: ScanShape) -> Any:
+    """Return the macro of the second warp group; its parameters are named as in gradients_split.py."""
+    N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
+    NB, parts = N // 64, 8 // R
+    pool_at = Pool(NB, C)
+    all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
+    rotated, unrotated = make_rotation(s)
+    angles, biased, weighted, column, flushed = make_parts(s)
+    load_pair, edge = make_pair_load(s), make_edge_from_tile(s, GROUP)
+
+    @T.macro
+    def writer(block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi):
+        tx, b, h, sc, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand = block
+        w, g8, quad, q2, rank, row, side = place(tx, R)
+        lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
+        c0 = (w * 16 + g8) // R
+        t = tx - GROUP
+        kl, xl, vl = T.alloc_local((N // 2,), BF16), T.alloc_local((32,), BF16), T.alloc_local((32,), BF16)
+        el = T.alloc_local((N // 2,), BF16)
+        kcos, ksin = T.alloc_local((A // 2,), F16), T.alloc_local((A // 2,), F16)
+        dscore, dx = T.alloc_local((32,), F32), T.alloc_local((32,), F32)
+        dk = T.alloc_local((N // 2,), F32)
+        E = T.alloc_local((N // 2,), F32)
+        kturn = T.alloc_local((A // 2,), F32)
+        ksum = T.alloc_local((2,), F32)
+        write = T.alloc_local((3,), F32)
+        psi_acc = T.alloc_local((16,), F32)
+        if t < 32:
+            load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, sc, 0, nc)
+            if nc > 1:
+                load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, sc, 1, nc)
+        for i in T.unroll(N // 4):
+            for e in T.vectorized(2):
+                E[i * 2 + e] = leaving[b, h, sc, i // 16 * 64 + w * 16 + g8 + i % 2 * 8, i // 2 % 8 * 8 + q2 + e]
+        for i in T.unroll(16):
+            psi_acc[i] = 0.0
+        for step in T.serial(nc + 1):
+            # k and x of the next chunk, so that the reader never waits for them
+            if step < nc:
+                slot = step % 2
+                third = step % 3
+                T.mbarrier_wait_parity(full[slot], step // 2 % 2)
+                angles(kcos, ksin, cs_s, third, c0, q2)
+                load_tile(base + pool_at.k * 128 + slot * (NB * TILE), lane_at, kl, all_k)
+                load_tile(base + pool_at.v * 128 + third * (C * 128), time_at, vl, half)
+                biased(kl, bias_s, 1, rank, quad)
+                rotated(kl, kcos, ksin)
+                store_tile(base + pool_at.k * 128 + slot * (NB * TILE), lane_at, kl, all_k)
+                for i in T.unroll(4):
+                    ps = T.alloc_local((4,), F32)
+                    column(ps, tab_s, 2, rank, quad, i)
+                    for j in T.unroll(4):
+                        for e in T.vectorized(2):
+                            xl[i * 8 + j * 2 + e] = bf16(f32(vl[i * 8 + j * 2 + e]) * ps[j // 2 * 2 + e])
+                store_tile(base + pool_at.x * 128 + slot * TILE, lane_at, xl, half)
+                for i in T.unroll(-(-C * C // GROUP)):
+                    if i * GROUP + t < C * C:
+                        ct = (i * GROUP + t) // C
+                        cu = (i * GROUP + t) % C
+                        far = T.exp2(T.min(sc_s[third, 0, ct] - sc_s[third, 0, cu], 0.0)) * sc_s[third, 1, cu]
+                        one = T.if_then_else(ct > cu, far, T.if_then_else(ct == cu, sc_s[third, 2, ct], 0.0))
+                        w_s[slot * C * C + ct * C + cu % parts * 8 + cu // parts] = one
+                        wt_s[slot * C * C + cu * C + ct % parts * 8 + ct // parts] = one
+                T.fence_proxy_async()
+                arrive(hand, K_READY + slot, tx)
+            if step > 0:
+                n = step - 1
+                slot = n % 2
+                third = n % 3
+                t0 = sc * L + (nc - 1 - n) * C
+                q_at = base + pool_at.q * 128 + slot * (NB * TILE)
+                k_at = base + pool_at.k * 128 + slot * (NB * TILE)
+                x_at = base + pool_at.x * 128 + slot * TILE
+                e_at, g_at, gw_at = (base + first * 128 for first in (pool_at.e, pool_at.g, pool_at.gw))
+                rounded(el, E, N // 2)
+                if t < 32:
+                    T.tma_store_wait(0)
+                T.sync_threads(2, GROUP)
+                store_tile(e_at, lane_at, el, all_k)
+                T.fence_proxy_async()
+                T.sync_threads(2, GROUP)
+                edge(pool, pool_at.e, states, edges, b, h, t0 + C, t)
+                write[2] = T.exp2(sc_s[third, 0, C - 1])
+                for rh in T.unroll(2):
+                    write[rh] = (
+                        T.exp2(sc_s[third, 0, C - 1] - sc_s[third, 0, c0 + rh * parts])
+                        * sc_s[third, 1, c0 + rh * parts]
+                    )
+                T.mbarrier_wait_parity(hand[Q_READY + slot], n // 2 % 2)
+                T.warpgroup_fence_operand(dscore, num_regs=32)
+                T.warpgroup_arrive()
+                product_ss(dscore, 0, k_at, True, q_at, 4 * NB, True, True)
+                T.warpgroup_commit_batch()
+                T.warpgroup_wait(0)
+                T.warpgroup_fence_operand(dscore, num_regs=32)
+                T.warpgroup_fence_operand(dx, num_regs=32)
+                weighted(xl, dscore, wt_s, slot, c0, q2, w, skip, True)
+                T.warpgroup_arrive()
+                product_ss(dx, 0, k_at, True, e_at, 4 * NB, False, True)
+                T.warpgroup_commit_batch()
+                T.warpgroup_wait(0)
+                T.warpgroup_fence_operand(dx, num_regs=32)
+                for i in T.unroll(32):
+                    dx[i] = dx[i] * write[i // 2 % 2]
+                for i in T.unroll(N // 2):
+                    E[i] = E[i] * write[2]
+                T.mbarrier_wait_parity(hand[G_READY], n % 2)
+                T.warpgroup_fence_operand(xl, num_regs=16)
+                T.warpgroup_fence_operand(dx, num_regs=32)
+                T.warpgroup_fence_operand(E, num_regs=N // 2)
+                T.warpgroup_arrive()
+                product_rs(dx, 0, xl, g_at, 4, False, False)
+                for p in tuple(range(NB)):
+                    product_ss(E, 32 * p, q_at + p * TILE, False, gw_at, 4, False, False)
+                T.warpgroup_commit_batch()
+                T.warpgroup_wait(0)
+                T.warpgroup_fence_operand(dx, num_regs=32)
+                T.warpgroup_fence_operand(E, num_regs=N // 2)
+                # x
+                ksum[0] = 0.0
+                ksum[1] = 0.0
+                for i in half:
+                    ps = T.alloc_local((4,), F32)
+                    load_tile(base + pool_at.v * 128 + third * (C * 128), time_at, vl, (i,))
+                    column(ps, tab_s, 2, rank, quad, i)
+                    for u in T.unroll(4):
+                        own_dx = T.alloc_local((2,), F32)
+                        for e in T.unroll(2):
+                            v32 = f32(vl[i * 8 + u * 2 + e])
+                            psi_acc[i * 4 + u // 2 * 2 + e] += dx[i * 8 + u * 2 + e] * v32
+                            own_dx[e] = dx[i * 8 + u * 2 + e] * ps[u // 2 * 2 + e]
+                            ksum[u % 2] += dx[i * 8 + u * 2 + e] * f32(bf16(v32 * ps[u // 2 * 2 + e]))
+                        for e in T.vectorized(2):
+                            vl[i * 8 + u * 2 + e] = bf16(own_dx[e])
+                    T.call_extern("handle", f"walk::rank_sum_pairs<{R}>", T.access_ptr(vl[i * 8], "rw"))
+                    for u in T.unroll(-(-4 // R)):
+                        at = first_of(4, R, tx) + u
+                        for e in T.vectorized(2):
+                            dv[b, t0 + c0 + at % 2 * parts, h, i * 16 + at // 2 * 8 + q2 + e] = vl[i * 8 + u * 2 + e]
+                T.warpgroup_fence_operand(dscore, num_regs=32)
+                T.warpgroup_arrive()
+                product_ss(dscore, 0, x_at, True, g_at, 4, True, True)
+                T.warpgroup_commit_batch()
+                T.call_extern("handle", f"walk::time_sum<{R}, 1>", T.access_ptr(ksum[0], "rw"))
+                if (quad < 2) & (rank == 0):
+                    row_k[b, h, t0 + c0 + quad * parts] = ksum[0]
+                T.warpgroup_wait(0)
+                T.warpgroup_fence_operand(dscore, num_regs=32)
+                weighted(xl, dscore, wt_s, slot, c0, q2, w, skip, False)
+                T.warpgroup_fence_operand(dk, num_regs=N // 2)
+                T.warpgroup_arrive()
+                for p in tuple(range(NB)):
+                    product_ss(dk, 32 * p, x_at, True, e_at + p * TILE, 4, True, True)
+                T.warpgroup_commit_batch()
+                T.warpgroup_wait(0)
+                T.warpgroup_fence_operand(dk, num_regs=N // 2)
+                for i in T.unroll(N // 2):
+                    dk[i] = dk[i] * write[i // 2 % 2]
+                T.warpgroup_fence_operand(xl, num_regs=16)
+                T.warpgroup_fence_operand(dk, num_regs=N // 2)
+                T.warpgroup_arrive()
+                for p in tuple(range(NB)):
+                    product_rs(dk, 32 * p, xl, q_at + p * TILE, 4, False, False)
+                T.warpgroup_commit_batch()
+                angles(kcos, ksin, cs_s, third, c0, q2)
+                load_tile(k_at, lane_at, kl, some_k)
+                T.warpgroup_wait(0)
+                T.warpgroup_fence_operand(dk, num_regs=N // 2)
+                arrive(hand, G_FREE, tx)
+                # k
+                unrotated(kl, dk, kl, kturn, kcos, ksin)
+                T.call_extern("handle", f"walk::rank_sum<{R}, {A // 2}>", T.access_ptr(kturn[0], "rw"))
+                T.mbarrier_wait_parity(hand[K_FREE + slot], n // 2 % 2)
+                T.sync_threads(2, GROUP)
+                store_tile(e_at, lane_at, kl, all_k)
+                T.fence_proxy_async()
+                for i in T.unroll(A // 2 // R):
+                    at = first_of(A // 2, R, tx) + i
+                    dtheta[b, h, t0 + c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] = (
+                        turn_s[slot, c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] + kturn[i]
+                    )
+                T.sync_threads(2, GROUP)
+                if t < 32:
+                    for p in T.unroll(NB):
+                        T.tma_copy(
+                            pool[pool_at.e + p * 64 : pool_at.e + p * 64 + 64, :],
+                            dk_rows[b, t0 * R : t0 * R + 64, h, p * 64 : p * 64 + 64],
+                        )
+                    if n + 2 < nc:
+                        load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, sc, n + 2, nc)
+        flushed(psi_acc, wt_s, p_psi, b, sc, h, w, g8, quad, 2)
+        if t < 32:
+            T.tma_store_wait(0)
+
+    return writer

@@ -1,0 +1,348 @@
+"""Forward kernels of the chunk-parallel scan: local super-chunk states, state passing, outputs.
+
+Rows of one chunk's tiles are in (rank, time) order, i = r * C + c, so that the weight of a pair of rows depends on
+i % C and j % C alone. Letters: see shape.py. Scalars per token come from prefix.py: `lc` in-chunk cumulated log2
+decay, `sk` write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the end of its super-chunk.
+"""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# A gate that is known when compiling is an `if` around one that is not (SIM102).
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# mypy: ignore-errors
+
+from typing import Any
+
+import tilelang.language as T
+from tilelang import PassConfigKey
+from tilelang.layout import make_swizzled_layout
+
+from kernels.mamba3_mimo.cuda.forward import outputs_lifted
+from kernels.mamba3_mimo.cuda.forward.lifted import lifts
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
+    BF16,
+    F16,
+    F32,
+    UNPACKED,
+    bf16,
+    f32,
+    make_angles,
+    make_expanded,
+    make_factor,
+    make_piece,
+    make_rotated_shared,
+    make_row_scales,
+    make_weights,
+    make_window,
+    pieces,
+    rank_sum,
+    spread,
+    window,
+)
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk
+
+
+def local_states(s: ScanShape, v: Variant) -> Any:
+    """F1: local[b,h,k] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,K,N,P]."""
+    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    walk = make_walk(s, v, small=True)
+    blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) and not walk.split else 0  # measured
+    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
+    outer = make_outer(s, threads, loads)
+    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
+    row_scales = make_row_scales(s, threads)
+    part, copies = pieces(s, threads), R * len(loads.columns()) + 2
+
+    @T.macro
+    def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, sc, n):
+        t0, slot = sc * L + n * C, loads.slot(n)
+        loads.rows(k_raw, k, full, b, h, t0, n)
+        loads.copy(v_in[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
+        loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
+        loads.posted(full, n)
+
+    @T.prim_func
+    def f1_local_states(
+        k: T.Tensor((B, S, R, G, N), BF16),
+        v: T.Tensor((B, S, H, P), BF16),
+        k_bias: T.Tensor((H, R, N), BF16),
+        psi: T.Tensor((H, R, P), F32),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
+        wk: T.Tensor((B, H, S), F32),
+        local: T.Tensor((B, H, K, N, P), F32),
+    ):
+        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            T.import_source(UNPACKED)
+            if blocks:
+                T.annotate_min_blocks_per_sm(blocks)
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
+            k_raw = loads.tile()
+            v_s = T.alloc_shared((loads.slots * C, P), BF16)
+            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
+            x_s = T.alloc_shared((outer.slots * M, P), BF16)
+            wk_s = T.alloc_shared((L,), F32)
+            acc, left, held, psi_l = outer.acc(), outer.left(), outer.held(), T.alloc_local((4 * R,), F32)
+            v_l, scale = T.alloc_local((part.units * 4,), BF16), T.alloc_local((part.units,), F32)
+            desc = T.alloc_wgmma_desc()
+            full, empty = walk.full(), walk.empty()
+            T.annotate_layout({**loads.layouts(k_raw), **outer.layouts(x_s)})
+            tx = T.get_thread_binding()
+            nc = T.min(L // C, S // C - sc * (L // C))
+            if walk.computes(tx):
+                if not split:
+                    for n in tuple(range(ahead)):
+                        if n < nc:
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
+                outer.begin(acc, held, k_bias, h, tx, desc, x_s)
+                factor(psi_l, psi, h, tx)
+                for t in T.Parallel(L):
+                    wk_s[t] = wk[b, h, T.min(sc * L + t, S - 1)]
+                walk.sync()
+                for n in T.serial(nc):
+                    if ahead == 0:
+                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
+                    if walk.early:
+                        if n + ahead < nc:
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n + ahead)
+                    loads.wait(full, n, nc, copies)
+                    if outer.slots == 1:
+                        walk.sync()
+                    piece(v_l, v_s, loads.slot(n) * C, tx)
+                    row_scales(scale, wk_s, n * C, tx)
+                    expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
+                    outer.turn(left, acc, k_raw, held, cs_s, n, tx)
+                    walk.sync()
+                    if split:
+                        walk.release(empty, n)
+                    elif ahead > 0 and not walk.early:
+                        if n + ahead < nc:
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n + ahead)
+                    outer.add(left, x_s, acc, n, desc)
+                outer.store(acc, local, b, h, sc, tx)
+            else:
+                for n in T.serial(nc):
+                    walk.acquire(empty, n)
+                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
+
+    return f1_local_states
+
+
+def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
+    """F2: replace every local state by the state that enters its super-chunk; `final` is the one that leaves the last.
+
+    In place on local [B,H,K,N,P] fp32; carry [B,H,K] fp32 is the decay of a whole super-chunk. With `reverse` the
+    super-chunks are walked from the last to the first. The next `ahead` super-chunks are loaded while those before
+    them are added.
+    """
+    B, H, N, P, K = s.B, s.H, s.N, s.P, s.K
+    wide = 4 if N * P % (4 * threads) == 0 else 2
+    ahead = 8 if K > 4 else 4
+    per_block, rounds = threads * wide, -(-K // ahead)
+
+    @T.macro
+    def fetch(entry, decay, local, carry, bh, at, group):
+        for u in T.unroll(ahead):
+            near = T.min(group * ahead + u, K - 1)
+            for e in T.vectorized(wide):
+                entry[u * wide + e] = local[bh, K - 1 - near if reverse else near, at + e]
+            decay[u] = carry[bh, K - 1 - near if reverse else near]
+
+    @T.macro
+    def passed(state, entry, decay, local, bh, at, group):
+        for u in T.unroll(ahead):
+            if group * ahead + u < K:
+                sc = K - 1 - (group * ahead + u) if reverse else group * ahead + u
+                for e in T.vectorized(wide):
+                    local[bh, sc, at + e] = state[e]
+                for e in T.vectorized(wide):
+                    state[e] = state[e] * decay[u] + entry[u * wide + e]
+
+    @T.prim_func
+    def f2_pass_states(
+        local: T.Tensor((B * H, K, N * P), F32),
+        carry: T.Tensor((B * H, K), F32),
+        final: T.Tensor((B * H, N * P), F32),
+    ):
+        with T.Kernel(N * P // per_block, B * H, threads=threads) as (bx, bh):
+            state = T.alloc_local((wide,), F32)
+            entry, later = T.alloc_local((ahead * wide,), F32), T.alloc_local((ahead * wide,), F32)
+            decay, decay_later = T.alloc_local((ahead,), F32), T.alloc_local((ahead,), F32)
+            at = bx * per_block + T.get_thread_binding() * wide
+            for e in T.vectorized(wide):
+                state[e] = 0.0
+            fetch(entry, decay, local, carry, bh, at, 0)
+            for pair in T.serial(-(-rounds // 2)):
+                fetch(later, decay_later, local, carry, bh, at, pair * 2 + 1)
+                passed(state, entry, decay, local, bh, at, pair * 2)
+                fetch(entry, decay, local, carry, bh, at, pair * 2 + 2)
+                passed(state, later, decay_later, local, bh, at, pair * 2 + 1)
+            for e in T.vectorized(wide):
+                final[bh, at + e] = state[e]
+
+    return f2_pass_states
+
+
+def outputs(s: ScanShape, v: Variant) -> Any:
+    """F3: o bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks.
+
+    o is [B,S,H,P], or [B,S,R,H,P] without phi. Also the state that enters every chunk, bf16 [B,H,S/C,N,P]. With
+    `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential schedule also the state that leaves the last chunk,
+    `final` fp32 [B,H,N,P].
+    """
+    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    if lifts(s):
+        return outputs_lifted.outputs(s, v)
+    walk, W = make_walk(s, v), window(s)
+    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.loads.ahead
+    angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at)
+    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
+    row_scales = make_row_scales(s, threads)
+    fill, weights = make_window(s), make_weights(s)
+    way, part = spread(s, threads), pieces(s, threads)
+    start, copies = make_output_start(s, loads)
+    paired, own_rows, stored = M % 64 == 0 and N % 64 == 0, threads // 2 == M, not v.tma
+    by_rows = T.GemmWarpPolicy.FullRow if own_rows else T.GemmWarpPolicy.Square
+    out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
+    psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
+
+    @T.prim_func
+    def f3_outputs(
+        q: T.Tensor((B, S, R, G, N), BF16),
+        k: T.Tensor((B, S, R, G, N), BF16),
+        v: T.Tensor((B, S, H, P), BF16),
+        z: given(s.gated, (B, S, H, P), BF16),
+        q_bias: T.Tensor((H, R, N), BF16),
+        k_bias: T.Tensor((H, R, N), BF16),
+        psi: T.Tensor((H, R, P), F32),
+        zeta: given(s.gated, (H, R, P), F32),
+        phi: given(s.reduced, (H, R, P), F32),
+        D: T.Tensor((H,), F32),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
+        lc: T.Tensor((B, H, S), F32),
+        sk: T.Tensor((B, H, S), F32),
+        gm: T.Tensor((B, H, S), F32),
+        entering: T.Tensor((B, H, K, N, P), F32),
+        o: T.Tensor(out_shape, BF16),
+        states: T.Tensor((B, H, S // C, N, P), BF16),
+        psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
+        final: given(sequential, (B, H, N, P), F32),
+    ):
+        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            if N * P <= 64 * 64 and M == 64 and ahead <= 1:
+                T.annotate_min_blocks_per_sm(3)
+            q_raw, k_raw = loads.tile(), loads.tile()
+            v_s = T.alloc_shared((loads.slots * C, P), BF16)
+            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
+            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
+            q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
+            x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
+            h_s = T.alloc_shared((N, P), BF16)
+            mix_s = None if own_rows else T.alloc_shared((M, M), BF16)
+            w_s = T.alloc_shared((C, C + 8), F32)
+            qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
+            zeta_s = T.alloc_shared((R, P), F32) if s.gated else None
+            phi_s = T.alloc_shared((R, P), F32) if s.reduced else None
+            lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((W,), F32) for _ in range(5))
+            psi_l, skip = T.alloc_local((4 * R,), F32), T.alloc_local((1,), F32)
+            cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))
+            v_l = T.alloc_local((part.units * 4,), BF16)
+            one, scale = (T.alloc_local((part.units,), F32) for _ in range(2))
+            state, y = T.alloc_fragment((N, P), F32), T.alloc_fragment((M, P), F32)
+            score, mixed = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), BF16)
+            full, empty = walk.full(), walk.empty()
+            T.annotate_layout(loads.layouts(q_raw, k_raw))
+            if s.gated:
+                T.annotate_layout({z_s: make_swizzled_layout(z_s)})
+            tx = T.get_thread_binding()
+            nc = T.min(L // C, S // C - sc * (L // C))
+            if walk.computes(tx):
+                if not split:
+                    for n in tuple(range(ahead)):
+                        if n < nc:
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
+                T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
+                for r, p in T.Parallel(R, P):
+                    if s.gated:
+                        zeta_s[r, p] = 0.5 * zeta[h, r, p]
+                    if s.reduced:
+                        phi_s[r, p] = phi[h, r, p]
+                if L == W:
+                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L)
+                T.copy(entering[b, h, sc, :, :], state)
+                skip[0] = D[h]
+                factor(psi_l, psi, h, tx)
+                for u in T.unroll(part.units):
+                    one[u] = 1.0
+                for n in T.serial(nc):
+                    if L > W:
+                        if n % (W // C) == 0:
+                            walk.sync()
+                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L + n * C)
+                            walk.sync()
+                    at = n * C % W
+                    if ahead == 0:
+                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                    weights(w_s, lc_s, sk_s, gm_s, at)
+                    T.copy(state, h_s)
+                    for i, p in T.Parallel(N, P):
+                        state[i, p] = state[i, p] * read_s[at + C - 1]
+                    loads.wait(full, n, nc, copies)
+                    angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
+                    piece(v_l, v_s, loads.slot(n) * C, tx)
+                    row_scales(scale, write_s, at, tx)
+                    expanded(x_s, v_l, one, psi_l, tx)
+                    expanded(xw_s, v_l, scale, psi_l, tx)
+                    rotated(q_s, q_raw, qb_s, cos, sin, tx, n)
+                    rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
+                    walk.sync()
+                    if split:
+                        walk.release(empty, n)
+                    elif ahead > 0:
+                        if n + ahead < nc:
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n + ahead)
+                    if paired:
+                        T.wgmma_gemm(q_s, h_s, y, clear_accum=True, policy=by_rows)
+                        T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True, policy=by_rows)
+                        T.gemm(k_s, xw_s, state, transpose_A=True)
+                        T.warpgroup_fence_operand(y, num_regs=M * P // threads)
+                        T.warpgroup_fence_operand(score, num_regs=M * M // threads)
+                    else:
+                        T.gemm(q_s, h_s, y, clear_accum=True)
+                        T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
+                        T.gemm(k_s, xw_s, state, transpose_A=True)
+                    T.copy(h_s, states[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
+                    if psiv_cache:
+                        T.copy(x_s, psiv[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
+                    for i, j in T.Parallel(M, M):
+                        mixed[i, j] = bf16(score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, skip[0], 0.0))
+                    for i, p in T.Parallel(M, P):
+                        y[i, p] = y[i, p] * read_s[at + i % C]
+                    if own_rows:
+                        T.gemm(mixed, x_s, y, policy=by_rows)
+                    else:
+                        T.copy(mixed, mix_s)
+                        T.gemm(mix_s, x_s, y)
+                    for i, p in T.Parallel(M, P):
+                        if s.gated:
+                            half_u = f32(z_s[loads.held_slot(n) * C + i % C, p]) * zeta_s[i // C, p]
+                            y[i, p] = y[i, p] * (half_u * T.tanh(half_u) + half_u)
+                        if s.reduced:
+                            y[i, p] = y[i, p] * phi_s[i // C, p]
+                    T.copy(y, x_s)
+                    if s.reduced:
+                        for c, p in T.Parallel(C, P):
+                            o[b, sc * L + n * C + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
+                    else:
+                        for i, p in T.Parallel(M, P):
+                            o[b, sc * L + n * C + i % C, i // C, h, p] = x_s[i, p]
+                if sequential:
+                    T.copy(state, final[b, h, :, :])
+            else:
+                for n in T.serial(nc):
+                    walk.acquire(empty, n)
+                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+
+    return f3_outputs

@@ -1,0 +1,192 @@
+"""F3 in the form of lifted.py: two barriers a chunk, and only k~, x and the entering state in shared memory."""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# A gate that is known when compiling is an `if` around one that is not (SIM102).
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# mypy: ignore-errors
+
+from typing import Any
+
+import tilelang.language as T
+from tilelang import PassConfigKey
+from tilelang.layout import make_swizzled_layout
+
+from kernels.mamba3_mimo.cuda.forward.lifted import (
+    Rows,
+    make_epilogue,
+    make_lift,
+    make_pair_weights,
+    make_products,
+    make_state,
+)
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import make_store
+from kernels.mamba3_mimo.cuda.pieces.tiles import (
+    BF16,
+    F16,
+    F32,
+    UNPACKED,
+    make_angles,
+    make_expanded,
+    make_factor,
+    make_piece,
+    make_rotated_shared,
+    make_row_scales,
+    make_window,
+    pieces,
+    spread,
+    window,
+)
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk
+
+
+def outputs(s: ScanShape, v: Variant) -> Any:
+    """F3 of `outputs.outputs`, which says what it takes and writes."""
+    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    walk, W, rows = make_walk(s, v), window(s), Rows(s)
+    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.loads.ahead
+    angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at, paired=True)
+    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
+    row_scales = make_row_scales(s, threads)
+    hold, lift = make_lift(s, loads)
+    read_state, write_state = make_state(s)
+    prepare, read, write, mix = make_products(s)
+    w_size, weights, weighted = make_pair_weights(s)
+    load_gates, finish = make_epilogue(s)
+    fill, way, part = make_window(s), spread(s, threads), pieces(s, threads)
+    save, saved = make_store(v)
+    start, copies = make_output_start(s, loads)
+    out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
+    psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
+
+    @T.prim_func
+    def f3_outputs(
+        q: T.Tensor((B, S, R, G, N), BF16),
+        k: T.Tensor((B, S, R, G, N), BF16),
+        v: T.Tensor((B, S, H, P), BF16),
+        z: given(s.gated, (B, S, H, P), BF16),
+        q_bias: T.Tensor((H, R, N), BF16),
+        k_bias: T.Tensor((H, R, N), BF16),
+        psi: T.Tensor((H, R, P), F32),
+        zeta: given(s.gated, (H, R, P), F32),
+        phi: given(s.reduced, (H, R, P), F32),
+        D: T.Tensor((H,), F32),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
+        lc: T.Tensor((B, H, S), F32),
+        sk: T.Tensor((B, H, S), F32),
+        gm: T.Tensor((B, H, S), F32),
+        entering: T.Tensor((B, H, K, N, P), F32),
+        o: T.Tensor(out_shape, BF16),
+        states: T.Tensor((B, H, S // C, N, P), BF16),
+        psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
+        final: given(sequential, (B, H, N, P), F32),
+    ):
+        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+            T.import_source(UNPACKED)
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
+            if N * P <= 64 * 64 and C <= 32 and ahead <= 1 and not split:
+                T.annotate_min_blocks_per_sm(3)
+            q_raw, k_raw = loads.tile(), loads.tile()
+            v_s = T.alloc_shared((loads.slots * C, P), BF16)
+            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
+            cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
+            k_s, h_s = T.alloc_shared((M, N), BF16), T.alloc_shared((N, P), BF16)
+            x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
+            kb_s, psi_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, P), F32)
+            gates_s = T.alloc_shared((R, 2 * P + 4), F32)
+            lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((W,), F32) for _ in range(5))
+            psi_l, skip = T.alloc_local((4 * R,), F32), T.alloc_local((1,), F32)
+            cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))
+            v_l = T.alloc_local((part.units * 4,), BF16)
+            one, scale = (T.alloc_local((part.units,), F32) for _ in range(2))
+            state, y = T.alloc_local((N * P // 128,), F32), T.alloc_local((P // 2,), F32)
+            left, held = T.alloc_local((N // 2,), BF16), T.alloc_local((N // 2,), BF16)
+            score, mixed, w = T.alloc_local((32,), F32), T.alloc_local((32,), BF16), T.alloc_local((w_size,), F32)
+            entering_d, written_d, left_d, right_d, values_d = (T.alloc_wgmma_desc() for _ in range(5))
+            full, empty = walk.full(), walk.empty()
+            T.annotate_layout(loads.layouts(q_raw, k_raw))
+            T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (k_s, h_s, x_s, xw_s)})
+            if s.gated:
+                T.annotate_layout({z_s: make_swizzled_layout(z_s)})
+            tx = T.get_thread_binding()
+            nc = T.min(L // C, S // C - sc * (L // C))
+            if walk.computes(tx):
+                if not split:
+                    for n in tuple(range(ahead)):
+                        if n < nc:
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
+                T.copy(psi[h : h + 1, :, :], psi_s, disable_tma=True)
+                load_gates(gates_s, zeta, phi, h, tx)
+                hold(held, q_bias, h, tx)
+                if L == W:
+                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L)
+                    walk.sync()
+                read_state(state, entering, b, h, sc, tx)
+                skip[0] = D[h]
+                prepare(entering_d, written_d, left_d, right_d, values_d, h_s, k_s, x_s, xw_s)
+                for u in T.unroll(part.units):
+                    one[u] = 1.0
+                for n in T.serial(nc):
+                    if L > W:
+                        if n % (W // C) == 0:
+                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L + n * C)
+                            walk.sync()
+                    at = n * C % W
+                    if ahead == 0:
+                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                    write_state(h_s, state, tx)
+                    for c in T.unroll(N * P // 128):
+                        state[c] = state[c] * read_s[at + C - 1]
+                    weights(w, lc_s, sk_s, gm_s, at, tx)
+                    loads.wait(full, n, nc, copies)
+                    angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
+                    piece(v_l, v_s, loads.slot(n) * C, tx)
+                    row_scales(scale, write_s, at, tx)
+                    factor(psi_l, psi_s, 0, tx)
+                    expanded(x_s, v_l, one, psi_l, tx)
+                    expanded(xw_s, v_l, scale, psi_l, tx)
+                    rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
+                    lift(left, q_raw, held, cs_s, n, tx)
+                    T.fence_proxy_async()
+                    walk.sync()
+                    if split:
+                        walk.release(empty, n)
+                    read(y, score, left, entering_d, written_d)
+                    write(state, left_d, right_d)
+                    save(h_s, states[b, h, sc * (L // C) + n, :, :])
+                    if psiv_cache:
+                        save(x_s, psiv[b, h, sc * (L // C) + n, :, :])
+                    if ahead > 0 and not split:  # after the products: one thread issues copies for a long time
+                        if n + ahead < nc:
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n + ahead)
+                    T.warpgroup_wait(1)
+                    T.warpgroup_fence_operand(y, num_regs=P // 2)
+                    T.warpgroup_fence_operand(score, num_regs=32)
+                    weighted(mixed, score, w, skip[0], tx)
+                    for upper in (0, 1):
+                        for block in T.unroll(P // 8):
+                            for e in T.unroll(2):
+                                y[block * 4 + upper * 2 + e] *= read_s[at + rows.token(tx // 32, tx % 32 // 4, upper)]
+                    mix(y, mixed, values_d)
+                    T.warpgroup_wait(0)
+                    T.warpgroup_fence_operand(y, num_regs=P // 2)
+                    T.warpgroup_fence_operand(state, num_regs=N * P // 128)
+                    finish(y, o, z_s, gates_s, b, h, sc * L + n * C, loads.held_slot(n) * C, tx)
+                    saved()
+                    walk.sync()
+                if sequential:
+                    for j in T.unroll(N // 64):
+                        for c in T.unroll(P // 4):
+                            for e in T.vectorized(2):
+                                final[
+                                    b, h, (j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2),
+                                    c // 2 * 8 + tx % 4 * 2 + e,
+                                ] = state[j * (P // 2) + c * 2 + e]  # fmt: skip
+            else:
+                for n in T.serial(nc):
+                    walk.acquire(empty, n)
+                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+
+    return f3_outputs

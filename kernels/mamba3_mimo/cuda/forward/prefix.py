@@ -1,0 +1,265 @@
+"""Prefix kernels: everything that depends on time alone, computed once per scan instead of once per pass.
+
+Outputs per head and token: cos and sin of the cumulated angle (float16), `lc` the in-chunk cumulated decay in log2,
+`sk` = gamma + sigma, `gm` = gamma, and for super-chunks `wk` = sk times the decay from the token to the end of its
+super-chunk, `wq` the decay from the start of the super-chunk to the token, and `carry`, the decay of all of it. A
+document start adds -92 to the log2 decay, which makes everything before it vanish (2**-92). Letters: see shape.py.
+"""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0917
+# mypy: ignore-errors
+
+import math
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32
+from kernels.mamba3_mimo.cuda.pieces.walk import given
+
+LOG2E = math.log2(math.e)
+RESET = -92.0
+TAU = 2 * math.pi
+WARP_TOKENS = 64
+"""Tokens of one warp in the kernels of the angles: also the distance of two edges, see edges.py."""
+BLOCK = 4 * WARP_TOKENS
+"""Tokens of one block of the prefix kernels."""
+
+
+def tanh(x: Any) -> Any:
+    """Return the hyperbolic tangent with an absolute error near 1e-7: angles add up over the sequence."""
+    return 1.0 - 2.0 / (1.0 + T.exp2(x * (2 * LOG2E)))
+
+
+def turn(x: Any) -> Any:
+    """Return x reduced to [-pi, pi]."""
+    return x - T.floor(x * (1 / TAU) + 0.5) * TAU
+
+
+class Lanes(NamedTuple):
+    """How a warp shares out WARP_TOKENS tokens of `width` angles: 8 neighbouring angles of `run` tokens in a row each.
+
+    Lane: part * groups + group. More than `width` angles take several rounds.
+    """
+
+    groups: int
+    """Groups of 8 angles."""
+    parts: int
+    """Stretches of tokens."""
+    run: int
+    """Tokens of one lane."""
+    rounds: int
+    """Groups of `width` angles."""
+
+    @property
+    def width(self) -> int:
+        """Angles of one round."""
+        return 8 * self.groups
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Return the distances, in parts, of a scan over the parts."""
+        return tuple(1 << i for i in range(self.parts.bit_length() - 1))
+
+
+def lanes_for(s: ScanShape) -> Lanes:
+    """Return how the angles of `s` are shared out."""
+    groups = min(s.A, 32) // 8
+    return Lanes(groups, 32 // groups, WARP_TOKENS * groups // 32, s.A // (8 * groups))
+
+
+def make_steps(s: ScanShape) -> Any:
+    """Return macro(step [8*run], angles [B,S,heads,A], dt [B,H,S], b, h, t0, j0): pi * tanh(angle) * dt from t0 on.
+
+    Tokens beyond the sequence step by 0.
+    """
+    S, heads, run = s.S, s.angle_heads, lanes_for(s).run
+
+    @T.macro
+    def steps(step, angles, dt, b, h, t0, j0):
+        for i in T.unroll(run):
+            at = T.min(t0 + i, S - 1)
+            for e in T.vectorized(4):
+                step[i * 8 + e] = angles[b, at, h % heads, j0 + e]
+            for e in T.vectorized(4):
+                step[i * 8 + 4 + e] = angles[b, at, h % heads, j0 + 4 + e]
+            size = T.if_then_else(t0 + i < S, dt[b, h, at] * math.pi, 0.0)
+            for e in T.unroll(8):
+                step[i * 8 + e] = tanh(step[i * 8 + e]) * size
+
+    return steps
+
+
+def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
+    """F0a: sum of the angle steps pi * tanh(angle) * dt over every BLOCK tokens, fp32 [B,H,ceil(S/BLOCK),A].
+
+    The raw angles are [B,S,heads,A], heads = 1 when all heads share them.
+    """
+    B, S, H, A, blocks = s.B, s.S, s.H, s.A, -(-s.S // BLOCK)
+    lanes, steps = lanes_for(s), make_steps(s)
+
+    @T.prim_func
+    def f0_angle_sums(
+        angles: T.Tensor((B, S, s.angle_heads, A), F32),
+        dt: T.Tensor((B, H, S), F32),
+        sums: T.Tensor((B, H, blocks, A), F32),
+    ):
+        with T.Kernel(H, blocks, B, threads=threads) as (h, blk, b):
+            step, total = T.alloc_local((8 * lanes.run,), F32), T.alloc_local((8,), F32)
+            total_s = T.alloc_shared((threads // 32, A), F32)
+            tx = T.get_thread_binding()
+            lane = tx % 32
+            for turns in T.serial(lanes.rounds):
+                j0 = turns * lanes.width + lane % lanes.groups * 8
+                t0 = blk * BLOCK + tx // 32 * WARP_TOKENS + lane // lanes.groups * lanes.run
+                steps(step, angles, dt, b, h, t0, j0)
+                for e in T.unroll(8):
+                    total[e] = step[e]
+                for i in T.unroll(1, lanes.run):
+                    for e in T.unroll(8):
+                        total[e] += step[i * 8 + e]
+                for far in lanes.steps:
+                    for e in T.unroll(8):
+                        total[e] += T.shfl_xor(total[e], far * lanes.groups)
+                if lane < lanes.groups:
+                    for e in T.unroll(8):
+                        total_s[tx // 32, j0 + e] = total[e]
+            T.sync_threads()
+            if tx < A:
+                sums[b, h, blk, tx] = turn(total_s[0, tx] + total_s[1, tx] + total_s[2, tx] + total_s[3, tx])
+
+    return f0_angle_sums
+
+
+def tables(s: ScanShape, *, threads: int = 128) -> Any:
+    """F0b: cos and sin table [B,H,S/C,A/4,C,8] fp16, 8 angles of cos then the same of sin.
+
+    `sums` as from `angle_sums`; a block adds up those before it.
+    """
+    B, S, H, A, C, blocks = s.B, s.S, s.H, s.A, s.C, -(-s.S // BLOCK)
+    lanes, steps, parts = lanes_for(s), make_steps(s), threads // s.A
+
+    @T.prim_func
+    def f0_tables(
+        angles: T.Tensor((B, S, s.angle_heads, A), F32),
+        dt: T.Tensor((B, H, S), F32),
+        sums: T.Tensor((B, H, blocks, A), F32),
+        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
+    ):
+        with T.Kernel(H, blocks, B, threads=threads) as (h, blk, b):
+            step = T.alloc_local((8 * lanes.run,), F32)
+            theta, near = T.alloc_local((8,), F32), T.alloc_local((8,), F32)
+            cos, sin, before = T.alloc_local((8,), F16), T.alloc_local((8,), F16), T.alloc_local((1,), F32)
+            before_s, total_s = T.alloc_shared((parts, A), F32), T.alloc_shared((threads // 32, A), F32)
+            tx = T.get_thread_binding()
+            warp, lane = tx // 32, tx % 32
+            before[0] = 0.0
+            for i in T.serial(T.ceildiv(blk, parts)):
+                if i * parts + tx // A < blk:
+                    before[0] = turn(before[0] + sums[b, h, i * parts + tx // A, tx % A])
+            before_s[tx // A, tx % A] = before[0]
+            for turns in T.serial(lanes.rounds):
+                j0 = turns * lanes.width + lane % lanes.groups * 8
+                t0 = blk * BLOCK + warp * WARP_TOKENS + lane // lanes.groups * lanes.run
+                steps(step, angles, dt, b, h, t0, j0)
+                for e in T.unroll(8):
+                    theta[e] = step[e]
+                for i in T.unroll(1, lanes.run):
+                    for e in T.unroll(8):
+                        theta[e] += step[i * 8 + e]
+                for e in T.unroll(8):
+                    near[e] = theta[e]
+                for far in lanes.steps:
+                    for e in T.unroll(8):
+                        before[0] = T.shfl_up(theta[e], far * lanes.groups)
+                        theta[e] += T.if_then_else(lane >= far * lanes.groups, before[0], 0.0)
+                if lane >= 32 - lanes.groups:
+                    for e in T.unroll(8):
+                        total_s[warp, j0 + e] = theta[e]
+                T.sync_threads()
+                for e in T.unroll(8):
+                    theta[e] -= near[e]
+                for i in T.serial(parts):
+                    for e in T.unroll(8):
+                        theta[e] += before_s[i, j0 + e]
+                for i in T.serial(warp):
+                    for e in T.unroll(8):
+                        theta[e] += total_s[i, j0 + e]
+                for i in T.unroll(lanes.run):
+                    for e in T.unroll(8):
+                        theta[e] = turn(theta[e] + step[i * 8 + e])
+                        cos[e] = T.Cast(F16, T.cos(theta[e]))
+                        sin[e] = T.Cast(F16, T.sin(theta[e]))
+                    if t0 + i < S:
+                        for e in T.vectorized(8):
+                            cs[b, h, (t0 + i) // C, j0 // 8 * 2, (t0 + i) % C, e] = cos[e]
+                        for e in T.vectorized(8):
+                            cs[b, h, (t0 + i) // C, j0 // 8 * 2 + 1, (t0 + i) % C, e] = sin[e]
+
+    return f0_tables
+
+
+def decays(s: ScanShape, *, num_tokens: int, parallel: bool, threads: int = 128) -> Any:
+    """F0c: the scalars of every token. adt, dt, trap fp32 [B,H,S]; reset int32 [B,S], 1 at document starts.
+
+    `num_tokens` <= S is the true length: rows beyond it get sk = gm = wk = 0 and no decay. wk, wq and carry are made
+    for the super-chunks of a `parallel` schedule only.
+    """
+    B, S, H, C = s.B, s.S, s.H, s.C
+    L = s.L if parallel else BLOCK
+    NC, K = L // C, -(-S // L)
+
+    @T.prim_func
+    def f0_decays(
+        adt: T.Tensor((B, H, S), F32),
+        dt: T.Tensor((B, H, S), F32),
+        trap: T.Tensor((B, H, S), F32),
+        reset: T.Tensor((B, S), "int32"),
+        lc: T.Tensor((B, H, S), F32),
+        sk: T.Tensor((B, H, S), F32),
+        gm: T.Tensor((B, H, S), F32),
+        wk: given(parallel, (B, H, S), F32),
+        wq: given(parallel, (B, H, S), F32),
+        carry: given(parallel, (B, H, K), F32),
+    ):
+        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
+            log_s = T.alloc_shared((NC, C), F32)
+            scale_s = T.alloc_shared((NC, C), F32)
+            left_s = T.alloc_shared((NC,), F32)
+            right_s = T.alloc_shared((NC,), F32)
+            for n, c in T.Parallel(NC, C):
+                at = sc * L + n * C + c
+                log_s[n, c] = T.if_then_else(
+                    at < num_tokens, adt[b, h, at] * LOG2E + T.Cast(F32, reset[b, at]) * RESET, 0.0
+                )
+                gamma = T.if_then_else(at < num_tokens, dt[b, h, at] * T.sigmoid(trap[b, h, at]), 0.0)
+                sigma = T.if_then_else(
+                    at + 1 < num_tokens,
+                    dt[b, h, at + 1] * T.sigmoid(-trap[b, h, at + 1]) * T.Cast(F32, 1 - reset[b, at + 1]),
+                    0.0,
+                )
+                scale_s[n, c] = gamma + sigma
+                if at < S:
+                    gm[b, h, at] = gamma
+            T.cumsum(log_s, dim=1)
+            if parallel:
+                for n in T.Parallel(NC):
+                    left_s[n] = log_s[n, C - 1]
+                    right_s[n] = log_s[n, C - 1]
+                T.cumsum(left_s, dim=0)
+                T.cumsum(right_s, dim=0, reverse=True)
+            for n, c in T.Parallel(NC, C):
+                at = sc * L + n * C + c
+                if at < S:
+                    lc[b, h, at] = log_s[n, c]
+                    sk[b, h, at] = scale_s[n, c]
+                    if parallel:
+                        wq[b, h, at] = T.exp2(left_s[n] - log_s[n, C - 1] + log_s[n, c])
+                        wk[b, h, at] = scale_s[n, c] * T.exp2(right_s[n] - log_s[n, c])
+            if parallel:
+                for n in T.Parallel(1):
+                    carry[b, h, sc] = T.exp2(right_s[n])
+
+    return f0_decays

@@ -1,0 +1,34 @@
+"""Compare the kernels of the cuda lane, launched directly, with the float64 reference lane."""
+
+from torch import Tensor
+
+from kernels.mamba3_mimo.accuracy import (
+    Case,
+    Errors,
+    compare,
+    make_grad,
+    make_inputs,
+    over_limits,
+    poisoned_buffers,
+)
+from kernels.mamba3_mimo.cuda.host.scan import Scan
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.exact import reference
+from kernels.mamba3_mimo.inputs import ScanInputs
+
+
+def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant) -> dict[str, Tensor]:
+    """Return output, final state and gradients of the cuda lane."""
+    scan = Scan(inputs, variant)
+    out, state, saved = scan.forward()
+    return {"out": out, "state": state, **scan.backward(grad_out, saved)}
+
+
+def check(case: Case, variant: Variant | None = None) -> tuple[Errors, list[str]]:
+    """Return the errors of every output and the names of those over the limits (NaN counts as over)."""
+    inputs = make_inputs(case)
+    grad_out = make_grad(inputs, case.seed + 1)
+    with poisoned_buffers():
+        got = ours(inputs, grad_out, variant or Variant())
+    errors = compare(got, reference(inputs, grad_out))
+    return errors, over_limits(errors)

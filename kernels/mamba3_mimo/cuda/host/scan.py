@@ -1,0 +1,290 @@
+"""The scan on one GPU: the order of the kernels and their buffers, forward and backward.
+
+Between the passes only the inputs, the prefix tables and the states of the chunks are kept. Nothing here depends on a
+tensor's content, and nothing waits for the device.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.documents import document_starts
+from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
+from kernels.mamba3_mimo.cuda.backward.reductions import head_block
+from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK, TAU
+from kernels.mamba3_mimo.cuda.host import halves
+from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
+from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
+from kernels.mamba3_mimo.inputs import ScanInputs
+
+TIME_FIRST = ("q", "k", "v", "z", "angles")
+TIME_LAST = ("adt", "dt", "trap")
+NARROW = ("q", "k", "v", "z", "q_bias", "k_bias")
+"""Tensors that the kernels read as bfloat16; the others are float32."""
+
+Tensors = dict[str, Tensor]
+
+
+class Scan:
+    """One scan's shape, variant and prepared tensors; `saved` names what `forward` returns for `backward`."""
+
+    def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
+        self.shape = shape_of(inputs, variant)
+        self.halved = halves.are_needed(self.shape)
+        if self.halved:
+            inputs = halves.split(inputs)
+            self.shape = shape_of(inputs, variant)
+        self.check(variant)
+        self.tokens, self.variant, self.angles = inputs.q.shape[1], variant, inputs.angles.shape[-1]
+        self.given, self.parallel = inputs.names, variant.schedule == "chunk_parallel"
+        tensors = inputs.tensors()
+        if torch.is_grad_enabled():  # not inside an operator
+            tensors = tuple(tensor.detach() for tensor in tensors)
+        self.t = {name: self._prepared(name, tensor) for name, tensor in zip(self.given, tensors, strict=True)}
+        self.segment_ids, self.device = inputs.segment_ids, inputs.v.device
+        if inputs.D is None:
+            self.t["D"] = torch.zeros(self.shape.H, device=self.device)
+        kept = {"wq": self.parallel, "carry": self.parallel, "psiv": variant.psiv_cache}
+        names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "states", "psiv")
+        self.saved = tuple(name for name in names if kept.get(name, True))
+
+    def check(self, variant: Variant) -> None:
+        """Raise KernelUnsupported with the reason when no kernel does `variant` for this shape."""
+        reason = refusal(variant, self.shape)
+        if reason is not None:
+            note = f"; heads of width {2 * self.shape.P} run as two of {self.shape.P}" if self.halved else ""
+            raise KernelUnsupported(reason + note)
+
+    def _prepared(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the tensor as the kernels read it: dtype, padding, contiguous."""
+        missing = self.shape.S - self.tokens
+        if name == "angles" and self.angles < self.shape.A:
+            tensor = functional.pad(tensor, (0, self.shape.A - self.angles))
+        if missing and name in TIME_FIRST:
+            tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
+        if missing and name in TIME_LAST:
+            tensor = functional.pad(tensor, (0, missing))
+        return self.aligned(laid_out(tensor, torch.bfloat16 if name in NARROW else torch.float32))
+
+    def aligned(self, tensor: Tensor) -> Tensor:
+        """Return the tensor at an address that bulk copies and wide loads take: a multiple of 16 bytes."""
+        return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+    @cached_property
+    def launches(self) -> Launches:
+        """What launches the kernels."""
+        return launches(self.shape, self.variant, self.tokens)
+
+    def run(self, name: str, *tensors: Tensor) -> None:
+        """Launch one kernel."""
+        self.launches[name](*tensors)
+
+    def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return an uninitialised tensor on the scan's device."""
+        return torch.empty(size, dtype=dtype, device=self.device)
+
+    def _some(self, *names: str) -> tuple[Tensor, ...]:
+        """Return those of the input tensors that this scan has."""
+        return tuple(self.t[name] for name in names if name in self.t)
+
+    def prefix(self) -> Tensors:
+        """Run the prefix kernels; see prefix.py for what they make."""
+        s, t = self.shape, self.t
+        pre = {"reset": torch.zeros(s.B, s.S, dtype=torch.int32, device=self.device)}
+        if self.segment_ids is not None:
+            pre["reset"][:, : self.tokens] = document_starts(self.segment_ids)
+        pre["cs"] = self.empty(s.B, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
+        if s.cumulated:
+            theta = torch.remainder(t["angles"].transpose(1, 2), TAU).view(s.B, s.H, s.chunks, s.C, s.A // 8, 8)
+            table = torch.stack((theta.cos(), theta.sin()), dim=5)
+            pre["cs"].copy_(table.permute(0, 1, 2, 4, 5, 3, 6).reshape(pre["cs"].shape))
+        else:
+            sums = self.empty(s.B, s.H, -(-s.S // BLOCK), s.A)
+            self.run("angle_sums", t["angles"], t["dt"], sums)
+            self.run("tables", t["angles"], t["dt"], sums, pre["cs"])
+        pre |= {name: self.empty(s.B, s.H, s.S) for name in ("lc", "sk", "gm")}
+        if self.parallel:
+            pre |= {name: self.empty(s.B, s.H, s.S) for name in ("wk", "wq")} | {"carry": self.empty(s.B, s.H, s.K)}
+        of_super_chunks = (pre[name] for name in ("wk", "wq", "carry") if self.parallel)
+        self.run(
+            "decays", t["adt"], t["dt"], t["trap"], pre["reset"], pre["lc"], pre["sk"], pre["gm"], *of_super_chunks
+        )
+        return pre
+
+    def forward(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return (o, final state fp32 [B,H,N,P], the tensors of `saved`)."""
+        s, t, pre = self.shape, self.t, self.prefix()
+        final = self.empty(s.B, s.H, s.N, s.P)
+        if self.parallel:
+            pre["start"] = self.empty(s.B, s.H, s.K, s.N, s.P)
+            self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"], pre["start"])
+            self._pass("pass_states", pre["start"], pre["carry"], final)
+        else:
+            pre["start"] = torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
+        ranks = () if s.reduced else (s.R,)
+        out = self.empty(s.B, s.S, *ranks, s.H, s.P, dtype=torch.bfloat16)
+        pre["states"] = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
+        if self.variant.psiv_cache:
+            pre["psiv"] = self.empty(s.B, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
+        self.run(
+            "outputs",
+            *self._some("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D"),
+            *(pre[name] for name in ("cs", "lc", "sk", "gm", "start")),
+            out,
+            *(pre[name] for name in ("states", "psiv") if name in pre),
+            *(() if self.parallel else (final,)),
+        )
+        out, final = out[:, : self.tokens], self._restarted(final, pre)
+        if self.halved:
+            out, final = halves.joined_width(out), halves.joined_width(final, heads_at=1).contiguous()
+        return out, final, tuple(pre[name] for name in self.saved)
+
+    def _pass(self, name: str, local: Tensor, carry: Tensor, final: Tensor) -> None:
+        """Turn the super-chunks' own states into those at their edges."""
+        s = self.shape
+        flat = (s.B * s.H, s.K, s.N * s.P)
+        self.run(name, local.view(flat), carry.view(flat[:2]), final.view(flat[0], flat[2]))
+
+    def _restarted(self, final: Tensor, pre: Tensors) -> Tensor:
+        """Return the final state with its angles counted from the start of the last document."""
+        if self.segment_ids is None or self.shape.cumulated:
+            return final
+        A, half = self.shape.A, self.shape.N // 2
+        at = torch.arange(self.shape.S, device=self.device)
+        first = (pre["reset"] * at).amax(1)
+        before, rows = (first - 1).clamp_min(0), torch.arange(self.shape.B, device=self.device)
+        turned = pre["cs"][rows, :, before // self.shape.C, :, before % self.shape.C].float()
+        turned = turned.view(*turned.shape[:2], A // 8, 2, 8)
+        cos, sin = (turned[:, :, :, which].flatten(2).unsqueeze(-1) for which in (0, 1))
+        lo, hi = final[:, :, :A], final[:, :, half : half + A]
+        back = torch.cat((lo * cos + hi * sin, final[:, :, A:half], hi * cos - lo * sin, final[:, :, half + A :]), 2)
+        return torch.where((first > 0).view(-1, 1, 1, 1), back, final)
+
+    def backward(self, grad_out: Tensor, saved: Sequence[Tensor]) -> Tensors:
+        """Return the gradients of the tensors that were given, in the kernels' dtypes."""
+        pre = dict(zip(self.saved, saved, strict=True))
+        do = self._prepared("v", halves.split_width(grad_out) if self.halved else grad_out)
+        walked = self._walk(pre, do, self._leaving(pre, do))
+        grads: Tensors = {name: walked[name] for name in ("v", "z") if name in walked}
+        grads |= {"D": walked["D"].sum((0, 1))} | self._weight_gradients(walked) | self._reduced_heads(walked)
+        grads |= self._time_gradients(pre, walked)
+        grads = {name: self._trimmed(name, grads[name]) for name in self.given}
+        if self.halved:
+            return {name: halves.joined_gradient(name, grad, self.shape.H) for name, grad in grads.items()}
+        return grads
+
+    def _leaving(self, pre: Tensors, do: Tensor) -> Tensor:
+        """Return the gradient of the state that leaves every super-chunk, fp32 [B,H,K,N,P]."""
+        s = self.shape
+        if not self.parallel:
+            return torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
+        leaving = self.empty(s.B, s.H, s.K, s.N, s.P)
+        self.run(
+            "local_gradients", *self._some("q", "z"), do, *self._some("q_bias", "zeta", "phi"),
+            pre["cs"], pre["wq"], leaving,
+        )  # fmt: skip
+        self._pass("pass_gradients", leaving, pre["carry"], self.empty(s.B, s.H, s.N, s.P))
+        return leaving
+
+    def _walk(self, pre: Tensors, do: Tensor, leaving: Tensor) -> Tensors:
+        """Run the walk: per-head gradients of q and k, gradients of v and z, and what the others are summed from."""
+        s = self.shape
+        walked = {name: self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
+        walked |= {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
+        walked["dtheta"] = self.empty(s.B, s.H, s.S, s.A)
+        walked |= {name: self.empty(s.B, s.H, s.S) for name in ("row_q", "row_k", "same", "diag")}
+        walked["weights"] = self.empty(len(self._weights()), s.B, s.K, s.H, s.M // 8, s.P)
+        walked |= {"D": self.empty(s.B, s.K, s.H), "edges": self.empty(*edge_size(s))}
+        self.run(
+            "gradients",
+            *self._some("q", "k", "v", "z"),
+            do,
+            *self._some("q_bias", "k_bias", "psi", "zeta", "phi", "D"),
+            *(pre[name] for name in ("cs", "lc", "sk", "gm", "states")),
+            leaving,
+            *((pre["psiv"],) if self.variant.psiv_cache else ()),
+            *(part for name, made in walked.items() for part in (made if name == "weights" else (made,))),
+        )
+        return walked
+
+    def _weight_gradients(self, walked: Tensors) -> Tensors:
+        """Return the gradients of psi, zeta and phi."""
+        s, partial = self.shape, walked["weights"]
+        sums = self.empty(partial.shape[0], s.H * s.R, s.P)
+        self.run("sum_weights", partial.view(partial.shape[0], -1, s.P), sums)
+        grads = dict(zip(self._weights(), sums.view(-1, s.H, s.R, s.P), strict=True))
+        if s.gated and s.reduced:
+            grads["zeta"] *= self.t["phi"]
+        return grads
+
+    def _reduced_heads(self, walked: Tensors) -> Tensors:
+        """Return the gradients of q, k and their biases; takes the per-head gradients out of `walked`."""
+        s = self.shape
+        grads = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
+        partial, sums = self.empty(2, s.B, -(-s.S // head_block(s)), s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
+        for at, name in enumerate(grads):
+            self.run("reduce_heads", walked.pop(name), grads[name], partial[at])
+        self.run("sum_biases", partial.view(2, -1, s.N), sums)
+        return grads | dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
+
+    def _weights(self) -> tuple[str, ...]:
+        """Return which of psi, zeta and phi are given."""
+        return tuple(name for name in ("psi", "zeta", "phi") if name in self.t)
+
+    def _time_gradients(self, pre: Tensors, walked: Tensors) -> Tensors:
+        t, cumulated = self.t, self.shape.cumulated
+        grads = {name: torch.empty_like(t[name]) for name in ("adt", "dt", "trap")}
+        grads["angles"] = walked["dtheta"].transpose(1, 2) if cumulated else torch.empty_like(t["angles"])
+        self.run(
+            "time_gradients", t["dt"], t["trap"], pre["reset"], pre["sk"],
+            *(walked[name] for name in ("row_q", "row_k", "same", "diag", "edges")),
+            *(() if cumulated else (t["angles"], walked["dtheta"])),
+            *(grads[name] for name in ("adt", "dt", "trap")),
+            *(() if cumulated else (grads["angles"],)),
+        )  # fmt: skip
+        return grads
+
+    def _trimmed(self, name: str, grad: Tensor) -> Tensor:
+        """Return the gradient without the padding."""
+        if name == "angles" and self.angles < self.shape.A:
+            grad = grad[..., : self.angles]
+        if self.tokens == self.shape.S:
+            return grad
+        if name in TIME_FIRST:
+            return grad[:, : self.tokens]
+        return grad[..., : self.tokens] if name in TIME_LAST else grad
+
+
+def laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor contiguous and in `dtype`: itself where it is, which costs no call into torch's dispatcher."""
+    return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
+
+
+def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
+    """Return the sizes of the kernels for `inputs`."""
+    B, tokens, R, G, N = inputs.q.shape
+    H, P = inputs.v.shape[2:]
+    C = variant.chunk_size
+    padded = -(-tokens // C) * C
+    return ScanShape(
+        B=B,
+        S=padded,
+        H=H,
+        G=G,
+        N=N,
+        P=P,
+        R=R,
+        A=padded_angles(inputs.angles.shape[-1], N),
+        C=C,
+        L=variant.superchunk if variant.schedule == "chunk_parallel" else padded,
+        gated=inputs.z is not None,
+        reduced=inputs.phi is not None,
+        cumulated=inputs.angles_cumulated,
+        shared_angles=inputs.angles.shape[2] < H,
+    )

@@ -1,0 +1,67 @@
+"""Which of the possible kernels to run: the gates of the CUDA lane, and why a value is refused."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+
+from kernels import scan
+from kernels.backends import Lane
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
+
+RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
+CHUNK_SIZES = tuple(size for size in scan.CHUNK_SIZES if size <= 64)
+KERNEL_FILES = ("backward.gradients", "backward.gradients_split")
+"""Files of the kernels with refusals(variant, shape): what their kernels cannot do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant(ScanSwitches):
+    """The switches of the generated kernels; see `ScanSwitches`."""
+
+    lane: Lane = Lane.CUDA
+
+
+@lru_cache(maxsize=256)
+def refusal(variant: Variant, shape: ScanShape) -> str | None:
+    """Return why `variant` cannot run `shape`, or None when it can."""
+    return next((reason for refused, reason in _all_refusals(variant, shape) if refused), None)
+
+
+def _all_refusals(variant: Variant, shape: ScanShape) -> Iterator[tuple[bool, str]]:
+    yield from _host_refusals(variant, shape)
+    for name in KERNEL_FILES:  # imported here: the kernel files import this one
+        yield from import_module(f"kernels.mamba3_mimo.cuda.{name}").refusals(variant, shape)
+
+
+def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
+    """Return what no kernel of this lane can do."""
+    return (
+        (v.schedule not in SCHEDULES, f"schedule is '{v.schedule}'; allowed: {', '.join(SCHEDULES)}"),
+        (s.R not in RANKS, f"rank is {s.R}; allowed: {_listed(RANKS)}"),
+        (s.N not in STATE_SIZES, f"state size is {s.N}; allowed: {_listed(STATE_SIZES)}"),
+        (s.P not in HEAD_WIDTHS, f"head width is {s.P}; allowed: {_listed(HEAD_WIDTHS)}"),
+        (s.C not in CHUNK_SIZES, f"chunk_size is {s.C}; allowed: {_listed(CHUNK_SIZES)}"),
+        (
+            s.M not in CHUNK_ROWS,
+            f"chunk_size * rank is {s.C} * {s.R} = {s.M}; allowed: {_listed(CHUNK_ROWS)}, what the matrix unit takes",
+        ),
+        (
+            s.N <= 32 and s.M > 64,
+            f"chunk_size * rank is {s.M} with N = {s.N}; allowed: 32, 64, since the compiler gives one tile of the "
+            "outputs two layouts",
+        ),
+        (
+            v.schedule == "chunk_parallel" and (s.L < s.C or s.L % s.C > 0),
+            f"superchunk is {s.L}; allowed: a multiple of chunk_size = {s.C}",
+        ),
+        (
+            v.pipeline_stages not in PIPELINE_STAGES,
+            f"pipeline_stages is {v.pipeline_stages}; allowed: {_listed(PIPELINE_STAGES)}",
+        ),
+    )
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

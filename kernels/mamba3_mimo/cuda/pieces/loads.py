@@ -1,0 +1,198 @@
+"""Loads of the tiles of a walk: from global memory into staging buffers in shared memory, behind three gates.
+
+`tma`: bulk tensor copies that report to mbarriers, or cp.async groups. `pipeline_stages`: how many chunks are in flight
+ahead of the arithmetic. `layout_2d`: q and k staged as swizzled [M,N] tiles, or as plain [R,C,N] ones.
+
+A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
+
+    loads = make_loads(s, v)
+    @T.macro
+    def start(n):                                  # every copy of chunk n, the last one followed by `posted`
+        loads.rows(raw_s, k, bar, b, h, t0_of(n), n)
+        loads.copy(states[b, h, chunk_of(n), :, :], h_s[loads.slot(n), :, :], bar, n)
+        loads.posted(bar, n)
+    raw_s, bar = loads.tile(), loads.barriers(threads)
+    T.annotate_layout(loads.layouts(raw_s))
+    for n in range(loads.ahead):                   # Python's range: unrolled
+        if n < nc:
+            start(n)
+    for n in T.serial(nc):
+        if loads.ahead == 0:
+            start(n)
+        loads.wait(bar, n, nc, copies=R + 1)       # `copies`: how many `start` issues (rows: R * len(panels(N)))
+        ... raw_s[loads.at(n, i, column)] ...      # row i = r * C + c
+        if loads.ahead > 0:
+            loads.free()                           # every thread has read the slot
+            if n + loads.ahead < nc:
+                start(n + loads.ahead)
+        ... what still reads the chunk uses buffers of `loads.held` slots: loads.held_slot(n) ...
+        if loads.ahead == 0:
+            loads.free()
+"""
+
+# TileLang programs: `T` is the language's own name, macros take tensors without annotations.
+# ruff: noqa: C901, N812
+# mypy: ignore-errors
+
+from dataclasses import dataclass
+from typing import Any
+
+import tilelang.language as T
+from tilelang.layout import make_swizzled_layout
+
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+
+BF16 = "bfloat16"
+
+
+def panels(width: int, panel: int = 64) -> list[slice]:
+    """Return the columns that one bulk copy may fill in some rows of a swizzled bf16 tile: one line of 128 bytes.
+
+    A wider tile is one panel of such lines after the other, so a part of its rows is not contiguous.
+    """
+    return [slice(first, min(first + panel, width)) for first in range(0, width, panel)]
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Where the staged tiles of a walk lie."""
+
+    s: ScanShape
+    tma: bool
+    two_d: bool
+    ahead: int
+    """Chunks in flight ahead of the arithmetic."""
+
+    @property
+    def slots(self) -> int:
+        """Staging slots of tiles that are read before the next chunk's copies start."""
+        return max(1, self.ahead)
+
+    @property
+    def held(self) -> int:
+        """Staging slots of tiles that are read until the end of their chunk."""
+        return self.ahead + 1
+
+    def slot(self, n: Any) -> Any:
+        """Return the slot of chunk n."""
+        return n % self.slots if self.slots > 1 else 0
+
+    def held_slot(self, n: Any) -> Any:
+        """Return the slot of chunk n among `held`."""
+        return n % self.held if self.held > 1 else 0
+
+    def tile(self) -> Any:
+        """Allocate the staging buffer of q or k."""
+        s = self.s
+        return T.alloc_shared((self.slots * s.M, s.N) if self.two_d else (self.slots * s.R, s.C, s.N), BF16)
+
+    def at(self, n: Any, row: Any, column: Any) -> tuple[Any, ...]:
+        """Return the index of [row, column] of chunk n in a buffer from `tile`."""
+        s, slot = self.s, self.slot(n)
+        if self.two_d:
+            return slot * s.M + row, column
+        return slot * s.R + row // s.C, row % s.C, column
+
+    def block(self, n: Any, rank: Any, columns: slice) -> tuple[Any, ...]:
+        """Return the index of the C rows of one rank of chunk n in a buffer from `tile`."""
+        s, slot = self.s, self.slot(n)
+        if self.two_d:
+            return slice(slot * s.M + rank * s.C, slot * s.M + (rank + 1) * s.C), columns
+        return slot * s.R + rank, slice(0, s.C), columns
+
+    def columns(self) -> list[slice]:
+        """Return the columns of each copy of a rank's rows: a plain tile needs one copy."""
+        return panels(self.s.N) if self.two_d else [slice(0, self.s.N)]
+
+    def barriers(self, threads: int) -> Any:
+        """Allocate the mbarriers; cp.async has its own groups and needs none."""
+        return T.alloc_barrier([threads] * self.slots) if self.tma else None
+
+    def layouts(self, *tiles: Any) -> dict[Any, Any]:
+        """Return the annotations of the staging buffers: swizzled when two-dimensional, as declared otherwise."""
+        return {tile: make_swizzled_layout(tile) for tile in tiles} if self.two_d else {}
+
+
+@dataclass(frozen=True)
+class Loads(Staging):
+    """The loads of one walk; see the module."""
+
+    copy: Any
+    """macro(source region, target region, bar, n): start one copy of chunk n."""
+    rows: Any
+    """macro(raw_s, raw [B,S,R,G,N], bar, b, h, t0, n): start the copies of one chunk of q or k."""
+    posted: Any
+    """macro(bar, n): after the last copy of chunk n."""
+    wait: Any
+    """macro(bar, n, nc, copies): until every copy of chunk n has landed and all threads may read it."""
+    free: Any
+    """macro(): until no thread reads the slot any more."""
+
+
+def make_loads(s: ScanShape, v: Variant) -> Loads:
+    """Return the loads of a walk over chunks of `s` behind the gates of `v`."""
+    C, R, per_group = s.C, s.R, s.heads_per_group
+    place = Staging(s, v.tma, v.layout_2d, v.pipeline_stages)
+    tma, ahead, slots = place.tma, place.ahead, place.slots
+
+    @T.macro
+    def copy(source, target, bar, n):
+        if tma:
+            T.tma_copy(source, target, barrier=bar[n % slots])
+        else:
+            T.async_copy(source, target, coalesced_width=8 if source.buffer.dtype == BF16 else 4)
+
+    @T.macro
+    def rows(raw_s, raw, bar, b, h, t0, n):
+        for cols in place.columns():
+            for r in T.unroll(R):
+                copy(raw[b, t0 : t0 + C, r, h // per_group, cols], raw_s[place.block(n, r, cols)], bar, n)
+
+    @T.macro
+    def posted(bar, n):
+        if tma:
+            T.mbarrier_arrive(bar[n % slots])
+
+    @T.macro
+    def wait(bar, n, nc, copies):
+        if tma:
+            T.mbarrier_wait_parity(bar[n % slots], n // slots % 2)
+        else:
+            if ahead > 1:
+                if n + ahead - 1 < nc:
+                    T.ptx_wait_group(copies * (ahead - 1))
+                else:
+                    T.ptx_wait_group(0)
+            else:
+                T.ptx_wait_group(0)
+            # matrix instructions read shared memory through another proxy than the copies wrote it
+            T.fence_proxy_async()
+            T.sync_threads()
+
+    @T.macro
+    def free():
+        T.sync_threads()
+
+    return Loads(s, tma, place.two_d, ahead, copy, rows, posted, wait, free)
+
+
+def make_store(v: Variant) -> tuple[Any, Any]:
+    """Return (macro(tile, out): start to write a tile; macro(): wait until the tiles written may change).
+
+    With bulk copies one thread reads the tile, after a proxy fence and a barrier; otherwise every thread its part.
+    """
+
+    @T.macro
+    def store(tile, out):
+        if v.tma:
+            T.tma_copy(tile, out)
+        else:
+            T.copy(tile, out, disable_tma=True)
+
+    @T.macro
+    def stored():
+        if v.tma:
+            T.tma_store_wait(0)
+
+    return store, stored
