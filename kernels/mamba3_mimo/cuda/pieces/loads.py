@@ -32,7 +32,6 @@ A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812
-# mypy: ignore-errors
 
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +41,7 @@ from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-
-BF16 = "bfloat16"
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16
 
 
 def panels(width: int, panel: int = 64) -> list[slice]:
