@@ -36,7 +36,7 @@ def changed(timed: runs.Timed, name: str, change: Callable[[torch.Tensor], objec
 
 def test_check_compares_every_result_of_what_is_timed(worker: Worker) -> None:
     judged = worker.check("right")
-    assert list(judged["errors"]) == list(judged["shares"]) == ["out", "state", *worker._timed["right"].names[2:]]
+    assert list(judged["errors"]) == list(judged["shares"]) == ["out", "state", *worker._timed["right"].names[1:]]
     assert judged["wrong"] == []
     assert 0 < max(whole for whole, _ in judged["shares"].values()) < 8
 

@@ -39,7 +39,7 @@ def another_scan(**switches: Any) -> Plant:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         plain = operation.LANES[Lane.REFERENCE]
-        lie = replace(plain, run=lambda inputs, asked: plain.run(inputs, replace(asked, **switches)))
+        lie = replace(plain, run=lambda inputs, asked, final: plain.run(inputs, replace(asked, **switches), final))
         patch.setattr(operation, "LANES", dict.fromkeys(Lane, lie))
         patch.setattr(operation, "supports", lambda *_: None)
 

@@ -11,17 +11,18 @@ from kernels.mamba3_mimo.accuracy import (
     over_limits,
     poisoned_buffers,
 )
-from kernels.mamba3_mimo.cuda.host.scan import Scan
+from kernels.mamba3_mimo.cuda.host.scan import Beyond, Scan
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.exact import reference
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 
-def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant) -> dict[str, Tensor]:
+def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant, grad_state: Tensor | None = None) -> dict[str, Tensor]:
     """Return output, final state and gradients of the cuda lane."""
     scan = Scan(inputs, variant)
-    out, state, saved = scan.forward()
-    return {"out": out, "state": state, **scan.backward(grad_out, saved)}
+    out, state, saved = scan.forward(return_final_state=True)
+    beyond = None if grad_state is None else Beyond(state, grad_state)
+    return {"out": out, "state": state, **scan.backward(grad_out, saved, beyond)}
 
 
 def check(case: Case, variant: Variant | None = None) -> tuple[Errors, list[str]]:

@@ -6,6 +6,7 @@ tensor's content, and nothing waits for the device.
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import turned_back
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")
@@ -29,6 +31,15 @@ NARROW = ("q", "k", "v", "z", "q_bias", "k_bias")
 """Tensors that the kernels read as bfloat16; the others are float32."""
 
 Tensors = dict[str, Tensor]
+
+
+class Beyond(NamedTuple):
+    """What lies behind the last token of every row, both fp32 [B,H,N,P] and turned as the final state is handed on."""
+
+    state: Tensor
+    """The final state."""
+    gradient: Tensor
+    """Its gradient."""
 
 
 class Scan:
@@ -117,16 +128,15 @@ class Scan:
         )
         return pre
 
-    def forward(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return (o, final state fp32 [B,H,N,P], the tensors of `saved`)."""
+    def forward(self, *, return_final_state: bool = False) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """Return (o, final state fp32 [B,H,N,P] or None, the tensors of `saved`)."""
         s, t, pre = self.shape, self.t, self.prefix()
-        final = self.empty(s.B, s.H, s.N, s.P)
         if self.parallel:
             pre["start"] = self.empty(s.B, s.H, s.K, s.N, s.P)
             self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"], pre["start"])
-            self._pass("pass_states", pre["start"], pre["carry"], final)
+            final = self._pass("pass_states", pre["start"], pre["carry"], t.get("entering"))
         else:
-            pre["start"] = torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
+            pre["start"], final = self._one(t.get("entering")), self.empty(s.B, s.H, s.N, s.P)
         ranks = () if s.reduced else (s.R,)
         out = self.empty(s.B, s.S, *ranks, s.H, s.P, dtype=torch.bfloat16)
         pre["states"] = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
@@ -140,38 +150,60 @@ class Scan:
             *(pre[name] for name in ("states", "psiv") if name in pre),
             *(() if self.parallel else (final,)),
         )
-        out, final = out[:, : self.tokens], self._restarted(final, pre)
+        out = out[:, : self.tokens]
         if self.halved:
-            out, final = halves.joined_width(out), halves.joined_width(final, heads_at=1).contiguous()
-        return out, final, tuple(pre[name] for name in self.saved)
+            out = halves.joined_width(out)
+        saved = tuple(pre[name] for name in self.saved)
+        return out, self._handed_on(final, pre) if return_final_state else None, saved
 
-    def _pass(self, name: str, local: Tensor, carry: Tensor, final: Tensor) -> None:
-        """Turn the super-chunks' own states into those at their edges."""
+    def _one(self, outside: Tensor | None) -> Tensor:
+        """Return what enters or leaves the one super-chunk of the sequential schedule, fp32 [B,H,1,N,P]."""
         s = self.shape
+        if outside is None:
+            return torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
+        return outside.unsqueeze(2)
+
+    def _pass(self, name: str, local: Tensor, carry: Tensor, outside: Tensor | None) -> Tensor:
+        """Turn the super-chunks' own states into those at their edges; return the one behind the last of them.
+
+        The kernel begins with nothing. What comes from outside, [B,H,N,P], is therefore added to what its first
+        super-chunk adds, decayed over it, and written to that one's edge afterwards.
+        """
+        s = self.shape
+        first, behind = s.K - 1 if name == "pass_gradients" else 0, self.empty(s.B, s.H, s.N, s.P)
         flat = (s.B * s.H, s.K, s.N * s.P)
-        self.run(name, local.view(flat), carry.view(flat[:2]), final.view(flat[0], flat[2]))
+        if outside is not None:
+            local[:, :, first] += carry[:, :, first, None, None] * outside
+        self.run(name, local.view(flat), carry.view(flat[:2]), behind.view(flat[0], flat[2]))
+        if outside is not None:
+            local[:, :, first] = outside
+        return behind
 
-    def _restarted(self, final: Tensor, pre: Tensors) -> Tensor:
-        """Return the final state with its angles counted from the start of the last document."""
-        if self.segment_ids is None or self.shape.cumulated:
-            return final
-        A, half = self.shape.A, self.shape.N // 2
-        at = torch.arange(self.shape.S, device=self.device)
-        first = (pre["reset"] * at).amax(1)
-        before, rows = (first - 1).clamp_min(0), torch.arange(self.shape.B, device=self.device)
-        turned = pre["cs"][rows, :, before // self.shape.C, :, before % self.shape.C].float()
-        turned = turned.view(*turned.shape[:2], A // 8, 2, 8)
-        cos, sin = (turned[:, :, :, which].flatten(2).unsqueeze(-1) for which in (0, 1))
-        lo, hi = final[:, :, :A], final[:, :, half : half + A]
-        back = torch.cat((lo * cos + hi * sin, final[:, :, A:half], hi * cos - lo * sin, final[:, :, half + A :]), 2)
-        return torch.where((first > 0).view(-1, 1, 1, 1), back, final)
+    def _last_turn(self, pre: Tensors) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of the last token's angles, fp32 [B,H,A]."""
+        s, at = self.shape, self.tokens - 1
+        table = pre["cs"][:, :, at // s.C, :, at % s.C].float().view(s.B, s.H, s.A // 8, 2, 8)
+        return table[:, :, :, 0].flatten(2), table[:, :, :, 1].flatten(2)
 
-    def backward(self, grad_out: Tensor, saved: Sequence[Tensor]) -> Tensors:
-        """Return the gradients of the tensors that were given, in the kernels' dtypes."""
+    def _handed_on(self, final: Tensor, pre: Tensors) -> Tensor:
+        """Return the final state as ScanState has it, the heads whole."""
+        if not self.shape.cumulated:
+            final = turned_back(final, *self._last_turn(pre))
+        return halves.joined_width(final, heads_at=1).contiguous() if self.halved else final
+
+    def backward(self, grad_out: Tensor, saved: Sequence[Tensor], beyond: Beyond | None = None) -> Tensors:
+        """Return the gradients of the tensors that were given, in the kernels' dtypes.
+
+        `beyond` is what lies behind the rows: the final state and its gradient, None where it has none.
+        """
         pre = dict(zip(self.saved, saved, strict=True))
         do = self._prepared("v", halves.split_width(grad_out) if self.halved else grad_out)
-        walked = self._walk(pre, do, self._leaving(pre, do))
-        grads: Tensors = {name: walked[name] for name in ("v", "z") if name in walked}
+        if beyond is not None and self.halved:
+            beyond = Beyond(*(halves.split_width(t, heads_at=1) for t in beyond))
+        walked = self._walk(pre, do, beyond)
+        if beyond is not None:
+            self._add_beyond(walked, beyond)
+        grads: Tensors = {name: walked[name] for name in ("v", "z", "entering") if name in walked}
         grads |= {"D": walked["D"].sum((0, 1))} | self._weight_gradients(walked) | self._reduced_heads(walked)
         grads |= self._time_gradients(pre, walked)
         grads = {name: self._trimmed(name, grads[name]) for name in self.given}
@@ -179,28 +211,43 @@ class Scan:
             return {name: halves.joined_gradient(name, grad, self.shape.H) for name, grad in grads.items()}
         return grads
 
-    def _leaving(self, pre: Tensors, do: Tensor) -> Tensor:
-        """Return the gradient of the state that leaves every super-chunk, fp32 [B,H,K,N,P]."""
+    def _behind(self, pre: Tensors, beyond: Beyond | None) -> Tensor | None:
+        """Return the gradient of the state behind the last token with the kernels' angles, None where it has none."""
+        if beyond is None:
+            return None
+        gradient = self._prepared("entering", beyond.gradient)
+        if self.shape.cumulated:
+            return gradient
+        cos, sin = self._last_turn(pre)
+        return turned_back(gradient, cos, -sin)
+
+    def _leaving(self, pre: Tensors, do: Tensor, behind: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient of the state that leaves every super-chunk [B,H,K,N,P], and of that which enters the row.
+
+        Both fp32; the walk of the sequential schedule has the second one.
+        """
         s = self.shape
         if not self.parallel:
-            return torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
+            return self._one(behind), None
         leaving = self.empty(s.B, s.H, s.K, s.N, s.P)
         self.run(
             "local_gradients", *self._some("q", "z"), do, *self._some("q_bias", "zeta", "phi"),
             pre["cs"], pre["wq"], leaving,
         )  # fmt: skip
-        self._pass("pass_gradients", leaving, pre["carry"], self.empty(s.B, s.H, s.N, s.P))
-        return leaving
+        return leaving, self._pass("pass_gradients", leaving, pre["carry"], behind)
 
-    def _walk(self, pre: Tensors, do: Tensor, leaving: Tensor) -> Tensors:
+    def _walk(self, pre: Tensors, do: Tensor, beyond: Beyond | None) -> Tensors:
         """Run the walk: per-head gradients of q and k, gradients of v and z, and what the others are summed from."""
         s = self.shape
+        leaving, first = self._leaving(pre, do, self._behind(pre, beyond))
         walked = {name: self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
         walked |= {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
         walked["dtheta"] = self.empty(s.B, s.H, s.S, s.A)
         walked |= {name: self.empty(s.B, s.H, s.S) for name in ("row_q", "row_k", "same", "diag")}
         walked["weights"] = self.empty(len(self._weights()), s.B, s.K, s.H, s.M // 8, s.P)
         walked |= {"D": self.empty(s.B, s.K, s.H), "edges": self.empty(*edge_size(s))}
+        if s.started and first is None:
+            walked["entering"] = self.empty(s.B, s.H, s.N, s.P)
         self.run(
             "gradients",
             *self._some("q", "k", "v", "z"),
@@ -211,7 +258,21 @@ class Scan:
             *((pre["psiv"],) if self.variant.psiv_cache else ()),
             *(part for name, made in walked.items() for part in (made if name == "weights" else (made,))),
         )
+        if s.started:
+            walked["entering"] = walked["entering"] if first is None else first
+            walked["edges"][:, :, 0] = _edge(walked["entering"], self.t["entering"])
         return walked
+
+    def _add_beyond(self, walked: Tensors, beyond: Beyond) -> None:
+        """Let the last token have what everything behind it adds to the gradients of decay and angle: see edges.py.
+
+        Both are the same however the final state is turned, and whoever turns it turns with the last token.
+        """
+        s, last = self.shape, self.tokens - 1
+        decay, turn = _edge(beyond.gradient, beyond.state).unbind(2)
+        walked["row_q"][:, :, last] += decay.sum(-1)
+        if not s.cumulated:
+            walked["dtheta"][:, :, last] += turn[..., : s.A] - turn[..., s.N // 2 : s.N // 2 + s.A]
 
     def _weight_gradients(self, walked: Tensors) -> Tensors:
         """Return the gradients of psi, zeta and phi."""
@@ -261,6 +322,12 @@ class Scan:
         return grad[..., : self.tokens] if name in TIME_LAST else grad
 
 
+def _edge(gradient: Tensor, state: Tensor) -> Tensor:
+    """Return what the gradients from a token on sum to [B,H,2,N], from the state [B,H,N,P] and its gradient there."""
+    far = state.roll(state.shape[2] // 2, 2)
+    return torch.stack(((gradient * state).sum(-1), (gradient * far).sum(-1)), dim=2)
+
+
 def laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the tensor contiguous and in `dtype`: itself where it is, which costs no call into torch's dispatcher."""
     return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
@@ -287,4 +354,5 @@ def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
         reduced=inputs.phi is not None,
         cumulated=inputs.angles_cumulated,
         shared_angles=inputs.angles.shape[2] < H,
+        started=inputs.entering is not None,
     )
