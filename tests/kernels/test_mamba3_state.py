@@ -59,7 +59,7 @@ def test_states_and_their_gradients_match_the_oracle(form, cumulated, documents)
 
 def test_gradient_of_the_last_write_matches_central_differences():
     """The oracle has no adjoint of the last write; here it has a gradient of its own, apart from everything else."""
-    inputs = double_inputs(replace(SHAPE, length=2, batch=1, heads=2, groups=1, state=8, width=3), seed=4)
+    inputs = double_inputs(replace(SHAPE, length=2, batch=1, heads=1, groups=1, state=4, width=2), seed=4)
 
     def last_write(*tensors):
         return mamba3_mimo(inputs.with_tensors(tensors), return_final_state=True).final_state.write
@@ -94,7 +94,7 @@ def drawn(seed):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_pieces_of_a_row_equal_the_whole(seed):
     inputs, before, cuts, switches = drawn(seed)
     whole = results(inputs, before, lane(switches))
