@@ -73,6 +73,10 @@ class Case:
     """Whether all heads share one set of angles."""
     without: tuple[str, ...] = ()
     """Optional tensors that are left out."""
+    started: bool = False
+    """Whether a state enters the rows."""
+    ended: bool = False
+    """Whether the final state has a gradient, beside the output."""
     gradients: bool = True
     """Whether the backward pass belongs to the problem."""
 
@@ -105,6 +109,8 @@ def make_inputs(case: Case, device: str = "cuda") -> ScanInputs:
         "trap": uniform(B, H, S).bfloat16().float(),
         "angles": uniform(B, S, 1 if case.shared_angles else H, int(N * case.rope) // 2),
     }  # fmt: skip
+    if case.started:
+        tensors["entering"] = normal(B, H, N, P)
     given: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in case.without}
     return ScanInputs(**given, segment_ids=segments, angles_cumulated=case.cumulated)
 
@@ -115,6 +121,13 @@ def make_grad(inputs: ScanInputs, seed: int) -> Tensor:
     ranks = inputs.psi.shape[1:2] if inputs.phi is None else ()
     size = (*inputs.v.shape[:2], *ranks, *inputs.v.shape[2:])
     return torch.randn(size, generator=gen, device=inputs.v.device).bfloat16()
+
+
+def make_final_grad(case: Case, device: str = "cuda") -> Tensor | None:
+    """Return a random gradient of the final state, float32 [B,H,N,P]; None when the problem has none."""
+    gen = torch.Generator(device=device).manual_seed(case.seed + 2)
+    size = (case.B, case.H, case.N, case.P)
+    return torch.randn(size, generator=gen, device=device) if case.ended else None
 
 
 def scanned(switches: ScanSwitches) -> Run:

@@ -6,6 +6,7 @@ from kernels.mamba3_mimo.accuracy import (
     Case,
     Errors,
     compare,
+    make_final_grad,
     make_grad,
     make_inputs,
     over_limits,
@@ -28,8 +29,8 @@ def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant, grad_state: Ten
 def check(case: Case, variant: Variant | None = None) -> tuple[Errors, list[str]]:
     """Return the errors of every output and the names of those over the limits (NaN counts as over)."""
     inputs = make_inputs(case)
-    grad_out = make_grad(inputs, case.seed + 1)
+    grad_out, grad_state = make_grad(inputs, case.seed + 1), make_final_grad(case)
     with poisoned_buffers():
-        got = ours(inputs, grad_out, variant or Variant())
-    errors = compare(got, reference(inputs, grad_out))
+        got = ours(inputs, grad_out, variant or Variant(), grad_state)
+    errors = compare(got, reference(inputs, grad_out, grad_state))
     return errors, over_limits(errors)
