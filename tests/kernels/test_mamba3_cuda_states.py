@@ -15,6 +15,7 @@ pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo import ScanInputs, ScanResult, cuda, mamba3_mimo
 from kernels.mamba3_mimo.cuda.host import scan as host
+from kernels.mamba3_mimo.cuda.host.beyond import Beyond
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, KNOW_THE_START
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -71,7 +72,7 @@ class _InterpretedScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out, grad_final):
-        beyond = None if grad_final is None else host.Beyond(ctx.final, grad_final)
+        beyond = None if grad_final is None else Beyond(ctx.final, grad_final)
         grads = ctx.scan.backward(ctx.nothing if grad_out is None else grad_out, ctx.saved, beyond)
         return None, None, *(grads[name] for name in ctx.scan.given)
 
@@ -144,7 +145,7 @@ def test_pieces_of_a_row_equal_the_whole(seed):
 
 def test_kernels_that_ask_whether_a_state_enters_are_those_with_it_in_their_key():
     asking = {path.name for path in Path(cuda.__path__[0]).rglob("*.py") if ".started" in path.read_text()}
-    assert asking == {"gradients.py", "gradients_split.py", "reductions.py", "scan.py", "compiled.py"}
+    assert asking == {"gradients.py", "gradients_split.py", "reductions.py", "scan.py", "beyond.py", "compiled.py"}
     assert set(KNOW_THE_START) == {"gradients", "time_gradients"}
     shape = ScanShape(B=1, S=64, H=1, G=1, N=32, P=32, R=2, A=16, C=16, L=32)
     names = ("reduce_heads", "sum_weights", "sum_biases", "time_gradients")  # those of reductions.py

@@ -12,7 +12,8 @@ from kernels.mamba3_mimo.accuracy import (
     over_limits,
     poisoned_buffers,
 )
-from kernels.mamba3_mimo.cuda.host.scan import Beyond, Scan
+from kernels.mamba3_mimo.cuda.host.beyond import Beyond
+from kernels.mamba3_mimo.cuda.host.scan import Scan
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.exact import reference
 from kernels.mamba3_mimo.inputs import ScanInputs

@@ -18,8 +18,9 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
+from kernels.mamba3_mimo.cuda.host.beyond import Beyond
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
-from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Beyond, Scan, laid_out
+from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs

@@ -6,7 +6,6 @@ tensor's content, and nothing waits for the device.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.reductions import head_block
 from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK, TAU
 from kernels.mamba3_mimo.cuda.host import halves
+from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
@@ -31,15 +31,6 @@ NARROW = ("q", "k", "v", "z", "q_bias", "k_bias")
 """Tensors that the kernels read as bfloat16; the others are float32."""
 
 Tensors = dict[str, Tensor]
-
-
-class Beyond(NamedTuple):
-    """What lies behind the last token of every row, both fp32 [B,H,N,P] and turned as the final state is handed on."""
-
-    state: Tensor
-    """The final state."""
-    gradient: Tensor
-    """Its gradient."""
 
 
 class Scan:
@@ -202,7 +193,8 @@ class Scan:
             beyond = Beyond(*(halves.split_width(t, heads_at=1) for t in beyond))
         walked = self._walk(pre, do, beyond)
         if beyond is not None:
-            self._add_beyond(walked, beyond)
+            known = {"reset": pre["reset"], "sk": pre["sk"], "adt": self.t["adt"]}
+            add_beyond(walked, self.shape, self.tokens, known | beyond._asdict())
         grads: Tensors = {name: walked[name] for name in ("v", "z", "entering") if name in walked}
         grads |= {"D": walked["D"].sum((0, 1))} | self._weight_gradients(walked) | self._reduced_heads(walked)
         grads |= self._time_gradients(pre, walked)
@@ -260,19 +252,8 @@ class Scan:
         )
         if s.started:
             walked["entering"] = walked["entering"] if first is None else first
-            walked["edges"][:, :, 0] = _edge(walked["entering"], self.t["entering"])
+            walked["edges"][:, :, 0] = edge(walked["entering"], self.t["entering"])
         return walked
-
-    def _add_beyond(self, walked: Tensors, beyond: Beyond) -> None:
-        """Let the last token have what everything behind it adds to the gradients of decay and angle: see edges.py.
-
-        Both are the same however the final state is turned, and whoever turns it turns with the last token.
-        """
-        s, last = self.shape, self.tokens - 1
-        decay, turn = _edge(beyond.gradient, beyond.state).unbind(2)
-        walked["row_q"][:, :, last] += decay.sum(-1)
-        if not s.cumulated:
-            walked["dtheta"][:, :, last] += turn[..., : s.A] - turn[..., s.N // 2 : s.N // 2 + s.A]
 
     def _weight_gradients(self, walked: Tensors) -> Tensors:
         """Return the gradients of psi, zeta and phi."""
@@ -320,12 +301,6 @@ class Scan:
         if name in TIME_FIRST:
             return grad[:, : self.tokens]
         return grad[..., : self.tokens] if name in TIME_LAST else grad
-
-
-def _edge(gradient: Tensor, state: Tensor) -> Tensor:
-    """Return what the gradients from a token on sum to [B,H,2,N], from the state [B,H,N,P] and its gradient there."""
-    far = state.roll(state.shape[2] // 2, 2)
-    return torch.stack(((gradient * state).sum(-1), (gradient * far).sum(-1)), dim=2)
 
 
 def laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
