@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import facts
 from kernels.documents import document_starts
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.scan import ScanFact
 
 _SUM_BLOCK = 256
 
@@ -42,7 +44,12 @@ class Operands:
 
 
 def operands(inputs: ScanInputs, x_BHSRP: Tensor) -> Operands:
-    """Return the recurrence's operands; `x_BHSRP` is PsiV and stands in for v and psi."""
+    """Return the recurrence's operands; `x_BHSRP` is PsiV and stands in for v and psi.
+
+    Records the dtype that they are rounded to.
+    """
+    for operand in (inputs.q, inputs.k, x_BHSRP):
+        facts.record(ScanFact.DTYPE, dtype_name(operand))
     acc = inputs.accumulate_dtype
     dt_BHS = inputs.dt.to(acc)
     mix_BHS = torch.sigmoid(inputs.trap.to(acc))
@@ -85,6 +92,11 @@ def turned_back(state_BHNP: Tensor, cos_BHA: Tensor, sin_BHA: Tensor) -> Tensor:
     first, rest, second, last = state_BHNP.split((count, half - count, count, half - count), dim=2)
     cos, sin = cos_BHA.unsqueeze(-1), sin_BHA.unsqueeze(-1)
     return torch.cat((first * cos + second * sin, rest, second * cos - first * sin, last), dim=2)
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return the tensor's dtype as `ScanFact.DTYPE` tells it."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def psiv(v_BSHP: Tensor, psi_HRP: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from kernels.backends import Lane
 from kernels.documents import document_starts, documents, once_per_batch
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import cumulated_angles, handed_on
+from kernels.mamba3_mimo.operands import cumulated_angles, dtype_name, handed_on
 from kernels.scan import ScanFact
 
 MAMBA_SSM, TILELANG = "2.3.2.post1", "0.1.8"
@@ -45,6 +45,9 @@ NAMES = {
 """Tensor of ScanInputs -> argument of the official function."""
 FLOAT32 = ("q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "angles")
 """Tensors that the official kernels read as float32; the others are bfloat16."""
+
+DIRECTION_AXES = 5
+"""Axes of q and k, [B,S,R,G,N]; of the launchers' other tensors only a gradient of o with ranks has as many."""
 
 FOLDER = "mamba_ssm.ops.tilelang.mamba3"
 BUILDERS = {
@@ -266,7 +269,11 @@ def _observed(launcher: Callable[..., Any], kernels: str) -> Callable[..., Any]:
         if facts.collecting():
             facts.record(ScanFact.LANE, Lane.PEER.value)
             facts.record(ScanFact.SCHEDULE, "sequential")
-            facts.record(ScanFact.CHUNK_SIZE, signature.bind(*arguments, **named).arguments["chunk_size"])
+            handed = signature.bind(*arguments, **named).arguments
+            facts.record(ScanFact.CHUNK_SIZE, handed["chunk_size"])
+            for tensor in handed.values():
+                if isinstance(tensor, Tensor) and tensor.dim() == DIRECTION_AXES:
+                    facts.record(ScanFact.DTYPE, dtype_name(tensor))
             facts.record(ScanFact.PEER_KERNELS, kernels)
         return result
 

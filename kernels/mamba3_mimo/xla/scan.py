@@ -75,7 +75,7 @@ def scan(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -
         return out, state if return_final_state else None
     run, partition, trips = _graph(contract)
     out, state = run(inputs, tuple(getattr(inputs, name) for name in contract.names))
-    _record(switches, partition, trips if any(contract.need_gradients) else 0)
+    _record(contract, partition, trips if any(contract.need_gradients) else 0)
     return out, state if return_final_state else None
 
 
@@ -87,17 +87,24 @@ def _inside(contract: Contract, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
         raise KernelUnsupported(
             f"inside a loop over layers the scan runs chunk_parallel without psiv_cache, not {asked}"
         )
-    facts.record(ScanFact.LANE, Lane.XLA.value)
-    facts.record(ScanFact.SCHEDULE, switches.schedule)
-    facts.record(ScanFact.CHUNK_SIZE, switches.chunk_size)
+    _record_graph(contract)
     return _whole(contract)(*(getattr(inputs, name) for name in contract.names))
 
 
-def _record(switches: ScanSwitches, partition: Partition, trips: int) -> None:
-    """Record what ran; `trips` are those of the graph's backward pass, 0 when it has none."""
+def _record_graph(contract: Contract) -> None:
+    """Record what is traced, or ran."""
     facts.record(ScanFact.LANE, Lane.XLA.value)
-    facts.record(ScanFact.SCHEDULE, switches.schedule)
-    facts.record(ScanFact.CHUNK_SIZE, switches.chunk_size)
+    facts.record(ScanFact.SCHEDULE, contract.switches.schedule)
+    facts.record(ScanFact.CHUNK_SIZE, contract.switches.chunk_size)
+    for name, dtype in zip(contract.names, contract.dtypes, strict=True):
+        if name in IN_TIME:
+            facts.record(ScanFact.DTYPE, str(dtype).removeprefix("torch."))
+
+
+def _record(contract: Contract, partition: Partition, trips: int) -> None:
+    """Record what ran; `trips` are those of the graph's backward pass, 0 when it has none."""
+    switches = contract.switches
+    _record_graph(contract)
     if trips:
         facts.record(ScanFact.REMAT, partition.recomputed > 0)
         if switches.schedule == "chunk_parallel":
