@@ -83,10 +83,10 @@ def handed_on(state_BHNP: Tensor, last_angle_BHA: Tensor | None) -> Tensor:
     """
     if last_angle_BHA is None:
         return state_BHNP
-    return turned_back(state_BHNP, last_angle_BHA.cos(), last_angle_BHA.sin())
+    return state_turned_back(state_BHNP, last_angle_BHA.cos(), last_angle_BHA.sin())
 
 
-def turned_back(state_BHNP: Tensor, cos_BHA: Tensor, sin_BHA: Tensor) -> Tensor:
+def state_turned_back(state_BHNP: Tensor, cos_BHA: Tensor, sin_BHA: Tensor) -> Tensor:
     """Return the state with its pairs of rows (j, N/2 + j) turned back by angle j."""
     half, count = state_BHNP.shape[2] // 2, cos_BHA.shape[-1]
     first, rest, second, last = state_BHNP.split((count, half - count, count, half - count), dim=2)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from experiments.records.receipts import read_gates
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.cuda.host import attest, generated
 from kernels.scan import ScanSwitches

@@ -54,7 +54,7 @@ mamba_mimo_bwd_combined_varlen = mamba_mimo_forward_varlen
 
 from kernels import facts
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import cumulated_angles, psiv, turned_back
+from kernels.mamba3_mimo.operands import cumulated_angles, psiv, state_turned_back
 from kernels.mamba3_mimo.reference import chunk_parallel
 
 
@@ -80,7 +80,7 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
         with facts.collect():
             o, state = chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=chunk_size)
         last = cumulated_angles(inputs, None)[:, :, -1]
-        found.append((o, turned_back(state, last.cos(), -last.sin())))  # counted from the document's start
+        found.append((o, state_turned_back(state, last.cos(), -last.sin())))  # counted from the document's start
     out = torch.cat([o for o, _ in found], dim=1)
     state = torch.cat([s for _, s in found]).transpose(2, 3)
     return (out, None, state.detach(), None, None) if return_state else out

@@ -15,15 +15,16 @@ from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.reductions import head_block
-from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK, TAU
+from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
+from kernels.mamba3_mimo.cuda.pieces.scalar import TAU
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import turned_back
+from kernels.mamba3_mimo.operands import state_turned_back
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")
@@ -179,7 +180,7 @@ class Scan:
     def _handed_on(self, final: Tensor, pre: Tensors) -> Tensor:
         """Return the final state as ScanState has it, the heads whole."""
         if not self.shape.cumulated:
-            final = turned_back(final, *self._last_turn(pre))
+            final = state_turned_back(final, *self._last_turn(pre))
         return halves.joined_width(final, heads_at=1).contiguous() if self.halved else final
 
     def backward(self, grad_out: Tensor, saved: Sequence[Tensor], beyond: Beyond | None = None) -> Tensors:
@@ -211,7 +212,7 @@ class Scan:
         if self.shape.cumulated:
             return gradient
         cos, sin = self._last_turn(pre)
-        return turned_back(gradient, cos, -sin)
+        return state_turned_back(gradient, cos, -sin)
 
     def _leaving(self, pre: Tensors, do: Tensor, behind: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the state that leaves every super-chunk [B,H,K,N,P], and of that which enters the row.
