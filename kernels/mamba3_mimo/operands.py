@@ -89,9 +89,10 @@ def handed_on(state_BHNP: Tensor, last_angle_BHA: Tensor | None) -> Tensor:
 def state_turned_back(state_BHNP: Tensor, cos_BHA: Tensor, sin_BHA: Tensor) -> Tensor:
     """Return the state with its pairs of rows (j, N/2 + j) turned back by angle j."""
     half, count = state_BHNP.shape[2] // 2, cos_BHA.shape[-1]
-    first, rest, second, last = state_BHNP.split((count, half - count, count, half - count), dim=2)
+    left, right = state_BHNP[:, :, :half], state_BHNP[:, :, half:]
+    lo, hi = left[:, :, :count], right[:, :, :count]
     cos, sin = cos_BHA.unsqueeze(-1), sin_BHA.unsqueeze(-1)
-    return torch.cat((first * cos + second * sin, rest, second * cos - first * sin, last), dim=2)
+    return torch.cat((lo * cos + hi * sin, left[:, :, count:], hi * cos - lo * sin, right[:, :, count:]), dim=2)
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -29,6 +29,11 @@ class Beyond(NamedTuple):
     """Its gradient."""
 
 
+def beyond_of(state: Tensor | None, gradient: Tensor | None) -> Beyond | None:
+    """Return the end of every row, None where the final state was not asked for or has no gradient."""
+    return None if state is None or gradient is None else Beyond(state, gradient)
+
+
 class Span(NamedTuple):
     """The tokens from the last edge, or the document's start if that is later, to the end of the row."""
 

@@ -12,7 +12,7 @@ from kernels.mamba3_mimo.accuracy import (
     over_limits,
     poisoned_buffers,
 )
-from kernels.mamba3_mimo.cuda.host.beyond import Beyond
+from kernels.mamba3_mimo.cuda.host.beyond import beyond_of
 from kernels.mamba3_mimo.cuda.host.scan import Scan
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.exact import reference
@@ -23,8 +23,8 @@ def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant, grad_state: Ten
     """Return output, final state and gradients of the cuda lane."""
     scan = Scan(inputs, variant)
     out, state, saved = scan.forward(return_final_state=True)
-    beyond = None if grad_state is None else Beyond(state, grad_state)
-    return {"out": out, "state": state, **scan.backward(grad_out, saved, beyond)}
+    told = {"out": out} if state is None else {"out": out, "state": state}
+    return told | scan.backward(grad_out, saved, beyond_of(state, grad_state))
 
 
 def check(case: Case, variant: Variant | None = None) -> tuple[Errors, list[str]]:

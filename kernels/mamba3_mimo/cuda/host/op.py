@@ -18,7 +18,7 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
-from kernels.mamba3_mimo.cuda.host.beyond import Beyond
+from kernels.mamba3_mimo.cuda.host.beyond import Beyond, beyond_of
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
@@ -200,13 +200,9 @@ def _launch_backward(
 ) -> list[Tensor]:
     with torch.cuda.device_of(grad_out):  # type: ignore[no-untyped-call]
         launched = _Launched("backward", arguments)
-        grads = _gradients(launched, grad_out, _beyond(final, grad_final), saved, arguments)
+        grads = _gradients(launched, grad_out, beyond_of(final, grad_final), saved, arguments)
     launched.record(saved)
     return grads
-
-
-def _beyond(final: Tensor | None, grad_final: Tensor | None) -> Beyond | None:
-    return None if final is None or grad_final is None else Beyond(final, grad_final)
 
 
 def _gradients(
@@ -282,7 +278,7 @@ def _forward_shapes(*arguments: Any) -> list[Tensor]:
 def _backward_shapes(
     grad_out: Tensor, final: Tensor | None, grad_final: Tensor | None, saved: list[Tensor], *arguments: Any
 ) -> list[Tensor]:
-    return _gradients(_Shapes(arguments), grad_out, _beyond(final, grad_final), saved, arguments)
+    return _gradients(_Shapes(arguments), grad_out, beyond_of(final, grad_final), saved, arguments)
 
 
 def _operator(name: str, arguments: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
