@@ -67,6 +67,8 @@ class ScanFact(StrEnum):
 
     LANE = "mamba3_mimo.lane"
     SCHEDULE = "mamba3_mimo.schedule"
+    DTYPE = "mamba3_mimo.dtype"
+    """Dtype of q, k, v and z where the scan takes them."""
     CHUNK_SIZE = "mamba3_mimo.chunk_size"
     SUPERCHUNK = "mamba3_mimo.superchunk"
     PIPELINE_STAGES = "mamba3_mimo.pipeline_stages"

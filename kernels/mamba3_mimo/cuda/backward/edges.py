@@ -22,7 +22,7 @@ EDGE = 64
 
 
 def edge_size(s: ScanShape) -> tuple[int, ...]:
-    """Return the size of the tensor of edges, fp32 [B,H,ceil(S/EDGE),2,N]: see `make_edge`; nobody writes the first."""
+    """Return the size of the tensor of edges, fp32 [B,H,ceil(S/EDGE),2,N]: see `make_edge`; no kernel writes edge 0."""
     return s.B, s.H, -(-s.S // EDGE), 2, s.N
 
 

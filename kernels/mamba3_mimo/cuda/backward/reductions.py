@@ -145,7 +145,8 @@ def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
     """B5: gradients of adt, dt, trap fp32 [B,H,S] and of the raw angles [B,S,heads,A] from the walk's sums.
 
     `row_q`, `row_k`, `same`, `diag`, `dtheta` and `edges` are the walk's. The gradients of a decay and of an angle are
-    sums of per-token values from the token to the end of its document, held exact at every edge: see spans.py.
+    sums of per-token values from the token to the end of its document, held exact at every edge: see spans.py. The edge
+    of the row's first token is read only where a state enters it; without, the sums from there on are zero.
     Cumulated angles are no concern of this kernel: their gradient is dtheta.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
@@ -238,7 +239,7 @@ def make_scalars(s: ScanShape, num_tokens: int) -> Any:
         right[0] = 0.0
         for n in T.serial(T.ceildiv(N, 32)):
             if n * 32 + lane < N:
-                if blk > 0:
+                if s.started or blk > 0:
                     left[0] += edges[b, h, blk, 0, n * 32 + lane]
                 if blk + 1 < count:
                     right[0] += edges[b, h, blk + 1, 0, n * 32 + lane]
@@ -312,7 +313,7 @@ def make_turned(s: ScanShape) -> Any:
         for e in T.unroll(8):
             left[e] = 0.0
             right[e] = 0.0
-        if blk > 0:
+        if s.started or blk > 0:
             at_edge(left, edges, b, h, blk, j0)
         if blk + 1 < count:
             at_edge(right, edges, b, h, blk + 1, j0)

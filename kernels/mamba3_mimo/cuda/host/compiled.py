@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Literal, TypeAlias
@@ -41,6 +42,9 @@ KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
 
 KNOW_THE_LENGTH = ("decays", "time_gradients")
 """Kernels that depend on the true sequence length; the others only on the padded one."""
+
+KNOW_THE_START = ("gradients", "time_gradients")
+"""Kernels that depend on whether a state enters the rows; the others read it from buffers that they have anyway."""
 
 _writing = Lock()
 """TileLang's builder is Python, so programs are written one at a time; its compiler and nvcc run beside each other."""
@@ -97,6 +101,8 @@ def launches(shape: ScanShape, variant: Variant, num_tokens: int) -> Launches:
 
 def kernel(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
     """Return the compiled kernel `name`; it takes torch tensors in the order of its program, outputs included."""
+    if shape.started and name not in KNOW_THE_START:
+        shape = replace(shape, started=False)
     return _compiled(name, shape, variant, num_tokens if name in KNOW_THE_LENGTH else shape.S)
 
 

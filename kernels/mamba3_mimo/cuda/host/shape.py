@@ -43,6 +43,8 @@ class ScanShape:
     """Whether the angles given are cumulated over time."""
     shared_angles: bool = False
     """Whether the raw angles given are one set for all heads, [B,S,1,A]."""
+    started: bool = False
+    """Whether a state enters the rows: see `compiled.KNOW_THE_START`."""
 
     @property
     def M(self) -> int:

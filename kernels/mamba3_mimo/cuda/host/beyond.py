@@ -1,0 +1,105 @@
+"""What lies behind the last token of every row: the final state, its gradient, and what they add to those of time.
+
+The gradients of decay and angle of a token are sums over everything later, see ../backward/edges.py; behind the last
+token that is <E, S>, of the final state and its gradient. Whoever turns the final state turns with the last token, so
+both are added there. Where little survives a token, almost all of it cancels against what the last tokens wrote, and
+what is left would be rounding. But the whole span is known to sum to the edge at its beginning: what it misses was
+rounded in <E, S>, and in the writes that E met, so it is put there. Letters: see shape.py.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.mamba3_mimo.cuda.backward.edges import EDGE
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.operands import running_sum
+
+TINY = 1e-30
+"""Less than any square of a write's weight that matters."""
+
+
+class Beyond(NamedTuple):
+    """The end of every row, both fp32 [B,H,N,P] and turned as the final state is handed on."""
+
+    state: Tensor
+    """The final state."""
+    gradient: Tensor
+    """Its gradient."""
+
+
+def beyond_of(state: Tensor | None, gradient: Tensor | None) -> Beyond | None:
+    """Return the end of every row, None where the final state was not asked for or has no gradient."""
+    return None if state is None or gradient is None else Beyond(state, gradient)
+
+
+class Span(NamedTuple):
+    """The tokens from the last edge, or the document's start if that is later, to the end of the row."""
+
+    tokens: slice
+    """From the edge on; n tokens."""
+    inside_Bn: Tensor
+    """Whether a token is of the row's last document."""
+    goes_on_B: Tensor
+    """Whether that document began before the edge."""
+
+
+def edge(gradient_BHNP: Tensor, state_BHNP: Tensor) -> Tensor:
+    """Return what the gradients from a token on sum to [B,H,2,N], as edges.py has it."""
+    far_BHNP = state_BHNP.roll(state_BHNP.shape[2] // 2, 2)
+    return torch.stack(((gradient_BHNP * state_BHNP).sum(-1), (gradient_BHNP * far_BHNP).sum(-1)), dim=2)
+
+
+def sums(edge_BH2N: Tensor, angles: int) -> tuple[Tensor, Tensor]:
+    """Return an edge as the sums of the gradient of the decay [B,H,1] and of the angles [B,H,A]."""
+    decay_BHN, turn_BHN = edge_BH2N.unbind(2)
+    half = turn_BHN.shape[-1] // 2
+    return decay_BHN.sum(-1, keepdim=True), turn_BHN[..., :angles] - turn_BHN[..., half : half + angles]
+
+
+def last_span(reset_BS: Tensor, num_tokens: int) -> Span:
+    """Return the last span of rows whose documents start at `reset_BS`."""
+    tokens = slice((num_tokens - 1) // EDGE * EDGE, num_tokens)
+    starts_Bn = reset_BS[:, tokens]
+    at_n = torch.arange(starts_Bn.shape[1], device=starts_Bn.device)
+    first_B = (starts_Bn * at_n).amax(1)
+    return Span(tokens, at_n >= first_B.unsqueeze(1), starts_Bn.amax(1) == 0)
+
+
+def shares(span: Span, adt_BHS: Tensor, scale_BHS: Tensor) -> Tensor:
+    """Return which part of what a span misses belongs to each token [B,H,n]: half of it to <E, S>, at the last."""
+    total_BHn = running_sum(adt_BHS[:, :, span.tokens].double(), dim=2)
+    met_BHn = (total_BHn[..., -1:] - total_BHn).exp() * scale_BHS[:, :, span.tokens] * span.inside_Bn.unsqueeze(1)
+    share_BHn = met_BHn.square() / met_BHn.square().sum(-1, keepdim=True).clamp_min(TINY) / 2
+    share_BHn[..., -1] = 1 - share_BHn[..., :-1].sum(-1)
+    return share_BHn.to(scale_BHS.dtype)
+
+
+def missing(own_BHnX: Tensor, span: Span, share_BHn: Tensor, begin_BHX: Tensor, end_BHX: Tensor) -> Tensor:
+    """Return what to add to values per token [B,H,n,X] so that their span sums to `begin_BHX`, `end_BHX` behind it."""
+    begin_BHX = begin_BHX.where(span.goes_on_B.view(-1, 1, 1), 0)
+    inside_BHnX = own_BHnX.where(span.inside_Bn[:, None, :, None], 0)
+    missed_BHX = begin_BHX - end_BHX - inside_BHnX.sum(2)
+    added_BHnX = share_BHn.unsqueeze(-1) * missed_BHX.unsqueeze(2)
+    added_BHnX[:, :, -1] += end_BHX
+    return added_BHnX
+
+
+def add_beyond(walked: dict[str, Tensor], shape: ScanShape, num_tokens: int, given: dict[str, Tensor]) -> None:
+    """Add what lies behind the rows to `row_q` and `dtheta` of the walk.
+
+    `given`: reset, adt and sk as the kernels have them, and the final `state` and its `gradient`, see Beyond.
+    """
+    span = last_span(given["reset"], num_tokens)
+    share_BHn = shares(span, given["adt"], given["sk"])
+    begin_BH2N, end_BH2N = walked["edges"][:, :, span.tokens.start // EDGE], edge(given["gradient"], given["state"])
+    if span.tokens.start == 0 and not shape.started:
+        begin_BH2N = torch.zeros_like(end_BH2N)
+    begins, ends = sums(begin_BH2N, shape.A), sums(end_BH2N, shape.A)
+    row_q_BHn, row_k_BHn = (walked[name][:, :, span.tokens] for name in ("row_q", "row_k"))
+    decay_BHn1 = (row_q_BHn - row_k_BHn).unsqueeze(-1)
+    row_q_BHn += missing(decay_BHn1, span, share_BHn, begins[0], ends[0]).squeeze(-1)
+    if not shape.cumulated:
+        dtheta_BHnA = walked["dtheta"][:, :, span.tokens]
+        dtheta_BHnA += missing(dtheta_BHnA, span, share_BHn, begins[1], ends[1])
