@@ -32,22 +32,22 @@ def head_block(s: ScanShape) -> int:
 
 
 def reduce_heads(s: ScanShape) -> Any:
-    """B4: sum per-head dq or dk [S,R,H,N] bf16 over the heads of a group -> [S,R,G,N] bf16; all rows are one here.
+    """B4: sum per-head dq or dk [B,S,R,H,N] bf16 over the heads of a group -> [B,S,R,G,N] bf16.
 
-    Also `p_bias` fp32 [S/head_block,H,R,N]: the sum over the block's tokens, per head.
+    Also `p_bias` fp32 [B,S/head_block,H,R,N]: the sum over the block's tokens, per head.
     """
-    S, H, G, N, R = s.S, s.H, s.G, s.N, s.R
+    B, S, H, G, N, R = s.B, s.S, s.H, s.G, s.N, s.R
     per_group, block, lanes = s.heads_per_group, head_block(s), s.N // 8
-    rows, blocks = THREADS // lanes, (s.S + block - 1) // block
+    rows, blocks = THREADS // lanes, -(-S // block)
 
     @T.prim_func
     def b4_reduce_heads(
-        per_head: T.Tensor((S, R, H, N), BF16),
-        grouped: T.Tensor((S, R, G, N), BF16),
-        p_bias: T.Tensor((blocks, H, R, N), F32),
+        per_head: T.Tensor((B, S, R, H, N), BF16),
+        grouped: T.Tensor((B, S, R, G, N), BF16),
+        p_bias: T.Tensor((B, blocks, H, R, N), F32),
     ):
-        with T.Kernel(blocks, R * G, threads=THREADS) as (blk, rg):
-            T.assume(blk < s.most_walks * s.L // block)  # so offsets have 32 bits where these do
+        with T.Kernel(blocks, R * G, B, threads=THREADS) as (blk, rg, b):
+            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             tx = T.get_thread_binding()
             total = T.alloc_local((ROWS * 8,), F32)
             one = T.alloc_local((ROWS * 8,), BF16)
@@ -60,7 +60,7 @@ def reduce_heads(s: ScanShape) -> Any:
                 for u in T.unroll(ROWS):
                     at = T.min(blk * block + u * rows + tx // lanes, S - 1)
                     for e in T.vectorized(8):
-                        one[u * 8 + e] = per_head[at, rg // G, h, tx % lanes * 8 + e]
+                        one[u * 8 + e] = per_head[b, at, rg // G, h, tx % lanes * 8 + e]
                 for e in T.unroll(8):
                     column[e] = 0.0
                 for u in T.unroll(ROWS):
@@ -75,11 +75,11 @@ def reduce_heads(s: ScanShape) -> Any:
                 T.sync_threads()
                 for u in T.unroll(-(-N // THREADS)):
                     if u * THREADS + tx < N:
-                        p_bias[blk, h, rg // G, u * THREADS + tx] = line_sum(bias_s, i % 2, u * THREADS + tx, rows)
+                        p_bias[b, blk, h, rg // G, u * THREADS + tx] = line_sum(bias_s, i % 2, u * THREADS + tx, rows)
             for u in T.unroll(ROWS):
                 if blk * block + u * rows + tx // lanes < S:
                     for e in T.vectorized(8):
-                        grouped[blk * block + u * rows + tx // lanes, rg // G, rg % G, tx % lanes * 8 + e] = bf16(
+                        grouped[b, blk * block + u * rows + tx // lanes, rg // G, rg % G, tx % lanes * 8 + e] = bf16(
                             total[u * 8 + e]
                         )
 

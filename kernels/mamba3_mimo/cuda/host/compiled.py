@@ -41,11 +41,9 @@ KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
 }
 """Name -> builder of the TileLang program for (shape, variant)."""
 
-OF_WALKS = ("local_states", "outputs", "local_gradients", "gradients")
+OF_WALKS = ("local_states", "outputs", "local_gradients", "gradients", "reduce_heads")
 """Kernels to which every super-chunk is a row."""
-OF_TOKENS = ("reduce_heads", "sum_weights", "sum_biases")
-"""Kernels to which all rows are one."""
-OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", *OF_TOKENS)
+OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", "sum_weights", "sum_biases")
 """Kernels that do not depend on how long a super-chunk is."""
 
 _ready: dict[tuple[str, ScanShape, Variant], Any] = {}
@@ -69,8 +67,6 @@ def _opened(name: str, s: ScanShape) -> ScanShape:
     """Return the sizes as the kernel sees them, those that are known when it is launched as variables."""
     if name in OF_WALKS:
         return replace(s, B=T.dynamic("walks"), S=s.L)
-    if name in OF_TOKENS:
-        return replace(s, B=1, S=T.dynamic("tokens"))
     super_chunks = T.dynamic("super_chunks")
     return _OpenRows(**vars(s) | {"B": T.dynamic("batch"), "S": super_chunks * s.L, "super_chunks": super_chunks})
 

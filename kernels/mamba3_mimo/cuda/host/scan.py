@@ -237,11 +237,11 @@ class Scan:
         """Return the gradients of q, k and their biases; takes the per-head gradients out of `walked`."""
         s = self.shape
         grads = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
-        blocks = -(-s.B * s.S // head_block(s))
-        partial, sums = self.empty(2, blocks, s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
+        blocks = -(-s.L // head_block(s))
+        partial, sums = self.empty(2, s.walks, blocks, s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
         for at, name in enumerate(grads):
-            self.run("reduce_heads", walked.pop(name).flatten(0, 1), grads[name].flatten(0, 1), partial[at])
-        self.run("sum_biases", partial.view(2, blocks, -1, s.N), sums)
+            self.run("reduce_heads", walked.pop(name), grads[name], partial[at])
+        self.run("sum_biases", partial.view(2, s.walks * blocks, -1, s.N), sums)
         return grads | dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
 
     def _weights(self) -> tuple[str, ...]:
