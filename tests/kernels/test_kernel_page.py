@@ -67,6 +67,11 @@ def test_functions_that_the_page_places_in_a_file_are_there():
     assert [(name, file) for name, file in names if f"def {name}(" not in SOURCES[file]] == []
 
 
+def test_every_formula_of_the_kernels_is_in_the_table_of_pieces():
+    said = [name for row in table("piece") for name in re.findall(r"`(\w+)`", row["its formula in scalar.py"])]
+    assert sorted(said) == sorted(re.findall(r"^def ([a-z]\w+)\(", SOURCES["scalar.py"], re.MULTILINE))
+
+
 def test_functions_and_files_that_the_page_names_exist():
     tree = [*(ROOT / "kernels").rglob("*.py"), *(ROOT / "tests" / "kernels").glob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in tree)

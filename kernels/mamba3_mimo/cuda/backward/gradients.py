@@ -6,7 +6,6 @@ to y, u = z * zeta. Rows are (rank, time), i = r * C + c. Letters: see shape.py;
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
-# mypy: ignore-errors
 
 from types import SimpleNamespace
 from typing import Any

@@ -5,7 +5,6 @@
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
 # ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
-# mypy: ignore-errors
 
 from typing import Any, NamedTuple
 

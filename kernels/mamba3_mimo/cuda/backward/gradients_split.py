@@ -7,7 +7,6 @@ one of them needs stays in its registers. Letters: see shape.py; the spread of a
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: N812, PLR0913, PLR0915, PLR0917
-# mypy: ignore-errors
 
 from typing import Any
 

@@ -6,7 +6,6 @@ places its own barriers: a piece says what it needs done before.
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
-# mypy: ignore-errors
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,9 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.backward.gradients_io import columns_of, fold_of, part, x_slots
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads
+from kernels.mamba3_mimo.cuda.pieces.scalar import Pair
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, plain_row, spread
 
 
@@ -32,11 +33,12 @@ def make_weigh(s: ScanShape, loads: Loads) -> Any:
     def weigh(w_s, scalar_s, n):
         lc = loads.held_slot(n) * 3
         for t, u in T.Parallel(C, C):
-            decay = T.exp2(T.min(scalar_s[lc, t] - scalar_s[lc, u], 0.0)) * scalar_s[lc + 1, u]
-            w_s[t, u] = T.if_then_else(t > u, decay, T.if_then_else(t == u, scalar_s[lc + 2, t], 0.0))
+            w_s[t, u] = scalar.pair_weight(
+                t, u, scalar_s[lc, t], scalar_s[lc, u], scalar_s[lc + 1, u], scalar_s[lc + 2, t]
+            )
         for t in T.Parallel(C):
-            w_s[t, C] = T.exp2(scalar_s[lc, t])
-            w_s[t, C + 1] = T.exp2(scalar_s[lc, C - 1] - scalar_s[lc, t]) * scalar_s[lc + 1, t]
+            w_s[t, C] = scalar.read_scale(scalar_s[lc, t])
+            w_s[t, C + 1] = scalar.write_scale(scalar_s[lc, C - 1], scalar_s[lc, t], scalar_s[lc + 1, t])
 
     return weigh
 
@@ -57,7 +59,7 @@ def make_spread_v(s: ScanShape, loads: Loads, threads: int) -> Any:
         for r in T.unroll(R):
             for u in T.unroll(C // rows):
                 for e in T.vectorized(w):
-                    x_s[r * C + u * rows + c, p + e] = bf16(wide[u * w + e] * psi_s[r, p + e])
+                    x_s[r * C + u * rows + c, p + e] = bf16(scalar.psiv(wide[u * w + e], psi_s[r, p + e]))
 
     return spread_v
 
@@ -84,12 +86,14 @@ def make_turned_back(s: ScanShape, threads: int, at: Any = plain_row) -> Any:
         for e in T.vectorized(8):
             right[e] = tile_s[row, half + g * 8 + e]
         for e in T.vectorized(8):
-            turn[u * 8 + e] += f32(hi[e]) * f32(left[e]) - f32(lo[e]) * f32(right[e])
+            turn[u * 8 + e] += scalar.moment(Pair(f32(lo[e]), f32(hi[e])), Pair(f32(left[e]), f32(right[e])))
         for e in T.vectorized(8):
-            grad_s[at(n, row, g * 8 + e)] = bf16(f32(lo[e]) * f32(cos[u * 8 + e]) + f32(hi[e]) * f32(sin[u * 8 + e]))
+            grad_s[at(n, row, g * 8 + e)] = bf16(
+                scalar.turned_back(f32(lo[e]), f32(hi[e]), f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).lo
+            )
         for e in T.vectorized(8):
             grad_s[at(n, row, half + g * 8 + e)] = bf16(
-                f32(hi[e]) * f32(cos[u * 8 + e]) - f32(lo[e]) * f32(sin[u * 8 + e])
+                scalar.turned_back(f32(lo[e]), f32(hi[e]), f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).hi
             )
 
     @T.macro
@@ -170,7 +174,7 @@ def make_products(s: ScanShape, v: Variant, loads: Loads, threads: int, *, lent:
             if i % C == j % C:
                 t.same_s[i, j // C] = t.score[i, j]
         for i, j in T.Parallel(M, M):
-            t.score[i, j] = t.score[i, j] * t.w_s[i % C, j % C] + T.if_then_else(i == j, skip, 0.0)
+            t.score[i, j] = scalar.weighted(t.score[i, j], t.w_s[i % C, j % C], i == j, skip)
         T.copy(t.score, t.mix_s)
         landed(t.y, M * P, 0)
         for i, p in T.Parallel(M, P):
@@ -287,14 +291,14 @@ def make_gate(s: ScanShape, loads: Loads, *, lent: bool) -> Any:
             d32 = f32(t.do_s[one * C + i % C, p] if s.reduced else t.do_s[one * M + i, p])
             z32 = f32(t.z_s[one * C + i % C, p]) if s.gated else 0.0
             half_u = z32 * t.half_zeta_s[i // C, p] if s.gated else 0.0
-            bent = T.tanh(half_u) if s.gated else 0.0
-            silu = half_u * bent + half_u if s.gated else 1.0
+            bent = scalar.bent(half_u) if s.gated else 0.0
+            silu = scalar.silu(half_u, bent) if s.gated else 1.0
             gated = d32 * silu
             if s.reduced:
                 t.phi_acc[fold(i), p] += gated * t.y[i, p]
             g32 = gated * t.phi_s[i // C, p] if s.reduced else gated
             if s.gated:
-                slope = silu * (0.5 - 0.5 * bent) + (0.5 + 0.5 * bent)
+                slope = scalar.silu_slope(silu, bent)
                 du = d32 * t.y[i, p] * slope
                 t.zeta_acc[fold(i), p] += du * z32
                 t.dgate[i, p] = bf16(du * t.zeta_s[i // C, p])
@@ -326,9 +330,9 @@ def make_values(s: ScanShape, v: Variant, loads: Loads) -> Any:
         for i, p in T.Parallel(M, P):
             v32 = f32(t.v_s[held * C + i % C, p])
             t.psi_acc[fold(i), p] += t.y[i, p] * v32
-            dx = t.y[i, p] * t.psi_s[i // C, p]
+            dx = scalar.psiv(t.y[i, p], t.psi_s[i // C, p])
             t.g[i, p] = bf16(dx)
-            t.part_row[i, across(p)[0], across(p)[1]] += t.y[i, p] * f32(bf16(v32 * t.psi_s[i // C, p]))
+            t.part_row[i, across(p)[0], across(p)[1]] += t.y[i, p] * f32(bf16(scalar.psiv(v32, t.psi_s[i // C, p])))
         T.copy(t.g, part(t.x_s, held, xs, M))
         rows_in(t, 2 + groups)
         for i in T.Parallel(M):

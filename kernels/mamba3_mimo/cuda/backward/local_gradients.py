@@ -6,7 +6,6 @@ Letters: see shape.py; scalars per token: see prefix.py.
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # A gate that is known when compiling is an `if` around one that is not (SIM102).
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -15,6 +14,7 @@ from tilelang import PassConfigKey
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
@@ -27,7 +27,7 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     make_row_scales,
     pieces,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_walk
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_walk, staged
 
 
 def make_gated(s: ScanShape, threads: int) -> Any:
@@ -64,7 +64,7 @@ def make_gated(s: ScanShape, threads: int) -> Any:
                     for e in T.vectorized(4):
                         half_u[e] = z_l[u * 4 + e] * zeta[r * 4 + e]
                     for e in T.vectorized(4):
-                        grad[e] = grad[e] * (half_u[e] * T.tanh(half_u[e]) + half_u[e])
+                        grad[e] = grad[e] * scalar.silu(half_u[e], scalar.bent(half_u[e]))
                 if (not guarded) | (tx // lanes < C):
                     for e in T.vectorized(4):
                         g_s[into + r * C + u * step + tx // lanes, tx % lanes * 4 + e] = bf16(grad[e])
@@ -119,7 +119,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(blocks)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             q_raw = loads.tile()
-            z_s = T.alloc_shared((loads.slots * C, P), BF16) if s.gated else None
+            z_s = staged(s.gated, (loads.slots * C, P), BF16)
             do_s = T.alloc_shared((loads.slots * do_rows, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             g_s = T.alloc_shared((outer.slots * M, P), BF16)

@@ -2,7 +2,6 @@
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -31,6 +30,8 @@ from kernels.mamba3_mimo.cuda.backward.tiles_split import (
 )
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
 
 
 def make_reader(s: ScanShape) -> Any:
@@ -111,38 +112,29 @@ def make_reader(s: ScanShape) -> Any:
                 if (n > 0) & (n + 1 < nc):
                     load_state(pool, full, states, b, h, n + 1, nc)
             for rh in T.unroll(2):
-                read[rh] = T.exp2(sc_s[third, 0, c0 + rh * parts])
+                read[rh] = scalar.read_scale(sc_s[third, 0, c0 + rh * parts])
             T.mbarrier_wait_parity(hand[K_READY + slot], n // 2 % 2)
             # y again, for the gradients of the gate
-            T.warpgroup_fence_operand(ql, num_regs=N // 4)
-            T.warpgroup_fence_operand(score, num_regs=32)
-            T.warpgroup_arrive()
+            begin_batch(ql, score)
             product_rs(score, 0, ql, k_at, 4 * NB, True, True)
             T.warpgroup_commit_batch()
-            T.warpgroup_wait(0)
-            T.warpgroup_fence_operand(score, num_regs=32)
+            end_batch(0, score)
             T.call_extern("handle", "walk::same_time", T.access_ptr(score[0], "r"), w, T.access_ptr(own_s[0], "w"))
             weighted(mix, score, w_s, slot, c0, q2, w, skip, True)
             T.mbarrier_wait_parity(full[2 + slot], n // 2 % 2)
-            T.warpgroup_fence_operand(ql, num_regs=N // 4)
-            T.warpgroup_fence_operand(y, num_regs=32)
-            T.warpgroup_arrive()
+            begin_batch(ql, y)
             product_rs(y, 0, ql, h_at, 4 * NB, False, True)
             T.warpgroup_commit_batch()
-            T.warpgroup_wait(0)
-            T.warpgroup_fence_operand(y, num_regs=32)
+            end_batch(0, y)
             for i in T.unroll(32):
                 y[i] = y[i] * read[i // 2 % 2]
-            T.warpgroup_fence_operand(mix, num_regs=16)
-            T.warpgroup_fence_operand(y, num_regs=32)
-            T.warpgroup_arrive()
+            begin_batch(mix, y)
             product_rs(y, 0, mix, x_at, 4, False, False)
             T.warpgroup_commit_batch()
             T.mbarrier_wait_parity(full[4], n % 2)
             if n > 0:
                 T.mbarrier_wait_parity(hand[G_FREE], (n - 1) % 2)
-            T.warpgroup_wait(0)
-            T.warpgroup_fence_operand(y, num_regs=32)
+            end_batch(0, y)
             sums[0] = 0.0
             sums[3] = 0.0
             for i in half:
@@ -157,10 +149,10 @@ def make_reader(s: ScanShape) -> Any:
                         z32 = f32(zl[u * 2 + e])
                         d32 = f32(gl[i * 8 + u * 2 + e])
                         half_u = z32 * hz[u // 2 * 2 + e]
-                        bent = T.tanh(half_u)
-                        silu = half_u * bent + half_u
-                        passed = 0.5 * bent + 0.5
-                        slope = silu - silu * passed + passed
+                        bent = scalar.bent(half_u)
+                        silu = scalar.silu(half_u, bent)
+                        passed = scalar.sigmoid(bent)
+                        slope = scalar.silu_slope_by(silu, passed)
                         gated = d32 * silu
                         du = d32 * y[i * 8 + u * 2 + e] * slope
                         phi_acc[i * 4 + u // 2 * 2 + e] += gated * y[i * 8 + u * 2 + e]
@@ -183,21 +175,15 @@ def make_reader(s: ScanShape) -> Any:
                 store_tile(base + pool_at.gw * 128, lane_at, gw, (i,))
             T.fence_proxy_async()
             arrive(hand, G_READY, tx)
-            T.warpgroup_fence_operand(gl, num_regs=16)
-            T.warpgroup_fence_operand(score, num_regs=32)
-            T.warpgroup_arrive()
+            begin_batch(gl, score)
             product_rs(score, 0, gl, x_at, 4, True, True)
             T.warpgroup_commit_batch()
-            T.warpgroup_wait(0)
-            T.warpgroup_fence_operand(score, num_regs=32)
+            end_batch(0, score)
             T.call_extern("handle", "walk::same_time", T.access_ptr(score[0], "r"), w, T.access_ptr(own_d[0], "w"))
             weighted(mix, score, w_s, slot, c0, q2, w, skip, False)
             load_tile(base + pool_at.gw * 128, lane_at, gw, half)
             # q
-            T.warpgroup_fence_operand(mix, num_regs=16)
-            T.warpgroup_fence_operand(gw, num_regs=16)
-            T.warpgroup_fence_operand(dn, num_regs=N // 2)
-            T.warpgroup_arrive()
+            begin_batch(mix, gw, dn)
             for p in tuple(range(NB)):
                 product_rs(dn, 32 * p, gw, h_at + p * TILE, 4, True, True)
                 product_rs(dn, 32 * p, mix, k_at + p * TILE, 4, False, False)
@@ -218,8 +204,7 @@ def make_reader(s: ScanShape) -> Any:
                 diag[b, h, t0 + c0 + quad * parts] = sums[2]
             load_tile(q_at, lane_at, ql, some_k)
             angles(cos, sin, cs_s, third, c0, q2)
-            T.warpgroup_wait(0)
-            T.warpgroup_fence_operand(dn, num_regs=N // 2)
+            end_batch(0, dn)
             unrotated(ql, dn, ql, turn, cos, sin)
             T.call_extern("handle", f"walk::rank_sum<{R}, {A // 2}>", T.access_ptr(turn[0], "rw"))
             for i in T.unroll(A // 2 // R):

@@ -5,7 +5,6 @@ Letters: see shape.py.
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0917
-# mypy: ignore-errors
 
 import math
 from typing import Any
@@ -14,8 +13,9 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_place, edge_size
 from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans_of
-from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for, tanh
+from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 from kernels.mamba3_mimo.cuda.pieces.walk import given
 
@@ -271,9 +271,9 @@ def make_scalars(s: ScanShape) -> Any:
                 d_gamma = ds[i + 1] + same[walk, h, t]
                 dadt[b, h, at] = T.if_then_else(first | (at >= num_tokens), 0.0, own[i])
                 dtrap[b, h, at] = T.if_then_else(
-                    at < num_tokens, mix * (1.0 - mix) * dt[b, h, at] * (d_gamma - looked), 0.0
+                    at < num_tokens, scalar.d_trap(mix, dt[b, h, at], d_gamma, looked), 0.0
                 )
-                ddt_s[place, 2 * lane + i] = T.if_then_else(at < num_tokens, mix * d_gamma + (1.0 - mix) * looked, 0.0)
+                ddt_s[place, 2 * lane + i] = T.if_then_else(at < num_tokens, scalar.d_dt(mix, d_gamma, looked), 0.0)
 
     return scalars
 
@@ -341,9 +341,9 @@ def make_turned(s: ScanShape) -> Any:
                 bent[4 + e] = angles[b, at, h % heads, j0 + 4 + e]
             part[i] = 0.0
             for e in T.unroll(8):
-                bent[e] = tanh(bent[e])
+                bent[e] = scalar.tanh(bent[e])
                 own[i * 8 + e] *= math.pi
-                total[i * 8 + e] += own[i * 8 + e] * dt[b, h, at] * (1.0 - bent[e] * bent[e])
+                total[i * 8 + e] += scalar.d_angle(own[i * 8 + e], dt[b, h, at], bent[e])
                 part[i] += own[i * 8 + e] * bent[e]
         for far in (1, 2):
             if far < groups:

@@ -8,7 +8,6 @@ document's start to be zero: what they miss is spread over the span. Letters: se
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812, PLR0912
-# mypy: ignore-errors
 
 from types import SimpleNamespace
 from typing import Any

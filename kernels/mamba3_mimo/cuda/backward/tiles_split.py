@@ -7,13 +7,15 @@ order, row = c * R + r, so that the rows of one thread have one rank (l // 4 % R
 
 # TileLang programs: tensors are positional, `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812, PLR0913, PLR0917
-# mypy: ignore-errors
 
 from typing import Any, NamedTuple
 
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.scalar import Pair
 
 BF16, F16, F32 = "bfloat16", "float16", "float32"
 
@@ -187,7 +189,7 @@ def arrive(bars, which, tx):
         T.mbarrier_arrive(bars[which])
 
 
-def make_rotation(s: Any) -> tuple[Any, Any]:
+def make_rotation(s: ScanShape) -> tuple[Any, Any]:
     """Return macros rotated(x, cos, sin), unrotated(x, grad, tile, turn, cos, sin) on a thread's registers.
 
     x bf16 [N/2] is rotated in place, or receives the unrotated grad fp32; tile is the rotated tile, whose gradient
@@ -203,22 +205,26 @@ def make_rotation(s: Any) -> tuple[Any, Any]:
                 lo[e] = f32(x[i * 2 + e])
                 hi[e] = f32(x[pair + i * 2 + e])
             for e in T.vectorized(2):
-                x[i * 2 + e] = bf16(lo[e] * f32(cos[i * 2 + e]) - hi[e] * f32(sin[i * 2 + e]))
+                x[i * 2 + e] = bf16(scalar.turned(lo[e], hi[e], f32(cos[i * 2 + e]), f32(sin[i * 2 + e])).lo)
             for e in T.vectorized(2):
-                x[pair + i * 2 + e] = bf16(lo[e] * f32(sin[i * 2 + e]) + hi[e] * f32(cos[i * 2 + e]))
+                x[pair + i * 2 + e] = bf16(scalar.turned(lo[e], hi[e], f32(cos[i * 2 + e]), f32(sin[i * 2 + e])).hi)
 
     @T.macro
     def unrotated(x, grad, tile, turn, cos, sin):
         for i in T.unroll(A // 2):
-            turn[i] = grad[pair + i] * f32(tile[i]) - grad[i] * f32(tile[pair + i])
+            turn[i] = scalar.moment(Pair(grad[i], grad[pair + i]), Pair(f32(tile[i]), f32(tile[pair + i])))
         for i in T.unroll(A // 4):
             for e in T.vectorized(2):
                 x[i * 2 + e] = bf16(
-                    grad[i * 2 + e] * f32(cos[i * 2 + e]) + grad[pair + i * 2 + e] * f32(sin[i * 2 + e])
+                    scalar.turned_back(
+                        grad[i * 2 + e], grad[pair + i * 2 + e], f32(cos[i * 2 + e]), f32(sin[i * 2 + e])
+                    ).lo
                 )
             for e in T.vectorized(2):
                 x[pair + i * 2 + e] = bf16(
-                    grad[pair + i * 2 + e] * f32(cos[i * 2 + e]) - grad[i * 2 + e] * f32(sin[i * 2 + e])
+                    scalar.turned_back(
+                        grad[i * 2 + e], grad[pair + i * 2 + e], f32(cos[i * 2 + e]), f32(sin[i * 2 + e])
+                    ).hi
                 )
         for i in T.unroll((pair - A // 2) // 2):
             for e in T.vectorized(2):
@@ -244,7 +250,7 @@ class Parts(NamedTuple):
     """macro(acc, red, out, b, h, w, g8, quad, group): sum the accumulators of the warps, write them."""
 
 
-def make_parts(s: Any) -> Parts:
+def make_parts(s: ScanShape) -> Parts:
     """Return the macros that both roles use."""
     N, R, A, C = s.N, s.R, s.A, s.C
     parts, own_e = 8 // R, 2 if R == 1 else 1
@@ -284,7 +290,7 @@ def make_parts(s: Any) -> Parts:
                     for e in T.unroll(2):
                         both[e] = acc[(i * 4 + j) * 4 + rh * 2 + e] * near[e % own_e * 4 + j]
                         if with_skip:
-                            both[e] = both[e] + T.if_then_else(2 * w + rh == i * 4 + j, skip[e], 0.0)
+                            both[e] = both[e] + scalar.skipped(2 * w + rh == i * 4 + j, skip[e])
                     for e in T.vectorized(2):
                         out[(i * 4 + j) * 4 + rh * 2 + e] = bf16(both[e])
 

@@ -2,7 +2,6 @@
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -33,6 +32,8 @@ from kernels.mamba3_mimo.cuda.backward.tiles_split import (
 )
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
 
 
 def make_pair_load(s: ScanShape) -> Any:
@@ -124,14 +125,15 @@ def make_writer(s: ScanShape) -> Any:
                     column(ps, tab_s, 2, rank, quad, i)
                     for j in T.unroll(4):
                         for e in T.vectorized(2):
-                            xl[i * 8 + j * 2 + e] = bf16(f32(vl[i * 8 + j * 2 + e]) * ps[j // 2 * 2 + e])
+                            xl[i * 8 + j * 2 + e] = bf16(scalar.psiv(f32(vl[i * 8 + j * 2 + e]), ps[j // 2 * 2 + e]))
                 store_tile(base + pool_at.x * 128 + slot * TILE, lane_at, xl, half)
                 for i in T.unroll(-(-C * C // GROUP)):
                     if i * GROUP + t < C * C:
                         ct = (i * GROUP + t) // C
                         cu = (i * GROUP + t) % C
-                        far = T.exp2(T.min(sc_s[third, 0, ct] - sc_s[third, 0, cu], 0.0)) * sc_s[third, 1, cu]
-                        one = T.if_then_else(ct > cu, far, T.if_then_else(ct == cu, sc_s[third, 2, ct], 0.0))
+                        one = scalar.pair_weight(
+                            ct, cu, sc_s[third, 0, ct], sc_s[third, 0, cu], sc_s[third, 1, cu], sc_s[third, 2, ct]
+                        )
                         w_s[slot * C * C + ct * C + cu % parts * 8 + cu // parts] = one
                         wt_s[slot * C * C + cu * C + ct % parts * 8 + ct // parts] = one
                 T.fence_proxy_async()
@@ -153,42 +155,32 @@ def make_writer(s: ScanShape) -> Any:
                 T.fence_proxy_async()
                 T.sync_threads(2, GROUP)
                 edge(pool, pool_at.e, states, edges, b, h, t0 + C, t)
-                write[2] = T.exp2(sc_s[third, 0, C - 1])
+                write[2] = scalar.read_scale(sc_s[third, 0, C - 1])
                 for rh in T.unroll(2):
-                    write[rh] = (
-                        T.exp2(sc_s[third, 0, C - 1] - sc_s[third, 0, c0 + rh * parts])
-                        * sc_s[third, 1, c0 + rh * parts]
+                    write[rh] = scalar.write_scale(
+                        sc_s[third, 0, C - 1], sc_s[third, 0, c0 + rh * parts], sc_s[third, 1, c0 + rh * parts]
                     )
                 T.mbarrier_wait_parity(hand[Q_READY + slot], n // 2 % 2)
-                T.warpgroup_fence_operand(dscore, num_regs=32)
-                T.warpgroup_arrive()
+                begin_batch(dscore)
                 product_ss(dscore, 0, k_at, True, q_at, 4 * NB, True, True)
                 T.warpgroup_commit_batch()
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dscore, num_regs=32)
-                T.warpgroup_fence_operand(dx, num_regs=32)
+                end_batch(0, dscore, dx)
                 weighted(xl, dscore, wt_s, slot, c0, q2, w, skip, True)
                 T.warpgroup_arrive()
                 product_ss(dx, 0, k_at, True, e_at, 4 * NB, False, True)
                 T.warpgroup_commit_batch()
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dx, num_regs=32)
+                end_batch(0, dx)
                 for i in T.unroll(32):
                     dx[i] = dx[i] * write[i // 2 % 2]
                 for i in T.unroll(N // 2):
                     E[i] = E[i] * write[2]
                 T.mbarrier_wait_parity(hand[G_READY], n % 2)
-                T.warpgroup_fence_operand(xl, num_regs=16)
-                T.warpgroup_fence_operand(dx, num_regs=32)
-                T.warpgroup_fence_operand(E, num_regs=N // 2)
-                T.warpgroup_arrive()
+                begin_batch(xl, dx, E)
                 product_rs(dx, 0, xl, g_at, 4, False, False)
                 for p in tuple(range(NB)):
                     product_ss(E, 32 * p, q_at + p * TILE, False, gw_at, 4, False, False)
                 T.warpgroup_commit_batch()
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dx, num_regs=32)
-                T.warpgroup_fence_operand(E, num_regs=N // 2)
+                end_batch(0, dx, E)
                 # x
                 ksum[0] = 0.0
                 ksum[1] = 0.0
@@ -201,8 +193,8 @@ def make_writer(s: ScanShape) -> Any:
                         for e in T.unroll(2):
                             v32 = f32(vl[i * 8 + u * 2 + e])
                             psi_acc[i * 4 + u // 2 * 2 + e] += dx[i * 8 + u * 2 + e] * v32
-                            own_dx[e] = dx[i * 8 + u * 2 + e] * ps[u // 2 * 2 + e]
-                            ksum[u % 2] += dx[i * 8 + u * 2 + e] * f32(bf16(v32 * ps[u // 2 * 2 + e]))
+                            own_dx[e] = scalar.psiv(dx[i * 8 + u * 2 + e], ps[u // 2 * 2 + e])
+                            ksum[u % 2] += dx[i * 8 + u * 2 + e] * f32(bf16(scalar.psiv(v32, ps[u // 2 * 2 + e])))
                         for e in T.vectorized(2):
                             vl[i * 8 + u * 2 + e] = bf16(own_dx[e])
                     T.call_extern("handle", f"walk::rank_sum_pairs<{R}>", T.access_ptr(vl[i * 8], "rw"))
@@ -210,35 +202,28 @@ def make_writer(s: ScanShape) -> Any:
                         at = first_of(4, R, tx) + u
                         for e in T.vectorized(2):
                             dv[b, t0 + c0 + at % 2 * parts, h, i * 16 + at // 2 * 8 + q2 + e] = vl[i * 8 + u * 2 + e]
-                T.warpgroup_fence_operand(dscore, num_regs=32)
-                T.warpgroup_arrive()
+                begin_batch(dscore)
                 product_ss(dscore, 0, x_at, True, g_at, 4, True, True)
                 T.warpgroup_commit_batch()
                 T.call_extern("handle", f"walk::time_sum<{R}, 1>", T.access_ptr(ksum[0], "rw"))
                 if (quad < 2) & (rank == 0):
                     row_k[b, h, t0 + c0 + quad * parts] = ksum[0]
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dscore, num_regs=32)
+                end_batch(0, dscore)
                 weighted(xl, dscore, wt_s, slot, c0, q2, w, skip, False)
-                T.warpgroup_fence_operand(dk, num_regs=N // 2)
-                T.warpgroup_arrive()
+                begin_batch(dk)
                 for p in tuple(range(NB)):
                     product_ss(dk, 32 * p, x_at, True, e_at + p * TILE, 4, True, True)
                 T.warpgroup_commit_batch()
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dk, num_regs=N // 2)
+                end_batch(0, dk)
                 for i in T.unroll(N // 2):
                     dk[i] = dk[i] * write[i // 2 % 2]
-                T.warpgroup_fence_operand(xl, num_regs=16)
-                T.warpgroup_fence_operand(dk, num_regs=N // 2)
-                T.warpgroup_arrive()
+                begin_batch(xl, dk)
                 for p in tuple(range(NB)):
                     product_rs(dk, 32 * p, xl, q_at + p * TILE, 4, False, False)
                 T.warpgroup_commit_batch()
                 angles(kcos, ksin, cs_s, third, c0, q2)
                 load_tile(k_at, lane_at, kl, some_k)
-                T.warpgroup_wait(0)
-                T.warpgroup_fence_operand(dk, num_regs=N // 2)
+                end_batch(0, dk)
                 arrive(hand, G_FREE, tx)
                 # k
                 unrotated(kl, dk, kl, kturn, kcos, ksin)

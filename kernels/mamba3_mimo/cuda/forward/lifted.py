@@ -9,7 +9,6 @@ the half i // 8, so that a lane holds the pairs that are rotated together. Lette
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations, bodies are long.
 # ruff: noqa: C901, N812, PLR0913, PLR0917
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -17,6 +16,8 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.host.machine import LINE, SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.products import begin_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import F32, bf16, f32
 
 
@@ -98,9 +99,11 @@ def make_lift(s: ScanShape, loads: Any) -> tuple[Any, Any]:
                 for e in T.vectorized(2):
                     hi[e] = f32(left[step * 8 + 4 + upper * 2 + e]) + f32(held[step * 8 + 4 + upper * 2 + e])
                 for e in T.vectorized(2):
-                    left[step * 8 + upper * 2 + e] = bf16(lo[e] * cos[turn + e] - hi[e] * sin[turn + e])
+                    left[step * 8 + upper * 2 + e] = bf16(scalar.turned(lo[e], hi[e], cos[turn + e], sin[turn + e]).lo)
                 for e in T.vectorized(2):
-                    left[step * 8 + 4 + upper * 2 + e] = bf16(lo[e] * sin[turn + e] + hi[e] * cos[turn + e])
+                    left[step * 8 + 4 + upper * 2 + e] = bf16(
+                        scalar.turned(lo[e], hi[e], cos[turn + e], sin[turn + e]).hi
+                    )
 
     return hold, lift
 
@@ -151,10 +154,7 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 
     @T.macro
     def read(y, score, left, entering, written):
-        T.warpgroup_fence_operand(left, num_regs=N // 4)
-        T.warpgroup_fence_operand(y, num_regs=P // 2)
-        T.warpgroup_fence_operand(score, num_regs=32)
-        T.warpgroup_arrive()
+        begin_batch(left, y, score)
         for q in T.unroll(panels):
             for step in T.unroll(steps):
                 T.ptx_wgmma_rs(
@@ -170,8 +170,7 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 
     @T.macro
     def write(state, left, right):
-        T.warpgroup_fence_operand(state, num_regs=N * P // 128)
-        T.warpgroup_arrive()
+        begin_batch(state)
         for j in T.unroll(N // 64):
             for q in T.unroll(panels):
                 for step in T.unroll(M // 16):
@@ -184,9 +183,7 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 
     @T.macro
     def mix(y, mixed, right):
-        T.warpgroup_fence_operand(mixed, num_regs=16)
-        T.warpgroup_fence_operand(y, num_regs=P // 2)
-        T.warpgroup_arrive()
+        begin_batch(mixed, y)
         for q in T.unroll(panels):
             for step in T.unroll(M // 16):
                 T.ptx_wgmma_rs(
@@ -214,9 +211,8 @@ def make_pair_weights(s: ScanShape) -> tuple[Any, Any, Any]:
             for part in T.unroll(parts):
                 for e in T.unroll(2):
                     u = part * 8 + tx % 4 * 2 + e
-                    decay = T.exp2(T.min(lc_s[at + t] - lc_s[at + u], 0.0)) * sk_s[at + u]
-                    w[(which * parts + part) * 2 + e] = T.if_then_else(
-                        t > u, decay, T.if_then_else(t == u, gm_s[at + t], 0.0)
+                    w[(which * parts + part) * 2 + e] = scalar.pair_weight(
+                        t, u, lc_s[at + t], lc_s[at + u], sk_s[at + u], gm_s[at + t]
                     )
 
     @T.macro
@@ -230,7 +226,7 @@ def make_pair_weights(s: ScanShape) -> tuple[Any, Any, Any]:
                 for e in T.vectorized(2):
                     mixed[block * 4 + upper * 2 + e] = bf16(
                         score[block * 4 + upper * 2 + e] * w[(first + block % parts) * 2 + e]
-                        + (T.if_then_else(own == column + e, skip, 0.0) if rows.meets(upper, block) else 0.0)
+                        + (scalar.skipped(own == column + e, skip) if rows.meets(upper, block) else 0.0)
                     )
 
     return 2 * parts * rows.different, weights, mix
@@ -270,7 +266,7 @@ def make_epilogue(s: ScanShape) -> tuple[Any, Any]:
                             f32(z_s[first + rows.token(tx // 32, line, upper), block * 8 + tx % 4 * 2 + e]) * zeta[e]
                         )
                     for e in T.unroll(2):
-                        y[block * 4 + upper * 2 + e] *= half_u[e] * T.tanh(half_u[e]) + half_u[e]
+                        y[block * 4 + upper * 2 + e] *= scalar.silu(half_u[e], scalar.bent(half_u[e]))
                 if s.reduced:
                     for e in T.unroll(2):
                         y[block * 4 + upper * 2 + e] *= zeta[2 + e]

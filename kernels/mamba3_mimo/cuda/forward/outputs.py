@@ -8,7 +8,6 @@ decay, `sk` write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # A gate that is known when compiling is an `if` around one that is not (SIM102).
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -20,6 +19,7 @@ from kernels.mamba3_mimo.cuda.forward import outputs_lifted
 from kernels.mamba3_mimo.cuda.forward.lifted import lifts
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
@@ -41,7 +41,7 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk, staged
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
@@ -236,7 +236,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
-            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
+            z_s = staged(s.gated, (loads.held * C, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
@@ -244,8 +244,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             mix_s = None if own_rows else T.alloc_shared((M, M), BF16)
             w_s = T.alloc_shared((C, C + 8), F32)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
-            zeta_s = T.alloc_shared((R, P), F32) if s.gated else None
-            phi_s = T.alloc_shared((R, P), F32) if s.reduced else None
+            zeta_s = staged(s.gated, (R, P), F32)
+            phi_s = staged(s.reduced, (R, P), F32)
             lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((W,), F32) for _ in range(5))
             psi_l, skip = T.alloc_local((4 * R,), F32), T.alloc_local((1,), F32)
             cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))
@@ -319,7 +319,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     if psiv_cache:
                         T.copy(x_s, psiv[b, h, n, :, :], disable_tma=stored)
                     for i, j in T.Parallel(M, M):
-                        mixed[i, j] = bf16(score[i, j] * w_s[i % C, j % C] + T.if_then_else(i == j, skip[0], 0.0))
+                        mixed[i, j] = bf16(scalar.weighted(score[i, j], w_s[i % C, j % C], i == j, skip[0]))
                     for i, p in T.Parallel(M, P):
                         y[i, p] = y[i, p] * read_s[at + i % C]
                     if own_rows:
@@ -330,7 +330,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     for i, p in T.Parallel(M, P):
                         if s.gated:
                             half_u = f32(z_s[loads.held_slot(n) * C + i % C, p]) * zeta_s[i // C, p]
-                            y[i, p] = y[i, p] * (half_u * T.tanh(half_u) + half_u)
+                            y[i, p] = y[i, p] * scalar.silu(half_u, scalar.bent(half_u))
                         if s.reduced:
                             y[i, p] = y[i, p] * phi_s[i // C, p]
                     T.copy(y, x_s)

@@ -3,7 +3,6 @@
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # A gate that is known when compiling is an `if` around one that is not (SIM102).
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -22,6 +21,7 @@ from kernels.mamba3_mimo.cuda.forward.lifted import (
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import make_store
+from kernels.mamba3_mimo.cuda.pieces.products import end_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -38,7 +38,7 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk, staged
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
@@ -90,7 +90,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
-            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
+            z_s = staged(s.gated, (loads.held * C, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             k_s, h_s = T.alloc_shared((M, N), BF16), T.alloc_shared((N, P), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
@@ -162,18 +162,14 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     if ahead > 0 and not split:  # after the products: one thread issues copies for a long time
                         if n + ahead < nc:
                             start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
-                    T.warpgroup_wait(1)
-                    T.warpgroup_fence_operand(y, num_regs=P // 2)
-                    T.warpgroup_fence_operand(score, num_regs=32)
+                    end_batch(1, y, score)
                     weighted(mixed, score, w, skip[0], tx)
                     for upper in (0, 1):
                         for block in T.unroll(P // 8):
                             for e in T.unroll(2):
                                 y[block * 4 + upper * 2 + e] *= read_s[at + rows.token(tx // 32, tx % 32 // 4, upper)]
                     mix(y, mixed, values_d)
-                    T.warpgroup_wait(0)
-                    T.warpgroup_fence_operand(y, num_regs=P // 2)
-                    T.warpgroup_fence_operand(state, num_regs=N * P // 128)
+                    end_batch(0, y, state)
                     finish(y, o, z_s, gates_s, b, h, n * C, loads.held_slot(n) * C, tx)
                     saved()
                     walk.sync()

@@ -8,7 +8,6 @@ document start adds -92 to the log2 decay, which makes everything before it vani
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0917
-# mypy: ignore-errors
 
 import math
 from typing import Any, NamedTuple
@@ -16,26 +15,15 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.scalar import LOG2E, tanh, wrapped
 from kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32
 from kernels.mamba3_mimo.cuda.pieces.walk import given
 
-LOG2E = math.log2(math.e)
 RESET = -92.0
-TAU = 2 * math.pi
 WARP_TOKENS = 64
 """Tokens of one warp in the kernels of the angles: also the distance of two edges, see edges.py."""
 BLOCK = 4 * WARP_TOKENS
 """Tokens of one block of the prefix kernels."""
-
-
-def tanh(x: Any) -> Any:
-    """Return the hyperbolic tangent with an absolute error near 1e-7: angles add up over the sequence."""
-    return 1.0 - 2.0 / (1.0 + T.exp2(x * (2 * LOG2E)))
-
-
-def turn(x: Any) -> Any:
-    """Return x reduced to [-pi, pi]."""
-    return x - T.floor(x * (1 / TAU) + 0.5) * TAU
 
 
 class Lanes(NamedTuple):
@@ -133,7 +121,7 @@ def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
                         total_s[tx // 32, j0 + e] = total[e]
             T.sync_threads()
             if tx < A:
-                sums[b, h, blk, tx] = turn(total_s[0, tx] + total_s[1, tx] + total_s[2, tx] + total_s[3, tx])
+                sums[b, h, blk, tx] = wrapped(total_s[0, tx] + total_s[1, tx] + total_s[2, tx] + total_s[3, tx])
 
     return f0_angle_sums
 
@@ -163,7 +151,7 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
             before[0] = 0.0
             for i in T.serial(T.ceildiv(blk, parts)):
                 if i * parts + tx // A < blk:
-                    before[0] = turn(before[0] + sums[b, h, i * parts + tx // A, tx % A])
+                    before[0] = wrapped(before[0] + sums[b, h, i * parts + tx // A, tx % A])
             before_s[tx // A, tx % A] = before[0]
             for turns in T.serial(lanes.rounds):
                 j0 = turns * lanes.width + lane % lanes.groups * 8
@@ -194,7 +182,7 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
                         theta[e] += total_s[i, j0 + e]
                 for i in T.unroll(lanes.run):
                     for e in T.unroll(8):
-                        theta[e] = turn(theta[e] + step[i * 8 + e])
+                        theta[e] = wrapped(theta[e] + step[i * 8 + e])
                         cos[e] = T.Cast(F16, T.cos(theta[e]))
                         sin[e] = T.Cast(F16, T.sin(theta[e]))
                     if t0 + i < S:

@@ -16,12 +16,13 @@ from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.reductions import head_block
-from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK, TAU
+from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
+from kernels.mamba3_mimo.cuda.pieces.scalar import TAU, turned_back
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
@@ -173,8 +174,9 @@ class Scan:
         turned = turned.view(*turned.shape[:2], A // 8, 2, 8)
         cos, sin = (turned[:, :, :, which].flatten(2).unsqueeze(-1) for which in (0, 1))
         lo, hi = final[:, :, :A], final[:, :, half : half + A]
-        back = torch.cat((lo * cos + hi * sin, final[:, :, A:half], hi * cos - lo * sin, final[:, :, half + A :]), 2)
-        return torch.where((first > 0).view(-1, 1, 1, 1), back, final)
+        back = turned_back(lo, hi, cos, sin)
+        whole = torch.cat((back.lo, final[:, :, A:half], back.hi, final[:, :, half + A :]), 2)
+        return torch.where((first > 0).view(-1, 1, 1, 1), whole, final)
 
     def backward(self, grad_out: Tensor, saved: Sequence[Tensor]) -> Tensors:
         """Return the gradients of the tensors that were given, in the kernels' dtypes."""

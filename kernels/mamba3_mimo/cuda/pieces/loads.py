@@ -32,7 +32,6 @@ A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812
-# mypy: ignore-errors
 
 from dataclasses import dataclass
 from typing import Any

@@ -8,7 +8,6 @@ of the same tokens, so it rotates without its neighbours: rows of the accumulato
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812, PLR0915
-# mypy: ignore-errors
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,8 @@ from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.host.machine import SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -125,9 +126,9 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
                 for e in T.vectorized(2):
                     hi[e] = f32(left[at + 2 + e]) + f32(held[of + 1])
                 for e in T.vectorized(2):
-                    left[at + e] = bf16(lo[e] * cos[t0 + e] - hi[e] * sin[t0 + e])
+                    left[at + e] = bf16(scalar.turned(lo[e], hi[e], cos[t0 + e], sin[t0 + e]).lo)
                 for e in T.vectorized(2):
-                    left[at + 2 + e] = bf16(lo[e] * sin[t0 + e] + hi[e] * cos[t0 + e])
+                    left[at + 2 + e] = bf16(scalar.turned(lo[e], hi[e], cos[t0 + e], sin[t0 + e]).hi)
 
     @T.macro
     def biased(left, held, j):
@@ -142,8 +143,7 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
 
     @T.macro
     def turn(left, acc, raw_s, held, cs_s, n, tx):
-        T.warpgroup_wait(0)
-        T.warpgroup_fence_operand(acc, num_regs=regs)
+        end_batch(0, acc)
         for j in T.unroll(blocks):
             for step in T.unroll(steps):
                 source = raw_s[
@@ -166,9 +166,7 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
 
     @T.macro
     def add(left, x_s, acc, n, desc):
-        T.warpgroup_fence_operand(left, num_regs=blocks * steps * 4)
-        T.warpgroup_fence_operand(acc, num_regs=regs)
-        T.warpgroup_arrive()
+        begin_batch(left, acc)
         for j in T.unroll(blocks):
             for q in T.unroll(panels):
                 for step in T.unroll(steps):
@@ -180,8 +178,7 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
 
     @T.macro
     def store(acc, out, b, h, tx):
-        T.warpgroup_wait(0)
-        T.warpgroup_fence_operand(acc, num_regs=regs)
+        end_batch(0, acc)
         for j in T.unroll(blocks):
             for c in T.unroll(P // 4):
                 state = (j * warps + tx // 32) * 8 + tx % 32 // 4 + c % 2 * half

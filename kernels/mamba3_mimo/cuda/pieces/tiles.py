@@ -5,11 +5,13 @@ Each is a TileLang macro expanded into the calling kernel. Letters: see shape.py
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0913, PLR0917
-# mypy: ignore-errors
 
 from typing import Any, NamedTuple
 
 import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
 
 BF16, F16, F32 = "bfloat16", "float16", "float32"
 
@@ -85,7 +87,7 @@ class Spread(NamedTuple):
         return u * self.step >= self.turning and (u + 1) * self.step <= self.groups
 
 
-def spread(s: Any, threads: int) -> Spread:
+def spread(s: ScanShape, threads: int) -> Spread:
     """Return how the [M,N] tiles of `s` are spread over the threads."""
     return Spread(threads // s.M, s.N // 16, s.A // 8)
 
@@ -95,7 +97,7 @@ def plain_row(_n: Any, row: Any, column: Any) -> tuple[Any, Any]:
     return row, column
 
 
-def make_angles(s: Any, threads: int) -> Any:
+def make_angles(s: ScanShape, threads: int) -> Any:
     """Return macro(cos, sin [angles], cs_s [slots*A/4,C,8], first, tx): the thread's angles from row `first` on."""
     C, M = s.C, s.M
     step, _, turning = spread(s, threads)
@@ -114,7 +116,7 @@ def make_angles(s: Any, threads: int) -> Any:
     return angles
 
 
-def make_bias(s: Any, threads: int) -> Any:
+def make_bias(s: ScanShape, threads: int) -> Any:
     """Return macro(held [columns], bias [H,R,N] or [1,R,N], h, tx): the thread's biases into registers."""
     C, M, half = s.C, s.M, s.N // 2
     step, groups, _ = spread(s, threads)
@@ -132,7 +134,7 @@ def make_bias(s: Any, threads: int) -> Any:
     return hold
 
 
-def make_rotated(s: Any, threads: int, at: Any = plain_row, *, paired: bool = False) -> Any:
+def make_rotated(s: ScanShape, threads: int, at: Any = plain_row, *, paired: bool = False) -> Any:
     """Return macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): add the bias in float32, rotate, round to bf16.
 
     `held` bf16 are the thread's biases, from `make_bias`; `at(n, row, column)` is the index in raw_s of chunk n.
@@ -153,11 +155,11 @@ def make_rotated(s: Any, threads: int, at: Any = plain_row, *, paired: bool = Fa
             hi[e] = f32(raw_s[at(n, tx % M, half + (tx // M + u * step) * 8 + e)]) + f32(held[u * 16 + 8 + e])
         for e in T.vectorized(8):
             tile_s[tx % M, (tx // M + u * step) * wide + e] = bf16(
-                lo[e] * f32(cos[u * 8 + e]) - hi[e] * f32(sin[u * 8 + e])
+                scalar.turned(lo[e], hi[e], f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).lo
             )
         for e in T.vectorized(8):
             tile_s[tx % M, far + (tx // M + u * step) * wide + e] = bf16(
-                lo[e] * f32(sin[u * 8 + e]) + hi[e] * f32(cos[u * 8 + e])
+                scalar.turned(lo[e], hi[e], f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).hi
             )
 
     @T.macro
@@ -188,7 +190,7 @@ def make_rotated(s: Any, threads: int, at: Any = plain_row, *, paired: bool = Fa
     return rotated
 
 
-def make_rotated_shared(s: Any, threads: int, at: Any = plain_row, *, paired: bool = False) -> Any:
+def make_rotated_shared(s: ScanShape, threads: int, at: Any = plain_row, *, paired: bool = False) -> Any:
     """Return `make_rotated`'s macro with the biases read from bias_s [1,R,N] in shared memory at every use."""
     hold, rotated = make_bias(s, threads), make_rotated(s, threads, at, paired=paired)
 
@@ -214,13 +216,13 @@ class Pieces(NamedTuple):
     """Whether some threads have no row."""
 
 
-def pieces(s: Any, threads: int) -> Pieces:
+def pieces(s: ScanShape, threads: int) -> Pieces:
     """Return how the [C,P] tiles of `s` are spread over the threads."""
     step = 4 * threads // s.P
     return Pieces(s.P // 4, step, max(1, s.C // step), step > s.C)
 
 
-def make_row_scales(s: Any, threads: int) -> Any:
+def make_row_scales(s: ScanShape, threads: int) -> Any:
     """Return macro(scale [units], table, first, tx): the numbers of the thread's rows, from table[first] on."""
     lanes, step, units, guarded = pieces(s, threads)
 
@@ -233,7 +235,7 @@ def make_row_scales(s: Any, threads: int) -> Any:
     return row_scales
 
 
-def make_expanded(s: Any, threads: int) -> Any:
+def make_expanded(s: ScanShape, threads: int) -> Any:
     """Return macro(x_s, source, scale, factor, tx, first): x[first + r * C + c, p] = source * scale[c] * factor[r, p].
 
     `source` is the thread's piece of a [C,P] tile: 4 columns in each of its rows; `scale` one number per such row;
@@ -248,7 +250,7 @@ def make_expanded(s: Any, threads: int) -> Any:
             for u in T.unroll(units):
                 for e in T.vectorized(4):
                     x_s[first + r * C + u * step + tx // lanes, tx % lanes * 4 + e] = bf16(
-                        wide[u * 4 + e] * factor[r * 4 + e]
+                        scalar.psiv(wide[u * 4 + e], factor[r * 4 + e])
                     )
 
     @T.macro
@@ -266,7 +268,7 @@ def make_expanded(s: Any, threads: int) -> Any:
     return expanded
 
 
-def make_factor(s: Any) -> Any:
+def make_factor(s: ScanShape) -> Any:
     """Return macro(factor [4 * R], tensor [H,R,P], h, tx): the thread's columns of psi into registers."""
     R, P = s.R, s.P
 
@@ -279,7 +281,7 @@ def make_factor(s: Any) -> Any:
     return factor
 
 
-def make_piece(s: Any, threads: int) -> Any:
+def make_piece(s: ScanShape, threads: int) -> Any:
     """Return macro(piece [4 * units], tile_s [rows,P], first, tx): the thread's piece of the [C,P] tile at `first`."""
     lanes, step, units, guarded = pieces(s, threads)
 
@@ -297,12 +299,12 @@ WINDOW = 256
 """Tokens whose scalars are in shared memory at a time: a sequential walk is too long for all of them."""
 
 
-def window(s: Any) -> int:
+def window(s: ScanShape) -> int:
     """Return the tokens of the scalar tables of a walk over one super-chunk."""
     return min(s.L, WINDOW)
 
 
-def make_window(s: Any) -> Any:
+def make_window(s: ScanShape) -> Any:
     """Return macro(lc_s, sk_s, gm_s, read_s, write_s [window], lc, sk, gm, b, h, t0): the scalars from token t0 on.
 
     read_s is the decay from the start of the token's chunk to the token; write_s, to its end, times the write scale.
@@ -314,8 +316,8 @@ def make_window(s: Any) -> Any:
         for t in T.Parallel(W):
             at = T.min(t0 + t, S - 1)
             last = T.min(t0 + t // C * C + C - 1, S - 1)
-            read_s[t] = T.exp2(lc[b, h, at])
-            write_s[t] = T.exp2(lc[b, h, last] - lc[b, h, at]) * sk[b, h, at]
+            read_s[t] = scalar.read_scale(lc[b, h, at])
+            write_s[t] = scalar.write_scale(lc[b, h, last], lc[b, h, at], sk[b, h, at])
         for t in T.Parallel(W):
             at = T.min(t0 + t, S - 1)
             lc_s[t] = lc[b, h, at]
@@ -325,15 +327,14 @@ def make_window(s: Any) -> Any:
     return weight_scales
 
 
-def make_weights(s: Any) -> Any:
+def make_weights(s: ScanShape) -> Any:
     """Return macro(w_s [C,C], lc_s, sk_s, gm_s, at): the weight of the write of time u in the output of time t."""
     C = s.C
 
     @T.macro
     def weights(w_s, lc_s, sk_s, gm_s, at):
         for t, u in T.Parallel(C, C):
-            decay = T.exp2(T.min(lc_s[at + t] - lc_s[at + u], 0.0)) * sk_s[at + u]
-            w_s[t, u] = T.if_then_else(t > u, decay, T.if_then_else(t == u, gm_s[at + t], 0.0))
+            w_s[t, u] = scalar.pair_weight(t, u, lc_s[at + t], lc_s[at + u], sk_s[at + u], gm_s[at + t])
 
     return weights
 

@@ -6,7 +6,6 @@ both. Optional tensors of a program are annotated with `given`.
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: N812, PLR0913, PLR0917
-# mypy: ignore-errors
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,6 +23,11 @@ LOADERS = 32
 def given(there: bool, shape: tuple[int, ...], dtype: str) -> Any:
     """Return the annotation of a tensor that a program takes only when `there`; else its name is False in it."""
     return T.Tensor(shape, dtype) if there else False
+
+
+def staged(there: bool, shape: tuple[int, ...], dtype: str) -> Any:
+    """Allocate a buffer in shared memory that a program has only when `there`."""
+    return T.alloc_shared(shape, dtype) if there else None
 
 
 def threads_for(s: ScanShape) -> int:

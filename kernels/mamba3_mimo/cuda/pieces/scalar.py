@@ -1,0 +1,130 @@
+"""The mathematics of the kernels, one element at a time: the one statement of every formula that a kernel computes.
+
+Each function takes and returns scalars of a program, float32 unless it says otherwise, and says nothing about where
+they lie: forms of a kernel differ in which elements a thread holds, not in these lines. docs/kernels.md derives them.
+Only F0 states its own, what it makes for whole super-chunks. Letters: see shape.py.
+"""
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import tilelang.language as T  # noqa: N812 - the language's own name
+from tilelang.language.eager.builder import Builder
+
+Expr: TypeAlias = Any
+"""A scalar expression of TileLang, or a number."""
+
+LOG2E = math.log2(math.e)
+TAU = 2 * math.pi
+
+
+class Pair(NamedTuple):
+    """Elements j and N/2 + j of a row: what one angle turns."""
+
+    lo: Expr
+    hi: Expr
+
+
+def turned(lo: Expr, hi: Expr, cos: Expr, sin: Expr) -> Pair:
+    """Return the pair turned by its angle: q~ or k~ from q or k with its bias."""
+    return Pair(lo * cos - hi * sin, lo * sin + hi * cos)
+
+
+def turned_back(lo: Expr, hi: Expr, cos: Expr, sin: Expr) -> Pair:
+    """Return the pair turned back: the gradient of q or k from that of q~ or k~."""
+    return Pair(lo * cos + hi * sin, hi * cos - lo * sin)
+
+
+def moment(grad: Pair, tile: Pair) -> Expr:
+    """Return the gradient of the angle that made the pair `tile` of q~ or k~, from the gradient of that pair."""
+    return grad.hi * tile.lo - grad.lo * tile.hi
+
+
+def pair_weight(t: Expr, u: Expr, lc_t: Expr, lc_u: Expr, sk_u: Expr, gm_t: Expr) -> Expr:
+    """Return W(t, u), the weight of the write of token u in the output of token t of the same chunk.
+
+    lc is the decay summed from the chunk's start, in log2; above the diagonal it grows, and must not overflow.
+    """
+    decay = _named("decay", T.exp2(T.min(lc_t - lc_u, 0.0)) * sk_u)
+    return T.if_then_else(t > u, decay, T.if_then_else(t == u, gm_t, 0.0))
+
+
+def read_scale(lc_t: Expr) -> Expr:
+    """Return the weight, in the output of token t, of the state that enters the chunk."""
+    return T.exp2(lc_t)
+
+
+def write_scale(lc_last: Expr, lc_u: Expr, sk_u: Expr) -> Expr:
+    """Return the weight of the write of token u in the state that leaves the chunk."""
+    return T.exp2(lc_last - lc_u) * sk_u
+
+
+def weighted(score: Expr, weight: Expr, own: Expr, skip: Expr) -> Expr:
+    """Return the weighted score of two rows; a row meets itself (`own`) with `skip`, the D of its head, besides."""
+    return score * weight + skipped(own, skip)
+
+
+def skipped(own: Expr, skip: Expr) -> Expr:
+    """Return what D adds to the weighted score of two rows."""
+    return T.if_then_else(own, skip, 0.0)
+
+
+def psiv(v: Expr, psi: Expr) -> Expr:
+    """Return x = PsiV of one rank; and the gradient of v by that rank, from the gradient of x."""
+    return v * psi
+
+
+def bent(half_u: Expr) -> Expr:
+    """Return tanh(u / 2), in whose terms the gate and its gradient are stated: the hardware has that function."""
+    return T.tanh(half_u)
+
+
+def silu(half_u: Expr, bent_u: Expr) -> Expr:
+    """Return the gate u sigmoid(u), with sigmoid(u) = (1 + tanh(u / 2)) / 2."""
+    return half_u * bent_u + half_u
+
+
+def silu_slope(silu_u: Expr, bent_u: Expr) -> Expr:
+    """Return silu'(u) = sigmoid(u) + silu(u) (1 - sigmoid(u))."""
+    return silu_u * (0.5 - 0.5 * bent_u) + (0.5 + 0.5 * bent_u)
+
+
+def sigmoid(bent_u: Expr) -> Expr:
+    """Return the sigmoid of u from tanh(u / 2)."""
+    return 0.5 * bent_u + 0.5
+
+
+def silu_slope_by(silu_u: Expr, sigmoid_u: Expr) -> Expr:
+    """Return silu'(u) as `silu_slope` does, rounded otherwise: one register less while both are needed (two roles)."""
+    return silu_u - silu_u * sigmoid_u + sigmoid_u
+
+
+def tanh(x: Expr) -> Expr:
+    """Return the hyperbolic tangent with an absolute error near 1e-7: angles add up over the sequence."""
+    return 1.0 - 2.0 / (1.0 + T.exp2(x * (2 * LOG2E)))
+
+
+def wrapped(angle: Expr) -> Expr:
+    """Return the angle reduced to [-pi, pi]."""
+    return angle - T.floor(angle * (1 / TAU) + 0.5) * TAU
+
+
+def d_trap(mix: Expr, dt: Expr, d_gamma: Expr, d_look: Expr) -> Expr:
+    """Return the gradient of trap, mix = sigmoid(trap), from those of gamma = mix dt and look = (1 - mix) dt."""
+    return mix * (1.0 - mix) * dt * (d_gamma - d_look)
+
+
+def d_dt(mix: Expr, d_gamma: Expr, d_look: Expr) -> Expr:
+    """Return the gradient of dt, but for the share of the angles, from those of gamma and look."""
+    return mix * d_gamma + (1.0 - mix) * d_look
+
+
+def d_angle(d_step: Expr, dt: Expr, bent_angle: Expr) -> Expr:
+    """Return the gradient of a raw angle from that of pi times its step: the step is pi tanh(angle) dt."""
+    return d_step * dt * (1.0 - bent_angle * bent_angle)
+
+
+def _named(name: str, value: Expr) -> Expr:
+    """Return a name for `value` in the program that is being built: it is computed once, and where it stands."""
+    builder = Builder.current()
+    return value if builder is None else builder.bind_immutable(name, value)
