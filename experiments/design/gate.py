@@ -56,6 +56,8 @@ class Gate:
     """Letter of the block kind that the pattern must contain for this gate to do anything."""
     attest: Callable[[Facts], Any]
     """Read from the recorded facts what was live; None when nothing about it was recorded."""
+    shown_as: Callable[[GateValue, Facts], Any] = lambda value, _facts: value
+    """Return what `attest` reads where a value is live: the value itself, unless it leaves a choice to the code."""
     attested_by: str
     """What `attest` looks at, in words."""
     proof: str

@@ -6,7 +6,7 @@ gate's value lives in one typed field of TrainConfig; model code reads that fiel
 
 from typing import Any, get_args
 
-from experiments.design.gate import Claim, Facts, Gate, GatePublic, show
+from experiments.design.gate import Claim, Facts, Gate, GatePublic, GateValue, show
 from kernels.backends import Lane
 from kernels.scan import CHUNK_SIZES, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
@@ -33,6 +33,10 @@ def _psiv_cached(facts: Facts) -> bool | str | None:
 def _in_loops(facts: Facts) -> bool | None:
     count = facts.get(ModelFact.LAYERS_IN_LOOPS)
     return None if count is None else count > 0
+
+
+def _superchunk(value: GateValue, facts: Facts) -> Any:
+    return value or facts.get(ScanFact.SUPERCHUNK_OF_SIZES)
 
 
 def _compiled(facts: Facts) -> bool | None:
@@ -171,12 +175,13 @@ _ENTRIES = (
     _kernel_gate(
         "superchunk",
         "How many tokens per block balance parallel blocks against states passed between them?",
-        values=(64, 128, 256, 512, 1024),
+        values=(0, 64, 128, 256, 512, 1024),
+        shown_as=_superchunk,
         claim=Claim.RE_ASSOCIATES,
         unused_with=(*NOT_CUDA, {"schedule": "sequential"}),
         proof="the trips of the loop over chunks in the CUDA source of every walk that was launched, times the tokens "
-        "that its program loads at a time",
-        blind_to="rows that fit into one super-chunk: nothing is recorded",
+        "that its program loads at a time; 0: they are what the rule of the sizes gives for those that ran",
+        blind_to="how much of a row's last super-chunk is padding",
     ),
     _kernel_gate(
         "pipeline_stages",

@@ -55,8 +55,8 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             (s.A % 16 > 0, f"warp_specialize with {s.A} rotary angles; allowed: multiples of 16"),
             (s.R == 8, "warp_specialize with rank 8; allowed: 1, 2, 4, since time gradients were wrong on a GPU"),
             (
-                min(s.L, s.S) // s.C < 3,
-                f"warp_specialize with {min(s.L, s.S) // s.C} chunks in a super-chunk; allowed: 3 or more, since the "
+                s.L // s.C < 3,
+                f"warp_specialize with {s.L // s.C} chunks in a super-chunk; allowed: 3 or more, since the "
                 "compiler refuses the bulk copies of fewer states",
             ),
             (

@@ -113,8 +113,10 @@ def facts(rows: Iterable[Row]) -> dict[str, Fact]:
     for kind in ("source", "binary"):
         if all(f"{kind}_sha256" in row for row in rows):
             found[f"{kind}_hash"] = _digest(f"{row['name']} {row[f'{kind}_sha256']}" for row in rows)
+    handed = any(row["name"] in PASSES for row in rows)
     for gate, kernels in SHOWN_BY.items():
-        values = {row.get(gate, UNPROVED) for row in rows if row["name"] in kernels and _must_show(gate, row)}
+        shown = (row for row in rows if row["name"] in kernels and _must_show(gate, row, handed=handed))
+        values = {row.get(gate, UNPROVED) for row in shown}
         if values:
             found[gate] = values.pop() if len(values) == 1 else "mixed"
     if any(row["name"] in WALKS for row in rows):
@@ -122,16 +124,17 @@ def facts(rows: Iterable[Row]) -> dict[str, Fact]:
     return {ScanFact.of(name): value for name, value in found.items()}
 
 
-def _must_show(gate: str, row: Row) -> bool:
+def _must_show(gate: str, row: Row, *, handed: bool) -> bool:
     """Tell whether the kernel of this row would show the gate.
 
     Whether float instructions flush denormal numbers is not in the source; the walk with two roles reads q and k
-    without staging them; one block that walks a whole row shows no super-chunk; and a walk of one chunk has none ahead.
+    without staging them; where no states are `handed` on there are no super-chunks; and a walk of one chunk has none
+    ahead.
     """
     if gate == "fast_math":
         return row["read_from"] == "sass"
     if gate == "superchunk":
-        return row.get("super_chunks") != 1
+        return handed
     if gate == "pipeline_stages" and "superchunk" in row and row["superchunk"] == row.get("chunk_size"):
         return False
     return not (gate in ("layout_2d", "pipeline_stages") and row["name"] == "gradients" and row.get("warp_specialize"))

@@ -19,6 +19,7 @@ from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
+from kernels.mamba3_mimo.cuda.host.lengths import suited
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -135,6 +136,10 @@ class _Launched(Scan):
         rows, found = _attested(self.shape, self.variant, names, self._handed)
         self._record_psiv(dict(zip(self.saved, saved, strict=True)).get("psiv"), rows)
         facts.record(ScanFact.HEADS_HALVED, self.halved)
+        if self.parallel:
+            s = self.shape
+            of_sizes = suited(rows=s.B * s.H, tokens=self.tokens, state=s.N * s.P, chunk_size=s.C)
+            facts.record(ScanFact.SUPERCHUNK_OF_SIZES, of_sizes)
         for row in rows:
             facts.describe(str(row["name"]), row)
         for name, value in found.items():

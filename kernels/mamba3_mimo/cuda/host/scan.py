@@ -19,6 +19,7 @@ from kernels.mamba3_mimo.cuda.backward.reductions import head_block
 from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
+from kernels.mamba3_mimo.cuda.host.lengths import walked
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
@@ -288,7 +289,7 @@ def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
     """Return the sizes of the kernels for `inputs`."""
     B, tokens, R, G, N = inputs.q.shape
     H, P = inputs.v.shape[2:]
-    L = walked(tokens, variant)
+    L = walked(rows=int(B * H), tokens=int(tokens), state=N * P, variant=variant)
     shape = ScanShape(
         B=B,
         S=-(-tokens // L) * L,
@@ -306,16 +307,3 @@ def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
         shared_angles=inputs.angles.shape[2] < H,
     )
     return replace(shape, wide=True) if shape.walks >= shape.most_walks else shape
-
-
-def walked(tokens: int, variant: Variant) -> int:
-    """Return L, the tokens that one block walks, for rows of `tokens` tokens.
-
-    In the sequential schedule a block walks the row. Lengths share their kernels in buckets, so that few are compiled:
-    powers of two up to 64, then multiples of 64 or of a sixteenth of the next power of two below.
-    """
-    if variant.schedule == "chunk_parallel":
-        return variant.superchunk
-    power = 1 << (max(tokens, variant.chunk_size) - 1).bit_length()
-    unit = min(max(64, power // 32), power)
-    return -(-max(tokens, 1) // unit) * unit

@@ -41,7 +41,7 @@ class ScanShape:
     """Rotary angles of the tables: see `padded_angles`."""
     C: int = ScanSwitches.chunk_size
     """Tokens per chunk."""
-    L: int = ScanSwitches.superchunk
+    L: int = 256
     """Tokens that one block walks, a multiple of C: a super-chunk, or S, the whole row, in the sequential schedule."""
     gated: bool = True
     """Whether z and zeta are given."""
