@@ -78,7 +78,7 @@ def computed(p: Problem) -> dict[str, Tensor]:
     dadt, ddt, dtrap = (torch.full_like(p.dt, math.nan) for _ in range(3))
     dangles = torch.full_like(p.angles, math.nan)
     tile_interpreter.run(
-        KERNELS["time_gradients"](s, Variant(), TOKENS),
+        program("time_gradients", s, Variant()),
         p.dt, none, reset, one, p.row_q, p.row_k, none, p.row_k, p.edges, p.angles, p.dtheta, dadt, ddt, dtrap, dangles,
     )  # fmt: skip
     return {"adt": dadt[..., :TOKENS], "dt": ddt[..., :TOKENS], "angles": dangles[:, :TOKENS]}

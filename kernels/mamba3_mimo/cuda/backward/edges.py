@@ -22,8 +22,14 @@ EDGE = 64
 
 
 def edge_size(s: ScanShape) -> tuple[int, ...]:
-    """Return the size of the tensor of edges, fp32 [B,H,ceil(S/EDGE),2,N]: see `make_edge`; nobody writes the first."""
-    return s.B, s.H, -(-s.S // EDGE), 2, s.N
+    """Return the size of the tensor of edges, fp32 [B*K,H,ceil(L/EDGE),2,N]: see `make_edge`."""
+    return s.walks, s.H, -(-s.L // EDGE), 2, s.N
+
+
+def edge_place(s: ScanShape, b: Any, blk: Any) -> tuple[Any, Any]:
+    """Return the walk and the place in it of edge `blk` of row b: those of shorter walks are their first."""
+    walk, t = s.place(b, blk * EDGE)
+    return walk, t // EDGE
 
 
 def make_edge(s: ScanShape, columns: Any, staged: Staging, acc: Products, sums: Sums) -> tuple[Any, Any]:
@@ -37,7 +43,7 @@ def make_edge(s: ScanShape, columns: Any, staged: Staging, acc: Products, sums: 
 
     @T.macro
     def summed(one, t0):
-        if ((t0 & (EDGE - 1)) == 0) & (t0 > 0):
+        if (t0 & (EDGE - 1)) == 0:
             for far in (0, 1):
                 T.clear(sums.part_line)
                 for n, p in T.Parallel(N, P):
@@ -51,7 +57,7 @@ def make_edge(s: ScanShape, columns: Any, staged: Staging, acc: Products, sums: 
     @T.macro
     def written(edges, b, h, t0):
         # shifted, not divided: TileLang 0.1.15 divides a falling index one too low where a chunk has 8 tokens
-        if ((t0 & (EDGE - 1)) == 0) & (t0 > 0):
+        if (t0 & (EDGE - 1)) == 0:
             for far, n in T.Parallel(2, N):
                 edges[b, h, t0 >> EDGE.bit_length() - 1, far, n] = sums.line_s[far * groups, n] + (
                     sums.line_s[far * groups + 1, n] if groups == 2 else 0.0

@@ -25,7 +25,7 @@ def spans_of(alloc: Any, tokens: int) -> SimpleNamespace:
     return SimpleNamespace(begin=alloc((tokens,), "int32"), end=alloc((tokens,), "int32"), share=alloc((tokens,), F32))
 
 
-def make_spans(s: ScanShape, num_tokens: int) -> Any:
+def make_spans(s: ScanShape) -> Any:
     """Return the macro of one warp that finds the spans of tokens 2 * lane and 2 * lane + 1 of block `blk`.
 
     Each result has two values, one per token. span.begin: the first token of its span; span.end: that of the next span;
@@ -34,7 +34,7 @@ def make_spans(s: ScanShape, num_tokens: int) -> Any:
     S = s.S
 
     @T.macro
-    def spans(span, reset, b, blk, lane):
+    def spans(span, reset, num_tokens, b, blk, lane):
         starts, near = T.alloc_local((2,), "int32"), T.alloc_local((2,), "int32")
         t = 2 * lane
         for i in T.unroll(2):

@@ -5,6 +5,7 @@ tensor's content, and nothing waits for the device.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -26,6 +27,8 @@ from kernels.mamba3_mimo.inputs import ScanInputs
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")
+WALKED = ("q", "k", "v", "z")
+"""Tensors that only kernels read to which every super-chunk is a row."""
 NARROW = ("q", "k", "v", "z", "q_bias", "k_bias")
 """Tensors that the kernels read as bfloat16; the others are float32."""
 
@@ -71,7 +74,8 @@ class Scan:
             tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
         if missing and name in TIME_LAST:
             tensor = functional.pad(tensor, (0, missing))
-        return self.aligned(laid_out(tensor, torch.bfloat16 if name in NARROW else torch.float32))
+        ready = self.aligned(laid_out(tensor, torch.bfloat16 if name in NARROW else torch.float32))
+        return ready.view(self.shape.walks, self.shape.L, *tensor.shape[2:]) if name in WALKED else ready
 
     def aligned(self, tensor: Tensor) -> Tensor:
         """Return the tensor at an address that bulk copies and wide loads take: a multiple of 16 bytes."""
@@ -80,11 +84,11 @@ class Scan:
     @cached_property
     def launches(self) -> Launches:
         """What launches the kernels."""
-        return launches(self.shape, self.variant, self.tokens)
+        return launches(self.shape, self.variant)
 
-    def run(self, name: str, *tensors: Tensor) -> None:
-        """Launch one kernel."""
-        self.launches[name](*tensors)
+    def run(self, name: str, *arguments: Tensor | int) -> None:
+        """Launch one kernel: the tensors of its program, then its numbers."""
+        self.launches[name](*arguments)
 
     def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return an uninitialised tensor on the scan's device."""
@@ -100,22 +104,24 @@ class Scan:
         pre = {"reset": torch.zeros(s.B, s.S, dtype=torch.int32, device=self.device)}
         if self.segment_ids is not None:
             pre["reset"][:, : self.tokens] = document_starts(self.segment_ids)
-        pre["cs"] = self.empty(s.B, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
+        pre["cs"] = self.empty(s.walks, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
         if s.cumulated:
-            theta = torch.remainder(t["angles"].transpose(1, 2), TAU).view(s.B, s.H, s.chunks, s.C, s.A // 8, 8)
+            angles = t["angles"].view(s.walks, s.L, s.H, s.A).transpose(1, 2)
+            theta = torch.remainder(angles, TAU).view(s.walks, s.H, s.chunks, s.C, s.A // 8, 8)
             table = torch.stack((theta.cos(), theta.sin()), dim=5)
             pre["cs"].copy_(table.permute(0, 1, 2, 4, 5, 3, 6).reshape(pre["cs"].shape))
         else:
             sums = self.empty(s.B, s.H, -(-s.S // BLOCK), s.A)
             self.run("angle_sums", t["angles"], t["dt"], sums)
             self.run("tables", t["angles"], t["dt"], sums, pre["cs"])
-        pre |= {name: self.empty(s.B, s.H, s.S) for name in ("lc", "sk", "gm")}
+        pre |= {name: self.empty(s.walks, s.H, s.L) for name in ("lc", "sk", "gm")}
         if self.parallel:
-            pre |= {name: self.empty(s.B, s.H, s.S) for name in ("wk", "wq")} | {"carry": self.empty(s.B, s.H, s.K)}
+            pre |= {name: self.empty(s.walks, s.H, s.L) for name in ("wk", "wq")} | {"carry": self.empty(s.walks, s.H)}
         of_super_chunks = (pre[name] for name in ("wk", "wq", "carry") if self.parallel)
         self.run(
-            "decays", t["adt"], t["dt"], t["trap"], pre["reset"], pre["lc"], pre["sk"], pre["gm"], *of_super_chunks
-        )
+            "decays", t["adt"], t["dt"], t["trap"], pre["reset"], pre["lc"], pre["sk"], pre["gm"], *of_super_chunks,
+            self.tokens,
+        )  # fmt: skip
         return pre
 
     def forward(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -123,16 +129,16 @@ class Scan:
         s, t, pre = self.shape, self.t, self.prefix()
         final = self.empty(s.B, s.H, s.N, s.P)
         if self.parallel:
-            pre["start"] = self.empty(s.B, s.H, s.K, s.N, s.P)
+            pre["start"] = self.empty(s.walks, s.H, s.N, s.P)
             self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"], pre["start"])
             self._pass("pass_states", pre["start"], pre["carry"], final)
         else:
-            pre["start"] = torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
+            pre["start"] = torch.zeros(s.B, s.H, s.N, s.P, device=self.device)
         ranks = () if s.reduced else (s.R,)
-        out = self.empty(s.B, s.S, *ranks, s.H, s.P, dtype=torch.bfloat16)
-        pre["states"] = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
+        out = self.empty(s.walks, s.L, *ranks, s.H, s.P, dtype=torch.bfloat16)
+        pre["states"] = self.empty(s.walks, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
         if self.variant.psiv_cache:
-            pre["psiv"] = self.empty(s.B, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
+            pre["psiv"] = self.empty(s.walks, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
         self.run(
             "outputs",
             *self._some("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D"),
@@ -141,7 +147,7 @@ class Scan:
             *(pre[name] for name in ("states", "psiv") if name in pre),
             *(() if self.parallel else (final,)),
         )
-        out, final = out[:, : self.tokens], self._restarted(final, pre)
+        out, final = self._rows(out)[:, : self.tokens], self._restarted(final, pre)
         if self.halved:
             out, final = halves.joined_width(out), halves.joined_width(final, heads_at=1).contiguous()
         return out, final, tuple(pre[name] for name in self.saved)
@@ -149,8 +155,11 @@ class Scan:
     def _pass(self, name: str, local: Tensor, carry: Tensor, final: Tensor) -> None:
         """Turn the super-chunks' own states into those at their edges."""
         s = self.shape
-        flat = (s.B * s.H, s.K, s.N * s.P)
-        self.run(name, local.view(flat), carry.view(flat[:2]), final.view(flat[0], flat[2]))
+        self.run(name, local.view(s.B, s.K, s.H, -1), carry.view(s.B, s.K, s.H), final.view(s.B, s.H, -1))
+
+    def _rows(self, walked: Tensor) -> Tensor:
+        """Return a tensor [B*K,L,...] of tokens as [B,S,...]."""
+        return walked.view(self.shape.B, self.shape.S, *walked.shape[2:])
 
     def _restarted(self, final: Tensor, pre: Tensors) -> Tensor:
         """Return the final state with its angles counted from the start of the last document."""
@@ -160,7 +169,8 @@ class Scan:
         at = torch.arange(self.shape.S, device=self.device)
         first = (pre["reset"] * at).amax(1)
         before, rows = (first - 1).clamp_min(0), torch.arange(self.shape.B, device=self.device)
-        turned = pre["cs"][rows, :, before // self.shape.C, :, before % self.shape.C].float()
+        walk, t = self.shape.place(rows, before)
+        turned = pre["cs"][walk, :, t // self.shape.C, :, t % self.shape.C].float()
         turned = turned.view(*turned.shape[:2], A // 8, 2, 8)
         cos, sin = (turned[:, :, :, which].flatten(2).unsqueeze(-1) for which in (0, 1))
         lo, hi = final[:, :, :A], final[:, :, half : half + A]
@@ -174,7 +184,7 @@ class Scan:
         do = self._prepared("v", halves.split_width(grad_out) if self.halved else grad_out)
         walked = self._walk(pre, do, self._leaving(pre, do))
         grads: Tensors = {name: walked[name] for name in ("v", "z") if name in walked}
-        grads |= {"D": walked["D"].sum((0, 1))} | self._weight_gradients(walked) | self._reduced_heads(walked)
+        grads |= {"D": walked["D"].sum(0)} | self._weight_gradients(walked) | self._reduced_heads(walked)
         grads |= self._time_gradients(pre, walked)
         grads = {name: self._trimmed(name, grads[name]) for name in self.given}
         if self.halved:
@@ -182,11 +192,11 @@ class Scan:
         return grads
 
     def _leaving(self, pre: Tensors, do: Tensor) -> Tensor:
-        """Return the gradient of the state that leaves every super-chunk, fp32 [B,H,K,N,P]."""
+        """Return the gradient of the state that leaves every super-chunk, fp32 [B*K,H,N,P]."""
         s = self.shape
         if not self.parallel:
-            return torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
-        leaving = self.empty(s.B, s.H, s.K, s.N, s.P)
+            return torch.zeros(s.B, s.H, s.N, s.P, device=self.device)
+        leaving = self.empty(s.walks, s.H, s.N, s.P)
         self.run(
             "local_gradients", *self._some("q", "z"), do, *self._some("q_bias", "zeta", "phi"),
             pre["cs"], pre["wq"], leaving,
@@ -197,12 +207,12 @@ class Scan:
     def _walk(self, pre: Tensors, do: Tensor, leaving: Tensor) -> Tensors:
         """Run the walk: per-head gradients of q and k, gradients of v and z, and what the others are summed from."""
         s = self.shape
-        walked = {name: self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
+        walked = {name: self.empty(s.walks, s.L, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
         walked |= {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
-        walked["dtheta"] = self.empty(s.B, s.H, s.S, s.A)
-        walked |= {name: self.empty(s.B, s.H, s.S) for name in ("row_q", "row_k", "same", "diag")}
-        walked["weights"] = self.empty(len(self._weights()), s.B, s.K, s.H, s.M // 8, s.P)
-        walked |= {"D": self.empty(s.B, s.K, s.H), "edges": self.empty(*edge_size(s))}
+        walked["dtheta"] = self.empty(s.walks, s.H, s.L, s.A)
+        walked |= {name: self.empty(s.walks, s.H, s.L) for name in ("row_q", "row_k", "same", "diag")}
+        walked["weights"] = self.empty(len(self._weights()), s.walks, s.H, s.M // 8, s.P)
+        walked |= {"D": self.empty(s.walks, s.H), "edges": self.empty(*edge_size(s))}
         self.run(
             "gradients",
             *self._some("q", "k", "v", "z"),
@@ -219,7 +229,7 @@ class Scan:
         """Return the gradients of psi, zeta and phi."""
         s, partial = self.shape, walked["weights"]
         sums = self.empty(partial.shape[0], s.H * s.R, s.P)
-        self.run("sum_weights", partial.view(partial.shape[0], -1, s.P), sums)
+        self.run("sum_weights", partial.view(partial.shape[0], s.walks, -1, s.P), sums)
         grads = dict(zip(self._weights(), sums.view(-1, s.H, s.R, s.P), strict=True))
         if s.gated and s.reduced:
             grads["zeta"] *= self.t["phi"]
@@ -229,10 +239,11 @@ class Scan:
         """Return the gradients of q, k and their biases; takes the per-head gradients out of `walked`."""
         s = self.shape
         grads = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
-        partial, sums = self.empty(2, s.B, -(-s.S // head_block(s)), s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
+        blocks = -(-s.L // head_block(s))
+        partial, sums = self.empty(2, s.walks, blocks, s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
         for at, name in enumerate(grads):
             self.run("reduce_heads", walked.pop(name), grads[name], partial[at])
-        self.run("sum_biases", partial.view(2, -1, s.N), sums)
+        self.run("sum_biases", partial.view(2, s.walks * blocks, -1, s.N), sums)
         return grads | dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
 
     def _weights(self) -> tuple[str, ...]:
@@ -242,18 +253,23 @@ class Scan:
     def _time_gradients(self, pre: Tensors, walked: Tensors) -> Tensors:
         t, cumulated = self.t, self.shape.cumulated
         grads = {name: torch.empty_like(t[name]) for name in ("adt", "dt", "trap")}
-        grads["angles"] = walked["dtheta"].transpose(1, 2) if cumulated else torch.empty_like(t["angles"])
+        grads["angles"] = torch.empty_like(t["angles"])
+        if cumulated:
+            grads["angles"] = self._rows(walked["dtheta"].transpose(1, 2).contiguous())
         self.run(
             "time_gradients", t["dt"], t["trap"], pre["reset"], pre["sk"],
             *(walked[name] for name in ("row_q", "row_k", "same", "diag", "edges")),
             *(() if cumulated else (t["angles"], walked["dtheta"])),
             *(grads[name] for name in ("adt", "dt", "trap")),
             *(() if cumulated else (grads["angles"],)),
+            self.tokens,
         )  # fmt: skip
         return grads
 
     def _trimmed(self, name: str, grad: Tensor) -> Tensor:
         """Return the gradient without the padding."""
+        if name in WALKED:
+            grad = self._rows(grad)
         if name == "angles" and self.angles < self.shape.A:
             grad = grad[..., : self.angles]
         if self.tokens == self.shape.S:
@@ -272,21 +288,34 @@ def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
     """Return the sizes of the kernels for `inputs`."""
     B, tokens, R, G, N = inputs.q.shape
     H, P = inputs.v.shape[2:]
-    C = variant.chunk_size
-    padded = -(-tokens // C) * C
-    return ScanShape(
+    L = walked(tokens, variant)
+    shape = ScanShape(
         B=B,
-        S=padded,
+        S=-(-tokens // L) * L,
         H=H,
         G=G,
         N=N,
         P=P,
         R=R,
         A=padded_angles(inputs.angles.shape[-1], N),
-        C=C,
-        L=variant.superchunk if variant.schedule == "chunk_parallel" else padded,
+        C=variant.chunk_size,
+        L=L,
         gated=inputs.z is not None,
         reduced=inputs.phi is not None,
         cumulated=inputs.angles_cumulated,
         shared_angles=inputs.angles.shape[2] < H,
     )
+    return replace(shape, wide=True) if shape.walks >= shape.most_walks else shape
+
+
+def walked(tokens: int, variant: Variant) -> int:
+    """Return L, the tokens that one block walks, for rows of `tokens` tokens.
+
+    In the sequential schedule a block walks the row. Lengths share their kernels in buckets, so that few are compiled:
+    powers of two up to 64, then multiples of 64 or of a sixteenth of the next power of two below.
+    """
+    if variant.schedule == "chunk_parallel":
+        return variant.superchunk
+    power = 1 << (max(tokens, variant.chunk_size) - 1).bit_length()
+    unit = min(max(64, power // 32), power)
+    return -(-max(tokens, 1) // unit) * unit
