@@ -13,6 +13,7 @@ from typing import Any
 
 import tilelang.language as T
 
+from kernels.mamba3_mimo.cuda.backward.groups import Products, Staging, Sums
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 
 BF16, F32 = "bfloat16", "float32"
@@ -31,36 +32,35 @@ def edge_place(s: ScanShape, b: Any, blk: Any) -> tuple[Any, Any]:
     return walk, t // EDGE
 
 
-def make_edge(s: ScanShape, columns: Any) -> tuple[Any, Any]:
-    """Return (macro(t, one, t0): sum the edge at token t0, if any, into line_s; macro(line_s, edges, b, h, t0): write).
+def make_edge(s: ScanShape, columns: Any, staged: Staging, acc: Products, sums: Sums) -> tuple[Any, Any]:
+    """Return (macro(one, t0): sum the edge at token t0, if any, into line_s; macro(edges, b, h, t0): write it).
 
-    `t` holds the walk's buffers by their names in gradients.py: E the gradient of the state that enters t0, a fragment
-    [N,P], h_s that state in slot `one`, line_s [2 * groups, N] the sums of the column groups, see gradients_io.py. The
-    caller places a barrier between the two macros.
+    E is then the gradient of the state that enters t0, and slot `one` of h_s holds that state; `columns`: see
+    gradients_io.py. The caller places a barrier between the two macros.
     Row n of `edges`: sum over p of E[n] H[n], and of E[n] H[(n + N/2) % N].
     """
     N, P, (groups, _, across) = s.N, s.P, columns
 
     @T.macro
-    def summed(t, one, t0):
+    def summed(one, t0):
         if (t0 & (EDGE - 1)) == 0:
             for far in (0, 1):
-                T.clear(t.part_line)
+                T.clear(sums.part_line)
                 for n, p in T.Parallel(N, P):
-                    t.part_line[n, across(p)[0], across(p)[1]] += t.E[n, p] * T.Cast(
-                        F32, t.h_s[one * N + (n + far * (N // 2)) % N, p]
+                    sums.part_line[n, across(p)[0], across(p)[1]] += acc.E[n, p] * T.Cast(
+                        F32, staged.h_s[one * N + (n + far * (N // 2)) % N, p]
                     )
-                T.reduce_sum(t.part_line, t.line, dim=2)
+                T.reduce_sum(sums.part_line, sums.line, dim=2)
                 for n, group in T.Parallel(N, groups):
-                    t.line_s[far * groups + group, n] = t.line[n, group]
+                    sums.line_s[far * groups + group, n] = sums.line[n, group]
 
     @T.macro
-    def written(line_s, edges, b, h, t0):
+    def written(edges, b, h, t0):
         # shifted, not divided: TileLang 0.1.15 divides a falling index one too low where a chunk has 8 tokens
         if (t0 & (EDGE - 1)) == 0:
             for far, n in T.Parallel(2, N):
-                edges[b, h, t0 >> EDGE.bit_length() - 1, far, n] = line_s[far * groups, n] + (
-                    line_s[far * groups + 1, n] if groups == 2 else 0.0
+                edges[b, h, t0 >> EDGE.bit_length() - 1, far, n] = sums.line_s[far * groups, n] + (
+                    sums.line_s[far * groups + 1, n] if groups == 2 else 0.0
                 )
 
     return summed, written

@@ -7,7 +7,6 @@ to y, u = z * zeta. Rows are (rank, time), i = r * C + c. Letters: see shape.py;
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
-from types import SimpleNamespace
 from typing import Any
 
 import tilelang.language as T
@@ -15,21 +14,28 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
-from kernels.mamba3_mimo.cuda.backward import gradients_tiles as tiles
-from kernels.mamba3_mimo.cuda.backward.edges import edge_size, make_edge
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
+from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
+from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
+from kernels.mamba3_mimo.cuda.backward.groups import (
+    Given,
+    Operands,
+    Products,
+    Rotation,
+    Staging,
+    Sums,
+    Weights,
+    Written,
+)
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store, panels
+from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
     F32,
     UNPACKED,
-    bf16,
-    make_angles,
-    make_rotated_shared,
-    rank_sum,
     spread,
 )
 from kernels.mamba3_mimo.cuda.pieces.walk import given
@@ -103,23 +109,11 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`.
     """
     B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    threads = io.threads_of(s)
-    split = min(64, N * 128 // threads)  # two warp groups share the columns of a product
-    loads, turning, depth = make_loads(s, v), spread(s, threads).angles, A // 4
-    start, copies = io.make_start(s, v, loads), io.copies_of(s, v, loads)
-    spread_v, weigh, do = (
-        tiles.make_spread_v(s, loads, threads),
-        tiles.make_weigh(s, loads),
-        tiles.make_products(s, v, loads, threads, lent=not (io.lends(s, v) or owns(s, v))),
-    )
-    turned, angles = make_rotated_shared(s, threads, loads.at), make_angles(s, threads)
-    q_back, k_back = tiles.make_turned_back(s, threads, loads.at), tiles.make_turned_back(s, threads)
-    gate, values = tiles.make_gate(s, loads, lent=N == P), tiles.make_values(s, v, loads)
-    across, along = io.columns_of(s, M), io.columns_of(s, N)
-    edge, edge_out = make_edge(s, along)
-    turn_out, rows_out, sums_out = tiles.make_turn_out(s, threads), io.make_rows_out(s), io.make_sums_out(s)
-    store, stored = make_store(v)
-    x_rows, sums = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
+    threads, loads = io.threads_of(s), make_loads(s, v)
+    turning, depth = spread(s, threads).angles, A // 4
+    across, along, sums_out = io.columns_of(s, M), io.columns_of(s, N), io.make_sums_out(s)
+    _, stored = make_store(v)
+    x_rows, sum_rows = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
 
     @T.prim_func
     def b3_gradients(
@@ -190,29 +184,58 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             line, part_line = T.alloc_fragment((N, along.groups), F32), T.alloc_fragment((N, *along[:2]), F32)
             d_row = T.alloc_fragment((M,), F32)
             total, skip = T.alloc_fragment((1,), F32), T.alloc_local((1,), F32)
-            psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sums, P), F32) for _ in range(3))
+            psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sum_rows, P), F32) for _ in range(3))
             swizzled = (q_raw, k_raw) if loads.two_d else ()
             T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (*swizzled, v_s, z_s, do_s)})
-            t = SimpleNamespace(
-                q_raw=q_raw, k_raw=k_raw, bar=bar, q_s=q_s, k_s=k_s, x_s=x_s, g_s=g_s, h_s=h_s, e_s=e_s, mix_s=mix_s,
-                dmix_s=dmix_s, gw_s=gw_s, dgate_s=dgate_s, w_s=w_s, row_s=row_s, same_s=same_s, dsame_s=dsame_s,
-                v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, line_s=line_s, psi_s=psi_s,
-                half_zeta_s=half_zeta_s, zeta_s=zeta_s, phi_s=phi_s, E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk,
-                g=g, gw=gw, dgate=dgate, row=row, part_row=part_row, line=line, part_line=part_line, psi_acc=psi_acc,
-                zeta_acc=zeta_acc, phi_acc=phi_acc,
+            tensors = Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
+            written = Written(
+                dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
+                edges=edges,
             )  # fmt: skip
+            staged = Staging(
+                q_raw=q_raw, k_raw=k_raw, v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, h_s=h_s, x_s=x_s,
+                bar=bar,
+            )  # fmt: skip
+            weights = Weights(
+                q_bias_s=qb_s, k_bias_s=kb_s, psi_s=psi_s, half_zeta_s=half_zeta_s, zeta_s=zeta_s, phi_s=phi_s,
+                skip=skip,
+            )  # fmt: skip
+            ops = Operands(
+                q_s=q_s, k_s=k_s, g_s=g_s, gw_s=gw_s, e_s=e_s, mix_s=mix_s, dmix_s=dmix_s, w_s=w_s, dgate_s=dgate_s
+            )  # fmt: skip
+            acc = Products(E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk, g=g, gw=gw, dgate=dgate)
+            sums = Sums(
+                row_s=row_s, row=row, part_row=part_row, line_s=line_s, line=line, part_line=part_line, same_s=same_s,
+                dsame_s=dsame_s, d_row=d_row, psi_acc=psi_acc, zeta_acc=zeta_acc, phi_acc=phi_acc,
+            )  # fmt: skip
+            rotation = Rotation(cos=cos, sin=sin, turn=turn, turn_s=turn_s)
+            sink = T.alloc_local((1,), F32)
+            start = io.make_start(s, v, loads, tensors, staged)
+            chunk = make_chunk(
+                s,
+                v,
+                loads,
+                start,
+                written,
+                staged,
+                weights,
+                ops,
+                acc,
+                sums,
+                rotation,
+                sink,
+                lent=not (io.lends(s, v) or owns(s, v)),
+            )
             # what a copy fills or empties while other turns of the loop run, and what is filled before the loop
             own = (q_raw, k_raw, q_s, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s)
             own += (x_s,) if v.psiv_cache else ()
             own += ((z_s, half_zeta_s, zeta_s) if s.gated else ()) + ((phi_s,) if s.reduced else ())
-            operands = (k_s, x_s, g_s, gw_s, e_s, mix_s, dmix_s)
-            sink = T.alloc_local((1,), F32)
             tx = T.get_thread_binding()
             nc = L // C
             last = (nc - 1) * C
             for n in range(loads.ahead):
                 if n < nc:
-                    start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, last - n * C, n, tx)
+                    start(b, h, last - n * C, n, tx)
             T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
             T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
             for r, p in T.Parallel(R, P):
@@ -223,7 +246,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 if s.reduced:
                     phi_s[r, p] = phi[h, r, p]
             if v.aggressive_smem_merge:
-                sink[0] = tiles.firsts(own)
+                sink[0] = firsts(own)
             T.copy(leaving[b, h, :, :], E)
             skip[0] = D[h]
             T.clear(psi_acc)
@@ -234,78 +257,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             T.clear(d_row)
             T.sync_threads()
             for n in T.serial(nc):
-                t0 = last - n * C
-                held = loads.held_slot(n)
-                one = loads.slot(n)
-                if loads.ahead == 0:
-                    start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, t0, n, tx)
-                T.copy(E, e_s)
-                loads.wait(bar, n, nc, copies)
-                angles(cos, sin, cs_s, one * depth, tx)
-                weigh(w_s, scalar_s, n)
-                if not v.psiv_cache:
-                    spread_v(x_s, v_s, psi_s, n, tx)
-                turned(k_s, k_raw, kb_s, cos, sin, tx, n)
-                stored()  # dk of the chunk before, from q_s
-                T.sync_threads()
-                turned(q_s, q_raw, qb_s, cos, sin, tx, n)
-                T.sync_threads()
-                do.scores(t, one)
-                do.mix(t, skip[0])
-                T.sync_threads()
-                do.outputs(t, held)  # again, for the gradients of the gate
-                gate(t, n)
-                T.sync_threads()
-                do.entries(t, one, held)
-                if s.gated:
-                    for c, p in T.Parallel(C, P):
-                        dz[b, t0 + c, h, p] = bf16(tiles.lent_sum(dgate_s, loads, n, c, p, N == P))
-                do.weighted(t)
-                edge(t, one, t0)
-                T.sync_threads()
-                edge_out(line_s, edges, b, h, t0)
-                do.queries(t, held)
-                tiles.put(dn, q_raw, loads, n, True)
-                for e in T.unroll(turning):
-                    turn[e] = 0.0
-                do.keys(t)
-                T.sync_threads()
-                q_back(q_raw, q_s, turn, cos, sin, tx, n)
-                do.finished(t)
-                if v.aggressive_smem_merge:  # the products are done now, not where they began
-                    sink[0] = tiles.firsts(operands)
-                T.fence_proxy_async()
-                T.sync_threads()
-                for cols in loads.columns():
-                    for r in T.unroll(R):
-                        store(q_raw[loads.block(n, r, cols)], dqh[b, t0 : t0 + C, r, h, cols])
-                T.copy(dk, q_s)
-                values(t, held)
-                if loads.ahead > 0:
-                    stored()
-                    if not v.tma:
-                        loads.free()
-                    if n + loads.ahead < nc:
-                        later = t0 - loads.ahead * C
-                        start(t, q, k, v_, z, d_out, cs, lc, sk, gm, states, psiv, b, h, later, n + loads.ahead, tx)
-                T.sync_threads()
-                k_back(q_s, k_s, turn, cos, sin, tx)
-                turn_out(turn_s, turn, tx)
-                for c, p in T.Parallel(C, P):
-                    dv[b, t0 + c, h, p] = bf16(rank_sum(x_s, held * M + c if x_rows > M else c, p, R, C))
-                rows_out(t, row_q, row_k, same, diag, b, h, t0)
-                for i in T.Parallel(M):
-                    d_row[i] += dsame_s[i, i // C]
-                T.fence_proxy_async()
-                T.sync_threads()
-                for cols in panels(N, split):
-                    for r in T.unroll(R):
-                        store(q_s[r * C : (r + 1) * C, cols], dkh[b, t0 : t0 + C, r, h, cols])
-                for c, j in T.Parallel(C, A):
-                    dtheta[b, h, t0 + c, j] = rank_sum(turn_s, c, j, R, C)
-                if loads.ahead == 0:
-                    stored()
-                    T.sync_threads()
+                chunk(b, h, last - n * C, n, nc, tx)
             stored()
             sums_out(psi_acc, p_psi, b, h)
             if s.gated:
@@ -316,6 +268,6 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             for i in T.Parallel(1):
                 p_d[b, h] = total[i]
             if v.aggressive_smem_merge:
-                sink[0] = tiles.firsts(own)
+                sink[0] = firsts(own)
 
     return b3_gradients

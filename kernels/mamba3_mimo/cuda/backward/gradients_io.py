@@ -1,15 +1,16 @@
 """What the backward walk loads and stores: the tiles of a chunk, per-token rows, partial sums. Letters: see shape.py.
 
-`t` holds the walk's buffers by their names in gradients.py. Rows are i = r * C + c.
+Rows are i = r * C + c.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
-# ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
+# ruff: noqa: C901, N812, PLR0915
 
 from typing import Any, NamedTuple
 
 import tilelang.language as T
 
+from kernels.mamba3_mimo.cuda.backward.groups import Given, Staging, Sums, Written
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels
@@ -72,8 +73,8 @@ def operand_panels(s: ScanShape, slots: int) -> list[slice]:
     return panels(s.P, min(64, s.P * 128 // threads_of(s)) if slots > 1 else 64)
 
 
-def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
-    """Return macro(t, tensors of the walk, b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
+def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, staged: Staging) -> Any:
+    """Return macro(b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
 
     Issuing a bulk copy takes one thread some forty instructions, so four warps share them. The first one loads q: its
     thread has waited for the store of dq from the same buffer, which it started itself.
@@ -81,62 +82,63 @@ def make_start(s: ScanShape, v: Variant, loads: Loads) -> Any:
     C, N, P, M, R, depth = s.C, s.N, s.P, s.M, s.R, s.A // 4
 
     @T.macro
-    def states_and_x(t, states, psiv, b, h, t0, n):
+    def states_and_x(b, h, t0, n):
         held = loads.held_slot(n)
         one = loads.slot(n)
         for cols in operand_panels(s, loads.slots):
-            loads.copy(states[b, h, t0 // C, :, cols], t.h_s[one * N : (one + 1) * N, cols], t.bar, n)
+            loads.copy(given.states[b, h, t0 // C, :, cols], staged.h_s[one * N : (one + 1) * N, cols], staged.bar, n)
         if v.psiv_cache:
             for cols in operand_panels(s, loads.held):
-                loads.copy(psiv[b, h, t0 // C, :, cols], t.x_s[held * M : (held + 1) * M, cols], t.bar, n)
+                rows = slice(held * M, (held + 1) * M)
+                loads.copy(given.psiv[b, h, t0 // C, :, cols], staged.x_s[rows, cols], staged.bar, n)
 
     @T.macro
-    def outputs(t, z, do, b, h, t0, n):
+    def outputs(b, h, t0, n):
         one = loads.slot(n)
         for cols in panels(P):
             if s.gated:
-                loads.copy(z[b, t0 : t0 + C, h, cols], t.z_s[one * C : (one + 1) * C, cols], t.bar, n)
+                loads.copy(given.z[b, t0 : t0 + C, h, cols], staged.z_s[one * C : (one + 1) * C, cols], staged.bar, n)
             if s.reduced:
-                loads.copy(do[b, t0 : t0 + C, h, cols], t.do_s[one * C : (one + 1) * C, cols], t.bar, n)
+                loads.copy(given.do[b, t0 : t0 + C, h, cols], staged.do_s[one * C : (one + 1) * C, cols], staged.bar, n)
             else:
                 for r in T.unroll(R):
                     rows = slice(one * M + r * C, one * M + (r + 1) * C)
-                    loads.copy(do[b, t0 : t0 + C, r, h, cols], t.do_s[rows, cols], t.bar, n)
+                    loads.copy(given.do[b, t0 : t0 + C, r, h, cols], staged.do_s[rows, cols], staged.bar, n)
 
     @T.macro
-    def inputs(t, v_, cs, lc, sk, gm, b, h, t0, n):
+    def inputs(b, h, t0, n):
         held = loads.held_slot(n)
         one = loads.slot(n)
         for cols in panels(P):
-            loads.copy(v_[b, t0 : t0 + C, h, cols], t.v_s[held * C : (held + 1) * C, cols], t.bar, n)
-        loads.copy(cs[b, h, t0 // C, :, :, :], t.cs_s[one * depth : (one + 1) * depth, :, :], t.bar, n)
-        loads.copy(lc[b, h, t0 : t0 + C], t.scalar_s[held * 3, :], t.bar, n)
-        loads.copy(sk[b, h, t0 : t0 + C], t.scalar_s[held * 3 + 1, :], t.bar, n)
-        loads.copy(gm[b, h, t0 : t0 + C], t.scalar_s[held * 3 + 2, :], t.bar, n)
+            loads.copy(given.v[b, t0 : t0 + C, h, cols], staged.v_s[held * C : (held + 1) * C, cols], staged.bar, n)
+        loads.copy(given.cs[b, h, t0 // C, :, :, :], staged.cs_s[one * depth : (one + 1) * depth, :, :], staged.bar, n)
+        loads.copy(given.lc[b, h, t0 : t0 + C], staged.scalar_s[held * 3, :], staged.bar, n)
+        loads.copy(given.sk[b, h, t0 : t0 + C], staged.scalar_s[held * 3 + 1, :], staged.bar, n)
+        loads.copy(given.gm[b, h, t0 : t0 + C], staged.scalar_s[held * 3 + 2, :], staged.bar, n)
 
     @T.macro
-    def start(t, q, k, v_, z, do, cs, lc, sk, gm, states, psiv, b, h, t0, n, tx):
+    def start(b, h, t0, n, tx):
         if v.tma:
             # the compiler elects a thread of every range of threads that it can tell apart
             if tx < 64:
                 if tx < 32:
-                    loads.rows(t.q_raw, q, t.bar, b, h, t0, n)
+                    loads.rows(staged.q_raw, given.q, staged.bar, b, h, t0, n)
                 else:
-                    loads.rows(t.k_raw, k, t.bar, b, h, t0, n)
+                    loads.rows(staged.k_raw, given.k, staged.bar, b, h, t0, n)
             else:
                 if tx < 96:
-                    states_and_x(t, states, psiv, b, h, t0, n)
-                    outputs(t, z, do, b, h, t0, n)
+                    states_and_x(b, h, t0, n)
+                    outputs(b, h, t0, n)
                 else:
                     if tx < 128:
-                        inputs(t, v_, cs, lc, sk, gm, b, h, t0, n)
+                        inputs(b, h, t0, n)
         else:
-            loads.rows(t.q_raw, q, t.bar, b, h, t0, n)
-            loads.rows(t.k_raw, k, t.bar, b, h, t0, n)
-            states_and_x(t, states, psiv, b, h, t0, n)
-            outputs(t, z, do, b, h, t0, n)
-            inputs(t, v_, cs, lc, sk, gm, b, h, t0, n)
-        loads.posted(t.bar, n)
+            loads.rows(staged.q_raw, given.q, staged.bar, b, h, t0, n)
+            loads.rows(staged.k_raw, given.k, staged.bar, b, h, t0, n)
+            states_and_x(b, h, t0, n)
+            outputs(b, h, t0, n)
+            inputs(b, h, t0, n)
+        loads.posted(staged.bar, n)
 
     return start
 
@@ -148,8 +150,8 @@ def copies_of(s: ScanShape, v: Variant, loads: Loads) -> int:
     return 2 * s.R * len(loads.columns()) + wide + cached + 4
 
 
-def make_rows_out(s: ScanShape) -> Any:
-    """Return macro(t, row_q, row_k, same, diag, b, h, t0): the rows of row_s, summed over ranks and column groups."""
+def make_rows_out(s: ScanShape, sums: Sums, written: Written) -> Any:
+    """Return macro(b, h, t0): the rows of row_s, summed over ranks and column groups."""
     C, R, groups = s.C, s.R, columns_of(s, s.M).groups
 
     def line(rows, first, c):
@@ -159,12 +161,12 @@ def make_rows_out(s: ScanShape) -> Any:
         return total
 
     @T.macro
-    def rows_out(t, row_q, row_k, same, diag, b, h, t0):
+    def rows_out(b, h, t0):
         for c in T.Parallel(C):
-            same[b, h, t0 + c] = row_sum(t.row_s, 0, c, R, C)
-            diag[b, h, t0 + c] = row_sum(t.row_s, 1, c, R, C)
-            row_q[b, h, t0 + c] = line(t.row_s, 2, c)
-            row_k[b, h, t0 + c] = line(t.row_s, 2 + groups, c)
+            written.same[b, h, t0 + c] = row_sum(sums.row_s, 0, c, R, C)
+            written.diag[b, h, t0 + c] = row_sum(sums.row_s, 1, c, R, C)
+            written.row_q[b, h, t0 + c] = line(sums.row_s, 2, c)
+            written.row_k[b, h, t0 + c] = line(sums.row_s, 2 + groups, c)
 
     return rows_out
 

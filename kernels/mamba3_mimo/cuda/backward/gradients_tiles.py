@@ -1,7 +1,6 @@
 """Pieces of the backward walk between its loads and its stores: PsiV, weights, products, gate, the rotation undone.
 
-`t` holds the walk's buffers by their names in gradients.py. Rows are i = r * C + c. Letters: see shape.py. The walk
-places its own barriers: a piece says what it needs done before.
+Rows are i = r * C + c. Letters: see shape.py. The walk places its own barriers: a piece says what it needs done before.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
@@ -13,6 +12,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.gradients_io import columns_of, fold_of, part, x_slots
+from kernels.mamba3_mimo.cuda.backward.groups import Operands, Products, Staging, Sums, Weights
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
@@ -134,15 +134,18 @@ def make_turn_out(s: ScanShape, threads: int) -> Any:
     return turn_out
 
 
-def make_products(s: ScanShape, v: Variant, loads: Loads, threads: int, *, lent: bool) -> Any:
+def make_products(
+    s: ScanShape, v: Variant, loads: Loads, threads: int, staged: Staging, ops: Operands, acc: Products, sums: Sums,
+    *, lent: bool,
+) -> Any:  # fmt: skip
     """Return the matrix products of a chunk as macros: some start products, others wait for them and go on from there.
 
     Where every product fills the matrix unit they run while other work is done; elsewhere each is waited for at once.
-    In order: `scores`(t, one): q~ k~ and what the entering state adds to y [M,P]. `mix`(t, skip): the weighted scores
-    mix_s. `outputs`(t, held): y. Before: mix_s of every thread. `entries`(t, one, held): E of the chunk before, the
-    gradients of the scores, the state's part of dq~ in dn and of dx in y. Before: g_s, gw_s, e_s. `weighted`(t): the
-    weighted gradients of the scores dmix_s; E is done. `queries`(t, held): dq~ in dn, and the state's part of dk~ in
-    dk. Before: dmix_s. `keys`(t): the rest of dx and of dk~. `finished`(t): dx in y and dk~ in dk are done. `lent`:
+    In order: `scores`(one): q~ k~ and what the entering state adds to y [M,P]. `mix`(skip): the weighted scores
+    mix_s. `outputs`(held): y. Before: mix_s of every thread. `entries`(one, held): E of the chunk before, the
+    gradients of the scores, the state's part of dq~ in dn and of dx in y. Before: g_s, gw_s, e_s. `weighted`(): the
+    weighted gradients of the scores dmix_s; E is done. `queries`(held): dq~ in dn, and the state's part of dk~ in
+    dk. Before: dmix_s. `keys`(): the rest of dx and of dk~. `finished`(): dx in y and dk~ in dk are done. `lent`:
     gw_s lies in dmix_s.
     """
     C, M, N, P, xs = s.C, s.M, s.N, s.P, x_slots(v, loads)
@@ -163,75 +166,75 @@ def make_products(s: ScanShape, v: Variant, loads: Loads, threads: int, *, lent:
             T.warpgroup_fence_operand(c, num_regs=size // threads)
 
     @T.macro
-    def scores(t, one):
-        product(t.q_s, t.k_s, t.score, False, True, True)
-        product(t.q_s, part(t.h_s, one, loads.slots, N), t.y, False, False, True)
+    def scores(one):
+        product(ops.q_s, ops.k_s, acc.score, False, True, True)
+        product(ops.q_s, part(staged.h_s, one, loads.slots, N), acc.y, False, False, True)
 
     @T.macro
-    def mix(t, skip):
-        landed(t.score, M * M, 1)
+    def mix(skip):
+        landed(acc.score, M * M, 1)
         for i, j in T.Parallel(M, M):
             if i % C == j % C:
-                t.same_s[i, j // C] = t.score[i, j]
+                sums.same_s[i, j // C] = acc.score[i, j]
         for i, j in T.Parallel(M, M):
-            t.score[i, j] = scalar.weighted(t.score[i, j], t.w_s[i % C, j % C], i == j, skip)
-        T.copy(t.score, t.mix_s)
-        landed(t.y, M * P, 0)
+            acc.score[i, j] = scalar.weighted(acc.score[i, j], ops.w_s[i % C, j % C], i == j, skip)
+        T.copy(acc.score, ops.mix_s)
+        landed(acc.y, M * P, 0)
         for i, p in T.Parallel(M, P):
-            t.y[i, p] = t.y[i, p] * t.w_s[i % C, C]
+            acc.y[i, p] = acc.y[i, p] * ops.w_s[i % C, C]
 
     @T.macro
-    def outputs(t, held):
-        product(t.mix_s, part(t.x_s, held, xs, M), t.y, False, False, False)
-        landed(t.y, M * P, 0)
+    def outputs(held):
+        product(ops.mix_s, part(staged.x_s, held, xs, M), acc.y, False, False, False)
+        landed(acc.y, M * P, 0)
 
     @T.macro
-    def entries(t, one, held):
-        product(t.g_s, part(t.x_s, held, xs, M), t.dscore, False, True, True)
-        product(t.g_s, part(t.h_s, one, loads.slots, N), t.dn, False, True, True)
+    def entries(one, held):
+        product(ops.g_s, part(staged.x_s, held, xs, M), acc.dscore, False, True, True)
+        product(ops.g_s, part(staged.h_s, one, loads.slots, N), acc.dn, False, True, True)
         for i, p in T.Parallel(N, P):
-            t.E[i, p] = t.E[i, p] * t.w_s[C - 1, C]
-        product(t.q_s, t.gw_s[:, :P], t.E, True, False, False)
-        product(t.k_s, t.e_s, t.y, False, False, True)
+            acc.E[i, p] = acc.E[i, p] * ops.w_s[C - 1, C]
+        product(ops.q_s, ops.gw_s[:, :P], acc.E, True, False, False)
+        product(ops.k_s, ops.e_s, acc.y, False, False, True)
 
     @T.macro
-    def weighted(t):
-        landed(t.dscore, M * M, 3)
+    def weighted():
+        landed(acc.dscore, M * M, 3)
         for i, j in T.Parallel(M, M):
             if i % C == j % C:
-                t.dsame_s[i, j // C] = t.dscore[i, j]
+                sums.dsame_s[i, j // C] = acc.dscore[i, j]
         for i, j in T.Parallel(M, M):
-            t.dscore[i, j] = t.dscore[i, j] * t.w_s[i % C, j % C]
+            acc.dscore[i, j] = acc.dscore[i, j] * ops.w_s[i % C, j % C]
         if lent:  # gw_s is in dmix_s
-            landed(t.E, N * P, 1)
+            landed(acc.E, N * P, 1)
             T.sync_threads()
-        T.copy(t.dscore, t.dmix_s)
-        landed(t.dn, M * N, 2)
+        T.copy(acc.dscore, ops.dmix_s)
+        landed(acc.dn, M * N, 2)
         for i, j in T.Parallel(M, N):
-            t.dn[i, j] = t.dn[i, j] * t.w_s[i % C, C]
-        landed(t.E, N * P, 1)
+            acc.dn[i, j] = acc.dn[i, j] * ops.w_s[i % C, C]
+        landed(acc.E, N * P, 1)
 
     @T.macro
-    def queries(t, held):
-        product(t.dmix_s, t.k_s, t.dn, False, False, False)
-        product(part(t.x_s, held, xs, M), t.e_s, t.dk, False, True, True)
-        landed(t.y, M * P, 2)
+    def queries(held):
+        product(ops.dmix_s, ops.k_s, acc.dn, False, False, False)
+        product(part(staged.x_s, held, xs, M), ops.e_s, acc.dk, False, True, True)
+        landed(acc.y, M * P, 2)
         for i, p in T.Parallel(M, P):
-            t.y[i, p] = t.y[i, p] * t.w_s[i % C, C + 1]
-        landed(t.dn, M * N, 1)
+            acc.y[i, p] = acc.y[i, p] * ops.w_s[i % C, C + 1]
+        landed(acc.dn, M * N, 1)
 
     @T.macro
-    def keys(t):
-        product(t.mix_s, t.g_s, t.y, True, False, False)
-        landed(t.dk, M * N, 1)
+    def keys():
+        product(ops.mix_s, ops.g_s, acc.y, True, False, False)
+        landed(acc.dk, M * N, 1)
         for i, j in T.Parallel(M, N):
-            t.dk[i, j] = t.dk[i, j] * t.w_s[i % C, C + 1]
-        product(t.dmix_s, t.q_s, t.dk, True, False, False)
+            acc.dk[i, j] = acc.dk[i, j] * ops.w_s[i % C, C + 1]
+        product(ops.dmix_s, ops.q_s, acc.dk, True, False, False)
 
     @T.macro
-    def finished(t):
-        landed(t.y, M * P, 1)
-        landed(t.dk, M * N, 0)
+    def finished():
+        landed(acc.y, M * P, 1)
+        landed(acc.dk, M * N, 0)
 
     return SimpleNamespace(
         scores=scores, mix=mix, outputs=outputs, entries=entries, weighted=weighted, queries=queries, keys=keys,
@@ -261,83 +264,90 @@ def lent_sum(tile: Any, loads: Loads, n: Any, c: Any, p: Any, lent: bool) -> Any
     return total
 
 
-def make_rows_in(s: ScanShape) -> Any:
-    """Return macro(t, first): sum part_row over its columns into row_s from row `first` on, one per column group."""
+def make_rows_in(s: ScanShape, sums: Sums) -> Any:
+    """Return macro(first): sum part_row over its columns into row_s from row `first` on, one per column group."""
     M, groups = s.M, columns_of(s, s.M).groups
 
     @T.macro
-    def rows_in(t, first):
-        T.reduce_sum(t.part_row, t.row, dim=2)
+    def rows_in(first):
+        T.reduce_sum(sums.part_row, sums.row, dim=2)
         for i, group in T.Parallel(M, groups):
-            t.row_s[first + group, i] = t.row[i, group]
+            sums.row_s[first + group, i] = sums.row[i, group]
 
     return rows_in
 
 
-def make_gate(s: ScanShape, loads: Loads, *, lent: bool) -> Any:
-    """Return macro(t, n): from y the gradient g with respect to it, that of the gate, and their partial sums.
+def make_gate(
+    s: ScanShape, loads: Loads, staged: Staging, weights: Weights, ops: Operands, acc: Products, sums: Sums,
+    *, lent: bool,
+) -> Any:  # fmt: skip
+    """Return macro(n): from y the gradient g with respect to it, that of the gate, and their partial sums.
 
     Leaves g and g times the decay from the start of the chunk in g_s and gw_s, the gate's in dgate_s, perhaps `lent` by
-    k_raw, and <g, y> in row_s from row 2 on. half_zeta_s holds zeta / 2, zeta_s zeta * phi.
+    k_raw, and <g, y> in row_s from row 2 on.
     """
     C, M, P = s.C, s.M, s.P
-    fold, across, rows_in = fold_of(s), columns_of(s, M).at, make_rows_in(s)
+    fold, across, rows_in = fold_of(s), columns_of(s, M).at, make_rows_in(s, sums)
 
     @T.macro
-    def gate(t, n):
+    def gate(n):
         one = loads.slot(n)
-        T.clear(t.part_row)
+        T.clear(sums.part_row)
         for i, p in T.Parallel(M, P):
-            d32 = f32(t.do_s[one * C + i % C, p] if s.reduced else t.do_s[one * M + i, p])
-            z32 = f32(t.z_s[one * C + i % C, p]) if s.gated else 0.0
-            half_u = z32 * t.half_zeta_s[i // C, p] if s.gated else 0.0
+            d32 = f32(staged.do_s[one * C + i % C, p] if s.reduced else staged.do_s[one * M + i, p])
+            z32 = f32(staged.z_s[one * C + i % C, p]) if s.gated else 0.0
+            half_u = z32 * weights.half_zeta_s[i // C, p] if s.gated else 0.0
             bent = scalar.bent(half_u) if s.gated else 0.0
             silu = scalar.silu(half_u, bent) if s.gated else 1.0
             gated = d32 * silu
             if s.reduced:
-                t.phi_acc[fold(i), p] += gated * t.y[i, p]
-            g32 = gated * t.phi_s[i // C, p] if s.reduced else gated
+                sums.phi_acc[fold(i), p] += gated * acc.y[i, p]
+            g32 = gated * weights.phi_s[i // C, p] if s.reduced else gated
             if s.gated:
                 slope = scalar.silu_slope(silu, bent)
-                du = d32 * t.y[i, p] * slope
-                t.zeta_acc[fold(i), p] += du * z32
-                t.dgate[i, p] = bf16(du * t.zeta_s[i // C, p])
-            t.g[i, p] = bf16(g32)
-            t.gw[i, p] = bf16(g32 * t.w_s[i % C, C])
-        T.copy(t.g, t.g_s)
-        T.copy(t.gw, t.gw_s[:, :P])
+                du = d32 * acc.y[i, p] * slope
+                sums.zeta_acc[fold(i), p] += du * z32
+                acc.dgate[i, p] = bf16(du * weights.zeta_s[i // C, p])
+            acc.g[i, p] = bf16(g32)
+            acc.gw[i, p] = bf16(g32 * ops.w_s[i % C, C])
+        T.copy(acc.g, ops.g_s)
+        T.copy(acc.gw, ops.gw_s[:, :P])
         # of g as the products take it: else the same step's share would not cancel in the gradients of time
         for i, p in T.Parallel(M, P):
-            t.part_row[i, across(p)[0], across(p)[1]] += f32(t.g[i, p]) * t.y[i, p]
-        rows_in(t, 2)
+            sums.part_row[i, across(p)[0], across(p)[1]] += f32(acc.g[i, p]) * acc.y[i, p]
+        rows_in(2)
         if s.gated:
-            put(t.dgate, t.dgate_s, loads, n, lent)
+            put(acc.dgate, ops.dgate_s, loads, n, lent)
 
     return gate
 
 
-def make_values(s: ScanShape, v: Variant, loads: Loads) -> Any:
-    """Return macro(t, held): from dx in y the gradient of v per rank in x_s, psi's partial sums, the rows of row_s.
+def make_values(
+    s: ScanShape, v: Variant, loads: Loads, staged: Staging, weights: Weights, ops: Operands, acc: Products, sums: Sums
+) -> Any:
+    """Return macro(held): from dx in y the gradient of v per rank in x_s, psi's partial sums, the rows of row_s.
 
     row_s: 0 the gradient of gamma, 1 the same step's share of <g, y> and of <x, dx>, which comes after <g, y>.
     """
     C, M, P, R, xs = s.C, s.M, s.P, s.R, x_slots(v, loads)
-    fold, rows_in, (groups, _, across) = fold_of(s), make_rows_in(s), columns_of(s, M)
+    fold, rows_in, (groups, _, across) = fold_of(s), make_rows_in(s, sums), columns_of(s, M)
 
     @T.macro
-    def values(t, held):
-        T.clear(t.part_row)
+    def values(held):
+        T.clear(sums.part_row)
         for i, p in T.Parallel(M, P):
-            v32 = f32(t.v_s[held * C + i % C, p])
-            t.psi_acc[fold(i), p] += t.y[i, p] * v32
-            dx = scalar.psiv(t.y[i, p], t.psi_s[i // C, p])
-            t.g[i, p] = bf16(dx)
-            t.part_row[i, across(p)[0], across(p)[1]] += t.y[i, p] * f32(bf16(scalar.psiv(v32, t.psi_s[i // C, p])))
-        T.copy(t.g, part(t.x_s, held, xs, M))
-        rows_in(t, 2 + groups)
+            v32 = f32(staged.v_s[held * C + i % C, p])
+            sums.psi_acc[fold(i), p] += acc.y[i, p] * v32
+            dx = scalar.psiv(acc.y[i, p], weights.psi_s[i // C, p])
+            acc.g[i, p] = bf16(dx)
+            sums.part_row[i, across(p)[0], across(p)[1]] += acc.y[i, p] * f32(
+                bf16(scalar.psiv(v32, weights.psi_s[i // C, p]))
+            )
+        T.copy(acc.g, part(staged.x_s, held, xs, M))
+        rows_in(2 + groups)
         for i in T.Parallel(M):
-            t.row_s[0, i] = pair_sum(t.same_s, t.dsame_s, i, R)
-            t.row_s[1, i] = mixed_sum(t.mix_s, t.dsame_s, i, R, C)
+            sums.row_s[0, i] = pair_sum(sums.same_s, sums.dsame_s, i, R)
+            sums.row_s[1, i] = mixed_sum(ops.mix_s, sums.dsame_s, i, R, C)
 
     return values
 

@@ -199,8 +199,25 @@ def time_gradients(s: ScanShape) -> Any:
                 at = turn * warps + warp
                 h = bh * turns * warps + at
                 scalars(
-                    dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, num_tokens,
-                    b, h, blk, at, lane,
+                    dt,
+                    trap,
+                    reset,
+                    sk,
+                    row_q,
+                    row_k,
+                    same,
+                    diag,
+                    edges,
+                    dadt,
+                    dtrap,
+                    ddt_s,
+                    span,
+                    num_tokens,
+                    b,
+                    h,
+                    blk,
+                    at,
+                    lane,
                 )
             T.sync_threads()
             if not cumulated:

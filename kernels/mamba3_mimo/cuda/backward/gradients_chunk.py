@@ -1,0 +1,128 @@
+"""One chunk of B3 in one role, from its loads to its stores. Letters: see shape.py. Rows are i = r * C + c."""
+
+# TileLang programs: `T` is the language's own name, macros take tensors without annotations, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
+
+from typing import Any
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from kernels.mamba3_mimo.cuda.backward.edges import make_edge
+from kernels.mamba3_mimo.cuda.backward.gradients_tiles import (
+    firsts,
+    lent_sum,
+    make_gate,
+    make_products,
+    make_spread_v,
+    make_turn_out,
+    make_turned_back,
+    make_values,
+    make_weigh,
+    put,
+)
+from kernels.mamba3_mimo.cuda.backward.groups import Operands, Products, Rotation, Staging, Sums, Weights, Written
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store, panels
+from kernels.mamba3_mimo.cuda.pieces.tiles import bf16, make_angles, make_rotated_shared, rank_sum, spread
+
+
+def make_chunk(
+    s: ScanShape, v: Variant, loads: Loads, start: Any, written: Written, staged: Staging, weights: Weights,
+    ops: Operands, acc: Products, sums: Sums, rotation: Rotation, sink: Any, *, lent: bool,
+) -> Any:  # fmt: skip
+    """Return macro(b, h, t0, n, nc, tx): the gradients of chunk n of nc, which begins at token t0.
+
+    `start` is the macro of `make_start`; `lent`: gw_s lies in dmix_s. With `aggressive_smem_merge` sink [1] fp32 takes
+    sums that nobody needs, see `firsts`. The barriers are all that is needed, unless the compiler overlaps buffers.
+    """
+    N, P, R, A, C, M = s.N, s.P, s.R, s.A, s.C, s.M
+    threads = io.threads_of(s)
+    split = min(64, N * 128 // threads)  # two warp groups share the columns of a product
+    turning, depth, x_rows = spread(s, threads).angles, A // 4, io.x_slots(v, loads) * M
+    spread_v, weigh = make_spread_v(s, loads, threads), make_weigh(s, loads)
+    turned, angles = make_rotated_shared(s, threads, loads.at), make_angles(s, threads)
+    do = make_products(s, v, loads, threads, staged, ops, acc, sums, lent=lent)
+    gate = make_gate(s, loads, staged, weights, ops, acc, sums, lent=N == P)
+    values = make_values(s, v, loads, staged, weights, ops, acc, sums)
+    q_back, k_back = make_turned_back(s, threads, loads.at), make_turned_back(s, threads)
+    edge, edge_out = make_edge(s, io.columns_of(s, N), staged, acc, sums)
+    turn_out, rows_out = make_turn_out(s, threads), io.make_rows_out(s, sums, written)
+    store, stored = make_store(v)
+
+    @T.macro
+    def chunk(b, h, t0, n, nc, tx):
+        held = loads.held_slot(n)
+        one = loads.slot(n)
+        if loads.ahead == 0:
+            start(b, h, t0, n, tx)
+        T.copy(acc.E, ops.e_s)
+        loads.wait(staged.bar, n, nc, io.copies_of(s, v, loads))
+        angles(rotation.cos, rotation.sin, staged.cs_s, one * depth, tx)
+        weigh(ops.w_s, staged.scalar_s, n)
+        if not v.psiv_cache:
+            spread_v(staged.x_s, staged.v_s, weights.psi_s, n, tx)
+        turned(ops.k_s, staged.k_raw, weights.k_bias_s, rotation.cos, rotation.sin, tx, n)
+        stored()  # dk of the chunk before, from q_s
+        T.sync_threads()
+        turned(ops.q_s, staged.q_raw, weights.q_bias_s, rotation.cos, rotation.sin, tx, n)
+        T.sync_threads()
+        do.scores(one)
+        do.mix(weights.skip[0])
+        T.sync_threads()
+        do.outputs(held)  # again, for the gradients of the gate
+        gate(n)
+        T.sync_threads()
+        do.entries(one, held)
+        if s.gated:
+            for c, p in T.Parallel(C, P):
+                written.dz[b, t0 + c, h, p] = bf16(lent_sum(ops.dgate_s, loads, n, c, p, N == P))
+        do.weighted()
+        edge(one, t0)
+        T.sync_threads()
+        edge_out(written.edges, b, h, t0)
+        do.queries(held)
+        put(acc.dn, staged.q_raw, loads, n, True)
+        for e in T.unroll(turning):
+            rotation.turn[e] = 0.0
+        do.keys()
+        T.sync_threads()
+        q_back(staged.q_raw, ops.q_s, rotation.turn, rotation.cos, rotation.sin, tx, n)
+        do.finished()
+        if v.aggressive_smem_merge:  # the products are done now, not where they began
+            sink[0] = firsts((ops.k_s, staged.x_s, ops.g_s, ops.gw_s, ops.e_s, ops.mix_s, ops.dmix_s))
+        T.fence_proxy_async()
+        T.sync_threads()
+        for cols in loads.columns():
+            for r in T.unroll(R):
+                store(staged.q_raw[loads.block(n, r, cols)], written.dqh[b, t0 : t0 + C, r, h, cols])
+        T.copy(acc.dk, ops.q_s)
+        values(held)
+        if loads.ahead > 0:
+            stored()
+            if not v.tma:
+                loads.free()
+            if n + loads.ahead < nc:
+                later = t0 - loads.ahead * C
+                start(b, h, later, n + loads.ahead, tx)
+        T.sync_threads()
+        k_back(ops.q_s, ops.k_s, rotation.turn, rotation.cos, rotation.sin, tx)
+        turn_out(rotation.turn_s, rotation.turn, tx)
+        for c, p in T.Parallel(C, P):
+            written.dv[b, t0 + c, h, p] = bf16(rank_sum(staged.x_s, held * M + c if x_rows > M else c, p, R, C))
+        rows_out(b, h, t0)
+        for i in T.Parallel(M):
+            sums.d_row[i] += sums.dsame_s[i, i // C]
+        T.fence_proxy_async()
+        T.sync_threads()
+        for cols in panels(N, split):
+            for r in T.unroll(R):
+                store(ops.q_s[r * C : (r + 1) * C, cols], written.dkh[b, t0 : t0 + C, r, h, cols])
+        for c, j in T.Parallel(C, A):
+            written.dtheta[b, h, t0 + c, j] = rank_sum(rotation.turn_s, c, j, R, C)
+        if loads.ahead == 0:
+            stored()
+            T.sync_threads()
+
+    return chunk

@@ -1,0 +1,162 @@
+"""The tensors and buffers of B3 in one role, in groups: what a piece takes and changes is said by its parameters.
+
+`_s` lies in shared memory; the others are fragments, spread over the threads of a block. A buffer is None where the
+problem does not need it. Letters: see shape.py. Rows are i = r * C + c.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Buffer: TypeAlias = Any
+"""A buffer of a program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The tensors that every chunk is loaded from, see `gradients`."""
+
+    q: Buffer
+    k: Buffer
+    v: Buffer
+    z: Buffer
+    do: Buffer
+    cs: Buffer
+    lc: Buffer
+    sk: Buffer
+    gm: Buffer
+    states: Buffer
+    psiv: Buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The tensors that every chunk is written to, see `gradients`."""
+
+    dqh: Buffer
+    dkh: Buffer
+    dv: Buffer
+    dz: Buffer
+    dtheta: Buffer
+    row_q: Buffer
+    row_k: Buffer
+    same: Buffer
+    diag: Buffer
+    edges: Buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staging:
+    """What copies fill, a slot for every chunk in flight."""
+
+    q_raw: Buffer
+    """bf16 [M,N] or [R,C,N] per slot, see loads.py: q, later dq; k_raw likewise, later the gradient of the gate."""
+    k_raw: Buffer
+    v_s: Buffer
+    """bf16 [C,P] per held slot."""
+    z_s: Buffer
+    """bf16 [C,P] per slot."""
+    do_s: Buffer
+    """bf16 [C,P] per slot, or [M,P] without phi."""
+    cs_s: Buffer
+    """fp16 [A/4,C,8] per slot."""
+    scalar_s: Buffer
+    """fp32 [3,C] per held slot: lc, sk, gm."""
+    h_s: Buffer
+    """bf16 [N,P] per slot: the state that enters the chunk."""
+    x_s: Buffer
+    """bf16 [M,P]: x; loaded, per held slot, with `psiv_cache` only. Later the gradient of v per rank."""
+    bar: Buffer
+    """The barriers that the copies report to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The head's weights, fp32 [R,P] unless they say otherwise."""
+
+    q_bias_s: Buffer
+    """bf16 [1,R,N]; k_bias_s likewise."""
+    k_bias_s: Buffer
+    psi_s: Buffer
+    half_zeta_s: Buffer
+    """zeta / 2."""
+    zeta_s: Buffer
+    """zeta phi."""
+    phi_s: Buffer
+    skip: Buffer
+    """[1]: D."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operands:
+    """What products read besides x and the state that enters."""
+
+    q_s: Buffer
+    """bf16 [M,N]: q~, later dk; k_s likewise k~."""
+    k_s: Buffer
+    g_s: Buffer
+    """bf16 [M,P]: g; gw_s is g times the decay from the start of the chunk."""
+    gw_s: Buffer
+    e_s: Buffer
+    """bf16 [N,P]: E."""
+    mix_s: Buffer
+    """bf16 [M,M]: the weighted scores; dmix_s their gradients, weighted too."""
+    dmix_s: Buffer
+    w_s: Buffer
+    """fp32 [C,C+8]: the weights of the chunk, see `make_weigh`."""
+    dgate_s: Buffer
+    """bf16 [M,P]: the gradient of z zeta per rank, times zeta phi; perhaps in k_raw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """What products write, fp32, and what is made of it on the way to shared memory, bf16."""
+
+    E: Buffer
+    """[N,P]: the gradient of the state that leaves the chunk."""
+    score: Buffer
+    """[M,M]; dscore likewise."""
+    dscore: Buffer
+    y: Buffer
+    """[M,P]: y, later dx."""
+    dn: Buffer
+    """[M,N]: dq~; dk likewise dk~."""
+    dk: Buffer
+    g: Buffer
+    """bf16 [M,P]; gw, dgate likewise."""
+    gw: Buffer
+    dgate: Buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """What is added up: over the columns of a row, over a chunk's pairs of rows, over the whole walk."""
+
+    row_s: Buffer
+    """fp32 [2 + 2 * groups, M]: 0 the gradient of gamma, 1 the same step's share, then <g, y> and <x, dx> by group."""
+    row: Buffer
+    part_row: Buffer
+    line_s: Buffer
+    """fp32 [2 * groups, N]: the edge, see edges.py."""
+    line: Buffer
+    part_line: Buffer
+    same_s: Buffer
+    """fp32 [M,R]: the scores of a token with itself; dsame_s their gradients."""
+    dsame_s: Buffer
+    d_row: Buffer
+    """fp32 [M]: partial sums of the gradient of D."""
+    psi_acc: Buffer
+    """fp32 [rows,P]: partial sums of the gradient of psi; zeta_acc, phi_acc likewise."""
+    zeta_acc: Buffer
+    phi_acc: Buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """The thread's angles."""
+
+    cos: Buffer
+    """fp16 [angles]; sin likewise."""
+    sin: Buffer
+    turn: Buffer
+    """fp32 [angles]: their gradients; turn_s [M,A+4] those of all threads."""
+    turn_s: Buffer
