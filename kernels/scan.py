@@ -44,7 +44,7 @@ class ScanSwitches:
     there; off: everything that the backward pass reads is kept (lane xla)."""
     superchunk: int = 0
     """Tokens per super-chunk: what one block of the chunk_parallel schedule walks; the sequential one has none. 0: as
-    many as suit the sizes of the scan."""
+    many as suit the sizes of the scan, where that is a whole row with the kernels of the sequential schedule."""
     pipeline_stages: int = 1
     """Chunks whose tiles are in flight ahead of the arithmetic; 0 loads synchronously."""
     fast_math: bool = True
@@ -71,7 +71,8 @@ class ScanFact(StrEnum):
     CHUNK_SIZE = "mamba3_mimo.chunk_size"
     SUPERCHUNK = "mamba3_mimo.superchunk"
     SUPERCHUNK_OF_SIZES = "mamba3_mimo.superchunk_of_sizes"
-    """Tokens per super-chunk that suit the sizes of the scan that ran, whatever was asked for (lane cuda)."""
+    """Tokens per super-chunk that suit the sizes of the scan that ran, whatever was asked for (lane cuda); 0: the
+    whole row, walked by one block."""
     PIPELINE_STAGES = "mamba3_mimo.pipeline_stages"
     FAST_MATH = "mamba3_mimo.fast_math"
     TMA = "mamba3_mimo.tma"

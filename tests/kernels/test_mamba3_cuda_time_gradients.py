@@ -12,10 +12,11 @@ pytest.importorskip("tilelang")
 
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_place, edge_size
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.host.compiled import program
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 from tests.kernels import tile_interpreter
 
 TOKENS = 2 * EDGE + 9
@@ -77,7 +78,8 @@ def by_walks(values_BHS: Tensor, s: ScanShape) -> Tensor:
 def edges_of_walks(edges: Tensor, s: ScanShape) -> Tensor:
     found = torch.full(edge_size(s), math.nan, dtype=torch.float64)
     for b, blk in product(range(s.B), range(s.S // EDGE)):
-        found[edge_place(s, b, blk)[0], :, edge_place(s, b, blk)[1]] = edges[b, :, blk]
+        walk, t = s.place(b, blk * EDGE)
+        found[walk, :, t // EDGE] = edges[b, :, blk]
     return found
 
 
@@ -92,8 +94,8 @@ def computed(p: Problem) -> dict[str, Tensor]:
     dangles = torch.full_like(p.angles, math.nan)
     tile_interpreter.run(
         program("time_gradients", s, Variant()),
-        p.dt, torch.zeros_like(p.dt), reset, one, row_q, row_k, none, row_k, edges_of_walks(p.edges, s), p.angles, dtheta,
-        dadt, ddt, dtrap, dangles, TOKENS,
+        p.dt, torch.zeros_like(p.dt), reset, one, row_q, row_k, none, row_k, edges_of_walks(p.edges, s), p.angles,
+        dtheta, dadt, ddt, dtrap, dangles, TOKENS,
     )  # fmt: skip
     return {"adt": dadt[..., :TOKENS], "dt": ddt[..., :TOKENS], "angles": dangles[:, :TOKENS]}
 

@@ -15,21 +15,14 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Products, Staging, Sums
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 
 BF16, F32 = "bfloat16", "float32"
-EDGE = 64
-"""Tokens between two edges; a multiple of every chunk size."""
 
 
 def edge_size(s: ScanShape) -> tuple[int, ...]:
     """Return the size of the tensor of edges, fp32 [B*K,H,ceil(L/EDGE),2,N]: see `make_edge`."""
     return s.walks, s.H, -(-s.L // EDGE), 2, s.N
-
-
-def edge_place(s: ScanShape, b: Any, blk: Any) -> tuple[Any, Any]:
-    """Return the walk and the place in it of edge `blk` of row b: those of shorter walks are their first."""
-    walk, t = s.place(b, blk * EDGE)
-    return walk, t // EDGE
 
 
 def make_edge(s: ScanShape, columns: Any, staged: Staging, acc: Products, sums: Sums) -> tuple[Any, Any]:

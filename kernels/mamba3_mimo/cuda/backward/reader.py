@@ -36,8 +36,8 @@ from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
 
 def make_reader(s: ScanShape) -> Any:
     """Return the macro of the first warp group; its parameters are named as in gradients_split.py."""
-    N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
-    NB, NC, parts = N // 64, L // C, 8 // R
+    N, R, A, C = s.N, s.R, s.A, s.C
+    NB, parts = N // 64, 8 // R
     pool_at = Pool(NB, C)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
     rotated, unrotated = make_rotation(s)

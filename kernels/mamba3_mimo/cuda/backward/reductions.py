@@ -4,18 +4,28 @@ Letters: see shape.py.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0917
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
 import math
 from typing import Any
 
 import tilelang.language as T
+from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_place, edge_size
+from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
 from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans_of
 from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.places import (
+    edge_place,
+    inside,
+    of_head,
+    place_before,
+    token,
+    walk_place,
+    whole,
+)
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 from kernels.mamba3_mimo.cuda.pieces.walk import given
 
@@ -146,8 +156,8 @@ def time_gradients(s: ScanShape) -> Any:
     """B5: gradients of adt, dt, trap fp32 [B,H,S] and of the raw angles [B,S,heads,A] from the walk's sums.
 
     `sk`, `row_q`, `row_k`, `same`, `diag` [B*K,H,L], `dtheta` and `edges` are the walk's; `num_tokens` <= S is the true
-    length. The gradients of a decay and of an angle are
-    sums of per-token values from the token to the end of its document, held exact at every edge: see spans.py.
+    length. The gradients of a decay and of an angle are sums of per-token values from the token to the end of its
+    document, held exact at every edge: see spans.py.
     Cumulated angles are no concern of this kernel: their gradient is dtheta.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
@@ -158,24 +168,31 @@ def time_gradients(s: ScanShape) -> Any:
 
     @T.prim_func
     def b5_time_gradients(
-        dt: T.Tensor((B, H, S), F32),
-        trap: T.Tensor((B, H, S), F32),
-        reset: T.Tensor((B, S), "int32"),
+        dt_: T.Tensor((B, H, S), F32),
+        trap_: T.Tensor((B, H, S), F32),
+        reset_: T.Tensor((B, S), "int32"),
         sk: T.Tensor((walks, H, L), F32),
         row_q: T.Tensor((walks, H, L), F32),
         row_k: T.Tensor((walks, H, L), F32),
         same: T.Tensor((walks, H, L), F32),
         diag: T.Tensor((walks, H, L), F32),
         edges: T.Tensor(edge_size(s), F32),
-        angles: given(not cumulated, (B, S, heads, A), F32),
+        angles_: given(not cumulated, (B, S, heads, A), F32),
         dtheta: given(not cumulated, (walks, H, L, A), F32),
-        dadt: T.Tensor((B, H, S), F32),
-        ddt: T.Tensor((B, H, S), F32),
-        dtrap: T.Tensor((B, H, S), F32),
-        dangles: given(not cumulated, (B, S, heads, A), F32),
+        dadt_: T.Tensor((B, H, S), F32),
+        ddt_: T.Tensor((B, H, S), F32),
+        dtrap_: T.Tensor((B, H, S), F32),
+        dangles_: given(not cumulated, (B, S, heads, A), F32),
         num_tokens: T.int32,
     ):
         with T.Kernel(T.ceildiv(H, warps * turns), count, B, threads=THREADS) as (bh, blk, b):
+            # every place below is one of the tensor's, which the compiler cannot see where sizes are not known
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True})
+            of_heads = (T.Tensor((B * H * S,), F32, t.data) for t in (dt_, trap_, dadt_, ddt_, dtrap_))
+            dt, trap, dadt, ddt, dtrap = of_heads
+            reset = T.Tensor((B * S,), "int32", reset_.data)
+            if not cumulated:
+                angles, dangles = (T.Tensor((B * S, heads, A), F32, t.data) for t in (angles_, dangles_))
             if lanes.run <= 4:  # left alone, the compiler takes more registers than this many blocks have
                 T.annotate_min_blocks_per_sm(4 if s.shared_angles else 5)
             ddt_s = T.alloc_shared((warps * turns, EDGE), F32)
@@ -234,8 +251,8 @@ def time_gradients(s: ScanShape) -> Any:
                 at = turn * warps + warp
                 h = bh * turns * warps + at
                 for i in T.unroll(2):
-                    if blk * EDGE + i * 32 + lane < S:
-                        ddt[b, h, blk * EDGE + i * 32 + lane] = ddt_s[at, i * 32 + lane]
+                    if whole(s) | (blk * EDGE + i * 32 + lane < S):
+                        ddt[of_head(s, b, h, blk * EDGE + i * 32 + lane)] = ddt_s[at, i * 32 + lane]
 
     return b5_time_gradients
 
@@ -256,7 +273,7 @@ def make_scalars(s: ScanShape) -> Any:
         left, right = T.alloc_local((1,), F32), T.alloc_local((1,), F32)
         t0 = blk * EDGE + 2 * lane
         for i in T.unroll(2):
-            walk, t = s.place(b, T.min(t0 + i, S - 1))
+            walk, t = walk_place(s, b, blk, 2 * lane + i)
             own[i] = T.if_then_else(t0 + i < num_tokens, row_q[walk, h, t] - row_k[walk, h, t], 0.0)
         left[0] = 0.0
         right[0] = 0.0
@@ -272,23 +289,23 @@ def make_scalars(s: ScanShape) -> Any:
             left[0] += T.shfl_xor(left[0], far)
             right[0] += T.shfl_xor(right[0], far)
         sums(own, left, right, span, lane)
-        for i in T.unroll(3):
+        for i in (0, 1, 2):
             # the token before the first of the two, which looks ahead at it, then the two
-            walk, t = s.place(b, T.max(T.min(t0 + i - 1, S - 1), 0))
+            walk, t = walk_place(s, b, blk, 2 * lane + i - 1) if i > 0 else place_before(s, b, blk, 2 * lane)
             ds[i] = T.if_then_else(
                 (t0 + i > 0) & (sk[walk, h, t] > 0.0), (row_k[walk, h, t] - diag[walk, h, t]) / sk[walk, h, t], 0.0
             )
         for i in T.unroll(2):
             at = t0 + i
-            if at < S:
-                first = reset[b, at] == 1
+            if whole(s) | (at < S):
+                first = reset[token(s, b, at)] == 1
                 looked = T.if_then_else(first, 0.0, ds[i])
-                mix = T.sigmoid(trap[b, h, at])
-                walk, t = s.place(b, at)
+                mix = T.sigmoid(trap[of_head(s, b, h, at)])
+                walk, t = walk_place(s, b, blk, 2 * lane + i)
                 d_gamma = ds[i + 1] + same[walk, h, t]
-                dadt[b, h, at] = T.if_then_else(first | (at >= num_tokens), 0.0, own[i])
-                dtrap[b, h, at] = T.if_then_else(
-                    at < num_tokens, scalar.d_trap(mix, dt[b, h, at], d_gamma, looked), 0.0
+                dadt[of_head(s, b, h, at)] = T.if_then_else(first | (at >= num_tokens), 0.0, own[i])
+                dtrap[of_head(s, b, h, at)] = T.if_then_else(
+                    at < num_tokens, scalar.d_trap(mix, dt[of_head(s, b, h, at)], d_gamma, looked), 0.0
                 )
                 ddt_s[place, 2 * lane + i] = T.if_then_else(at < num_tokens, scalar.d_dt(mix, d_gamma, looked), 0.0)
 
@@ -329,14 +346,14 @@ def make_turned(s: ScanShape) -> Any:
         t0 = lane // groups * run
         j0 = tile * lanes.width + lane % groups * 8
         for i in T.unroll(run):
-            walk, t = s.place(b, T.min(blk * EDGE + t0 + i, S - 1))
+            walk, t = walk_place(s, b, blk, t0 + i)
             for e in T.vectorized(4):
                 own[i * 8 + e] = dtheta[walk, h, t, j0 + e]
             for e in T.vectorized(4):
                 own[i * 8 + 4 + e] = dtheta[walk, h, t, j0 + 4 + e]
         for i in T.unroll(run):
             for e in T.unroll(8):
-                own[i * 8 + e] = T.if_then_else(blk * EDGE + t0 + i < S, own[i * 8 + e], 0.0)
+                own[i * 8 + e] = T.if_then_else(whole(s) | (blk * EDGE + t0 + i < S), own[i * 8 + e], 0.0)
         for e in T.unroll(8):
             left[e] = 0.0
             right[e] = 0.0
@@ -351,16 +368,16 @@ def make_turned(s: ScanShape) -> Any:
             span.share[i] = span_s.share[t0 + i]
         sums(own, left, right, span, lane)
         for i in T.unroll(run):
-            at = T.min(blk * EDGE + t0 + i, S - 1)
+            at = inside(s, blk * EDGE + t0 + i)
             for e in T.vectorized(4):
-                bent[e] = angles[b, at, h % heads, j0 + e]
+                bent[e] = angles[token(s, b, at), h % heads, j0 + e]
             for e in T.vectorized(4):
-                bent[4 + e] = angles[b, at, h % heads, j0 + 4 + e]
+                bent[4 + e] = angles[token(s, b, at), h % heads, j0 + 4 + e]
             part[i] = 0.0
             for e in T.unroll(8):
                 bent[e] = scalar.tanh(bent[e])
                 own[i * 8 + e] *= math.pi
-                total[i * 8 + e] += scalar.d_angle(own[i * 8 + e], dt[b, h, at], bent[e])
+                total[i * 8 + e] += scalar.d_angle(own[i * 8 + e], dt[of_head(s, b, h, at)], bent[e])
                 part[i] += own[i * 8 + e] * bent[e]
         for far in (1, 2):
             if far < groups:
@@ -392,17 +409,17 @@ def make_stored(s: ScanShape) -> Any:
             for u in T.unroll(EDGE * width // THREADS):
                 t = (u * THREADS + tx) // width
                 j = (u * THREADS + tx) % width
-                if blk * EDGE + t < S:
-                    dangles[b, blk * EDGE + t, 0, tile * width + j] = (
+                if whole(s) | (blk * EDGE + t < S):
+                    dangles[token(s, b, blk * EDGE + t), 0, tile * width + j] = (
                         sum_s[0, t, j] + sum_s[1, t, j] + sum_s[2, t, j] + sum_s[3, t, j]
                     )
             T.sync_threads()
         else:
             for i in T.unroll(run):
-                if (blk * EDGE + t0 + i < S) & (h < H):
+                if (whole(s) | (blk * EDGE + t0 + i < S)) & (h < H):
                     for e in T.vectorized(4):
-                        dangles[b, blk * EDGE + t0 + i, h, tile * width + j0 + e] = total[i * 8 + e]
+                        dangles[token(s, b, blk * EDGE + t0 + i), h, tile * width + j0 + e] = total[i * 8 + e]
                     for e in T.vectorized(4):
-                        dangles[b, blk * EDGE + t0 + i, h, tile * width + j0 + 4 + e] = total[i * 8 + 4 + e]
+                        dangles[token(s, b, blk * EDGE + t0 + i), h, tile * width + j0 + 4 + e] = total[i * 8 + 4 + e]
 
     return stored

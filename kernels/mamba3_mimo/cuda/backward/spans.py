@@ -17,6 +17,7 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.backward.edges import EDGE
 from kernels.mamba3_mimo.cuda.forward.prefix import Lanes
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.places import inside, token
 from kernels.mamba3_mimo.cuda.pieces.tiles import F32, f32
 
 
@@ -31,7 +32,6 @@ def make_spans(s: ScanShape) -> Any:
     Each result has two values, one per token. span.begin: the first token of its span; span.end: that of the next span;
     span.share: which part of its span lies from the token on. Padding is a span of its own.
     """
-    S = s.S
 
     @T.macro
     def spans(span, reset, num_tokens, b, blk, lane):
@@ -39,7 +39,7 @@ def make_spans(s: ScanShape) -> Any:
         t = 2 * lane
         for i in T.unroll(2):
             at = blk * EDGE + t + i
-            starts[i] = T.if_then_else((t + i == 0) | (at == num_tokens), 1, reset[b, T.min(at, S - 1)])
+            starts[i] = T.if_then_else((t + i == 0) | (at == num_tokens), 1, reset[token(s, b, inside(s, at))])
         span.begin[1] = T.if_then_else(starts[1] == 1, t + 1, T.if_then_else(starts[0] == 1, t, 0))
         span.end[0] = T.if_then_else(starts[0] == 1, t, T.if_then_else(starts[1] == 1, t + 1, EDGE))
         for far in (1, 2, 4, 8, 16):

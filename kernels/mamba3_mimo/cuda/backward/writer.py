@@ -38,7 +38,7 @@ from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
 
 def make_pair_load(s: ScanShape) -> Any:
     """Return the macro that starts the copies of what both roles read of chunk n."""
-    R, A, C, L = s.R, s.A, s.C, s.L
+    R, A, C = s.R, s.A, s.C
     NB = s.N // 64
     pool_at = Pool(NB, C)
 
@@ -74,7 +74,7 @@ def make_pair_load(s: ScanShape) -> Any:
 
 def make_writer(s: ScanShape) -> Any:
     """Return the macro of the second warp group; its parameters are named as in gradients_split.py."""
-    N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
+    N, R, A, C = s.N, s.R, s.A, s.C
     NB, parts = N // 64, 8 // R
     pool_at = Pool(NB, C)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))

@@ -83,7 +83,7 @@ def table(kernels: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def launched(rows: Iterable[Row], *, tokens: int, handed: int | None) -> tuple[Row, ...]:
-    """Return the rows with the super-chunks of a row of `tokens` tokens, which its kernels are compiled for no number of.
+    """Return the rows with the super-chunks of a row of `tokens` tokens: kernels are compiled for any number of them.
 
     For a walk as many as what its code walks goes into the row; for a kernel that hands states on the number it was
     launched with, `handed`.

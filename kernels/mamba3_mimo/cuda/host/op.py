@@ -6,7 +6,7 @@ drift from those of the real one. The facts are recorded here, when the kernels 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
-from kernels.mamba3_mimo.cuda.host.lengths import suited
+from kernels.mamba3_mimo.cuda.host.lengths import chosen
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -117,7 +117,7 @@ class _Launched(Scan):
         self._touched: list[int] = []
         self._handed: int | None = None
         super().__init__(inputs, variant)
-        build(direction, self.shape, variant)
+        build(direction, self.shape, self.variant)
 
     def run(self, name: str, *arguments: Tensor | int) -> None:
         """Launch one kernel."""
@@ -136,10 +136,9 @@ class _Launched(Scan):
         rows, found = _attested(self.shape, self.variant, names, self._handed)
         self._record_psiv(dict(zip(self.saved, saved, strict=True)).get("psiv"), rows)
         facts.record(ScanFact.HEADS_HALVED, self.halved)
-        if self.parallel:
-            s = self.shape
-            of_sizes = suited(rows=s.B * s.H, tokens=self.tokens, state=s.N * s.P, chunk_size=s.C)
-            facts.record(ScanFact.SUPERCHUNK_OF_SIZES, of_sizes)
+        s, left_open = self.shape, replace(self.variant, schedule="chunk_parallel", superchunk=0)
+        suited = chosen(left_open, rows=s.B * s.H, tokens=self.tokens, state=s.N * s.P)
+        facts.record(ScanFact.SUPERCHUNK_OF_SIZES, suited.superchunk)
         for row in rows:
             facts.describe(str(row["name"]), row)
         for name, value in found.items():

@@ -19,7 +19,7 @@ from kernels.mamba3_mimo.cuda.backward.reductions import head_block
 from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
-from kernels.mamba3_mimo.cuda.host.lengths import walked
+from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
@@ -40,6 +40,7 @@ class Scan:
     """One scan's shape, variant and prepared tensors; `saved` names what `forward` returns for `backward`."""
 
     def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
+        variant = resolved(inputs, variant)
         self.shape = shape_of(inputs, variant)
         self.halved = halves.are_needed(self.shape)
         if self.halved:
@@ -285,11 +286,17 @@ def laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
 
 
+def resolved(inputs: ScanInputs, variant: Variant) -> Variant:
+    """Return the variant with what it leaves to the sizes of `inputs`: see lengths.py."""
+    B, tokens, H, P = inputs.v.shape
+    return chosen(variant, rows=int(B * H), tokens=int(tokens), state=int(inputs.q.shape[4] * P))
+
+
 def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
     """Return the sizes of the kernels for `inputs`."""
     B, tokens, R, G, N = inputs.q.shape
     H, P = inputs.v.shape[2:]
-    L = walked(rows=int(B * H), tokens=int(tokens), state=N * P, variant=variant)
+    L = walked(resolved(inputs, variant), tokens)
     shape = ScanShape(
         B=B,
         S=-(-tokens // L) * L,

@@ -103,7 +103,7 @@ def make_walk(s: ScanShape, v: Variant, *, small: bool = False) -> Walk:
 
 def make_output_start(s: ScanShape, loads: Loads) -> tuple[Any, int]:
     """Return F3's macro that starts the copies of chunk n, and how many copies that are."""
-    A, C, L, P = s.A, s.C, s.L, s.P
+    A, C, P = s.A, s.C, s.P
 
     @T.macro
     def start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n):
