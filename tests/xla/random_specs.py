@@ -97,8 +97,10 @@ def tried(spec: dict[str, Any], folder: Path) -> tuple[str, str]:
 
 
 def last(said: str) -> str:
-    """Return the last lines of an output as one."""
-    return " | ".join(said.strip().splitlines()[-4:])[-600:]
+    """Return the line of an output that says why something was refused, else its last lines as one."""
+    lines = said.strip().splitlines()
+    why = [line for line in lines if line.startswith("refused:")]
+    return " | ".join(why or lines[-4:])[-600:]
 
 
 def judged(receipts: list[dict[str, Any]]) -> tuple[str, str]:

@@ -16,8 +16,7 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.backward.groups import Products, Staging, Sums
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces.places import EDGE
-
-BF16, F32 = "bfloat16", "float32"
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, f32
 
 
 def edge_size(s: ScanShape) -> tuple[int, ...]:
@@ -40,8 +39,8 @@ def make_edge(s: ScanShape, columns: Any, staged: Staging, acc: Products, sums: 
             for far in (0, 1):
                 T.clear(sums.part_line)
                 for n, p in T.Parallel(N, P):
-                    sums.part_line[n, across(p)[0], across(p)[1]] += acc.E[n, p] * T.Cast(
-                        F32, staged.h_s[one * N + (n + far * (N // 2)) % N, p]
+                    sums.part_line[n, across(p)[0], across(p)[1]] += acc.E[n, p] * f32(
+                        staged.h_s[one * N + (n + far * (N // 2)) % N, p]
                     )
                 T.reduce_sum(sums.part_line, sums.line, dim=2)
                 for n, group in T.Parallel(N, groups):
@@ -84,8 +83,8 @@ def make_edge_from_tile(s: ScanShape, threads: int) -> Any:
             for e in T.vectorized(8):
                 far[e] = states[b, h, t // C, (n + N // 2) % N, column + i * 8 + e]
             for e in T.unroll(8):
-                sums[0] += T.Cast(F32, grad[e]) * T.Cast(F32, own[e])
-                sums[1] += T.Cast(F32, grad[e]) * T.Cast(F32, far[e])
+                sums[0] += f32(grad[e]) * f32(own[e])
+                sums[1] += f32(grad[e]) * f32(far[e])
         for near in (1, 2, 4):
             if near < lanes:
                 sums[0] += T.shfl_xor(sums[0], near)

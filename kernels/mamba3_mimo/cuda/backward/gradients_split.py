@@ -17,11 +17,12 @@ from tilelang.layout import make_swizzled_layout
 from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.places_split import Block, Pool
 from kernels.mamba3_mimo.cuda.backward.reader import make_reader
-from kernels.mamba3_mimo.cuda.backward.tiles_split import BF16, DEVICE_SOURCE, F16, F32, HANDS
+from kernels.mamba3_mimo.cuda.backward.tiles_split import DEVICE_SOURCE, HANDS
 from kernels.mamba3_mimo.cuda.backward.writer import make_writer
 from kernels.mamba3_mimo.cuda.host.machine import GROUP, SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
 
 PASS_CONFIGS = {
     PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True,

@@ -3,15 +3,13 @@
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
+from dataclasses import dataclass
 from typing import Any
 
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
 from kernels.mamba3_mimo.cuda.backward.tiles_split import (
-    BF16,
-    F16,
-    F32,
     G_FREE,
     G_READY,
     K_FREE,
@@ -19,8 +17,6 @@ from kernels.mamba3_mimo.cuda.backward.tiles_split import (
     Q_READY,
     TILE,
     arrive,
-    bf16,
-    f32,
     load_part,
     load_tile,
     make_parts,
@@ -32,6 +28,81 @@ from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRegisters:
+    """What a thread reads and writes for the gate and its gradients."""
+
+    tab_s: Any
+    """fp32 [3,R,80], in shared memory: zeta / 2, phi and psi of the head."""
+    y: Any
+    """fp32 [32]: the outputs before the gate."""
+    read: Any
+    """fp32 [2]: the read scales of the thread's two rows of 16."""
+    zl: Any
+    """bf16 [8]: z, then its gradient."""
+    gl: Any
+    """bf16 [32]: dO, then g; gw is g times `read`."""
+    gw: Any
+    sums: Any
+    """fp32 [6]: <g, y> of the two rows in the first and the fourth."""
+    zeta_acc: Any
+    """fp32 [16]: partial sums of the gradient of zeta, still without phi; phi_acc those of phi's."""
+    phi_acc: Any
+
+
+def make_gate_gradient(s: ScanShape) -> Any:
+    """Return macro(block, own, dz, t0, c0, rank, quad, q2, lane_at, time_at): from y, z and dO the gradients g and dz.
+
+    Leaves g and g times the decay from the start of the chunk in the block's pool, and adds to the sums of `own`.
+    """
+    R, parts, pool_at = s.R, 8 // s.R, Pool(s.N // 64, s.C)
+    column = make_parts(s).column
+
+    @T.macro
+    def gate(block, own, dz, t0, c0, rank, quad, q2, lane_at, time_at):
+        own.sums[0] = 0.0
+        own.sums[3] = 0.0
+        for i in tuple(range(4)):
+            hz, ph = T.alloc_local((4,), F32), T.alloc_local((4,), F32)
+            g32, gd32 = T.alloc_local((2,), F32), T.alloc_local((2,), F32)
+            load_part(block.base + pool_at.z * 128, time_at, own.zl, i)
+            load_tile(block.base + pool_at.do * 128, time_at, own.gl, (i,))
+            column(hz, own.tab_s, 0, rank, quad, i)
+            column(ph, own.tab_s, 1, rank, quad, i)
+            for u in T.unroll(4):
+                for e in T.unroll(2):
+                    z32 = f32(own.zl[u * 2 + e])
+                    d32 = f32(own.gl[i * 8 + u * 2 + e])
+                    half_u = z32 * hz[u // 2 * 2 + e]
+                    bent = scalar.bent(half_u)
+                    silu = scalar.silu(half_u, bent)
+                    passed = scalar.sigmoid(bent)
+                    slope = scalar.silu_slope_by(silu, passed)
+                    gated = d32 * silu
+                    du = d32 * own.y[i * 8 + u * 2 + e] * slope
+                    own.phi_acc[i * 4 + u // 2 * 2 + e] += gated * own.y[i * 8 + u * 2 + e]
+                    own.zeta_acc[i * 4 + u // 2 * 2 + e] += du * z32
+                    g32[e] = gated * ph[u // 2 * 2 + e]
+                    own.sums[u % 2 * 3] += f32(bf16(g32[e])) * own.y[i * 8 + u * 2 + e]
+                    gd32[e] = du * (ph[u // 2 * 2 + e] * hz[u // 2 * 2 + e])
+                for e in T.vectorized(2):
+                    own.gl[i * 8 + u * 2 + e] = bf16(g32[e])
+                for e in T.vectorized(2):
+                    own.zl[u * 2 + e] = bf16(gd32[e] + gd32[e])
+                for e in T.vectorized(2):
+                    own.gw[i * 8 + u * 2 + e] = bf16(g32[e] * own.read[u % 2])
+            T.call_extern("handle", f"walk::rank_sum_pairs<{R}>", T.access_ptr(own.zl[0], "rw"))
+            for u in T.unroll(-(-4 // R)):
+                at = first_of(4, R, block.tx) + u
+                for e in T.vectorized(2):
+                    dz[block.b, t0 + c0 + at % 2 * parts, block.h, i * 16 + at // 2 * 8 + q2 + e] = own.zl[u * 2 + e]
+            store_tile(block.base + pool_at.g * 128, lane_at, own.gl, (i,))
+            store_tile(block.base + pool_at.gw * 128, lane_at, own.gw, (i,))
+
+    return gate
 
 
 def make_reader(s: ScanShape) -> Any:
@@ -41,7 +112,8 @@ def make_reader(s: ScanShape) -> Any:
     pool_at = Pool(NB, C)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
     rotated, unrotated = make_rotation(s)
-    angles, biased, weighted, column, flushed = make_parts(s)
+    angles, biased, weighted, _, flushed = make_parts(s)
+    gate = make_gate_gradient(s)
 
     @T.macro
     def load_state(pool, full, states, b, h, n, nc):
@@ -80,6 +152,9 @@ def make_reader(s: ScanShape) -> Any:
         mine = T.alloc_local((2,), F32)
         zeta_acc, phi_acc = T.alloc_local((16,), F32), T.alloc_local((16,), F32)
         total = T.alloc_local((1,), F32)
+        own = GateRegisters(
+            tab_s=tab_s, y=y, read=read, zl=zl, gl=gl, gw=gw, sums=sums, zeta_acc=zeta_acc, phi_acc=phi_acc
+        )
         if tx < 32:
             load_state(pool, full, states, b, h, 0, nc)
             load_gate(pool, full, z, do, b, h, 0, nc)
@@ -135,44 +210,9 @@ def make_reader(s: ScanShape) -> Any:
             if n > 0:
                 T.mbarrier_wait_parity(hand[G_FREE], (n - 1) % 2)
             end_batch(0, y)
-            sums[0] = 0.0
-            sums[3] = 0.0
-            for i in half:
-                hz, ph = T.alloc_local((4,), F32), T.alloc_local((4,), F32)
-                g32, gd32 = T.alloc_local((2,), F32), T.alloc_local((2,), F32)
-                load_part(base + pool_at.z * 128, time_at, zl, i)
-                load_tile(base + pool_at.do * 128, time_at, gl, (i,))
-                column(hz, tab_s, 0, rank, quad, i)
-                column(ph, tab_s, 1, rank, quad, i)
-                for u in T.unroll(4):
-                    for e in T.unroll(2):
-                        z32 = f32(zl[u * 2 + e])
-                        d32 = f32(gl[i * 8 + u * 2 + e])
-                        half_u = z32 * hz[u // 2 * 2 + e]
-                        bent = scalar.bent(half_u)
-                        silu = scalar.silu(half_u, bent)
-                        passed = scalar.sigmoid(bent)
-                        slope = scalar.silu_slope_by(silu, passed)
-                        gated = d32 * silu
-                        du = d32 * y[i * 8 + u * 2 + e] * slope
-                        phi_acc[i * 4 + u // 2 * 2 + e] += gated * y[i * 8 + u * 2 + e]
-                        zeta_acc[i * 4 + u // 2 * 2 + e] += du * z32
-                        g32[e] = gated * ph[u // 2 * 2 + e]
-                        sums[u % 2 * 3] += f32(bf16(g32[e])) * y[i * 8 + u * 2 + e]
-                        gd32[e] = du * (ph[u // 2 * 2 + e] * hz[u // 2 * 2 + e])
-                    for e in T.vectorized(2):
-                        gl[i * 8 + u * 2 + e] = bf16(g32[e])
-                    for e in T.vectorized(2):
-                        zl[u * 2 + e] = bf16(gd32[e] + gd32[e])
-                    for e in T.vectorized(2):
-                        gw[i * 8 + u * 2 + e] = bf16(g32[e] * read[u % 2])
-                T.call_extern("handle", f"walk::rank_sum_pairs<{R}>", T.access_ptr(zl[0], "rw"))
-                for u in T.unroll(-(-4 // R)):
-                    at = first_of(4, R, tx) + u
-                    for e in T.vectorized(2):
-                        dz[b, t0 + c0 + at % 2 * parts, h, i * 16 + at // 2 * 8 + q2 + e] = zl[u * 2 + e]
-                store_tile(base + pool_at.g * 128, lane_at, gl, (i,))
-                store_tile(base + pool_at.gw * 128, lane_at, gw, (i,))
+            gate(
+                block, own, dz, t0=t0, c0=c0, rank=rank, quad=quad, q2=q2, lane_at=lane_at, time_at=time_at
+            )  # fmt: skip
             T.fence_proxy_async()
             arrive(hand, G_READY, tx)
             begin_batch(gl, score)

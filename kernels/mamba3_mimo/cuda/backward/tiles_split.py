@@ -16,8 +16,7 @@ from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.scalar import Pair
-
-BF16, F16, F32 = "bfloat16", "float16", "float32"
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 TILE = 8192
 """Bytes of a tile of 64 rows and 64 columns, bf16."""
@@ -103,16 +102,6 @@ template <int R, int N> TL_DEVICE void time_sum(float *v) {
 } // namespace walk
 """
 """What TileLang has no operation for: matrix loads and stores at computed addresses, sums over a warp's rows."""
-
-
-def f32(value: Any) -> Any:
-    """Return `value` as float32."""
-    return T.Cast(F32, value)
-
-
-def bf16(value: Any) -> Any:
-    """Return `value` rounded to bfloat16."""
-    return T.Cast(BF16, value)
 
 
 def wide(kk: int) -> int:

@@ -10,9 +10,6 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.backward.edges import make_edge_from_tile
 from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
 from kernels.mamba3_mimo.cuda.backward.tiles_split import (
-    BF16,
-    F16,
-    F32,
     G_FREE,
     G_READY,
     K_FREE,
@@ -20,8 +17,6 @@ from kernels.mamba3_mimo.cuda.backward.tiles_split import (
     Q_READY,
     TILE,
     arrive,
-    bf16,
-    f32,
     load_tile,
     make_parts,
     make_rotation,
@@ -34,6 +29,7 @@ from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
 
 
 def make_pair_load(s: ScanShape) -> Any:

@@ -41,8 +41,7 @@ from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-
-BF16 = "bfloat16"
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16
 
 
 def panels(width: int, panel: int = 64) -> list[slice]:

@@ -95,7 +95,7 @@ def sigmoid(bent_u: Expr) -> Expr:
 
 
 def silu_slope_by(silu_u: Expr, sigmoid_u: Expr) -> Expr:
-    """Return silu'(u) as `silu_slope` does, rounded otherwise: one register less while both are needed (two roles)."""
+    """Return silu'(u) as `silu_slope` does, rounded otherwise: the form of B3 in two roles, kept for equal code."""
     return silu_u - silu_u * sigmoid_u + sigmoid_u
 
 
