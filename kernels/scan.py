@@ -68,6 +68,8 @@ class ScanFact(StrEnum):
 
     LANE = "mamba3_mimo.lane"
     SCHEDULE = "mamba3_mimo.schedule"
+    DTYPE = "mamba3_mimo.dtype"
+    """Dtype of q, k, v and z where the scan takes them."""
     CHUNK_SIZE = "mamba3_mimo.chunk_size"
     SUPERCHUNK = "mamba3_mimo.superchunk"
     SUPERCHUNK_OF_SIZES = "mamba3_mimo.superchunk_of_sizes"

@@ -66,6 +66,7 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         ScanFact.LANE: gates["lane"],
         ScanFact.SCHEDULE: gates["schedule"],
+        ScanFact.DTYPE: gates["dtype"],
         ModelFact.ATTENTION: gates["attention"],
         ModelFact.LOSS: gates["loss"],
         ModelFact.HIDDEN_DTYPE: gates["dtype"],

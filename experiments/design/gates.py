@@ -46,6 +46,15 @@ def _superchunk_shown(asked: Mapping[str, Any], facts: Facts) -> Any:
     return asked["superchunk"] or facts.get(ScanFact.SUPERCHUNK_OF_SIZES)
 
 
+def _dtype(facts: Facts) -> str | None:
+    """Return the dtype of the scan, if there is one, and of the last hidden states."""
+    hidden = facts.get(ModelFact.HIDDEN_DTYPE)
+    if ScanFact.LANE not in facts:
+        return hidden
+    scan = facts.get(ScanFact.DTYPE, "unproved")
+    return scan if scan == hidden else "mixed"
+
+
 def _compiled(facts: Facts) -> bool | None:
     return facts.get(ModelFact.COMPILED_GRAPHS, 0) > 0 if facts else None
 
@@ -281,9 +290,14 @@ _ENTRIES = (
         values=get_args(ComputeDtype),
         path="dtype",
         claim=Claim.CHANGES_MODEL,
-        proof="the dtype of the last hidden states, where the loss reads them",
-        blind_to="the dtype inside of a layer",
-        **_told_by(ModelFact.HIDDEN_DTYPE),
+        attest=_dtype,
+        attested_by=f"facts {ScanFact.DTYPE} and {ModelFact.HIDDEN_DTYPE}",
+        proof="the dtype of q, k, v and z where the scan takes them (lane cuda: the buffers in the program of every "
+        "walk that was launched, whose launcher refuses other tensors; lane peer: what the official launchers were "
+        "handed; lanes reference and xla: what the function that ran, or the traced graph, takes), and the same of the "
+        "last hidden states, where the loss reads them",
+        blind_to="in what attention and the MLP multiply, and in what any product adds up; without a block of kind M: "
+        "all but the last hidden states",
     ),
 )
 

@@ -16,7 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from kernels.errors import KernelError
+from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.scan import ScanSwitches
 
 _poison: Any = torch.utils.deterministic
 
@@ -26,7 +29,7 @@ VANISHING = 1e-3
 AXES: dict[str, tuple[int | None, int | None, int | None]] = {
     **dict.fromkeys(("q", "k"), (0, 3, None)),
     **dict.fromkeys(("v", "z", "out"), (0, None, -2)),
-    **dict.fromkeys(("adt", "dt", "trap", "state"), (0, None, 1)),
+    **dict.fromkeys(("adt", "dt", "trap", "state", "entering"), (0, None, 1)),
     **dict.fromkeys(("q_bias", "k_bias", "psi", "zeta", "phi", "D"), (None, None, 0)),
     "angles": (0, None, 2),
     "segment_ids": (0, None, None),
@@ -70,6 +73,10 @@ class Case:
     """Whether all heads share one set of angles."""
     without: tuple[str, ...] = ()
     """Optional tensors that are left out."""
+    started: bool = False
+    """Whether a state enters the rows."""
+    ended: bool = False
+    """Whether the final state has a gradient, beside the output."""
     gradients: bool = True
     """Whether the backward pass belongs to the problem."""
 
@@ -102,6 +109,8 @@ def make_inputs(case: Case, device: str = "cuda") -> ScanInputs:
         "trap": uniform(B, H, S).bfloat16().float(),
         "angles": uniform(B, S, 1 if case.shared_angles else H, int(N * case.rope) // 2),
     }  # fmt: skip
+    if case.started:
+        tensors["entering"] = normal(B, H, N, P)
     given: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in case.without}
     return ScanInputs(**given, segment_ids=segments, angles_cumulated=case.cumulated)
 
@@ -114,15 +123,41 @@ def make_grad(inputs: ScanInputs, seed: int) -> Tensor:
     return torch.randn(size, generator=gen, device=inputs.v.device).bfloat16()
 
 
-def outputs(run: Run, inputs: ScanInputs, grad_out: Tensor | None) -> dict[str, Tensor]:
-    """Return {out, state} of `run`, with `grad_out` also the gradient of every tensor by its name."""
+def make_final_grad(case: Case, device: str = "cuda") -> Tensor | None:
+    """Return a random gradient of the final state, float32 [B,H,N,P]; None when the problem has none."""
+    gen = torch.Generator(device=device).manual_seed(case.seed + 2)
+    size = (case.B, case.H, case.N, case.P)
+    return torch.randn(size, generator=gen, device=device) if case.ended else None
+
+
+def scanned(switches: ScanSwitches) -> Run:
+    """Return the way to run the scan that `switches` name."""
+
+    def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+        out, state = mamba3_mimo(inputs, switches, return_final_state=True)
+        if state is None:
+            raise KernelError("no final state was returned although it was asked for")
+        return out, state.state
+
+    return run
+
+
+def outputs(
+    run: Run, inputs: ScanInputs, grad_out: Tensor | None, grad_state: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return {out, state} of `run`, with `grad_out` also the gradient of every tensor by its name.
+
+    `grad_state` is the gradient of the final state, None where nobody uses it.
+    """
     if grad_out is None:
         with torch.no_grad():
             out, state = run(inputs)
         return {"out": out, "state": state}
     leaves = tuple(t.detach().requires_grad_() for t in inputs.tensors())
-    out, state = run(inputs.with_tensors(leaves))
-    grads = torch.autograd.grad(out, leaves, grad_out)
+    results = run(inputs.with_tensors(leaves))
+    out, state = results
+    used = 1 if grad_state is None else 2
+    grads = torch.autograd.grad(results[:used], leaves, (grad_out, grad_state)[:used])
     return {"out": out.detach(), "state": state.detach(), **dict(zip(inputs.names, grads, strict=True))}
 
 

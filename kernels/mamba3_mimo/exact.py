@@ -22,15 +22,21 @@ SLICE_SIZE = 1 << 25
 """One row of 8192 tokens with 16 heads of 4 * 64: about 12 GB of float64 with all that autograd keeps."""
 
 
-def reference(inputs: ScanInputs, grad_out: Tensor | None, *, slice_size: int = SLICE_SIZE) -> Results:
+def reference(
+    inputs: ScanInputs, grad_out: Tensor | None, grad_state: Tensor | None = None, *, slice_size: int = SLICE_SIZE
+) -> Results:
     """Return output and final state in float64, with `grad_out` also every gradient.
 
+    `grad_state` is the gradient of the final state, None where nobody uses it.
     `slice_size` is the most that a slice has of rows * tokens * heads * ranks * the wider of N and P.
     """
     found: Results = {}
     for places in _slices(inputs, slice_size):
         wide = places.inputs(inputs, torch.float64)
-        part = outputs(_chunk_parallel, wide, None if grad_out is None else places.of("out", grad_out).double())
+        grads = (("out", grad_out), ("state", grad_state))
+        part = outputs(
+            _chunk_parallel, wide, *(None if t is None else places.of(name, t).double() for name, t in grads)
+        )
         places.add(part, found, inputs)
     return found
 

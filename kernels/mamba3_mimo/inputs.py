@@ -13,9 +13,11 @@ from torch import Tensor
 
 from kernels.errors import ShapeError
 
-DIFFERENTIABLE = ("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "trap", "angles")
-"""The fourteen tensors that can receive a gradient, in the order of `ScanInputs.tensors()`."""
-OPTIONAL = ("z", "zeta", "phi", "D")
+DIFFERENTIABLE = (
+    "q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "trap", "angles", "entering",
+)  # fmt: skip
+"""The fifteen tensors that can receive a gradient, in the order of `ScanInputs.tensors()`."""
+OPTIONAL = ("z", "zeta", "phi", "D", "entering")
 """Those that may be left out; z and zeta only together."""
 
 
@@ -51,6 +53,9 @@ class ScanInputs:
     """[B,H,S] trapezoid mix before the sigmoid."""
     angles: Tensor
     """[B,S,H,A] raw angles, or [B,S,1,A] for all heads; or cumulated ones in radians when `angles_cumulated`."""
+    entering: Tensor | None = None
+    """[B,H,N,P] the state as the first token finds it, with what that token adds of the write before it: `mamba3_mimo`
+    makes it from a ScanState. None: every row begins with nothing."""
     segment_ids: Tensor | None = None
     """[B,S] integers; the scan restarts wherever the id changes. None: every row is one document."""
     angles_cumulated: bool = False
@@ -89,7 +94,7 @@ class ScanInputs:
         shapes: dict[str, tuple[int, ...]] = {"k": (b, s, r, g, n), "v": (b, s, h, p), "z": (b, s, h, p), "D": (h,)}
         shapes |= dict.fromkeys(("q_bias", "k_bias"), (h, r, n))
         shapes |= dict.fromkeys(("psi", "zeta", "phi"), (h, r, p))
-        shapes |= dict.fromkeys(("adt", "dt", "trap"), (b, h, s))
+        shapes |= dict.fromkeys(("adt", "dt", "trap"), (b, h, s)) | {"entering": (b, h, n, p)}
         shared = self.angles.shape[2] == 1 and not self.angles_cumulated
         shapes["angles"] = (b, s, 1 if shared else h, self.angles.shape[-1])
         if self.segment_ids is not None:

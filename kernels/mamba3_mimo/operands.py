@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import facts
 from kernels.documents import document_starts
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.scan import ScanFact
 
 _SUM_BLOCK = 256
 
@@ -35,18 +37,24 @@ class Operands:
     """(1 - sigmoid(trap)) * dt: weight, at this step, of the previous token's write."""
     starts_BS: Tensor | None
     """Whether a token begins a document; None when every row is one document."""
+    entering_BHNP: Tensor
+    """The state that enters the first token."""
+    last_angle_BHA: Tensor | None
+    """Angle of the last token, which the final state is counted from; None for cumulated angles: from 0."""
 
 
-def operands(inputs: ScanInputs, x_BHSRP: Tensor, start_BHA: Tensor | None = None) -> Operands:
+def operands(inputs: ScanInputs, x_BHSRP: Tensor) -> Operands:
     """Return the recurrence's operands; `x_BHSRP` is PsiV and stands in for v and psi.
 
-    `start_BHA` is the cumulated angle of the token before the first, 0 when None.
+    Records the dtype that they are rounded to.
     """
+    for operand in (inputs.q, inputs.k, x_BHSRP):
+        facts.record(ScanFact.DTYPE, dtype_name(operand))
     acc = inputs.accumulate_dtype
     dt_BHS = inputs.dt.to(acc)
     mix_BHS = torch.sigmoid(inputs.trap.to(acc))
     starts_BS = None if inputs.segment_ids is None else document_starts(inputs.segment_ids)
-    angle_BHSA = cumulated_angles(inputs, starts_BS, start_BHA)
+    angle_BHSA = cumulated_angles(inputs, starts_BS)
     return Operands(
         q_BHSRN=rotated(inputs.q, inputs.q_bias, angle_BHSA),
         k_BHSRN=rotated(inputs.k, inputs.k_bias, angle_BHSA),
@@ -55,7 +63,41 @@ def operands(inputs: ScanInputs, x_BHSRP: Tensor, start_BHA: Tensor | None = Non
         gamma_BHS=mix_BHS * dt_BHS,
         look_BHS=(1 - mix_BHS) * dt_BHS,
         starts_BS=starts_BS,
+        entering_BHNP=_entering(inputs),
+        last_angle_BHA=None if inputs.angles_cumulated else angle_BHSA[:, :, -1],
     )
+
+
+def _entering(inputs: ScanInputs) -> Tensor:
+    acc = inputs.accumulate_dtype
+    if inputs.entering is not None:
+        return inputs.entering.to(acc)
+    batch, _, heads, width = inputs.v.shape
+    return inputs.v.new_zeros(batch, heads, inputs.state_size, width, dtype=acc)
+
+
+def handed_on(state_BHNP: Tensor, last_angle_BHA: Tensor | None) -> Tensor:
+    """Return the final state with its angles counted from the last token, whose angle is `last_angle_BHA`.
+
+    So a scan that goes on counts its own angles from 0: only differences of angles matter.
+    """
+    if last_angle_BHA is None:
+        return state_BHNP
+    return state_turned_back(state_BHNP, last_angle_BHA.cos(), last_angle_BHA.sin())
+
+
+def state_turned_back(state_BHNP: Tensor, cos_BHA: Tensor, sin_BHA: Tensor) -> Tensor:
+    """Return the state with its pairs of rows (j, N/2 + j) turned back by angle j."""
+    half, count = state_BHNP.shape[2] // 2, cos_BHA.shape[-1]
+    left, right = state_BHNP[:, :, :half], state_BHNP[:, :, half:]
+    lo, hi = left[:, :, :count], right[:, :, :count]
+    cos, sin = cos_BHA.unsqueeze(-1), sin_BHA.unsqueeze(-1)
+    return torch.cat((lo * cos + hi * sin, left[:, :, count:], hi * cos - lo * sin, right[:, :, count:]), dim=2)
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return the tensor's dtype as `ScanFact.DTYPE` tells it."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def psiv(v_BSHP: Tensor, psi_HRP: Tensor) -> Tensor:
@@ -81,7 +123,7 @@ def gated_output(inputs: ScanInputs, y_BHSRP: Tensor, x_BHSRP: Tensor) -> Tensor
     return (y_BHSRP * inputs.phi.to(acc).unsqueeze(1)).sum(3).transpose(1, 2).to(inputs.v.dtype)
 
 
-def cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None, start_BHA: Tensor | None = None) -> Tensor:
+def cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None) -> Tensor:
     """Return theta [B,H,S,A] in [0, 2 pi), summed in float64 because it grows with the sequence.
 
     Only differences within a document matter. The sum restarts with the document all the same, or the gradients of
@@ -92,8 +134,6 @@ def cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None, start_BHA: Te
     else:
         step_BHSA = angle_steps(inputs)
         angle_BHSA = running_sum(step_BHSA, dim=2)
-        if start_BHA is not None:
-            angle_BHSA = angle_BHSA + start_BHA.double().unsqueeze(2)
         if starts_BS is not None:
             first_BHSA = _first_token(starts_BS)[:, None, :, None].expand_as(angle_BHSA)
             angle_BHSA = angle_BHSA - (angle_BHSA - step_BHSA).gather(2, first_BHSA)

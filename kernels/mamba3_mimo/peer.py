@@ -22,9 +22,10 @@ from torch import Tensor
 
 from kernels import facts
 from kernels.backends import Lane
-from kernels.documents import documents, once_per_batch
+from kernels.documents import document_starts, documents, once_per_batch
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import cumulated_angles, dtype_name, handed_on
 from kernels.scan import ScanFact
 
 MAMBA_SSM, TILELANG = "2.3.2.post1", "0.1.8"
@@ -44,6 +45,9 @@ NAMES = {
 """Tensor of ScanInputs -> argument of the official function."""
 FLOAT32 = ("q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "angles")
 """Tensors that the official kernels read as float32; the others are bfloat16."""
+
+DIRECTION_AXES = 5
+"""Axes of q and k, [B,S,R,G,N]; of the launchers' other tensors only a gradient of o with ranks has as many."""
 
 FOLDER = "mamba_ssm.ops.tilelang.mamba3"
 BUILDERS = {
@@ -111,6 +115,7 @@ def refusal(inputs: ScanInputs, chunk_size: int) -> str | None:
         (chunk_size < 8 or chunk_size & (chunk_size - 1) > 0, f"chunk_size is {chunk_size}; allowed: 8, 16, 32, 64"),
         (chunk_size * rank > MAX_ROWS, f"chunk_size * R is {chunk_size * rank}; allowed: up to {MAX_ROWS}"),
         (inputs.angles_cumulated, "angles are cumulated; allowed: raw angles, the official function sums them itself"),
+        (inputs.entering is not None, "an initial state is given; allowed: none, the official function takes none"),
         (inputs.q.shape[1] < 2, "S is 1; allowed: at least 2, a sequence of one token fails in the official kernels"),
     )
     return next((f"lane 'peer': {reason}" for refused, reason in reasons if refused), None)
@@ -134,15 +139,28 @@ class Packing(NamedTuple):
     """[B] int64: the document that ends each row."""
 
 
-def peer_scan(inputs: ScanInputs, *, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """Return (o, final state [B,H,N,P] float32 without gradient) by the official kernels and their autograd function.
+class _WithoutGradient(torch.autograd.Function):
+    """A final state of the official kernels, which have no gradient of it: to ask for one is refused, not answered."""
+
+    @staticmethod
+    def forward(ctx: Any, state: Tensor, _out: Tensor) -> Tensor:
+        return state.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _grad: Tensor) -> Any:
+        raise KernelUnsupported("lane 'peer': the official kernels have no gradient of the final state; allowed: none")
+
+
+def peer_scan(inputs: ScanInputs, *, chunk_size: int, return_final_state: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Return (o, final state [B,H,N,P] float32 if asked for) by the official kernels and their autograd function.
 
     o is [B,S,H,P] bf16, or [B,S,R,H,P] without phi. Rows that hold one document of whole chunks take the dense kernels,
     others the kernels for packed sequences. The host waits for the device once for all layers of a batch with segment
     ids, to look at them, and never without.
 
     Raises:
-        KernelUnsupported: the package is absent, or its kernels cannot run these inputs.
+        KernelUnsupported: the package is absent, its kernels cannot run these inputs, or, in a backward pass, somebody
+            wants the gradient of the final state.
 
     """
     peer, reason = official(), refusal(inputs, chunk_size)
@@ -155,8 +173,18 @@ def peer_scan(inputs: ScanInputs, *, chunk_size: int) -> tuple[Tensor, Tensor]:
     out, state_BHPN = result[0], result[2]
     if packed is not None:
         out = out.unflatten(1, inputs.q.shape[:2]).squeeze(0)
-        state_BHPN = state_BHPN[packed.last_B]
-    return out, state_BHPN.transpose(2, 3)
+    if not return_final_state:
+        return out, None
+    state_BHPN = state_BHPN if packed is None else state_BHPN[packed.last_B]
+    state_BHNP = _handed_on(inputs, state_BHPN.transpose(2, 3))
+    return out, _WithoutGradient.apply(state_BHNP, out)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def _handed_on(inputs: ScanInputs, state_BHNP: Tensor) -> Tensor:
+    """Return the final state as ScanState has it; the official one counts angles from the start of the document."""
+    starts_BS = None if inputs.segment_ids is None else document_starts(inputs.segment_ids)
+    return handed_on(state_BHNP, cumulated_angles(inputs, starts_BS)[:, :, -1])
 
 
 def packing(inputs: ScanInputs, chunk_size: int) -> Packing | None:
@@ -241,7 +269,11 @@ def _observed(launcher: Callable[..., Any], kernels: str) -> Callable[..., Any]:
         if facts.collecting():
             facts.record(ScanFact.LANE, Lane.PEER.value)
             facts.record(ScanFact.SCHEDULE, "sequential")
-            facts.record(ScanFact.CHUNK_SIZE, signature.bind(*arguments, **named).arguments["chunk_size"])
+            handed = signature.bind(*arguments, **named).arguments
+            facts.record(ScanFact.CHUNK_SIZE, handed["chunk_size"])
+            for tensor in handed.values():
+                if isinstance(tensor, Tensor) and tensor.dim() == DIRECTION_AXES:
+                    facts.record(ScanFact.DTYPE, dtype_name(tensor))
             facts.record(ScanFact.PEER_KERNELS, kernels)
         return result
 

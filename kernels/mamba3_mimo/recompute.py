@@ -33,7 +33,7 @@ class _Call:
 
 
 def scan(inputs: ScanInputs, form: Form, *, psiv_cache: bool) -> tuple[Tensor, Tensor]:
-    """Return (o, final state [B,H,N,P]); the state receives no gradient."""
+    """Return (o, final state [B,H,N,P])."""
     tensors = inputs.tensors()
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         detached = inputs.with_tensors(tuple(tensor.detach() for tensor in tensors))
@@ -53,12 +53,12 @@ class _Scan(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *([x_BHSRP] if call.psiv_cache else []))
         if call.psiv_cache:
             facts.add(ScanFact.PSIV_SAVED_BYTES, x_BHSRP.nbytes)
-        ctx.mark_non_differentiable(state)
+        ctx.set_materialize_grads(False)
         return out, state
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         tensors = saved[: len(ctx.call.inputs.names)]
         if ctx.call.psiv_cache:
@@ -68,20 +68,34 @@ class _Scan(torch.autograd.Function):
             x_BHSRP = psiv(inputs.v, inputs.psi)
             facts.add(ScanFact.PSIV_RECOMPUTES, 1)
         needed = ctx.needs_input_grad[1:]
-        return None, *_gradients(ctx.call, tensors, x_BHSRP, grad_out, needed)
+        return None, *_gradients(ctx.call, tensors, x_BHSRP, grads, needed)
 
 
 def _gradients(
-    call: _Call, tensors: tuple[Tensor, ...], x_BHSRP: Tensor, grad_out: Tensor, needed: tuple[bool, ...]
+    call: _Call,
+    tensors: tuple[Tensor, ...],
+    x_BHSRP: Tensor,
+    grads_of_results: tuple[Tensor | None, ...],
+    needed: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """Run the form again with PsiV as a leaf and return one gradient per tensor, None where not needed."""
+    """Run the form again with PsiV as a leaf and return one gradient per tensor, None where not needed.
+
+    `grads_of_results` are those of o and of the final state, None where nobody used one.
+    """
     leaves = tuple(t.detach().requires_grad_(need) for t, need in zip(tensors, needed, strict=True))
     x_BHSRP = x_BHSRP.detach().requires_grad_()
     with torch.enable_grad():
-        out, _ = call.form(call.inputs.with_tensors(leaves), x_BHSRP)
+        results = call.form(call.inputs.with_tensors(leaves), x_BHSRP)
+    used = [(result, grad) for result, grad in zip(results, grads_of_results, strict=True) if grad is not None]
     at_v, at_psi = call.inputs.names.index("v"), call.inputs.names.index("psi")
     through = [i for i, need in enumerate(needed) if need and i not in (at_v, at_psi)]
-    *grads, grad_x_BHSRP = torch.autograd.grad(out, [*(leaves[i] for i in through), x_BHSRP], grad_out)
+    *grads, grad_x_BHSRP = torch.autograd.grad(
+        [result for result, _ in used],
+        [*(leaves[i] for i in through), x_BHSRP],
+        [grad for _, grad in used],
+        allow_unused=True,  # the final state is made without q and z
+        materialize_grads=True,
+    )
     result: list[Tensor | None] = [None] * len(tensors)
     for i, grad in zip(through, grads, strict=True):
         result[i] = grad

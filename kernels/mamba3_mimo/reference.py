@@ -15,7 +15,7 @@ from torch.nn import functional
 from kernels import facts
 from kernels.backends import Lane
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import Operands, gated_output, operands, running_sum
+from kernels.mamba3_mimo.operands import Operands, gated_output, handed_on, operands, running_sum
 from kernels.scan import ScanFact
 
 
@@ -36,7 +36,7 @@ class _Decays:
 def chunk_parallel(inputs: ScanInputs, x_BHSRP: Tensor, *, chunk_size: int) -> tuple[Tensor, Tensor]:
     """Return (o, final state [B,H,N,P]) from PsiV `x_BHSRP`; S need not be a multiple of `chunk_size`.
 
-    o is [B,S,H,P], or [B,S,R,H,P] without phi.
+    o is [B,S,H,P], or [B,S,R,H,P] without phi; the state's frame: see `handed_on`.
     """
     facts.record(ScanFact.LANE, Lane.REFERENCE.value)
     facts.record(ScanFact.SCHEDULE, "chunk_parallel")
@@ -46,7 +46,7 @@ def chunk_parallel(inputs: ScanInputs, x_BHSRP: Tensor, *, chunk_size: int) -> t
     q_BHKMN, k_BHKMN, x_BHKMP = (_chunked(t, chunk_size).flatten(3, 4) for t in _matrices(parts))
     ranks = x_BHSRP.shape[3]
     local_BHKNP = k_BHKMN.transpose(-1, -2) @ (x_BHKMP * _rows(decays.write_BHKC, ranks))
-    entering_BHKNP, final_BHNP = _pass_states(local_BHKNP, decays.carry_BHK)
+    entering_BHKNP, final_BHNP = _pass_states(parts.entering_BHNP, local_BHKNP, decays.carry_BHK)
     scores_BHKMM = _weigh(q_BHKMN @ k_BHKMN.transpose(-1, -2), decays.scores_BHKCC)
     y_BHKMP = torch.baddbmm(
         (scores_BHKMM @ x_BHKMP).flatten(0, 2),
@@ -54,7 +54,7 @@ def chunk_parallel(inputs: ScanInputs, x_BHSRP: Tensor, *, chunk_size: int) -> t
         entering_BHKNP.flatten(0, 2),
     ).view_as(x_BHKMP)
     y_BHSRP = y_BHKMP.reshape(*x_BHSRP.shape[:2], -1, *x_BHSRP.shape[3:])[:, :, : x_BHSRP.shape[2]]
-    return gated_output(inputs, y_BHSRP, parts.x_BHSRP), final_BHNP
+    return gated_output(inputs, y_BHSRP, parts.x_BHSRP), handed_on(final_BHNP, parts.last_angle_BHA)
 
 
 def _matrices(parts: Operands) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,9 +120,8 @@ def _document_index(starts_BS: Tensor, chunk_size: int) -> Tensor:
     return functional.pad(starts_BS, (0, missing)).cumsum(1).view(starts_BS.shape[0], 1, -1, chunk_size)
 
 
-def _pass_states(local_BHKNP: Tensor, carry_BHK: Tensor) -> tuple[Tensor, Tensor]:
+def _pass_states(state_BHNP: Tensor, local_BHKNP: Tensor, carry_BHK: Tensor) -> tuple[Tensor, Tensor]:
     """Return (state entering each chunk [B,H,K,N,P], state after the last chunk [B,H,N,P])."""
-    state_BHNP = torch.zeros_like(local_BHKNP[:, :, 0])
     entering = []
     for local, carry in zip(local_BHKNP.unbind(2), carry_BHK[..., None, None].unbind(2), strict=True):
         entering.append(state_BHNP)

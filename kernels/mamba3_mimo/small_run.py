@@ -1,15 +1,12 @@
 """Does a lane work here? One small scan with all of its gradients, compared with float64."""
 
-from functools import partial
-
 import torch
 
 from kernels.backends import GENERATED_LANES, Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo import exact
-from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, over_limits
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.support import LANES, supports
+from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, over_limits, scanned
+from kernels.mamba3_mimo.support import supports
 from kernels.scan import ScanSwitches
 
 CASE = Case(B=1, S=128, H=2)
@@ -28,14 +25,10 @@ def small_run_problem(lane: Lane, device: torch.device) -> str | None:
         inputs, grad_out = inputs.with_tensors(tuple(tensor.float() for tensor in inputs.tensors())), grad_out.float()
     moved = inputs.with_tensors(tuple(tensor.to(device) for tensor in inputs.tensors()))
     try:
-        got = outputs(partial(_run, switches=switches), moved, grad_out.to(device))
+        got = outputs(scanned(switches), moved, grad_out.to(device))
     except KernelUnsupported as error:
         return str(error)
     wrong = over_limits(
         compare({name: tensor.cpu() for name, tensor in got.items()}, exact.reference(inputs, grad_out))
     )
     return f"it ran, and is wrong in {', '.join(wrong)}" if wrong else None
-
-
-def _run(inputs: ScanInputs, switches: ScanSwitches) -> tuple[torch.Tensor, torch.Tensor]:
-    return LANES[switches.lane].run(inputs, switches)

@@ -33,18 +33,19 @@ def supports(switches: ScanSwitches, device: str) -> str | None:
     return LANES[switches.lane].refusal(switches)
 
 
-def _reference(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
+def _reference(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
     sequential = switches.schedule == "sequential"
     form: Form = step_form if sequential else partial(chunk_parallel, chunk_size=switches.chunk_size)
-    return scan(inputs, form, psiv_cache=switches.psiv_cache)
+    out, state_BHNP = scan(inputs, form, psiv_cache=switches.psiv_cache)
+    return out, state_BHNP if return_final_state else None
 
 
 def _no_refusal(_: ScanSwitches) -> None:
     return None
 
 
-def _peer(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
-    return peer.peer_scan(inputs, chunk_size=switches.chunk_size)
+def _peer(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
+    return peer.peer_scan(inputs, chunk_size=switches.chunk_size, return_final_state=return_final_state)
 
 
 def _peer_refusal(switches: ScanSwitches) -> str | None:
@@ -55,11 +56,11 @@ def _peer_refusal(switches: ScanSwitches) -> str | None:
     return peer.missing()
 
 
-def run_cuda(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
+def run_cuda(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
     """Run lane cuda, eagerly or as an operator of a graph; it refuses what it cannot run when it runs."""
     from kernels.mamba3_mimo.cuda.host import op  # tilelang is imported on first use: a CPU node has none
 
-    return op.scan(inputs, switches)
+    return op.scan(inputs, switches, return_final_state)
 
 
 def _cuda_refusal(switches: ScanSwitches) -> str | None:
@@ -76,10 +77,10 @@ def _cuda_refusal(switches: ScanSwitches) -> str | None:
     return refusal(Variant(**vars(switches)), shape)
 
 
-def _xla(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
+def _xla(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
     from kernels.mamba3_mimo.xla.scan import scan as xla_scan
 
-    return xla_scan(inputs, switches)
+    return xla_scan(inputs, switches, return_final_state)
 
 
 def _xla_refusal(_: ScanSwitches) -> str | None:
@@ -90,8 +91,8 @@ def _xla_refusal(_: ScanSwitches) -> str | None:
 class LaneOfScan:
     """One implementation of the scan."""
 
-    run: Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
-    """Returns output and final state, as `ScanResult` describes them."""
+    run: Callable[[ScanInputs, ScanSwitches, bool], tuple[Tensor, Tensor | None]]
+    """(inputs, switches, whether the final state is asked for) -> (o, ScanState.state [B,H,N,P] if it is)."""
     refusal: Callable[[ScanSwitches], str | None]
     """Returns why it cannot run with the switches, on a device of its own; None when it can."""
 

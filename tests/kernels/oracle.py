@@ -1,7 +1,8 @@
 """Float64 statement of the scan, one time step after another, and its adjoint, in numpy.
 
 Written from the definition of the recurrence, in another form than both implementations under test: no chunks, no
-look-ahead weights, no autograd. Axis letters: b batch, h head, s time, r rank, n state, p width, j angle.
+look-ahead weights, no autograd. Rows may go on from a state and a write before them; what the last token leaves is told
+with its angles counted from that token. Axis letters: b batch, h head, s time, r rank, n state, p width, j angle.
 """
 
 from itertools import pairwise
@@ -33,11 +34,21 @@ def _moment(turned, grad, count):
     return (grad[..., half : half + count] * first - grad[..., :count] * second).sum(3)
 
 
-class Oracle:
-    """Forward pass on construction; `gradients(do)` returns the adjoint of every input."""
+def _turn_state(state, theta):
+    """Rotate the rows (j, N/2 + j) of a state [b,h,n,p] by theta [b,h,j]."""
+    return _turn(state.swapaxes(2, 3)[:, :, None], theta[:, :, None])[:, :, 0].swapaxes(2, 3)
 
-    def __init__(self, values, segment_ids=None, angles_cumulated=False):
+
+class Oracle:
+    """Forward pass on construction; `gradients(do)` returns the adjoint of every input.
+
+    `before` holds what rows go on from: "state" and "write" [b,h,n,p], whose adjoints are then returned too, and
+    "goes_on" [b], whether the row's first token belongs to their document.
+    """
+
+    def __init__(self, values, segment_ids=None, angles_cumulated=False, before=None):
         self.i = {name: np.asarray(values[name], dtype=np.float64) for name in NAMES}
+        self.before = before
         self.cumulated = angles_cumulated
         i = self.i
         _, length, _, self.groups, _ = i["q"].shape
@@ -58,6 +69,8 @@ class Oracle:
         self.u = i["z"].transpose(0, 2, 1, 3)[:, :, :, None] * i["zeta"][None, :, None]
         self.mix = _sigmoid(i["trap"])
         keep = ~self.fresh[:, None]
+        if before is not None:
+            keep[:, 0, 0] = before["goes_on"]
         self.alpha = np.exp(i["adt"]) * keep
         self.beta = (1 - self.mix) * i["dt"] * self.alpha
         self.gamma = self.mix * i["dt"]
@@ -77,8 +90,11 @@ class Oracle:
         batch, heads, _, _, n = self.k.shape
         self.writes = np.einsum("bhsrn,bhsrp->bhsnp", self.k, self.x)
         self.states = np.zeros((batch, heads, length + 1, n, self.x.shape[-1]))
+        self.first_write = np.zeros_like(self.states[:, :, 0])
+        if self.before is not None:
+            self.states[:, :, 0], self.first_write = self.before["state"], self.before["write"]
         for t in range(length):
-            before = self.writes[:, :, t - 1] if t else np.zeros_like(self.writes[:, :, 0])
+            before = self.writes[:, :, t - 1] if t else self.first_write
             self.states[:, :, t + 1] = (
                 self.alpha[:, :, t, None, None] * self.states[:, :, t]
                 + self.beta[:, :, t, None, None] * before
@@ -88,9 +104,14 @@ class Oracle:
         self.y += self.i["D"][None, :, None, None, None] * self.x
         gated = self.y * self.u * _sigmoid(self.u) * self.i["phi"][None, :, None]
         self.out = gated.sum(3).transpose(0, 2, 1, 3)
-        self.final_state = self.states[:, :, -1]
+        self.final_state, self.final_write = self._from_last_token(self.states[:, :, -1], self.writes[:, :, -1])
 
-    def gradients(self, grad_out):
+    def _from_last_token(self, *states):
+        if self.cumulated:
+            return states
+        return tuple(_turn_state(state, -self.theta[:, :, -1]) for state in states)
+
+    def gradients(self, grad_out, grad_final=None):
         i, length = self.i, self.y.shape[2]
         go = np.asarray(grad_out, np.float64).transpose(0, 2, 1, 3)[:, :, :, None]
         silu = self.u * _sigmoid(self.u)
@@ -103,21 +124,28 @@ class Oracle:
         dwrites = np.zeros_like(self.writes)
         dalpha, dbeta, dgamma = (np.zeros_like(self.gamma) for _ in range(3))
         ds = np.zeros_like(self.final_state)
+        if grad_final is not None:
+            ds = grad_final if self.cumulated else _turn_state(grad_final, self.theta[:, :, -1])
         for t in reversed(range(length)):
             ds = ds + np.einsum("bhrn,bhrp->bhnp", self.q[:, :, t], g[:, :, t])
             dgamma[:, :, t] = (ds * self.writes[:, :, t]).sum((-1, -2))
             dwrites[:, :, t] += self.gamma[:, :, t, None, None] * ds
+            dalpha[:, :, t] = (ds * self.states[:, :, t]).sum((-1, -2))
+            dbeta[:, :, t] = (ds * (self.writes[:, :, t - 1] if t else self.first_write)).sum((-1, -2))
             if t:
-                dalpha[:, :, t] = (ds * self.states[:, :, t]).sum((-1, -2))
-                dbeta[:, :, t] = (ds * self.writes[:, :, t - 1]).sum((-1, -2))
                 dwrites[:, :, t - 1] += self.beta[:, :, t, None, None] * ds
+            else:
+                out["write"] = self.beta[:, :, 0, None, None] * ds
             ds = self.alpha[:, :, t, None, None] * ds
+        out["state"] = ds
+        if self.before is None:
+            del out["state"], out["write"]
         dk = np.einsum("bhsnp,bhsrp->bhsrn", dwrites, self.x)
         dx = np.einsum("bhsnp,bhsrn->bhsrp", dwrites, self.k) + i["D"][None, :, None, None, None] * g
         out["v"] = (dx * i["psi"][None, :, None]).sum(3).transpose(0, 2, 1, 3)
         out["psi"] = (dx * i["v"].transpose(0, 2, 1, 3)[:, :, :, None]).sum((0, 2))
         self._weights(out, dalpha, dbeta, dgamma)
-        self._directions(out, dq, dk)
+        self._directions(out, dq, dk, grad_final)
         return out
 
     def _weights(self, out, dalpha, dbeta, dgamma):
@@ -126,9 +154,12 @@ class Oracle:
         out["dt"] = mix * dgamma + (1 - mix) * self.alpha * dbeta
         out["trap"] = mix * (1 - mix) * dt * (dgamma - self.alpha * dbeta)
 
-    def _directions(self, out, dq, dk):
+    def _directions(self, out, dq, dk, grad_final):
         count = self.theta.shape[-1]
         dtheta = _moment(self.q, dq, count) + _moment(self.k, dk, count)
+        if grad_final is not None and not self.cumulated:  # the final state is turned back by the last angle
+            rows = (t.swapaxes(2, 3)[:, :, None] for t in (self.final_state, grad_final))
+            dtheta[:, :, -1] -= _moment(*rows, count)[:, :, 0]
         if not self.cumulated:
             rest = self._per_document(dtheta, reverse=True)
             slope = np.tanh(self.i["angles"].transpose(0, 2, 1, 3))

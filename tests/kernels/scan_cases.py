@@ -39,6 +39,23 @@ OFFICIAL = (
 
 RANKS = (1, 2, 4, 8)
 
+STATES = replace(PLAIN, S=700, H=4, started=True, ended=True)
+STATE_CASES: Mapping[str, tuple[Case, Mapping[str, Any]]] = {
+    "both": (STATES, {}),
+    "started": (replace(STATES, ended=False, documents=3), {}),
+    "ended": (replace(STATES, started=False, documents=3), {}),
+    "cumulated": (replace(STATES, cumulated=True), {}),
+    "sequential": (replace(STATES, G=2), {"schedule": "sequential"}),
+    "sequential_cached": (STATES, {"schedule": "sequential", "psiv_cache": True}),
+    "sequential_general": (replace(STATES, N=32, R=2), {"schedule": "sequential"}),
+    "two_roles": (STATES, {"warp_specialize": True}),
+    "two_roles_sequential": (STATES, {"warp_specialize": True, "schedule": "sequential"}),
+    "two_roles_sequential_wide": (replace(STATES, N=128), {"warp_specialize": True, "schedule": "sequential"}),
+    "halved": (replace(STATES, P=128, R=1), {"chunk_size": 64}),
+    "per_rank_one_token": (replace(STATES, S=1, without=("phi",)), {}),
+}
+"""States in and out: problem and switches."""
+
 SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "tma_off": {"tma": False},
     "warp_specialize": {"warp_specialize": True},

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from experiments.records.receipts import read_gates
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.cuda.host import attest, generated
 from kernels.scan import ScanSwitches
+from model.facts import ModelFact
 
 DISASSEMBLY = """
  Function walk_kernel:
@@ -122,8 +124,42 @@ def test_row_counts_what_is_in_the_machine_code(compiled):
 
 def test_row_shows_the_gates(compiled):
     found = row(compiled)
+    assert found["dtype"] == "bfloat16"
     gates = ("layout_2d", "pipeline_stages", "psiv_cache", "aggressive_smem_merge", "chunk_size", "superchunk")
     assert [found[gate] for gate in gates] == [True, 1, False, False, 16, 256]
+
+
+def handles(*dtypes):
+    """The buffers q, k, v and z of a program; a buffer of float32 is printed without its type."""
+    printed = [f', "{dtype}"' if dtype != "float32" else "" for dtype in dtypes]
+    names = zip(("q", "k", "v_", "z"), printed, strict=False)
+    return "\n".join(
+        f"{name} = T.match_buffer({name}_handle, (3, 1024){dtype}, strides=(4, 1))" for name, dtype in names
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "shown"),
+    [
+        (("bfloat16",) * 4, "bfloat16"), (("float32",) * 4, "float32"), (("float16",) * 2, "float16"),
+        (("bfloat16", "bfloat16", "float32", "bfloat16"), "mixed"), ((), None),
+    ],
+)  # fmt: skip
+def test_a_walk_that_reads_another_dtype_shows_it(compiled, dtypes, shown):
+    compiled.adapter.prim_func.script = lambda: handles(*dtypes)
+    assert row(compiled).get("dtype") == shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "read", "live"),
+    [
+        ("bfloat16", "bfloat16", True), ("bfloat16", "float32", False), ("float32", "bfloat16", False),
+        ("bfloat16", None, False),
+    ],
+)  # fmt: skip
+def test_the_dtype_gate_believes_the_walks_and_not_the_loss(asked, read, live):
+    said = attest.facts([made("outputs", dtype=read), made("gradients", dtype=read)])
+    assert read_gates({"dtype": asked}, {**said, ModelFact.HIDDEN_DTYPE: asked})["dtype"].live is live
 
 
 def shown(compiled, monkeypatch, *changes):
@@ -305,6 +341,7 @@ def made(name, **changes):
     live = {
         "tma": True, "layout_2d": True, "pipeline_stages": 1, "warp_specialize": False, "aggressive_smem_merge": False,
         "fast_math": True, "psiv_cache": False, "chunk_size": 16, "superchunk": 256, "super_chunks": 4,
+        "dtype": "bfloat16",
     }  # fmt: skip
     row = {"name": name, "read_from": "sass", "source_sha256": "a", "binary_sha256": "b", **live, **changes}
     return {key: value for key, value in row.items() if value is not None}
@@ -397,4 +434,4 @@ def test_every_switch_is_read_by_the_kernels():
 
 def test_every_switch_is_read_from_the_code_unless_the_launch_itself_shows_it():
     of_the_launch = {"lane", "schedule", *OF_XLA}
-    assert {switch.name for switch in fields(ScanSwitches)} - of_the_launch == set(attest.SHOWN_BY)
+    assert {switch.name for switch in fields(ScanSwitches)} - of_the_launch == set(attest.SHOWN_BY) - {"dtype"}

@@ -16,26 +16,30 @@ from tests.scan_inputs import random_inputs
 SIZES = Sizes(batch=2, length=19, heads=4, groups=2, state=16, width=8, ranks=2)
 
 
-def inputs_of(*, shared_angles=False, without=()):
+def inputs_of(*, shared_angles=False, without=(), started=False):
     inputs = random_inputs(SIZES)
     doubled = {name: getattr(inputs, name).double() for name in inputs.names}
     if shared_angles:
         doubled["angles"] = doubled["angles"][:, :, :1].contiguous()
+    if started:
+        doubled["entering"] = torch.randn(2, 4, 16, 8, generator=torch.Generator().manual_seed(2)).double()
     return replace(inputs, **doubled | dict.fromkeys(without), segment_ids=torch.arange(19).div(7).int().expand(2, -1))
 
 
 def run(inputs, grad_out=None):
     """Return output, final state, gradient of the output and gradients by name."""
     leaves = {name: getattr(inputs, name).detach().requires_grad_() for name in inputs.names}
-    result = mamba3_mimo(replace(inputs, **leaves))
+    result = mamba3_mimo(replace(inputs, **leaves), return_final_state=True)
     if grad_out is None:
         grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     grads = torch.autograd.grad(result.out, list(leaves.values()), grad_out)
-    return result.out.detach(), result.final_state, grad_out, dict(zip(leaves, grads, strict=True))
+    return result.out.detach(), result.final_state.state.detach(), grad_out, dict(zip(leaves, grads, strict=True))
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"shared_angles": True}, {"without": ("phi",)}, {"without": ("z", "zeta", "D")}], ids=str
+    "changes",
+    [{}, {"shared_angles": True}, {"without": ("phi",)}, {"without": ("z", "zeta", "D")}, {"started": True}],
+    ids=str,
 )
 def test_split_scan_joined_again_is_the_scan(changes):
     inputs = inputs_of(**changes)

@@ -15,11 +15,12 @@ pytest.importorskip("tilelang")
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported, ShapeError
-from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, decode_state, decode_step, mamba3_mimo
+from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.cuda.host import op, scan
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
 from tests.kernels.host_time import unlaunched
+from tests.kernels.states import piece
 from tests.scan_inputs import ScanSizes, global_error, random_inputs
 
 CUDA = ScanSwitches(lane=Lane.CUDA)
@@ -91,11 +92,13 @@ def test_compiled_passes_run_both_operators():
     assert [(g.shape, g.dtype) for g in grads] == [(t.shape, t.dtype) for t in inputs.tensors()]
 
 
-@pytest.mark.parametrize("missing", [(), ("D",), ("z", "zeta"), ("phi",)])
+@pytest.mark.parametrize("missing", [(), ("D",), ("z", "zeta"), ("phi",), ("states",)])
 def test_operators_keep_torchs_rules_without_a_gpu(missing):
     inputs = trained_inputs(shape=replace(SHAPE, length=60))
+    if "states" in missing:
+        inputs = replace(inputs, entering=torch.randn(2, 4, 64, 64, requires_grad=True))
     given = [None if name in missing else getattr(inputs, name) for name in DIFFERENTIABLE]
-    arguments = (*given, None, False, *(getattr(CUDA, name) for name in op.SWITCHES))
+    arguments = (*given, None, False, "states" in missing, *(getattr(CUDA, name) for name in op.SWITCHES))
     with unlaunched():
         tests = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(torch.ops.ablate.mamba3_scan, arguments, test_utils=tests)
@@ -111,6 +114,8 @@ FAKE = {
     "no_gate": ({}, {"z": None, "zeta": None}),
     "per_rank": ({}, {"phi": None}),
     "cumulated": ({}, {"angles_cumulated": True}),
+    "started": ({}, {"entering": torch.ones(2, 4, 64, 64)}),
+    "started_sequential": ({"schedule": "sequential"}, {"entering": torch.ones(2, 4, 64, 64)}),
 }
 
 
@@ -131,14 +136,19 @@ def assert_fake_passes(inputs: ScanInputs, switches: dict[str, object]) -> None:
     with FakeTensorMode() as mode:
         fake = inputs.with_tensors(tuple(mode.from_tensor(t).requires_grad_() for t in plain))
         fake = replace(fake, segment_ids=None if ids is None else mode.from_tensor(ids))
-        out, state = op.scan(fake, replace(CUDA, **switches))
-        grads = torch.autograd.grad(out.float().sum(), fake.tensors())
+        asked = replace(CUDA, **switches)
+        assert op.scan(fake, asked, False)[1] is None
+        out, state = op.scan(fake, asked, True)
+        grads = torch.autograd.grad(out.float().sum() + state.sum(), fake.tensors(), retain_graph=True)
+        of_state = torch.autograd.grad(state.sum(), fake.tensors(), retain_graph=True)
+        of_out = torch.autograd.grad(out.float().sum(), fake.tensors())
     batch, tokens, heads, width = inputs.v.shape
     ranks = (inputs.q.shape[2],) if inputs.phi is None else ()
     assert isinstance(out, FakeTensor)
     assert (out.shape, out.dtype) == ((batch, tokens, *ranks, heads, width), torch.bfloat16)
-    assert (state.shape, state.dtype, state.requires_grad) == ((batch, heads, 64, width), torch.float32, False)
-    assert [(g.shape, g.dtype) for g in grads] == [(t.shape, t.dtype) for t in inputs.tensors()]
+    assert (state.shape, state.dtype) == ((batch, heads, 64, width), torch.float32)
+    for found in (grads, of_state, of_out):
+        assert [(g.shape, g.dtype) for g in found] == [(t.shape, t.dtype) for t in inputs.tensors()]
     assert len({t.untyped_storage()._cdata for t in (out, state, *grads, *fake.tensors())}) == 2 + 2 * len(grads)
 
 
@@ -159,7 +169,7 @@ def test_what_the_kernels_would_round_is_refused(changes, reason, monkeypatch):
     inputs = trained_inputs()
     inputs = replace(inputs, **{name: getattr(inputs, name).detach().to(dtype) for name, dtype in changes.items()})
     with pytest.raises(KernelUnsupported, match=reason):
-        op.scan(inputs, CUDA)
+        op.scan(inputs, CUDA, False)
 
 
 def test_another_gpu_is_refused_by_name(monkeypatch):
@@ -176,7 +186,7 @@ def test_another_gpu_is_refused_before_anything_is_compiled(direction, monkeypat
     monkeypatch.setattr(op, "build", nothing_is_compiled)
     tensors = [SimpleNamespace(device=torch.device("cuda", 6)) for _ in DIFFERENTIABLE]
     with pytest.raises(KernelUnsupported, match="GPU 6 is another one"):
-        op._Launched(direction, (*tensors, None, False, *(getattr(CUDA, name) for name in op.SWITCHES)))
+        op._Launched(direction, (*tensors, None, False, False, *(getattr(CUDA, name) for name in op.SWITCHES)))
 
 
 @pytest.mark.parametrize(
@@ -220,10 +230,10 @@ def test_both_passes_run_with_the_device_of_their_tensors_as_the_current_one(mon
 
 
 def run(inputs: ScanInputs, options: ScanSwitches) -> dict[str, torch.Tensor]:
-    result = mamba3_mimo(inputs, options)
+    result = mamba3_mimo(inputs, options, return_final_state=True)
     grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(7)).to(result.out)
     grads = torch.autograd.grad(result.out, inputs.tensors(), grad_out)
-    return {"out": result.out, "state": result.final_state} | dict(zip(inputs.names, grads, strict=True))
+    return {"out": result.out, "state": result.final_state.state} | dict(zip(inputs.names, grads, strict=True))
 
 
 class TestOnGpu:
@@ -238,16 +248,16 @@ class TestOnGpu:
         grad_out = make_grad(inputs, 1)
         expected = ours(inputs, grad_out, Variant())
         leaves = inputs.with_tensors(tuple(t.requires_grad_() for t in inputs.tensors()))
-        result = mamba3_mimo(leaves, CUDA)
+        result = mamba3_mimo(leaves, CUDA, return_final_state=True)
         grads = torch.autograd.grad(result.out, leaves.tensors(), grad_out)
-        found = {"out": result.out, "state": result.final_state} | dict(zip(leaves.names, grads, strict=True))
-        assert set(found) == set(expected) == {"out", "state", *DIFFERENTIABLE} - set(missing)
+        found = {"out": result.out, "state": result.final_state.state} | dict(zip(leaves.names, grads, strict=True))
+        assert set(found) == set(expected) == {"out", "state", *inputs.names}
         assert all(torch.equal(found[name], expected[name].to(found[name].dtype)) for name in found)
 
     def test_operators_keep_torchs_rules(self):
         inputs = trained_inputs("cuda", replace(SHAPE, length=64))
         switches = [getattr(CUDA, name) for name in op.SWITCHES]
-        arguments = (*(t.detach().requires_grad_() for t in inputs.tensors()), None, False, *switches)
+        arguments = (*(t.detach().requires_grad_() for t in inputs.tensors()), None, None, False, False, *switches)
         tests = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(torch.ops.ablate.mamba3_scan, arguments, test_utils=tests)
 
@@ -256,7 +266,7 @@ class TestOnGpu:
         eager = torch.autograd.grad(small_model(inputs, *inputs.tensors()), inputs.tensors())
         compiled = torch.compile(small_model, fullgraph=True)
         found = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
-        for name, ours, theirs in zip(DIFFERENTIABLE, found, eager, strict=True):
+        for name, ours, theirs in zip(inputs.names, found, eager, strict=True):
             assert global_error(ours, theirs) < 1e-2, name
 
     @pytest.mark.parametrize("compiled", [False, True])
@@ -280,15 +290,8 @@ class TestOnGpu:
         inputs = random_inputs(shape, dtype=torch.bfloat16)
         inputs = inputs.with_tensors(tuple(t.cuda() for t in inputs.tensors()))
         whole = mamba3_mimo(inputs, CUDA).out
-        start = head(inputs, 0, 90)
-        state = decode_state(start, mamba3_mimo(start, CUDA).final_state)
+        state = mamba3_mimo(piece(inputs, 0, 90), CUDA, return_final_state=True).final_state
         for at in range(90, 100):
-            out, state = decode_step(head(inputs, at, at + 1), state)
+            step = piece(inputs, at, at + 1)
+            out, state = mamba3_mimo(step, initial_state=state, return_final_state=True)
             assert global_error(out[:, 0], whole[:, at]) < 0.02, at
-
-
-def head(inputs: ScanInputs, start: int, stop: int) -> ScanInputs:
-    """Return the tokens from `start` to `stop`."""
-    along = {"q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
-    parts = {name: getattr(inputs, name).narrow(axis, start, stop - start) for name, axis in along.items()}
-    return replace(inputs, **parts)

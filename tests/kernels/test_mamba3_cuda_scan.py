@@ -1,5 +1,7 @@
 """The CUDA lane against the float64 reference lane: output, final state and all fourteen gradients, on an H200."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,15 +9,20 @@ pytest.importorskip("tilelang")
 if not torch.cuda.is_available():
     pytest.skip("needs an H200", allow_module_level=True)
 
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
+from kernels.backends import Lane
+from kernels.mamba3_mimo import mamba3_mimo
+from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, over_limits
 from kernels.mamba3_mimo.cuda.host.check import check, ours
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.exact import reference
+from kernels.scan import ScanSwitches
 from tests.kernels.scan_cases import (
     CASES,
     HALVED,
     MERGED,
     OFFICIAL,
     RANKS,
+    STATE_CASES,
     SWITCHES,
     WIDE,
     halved,
@@ -25,6 +32,7 @@ from tests.kernels.scan_cases import (
     switched,
     switched_wide,
 )
+from tests.kernels.states import chained
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -73,6 +81,30 @@ def test_merged_buffers_change_nothing(name):
 @pytest.mark.parametrize(("state", "width", "rank", "chunk"), HALVED)
 def test_halved_heads_match_the_reference(state, width, rank, chunk):
     assert_right(*halved(state, width, rank, chunk))
+
+
+@pytest.mark.parametrize("name", STATE_CASES)
+def test_states_in_and_out_match_the_reference(name):
+    case, switches = STATE_CASES[name]
+    assert_right(case, Variant(**switches))
+
+
+@pytest.mark.parametrize("switches", [{}, {"schedule": "sequential"}], ids=["chunk_parallel", "sequential"])
+def test_two_halves_chained_equal_the_whole(switches):
+    """As near to the float64 reference as a whole row has to be."""
+    inputs = make_inputs(replace(CASES["documents"], H=4))
+    lane = ScanSwitches(lane=Lane.CUDA, **switches)
+
+    def scan(given, before):
+        return mamba3_mimo(given, lane, initial_state=before, return_final_state=True)
+
+    def halves(given):
+        result = chained(given, (501,), scan)
+        return result.out, result.final_state.state
+
+    grad_out = make_grad(inputs, 1)
+    errors = compare(outputs(halves, inputs, grad_out), reference(inputs, grad_out))
+    assert not over_limits(errors), errors
 
 
 @pytest.mark.parametrize("name", ["documents", "documents_one_angle_set", "per_rank"])

@@ -69,7 +69,7 @@ def test_every_way_of_asking_is_drawn():
     assert {layout for problem in DRAWN for layout in problem.layouts.values()} == set(get_args(Layout)) - {"plain"}
     assert {name for problem in DRAWN for name in problem.without} == {"z", "zeta", "phi", "D"}
     assert {1, 2, 64} <= {problem.documents for problem in DRAWN}
-    for name in ("full_rotary", "cumulated", "shared_angles", "other_stream", "other_device"):
+    for name in ("full_rotary", "cumulated", "shared_angles", "started", "ended", "other_stream", "other_device"):
         assert {getattr(problem, name) for problem in DRAWN} == {True, False}, name
     asked = Counter("all" if p.wanted is None else "none" if p.wanted == () else "some" for p in DRAWN)
     assert min(asked.values()) > 100

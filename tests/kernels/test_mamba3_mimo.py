@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo
+from kernels.mamba3_mimo import mamba3_mimo
 from kernels.scan import ScanSwitches
-from tests.kernels.oracle import Oracle
+from tests.kernels.oracle import NAMES, Oracle
 from tests.scan_inputs import TIME_AXIS, ScanSizes, global_error, random_inputs, worst_row_error
 
 FORMS = {
@@ -61,11 +61,11 @@ def compare(shape, form, *, dtype, ids=None, cumulated=False, cache=False):
         inputs = inputs.with_tensors(tuple(t.double() for t in inputs.tensors()))
     inputs = replace(inputs, segment_ids=ids, angles_cumulated=cumulated)
     leaves = tuple(t.requires_grad_() for t in inputs.tensors())
-    result = mamba3_mimo(inputs, ScanSwitches(psiv_cache=cache, **form))
+    result = mamba3_mimo(inputs, ScanSwitches(psiv_cache=cache, **form), return_final_state=True)
     grad_out = torch.randn(result.out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
-    actual = dict(zip(DIFFERENTIABLE, torch.autograd.grad(result.out, leaves, grad_out), strict=True))
-    actual |= {"out": result.out.detach(), "final_state": result.final_state}
-    values = {name: t.detach().double().numpy() for name, t in zip(DIFFERENTIABLE, leaves, strict=True)}
+    actual = dict(zip(inputs.names, torch.autograd.grad(result.out, leaves, grad_out), strict=True))
+    actual |= {"out": result.out.detach(), "final_state": result.final_state.state.detach()}
+    values = {name: t.detach().double().numpy() for name, t in zip(inputs.names, leaves, strict=True)}
     oracle = Oracle(values, None if ids is None else ids.numpy(), cumulated)
     expected = {"out": oracle.out, "final_state": oracle.final_state} | oracle.gradients(grad_out.double().numpy())
     return actual, {name: torch.from_numpy(value) for name, value in expected.items()}
@@ -168,7 +168,7 @@ UNIT_GATE = 1.2784645427610738
 
 def oracle_without(inputs, missing, grad_out):
     """Return outputs and gradients without some tensors: no skip is D = 0, one rank's output a one-hot phi."""
-    values = {name: getattr(inputs, name) for name in DIFFERENTIABLE}
+    values = {name: getattr(inputs, name) for name in NAMES}
     values = {name: None if t is None else t.detach().double().numpy() for name, t in values.items()}
     if "D" in missing:
         values["D"] = np.zeros(BASE.heads)
@@ -199,7 +199,7 @@ def test_scan_without_skip_gate_or_contraction_matches_oracle(form, missing):
     grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     grads = dict(zip(inputs.names, torch.autograd.grad(out, leaves, grad_out), strict=True))
     expected, expected_grads = oracle_without(inputs, missing, grad_out)
-    assert set(grads) == set(DIFFERENTIABLE) - set(missing)
+    assert set(grads) == set(NAMES) - set(missing)
     torch.testing.assert_close(out.detach(), torch.from_numpy(expected), rtol=1e-10, atol=1e-10)
     for name, grad in grads.items():
         torch.testing.assert_close(grad, torch.from_numpy(expected_grads[name]), rtol=1e-9, atol=1e-10, msg=name)

@@ -15,9 +15,9 @@ from tests.xla_environment import DEVICE  # isort: skip - it decides about the d
 
 from kernels import facts, xla_device
 from kernels.backends import Lane
-from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
+from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from kernels.scan import ScanFact, ScanSwitches
-from tests.kernels.oracle import Oracle
+from tests.kernels.oracle import NAMES, Oracle
 from tests.kernels.test_mamba3_mimo import BASE, assert_rows_close, document_ids
 from tests.scan_inputs import TIME_AXIS, ScanSizes, global_error, random_inputs, worst_row_error
 
@@ -44,12 +44,12 @@ def on_xla(inputs: ScanInputs) -> ScanInputs:
 def run_lane(inputs: ScanInputs, grad_out, **form):
     """Return output, final state and gradients on the host, by name."""
     moved = on_xla(inputs)
-    result = mamba3_mimo(moved, ScanSwitches(lane=Lane.XLA, **form))
+    result = mamba3_mimo(moved, ScanSwitches(lane=Lane.XLA, **form), return_final_state=True)
     grads = torch.autograd.grad(result.out, moved.tensors(), grad_out.to(DEVICE))
     named = {
         **dict(zip(moved.names, grads, strict=True)),
         "out": result.out.detach(),
-        "final_state": result.final_state,
+        "final_state": result.final_state.state.detach(),
     }
     xla_device.step_boundary()
     return {name: tensor.cpu() for name, tensor in named.items()}
@@ -57,17 +57,17 @@ def run_lane(inputs: ScanInputs, grad_out, **form):
 
 def run_reference(inputs: ScanInputs, grad_out):
     leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs.tensors())
-    result = mamba3_mimo(inputs.with_tensors(leaves), ScanSwitches(schedule="sequential"))
+    result = mamba3_mimo(inputs.with_tensors(leaves), ScanSwitches(schedule="sequential"), return_final_state=True)
     grads = torch.autograd.grad(result.out, leaves, grad_out)
     return {
         **dict(zip(inputs.names, grads, strict=True)),
         "out": result.out.detach(),
-        "final_state": result.final_state,
+        "final_state": result.final_state.state.detach(),
     }
 
 
 def run_oracle(inputs: ScanInputs, grad_out):
-    values = {name: getattr(inputs, name).double().numpy() for name in DIFFERENTIABLE}
+    values = {name: getattr(inputs, name).double().numpy() for name in NAMES}
     ids = None if inputs.segment_ids is None else inputs.segment_ids.numpy()
     oracle = Oracle(values, ids, inputs.angles_cumulated)
     found = {"out": oracle.out, "final_state": oracle.final_state} | oracle.gradients(grad_out.double().numpy())
@@ -127,7 +127,7 @@ def drawn(seed: int) -> tuple[ScanInputs, dict]:
 def test_random_problem_matches_the_recurrence(seed):
     inputs, form = drawn(seed)
     grad_out = grad_for(inputs)
-    whole = set(inputs.names) == set(DIFFERENTIABLE) and inputs.angles.shape[2] == inputs.v.shape[2]
+    whole = set(inputs.names) == set(NAMES) and inputs.angles.shape[2] == inputs.v.shape[2]
     expected = (run_oracle if whole else run_reference)(inputs, grad_out)
     assert_rows_close(run_lane(inputs, grad_out, **form), expected, 1e-9)
 

@@ -17,19 +17,31 @@ def _values(seed: int):
 
 
 @pytest.mark.parametrize("cumulated", [False, True], ids=["raw_angles", "cumulated_angles"])
-def test_gradients_match_central_differences(cumulated):
+@pytest.mark.parametrize("states", [False, True], ids=["output", "output_and_states"])
+def test_gradients_match_central_differences(cumulated, states):
     values, rng = _values(3), np.random.default_rng(0)
-    weight = rng.normal(size=values["v"].shape)
-    analytic = Oracle(values, IDS, cumulated).gradients(weight)
+    weight, weight_final, before = rng.normal(size=values["v"].shape), None, None
+    varied = dict(values)
+    if states:
+        weight_final, state, write = rng.normal(size=(3, 2, 4, 8, 3))
+        before = {"state": state, "write": write, "goes_on": np.array([True, False])}
+        varied |= {"state": state, "write": write}
+    analytic = Oracle(values, IDS, cumulated, before).gradients(weight, weight_final)
+    assert set(analytic) == set(varied)
+
+    def value():
+        oracle = Oracle(values, IDS, cumulated, before)
+        return (oracle.out * weight).sum() + (0 if weight_final is None else (oracle.final_state * weight_final).sum())
+
     step = 1e-6
-    for name in NAMES:
-        flat = values[name].reshape(-1)
+    for name in varied:
+        flat = varied[name].reshape(-1)
         for at in rng.choice(flat.size, min(8, flat.size), replace=False):
             kept = flat[at]
             flat[at] = kept + step
-            above = (Oracle(values, IDS, cumulated).out * weight).sum()
+            above = value()
             flat[at] = kept - step
-            below = (Oracle(values, IDS, cumulated).out * weight).sum()
+            below = value()
             flat[at] = kept
             difference = (above - below) / (2 * step)
             scale = np.abs(analytic[name]).max()

@@ -24,8 +24,8 @@ def test_reference_lane_works() -> None:
 def test_a_wrong_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = LANES[Lane.REFERENCE].run
 
-    def wrong(inputs, switches):
-        out, state = right(inputs, switches)
+    def wrong(inputs, switches, final):
+        out, state = right(inputs, switches, final)
         return out * 1.05, state
 
     _spoil(monkeypatch, wrong)
@@ -35,8 +35,8 @@ def test_a_wrong_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = LANES[Lane.REFERENCE].run
 
-    def wrong(inputs, switches):
-        out, state = right(replace(inputs, D=inputs.D.detach()), switches)
+    def wrong(inputs, switches, final):
+        out, state = right(replace(inputs, D=inputs.D.detach()), switches, final)
         return out + 0.0 * inputs.D.sum(), state
 
     _spoil(monkeypatch, wrong)
@@ -44,7 +44,7 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_refusal_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(inputs, switches):
+    def refuses(inputs, switches, final):
         raise KernelUnsupported("no tensor memory here")
 
     _spoil(monkeypatch, refuses)

@@ -30,7 +30,7 @@ class Timed:
     both: Run
     """Returns that and the gradients of the inputs."""
     names: tuple[str, ...]
-    """What `both` returns: out, state where it is computed, then tensors of ScanInputs, whose gradients they are."""
+    """What `both` returns: out, then tensors of ScanInputs, whose gradients they are."""
     inputs: ScanInputs | None = None
     """What is computed, for the float64 reference; None for attention."""
     grad_out: Tensor | None = None
@@ -49,14 +49,14 @@ def scan(lane: Lane, case: Case, options: Mapping[str, Any]) -> Timed:
     if lane is Lane.PEER:
         return _official(inputs, grad_out, chunk_size=options["chunk_size"])
     chosen = ScanSwitches(lane=lane, **options)
-    forward, both = _passes(lambda: mamba3_mimo(inputs, chosen), inputs.tensors(), grad_out)
-    return Timed(forward=forward, both=both, names=("out", "state", *inputs.names), inputs=inputs, grad_out=grad_out)
+    forward, both = _passes(lambda: (mamba3_mimo(inputs, chosen).out,), inputs.tensors(), grad_out)
+    return Timed(forward=forward, both=both, names=("out", *inputs.names), inputs=inputs, grad_out=grad_out)
 
 
 def _official(inputs: ScanInputs, grad_out: Tensor, *, chunk_size: int) -> Timed:
     """Return the official function with its arguments as leaves, in its own dtypes: nothing of ours runs in between.
 
-    As in training, no final state is asked for; ours computes it all the same.
+    As in training, no final state is asked for.
     """
     refused = peer.refusal(inputs, chunk_size)
     if refused is None and peer.packing(inputs, chunk_size) is not None:

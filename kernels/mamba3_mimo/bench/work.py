@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import mamba3_mimo, peer
+from kernels.mamba3_mimo import peer
 from kernels.mamba3_mimo.accuracy import (
     Case,
     Errors,
@@ -23,6 +23,7 @@ from kernels.mamba3_mimo.accuracy import (
     make_inputs,
     outputs,
     poisoned_buffers,
+    scanned,
 )
 from kernels.mamba3_mimo.bench import runs, timing
 from kernels.mamba3_mimo.bench.runs import Passes, Timed
@@ -223,13 +224,7 @@ class Worker:
             return run()
 
     def _scan(self, options: Mapping[str, Any]) -> Callable[[ScanInputs], tuple[Tensor, Tensor]]:
-        chosen = ScanSwitches(lane=self._lane, **options)
-
-        def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-            result = mamba3_mimo(inputs, chosen)
-            return result.out, result.final_state
-
-        return run
+        return scanned(ScanSwitches(lane=self._lane, **options))
 
 
 def _version(distribution: str) -> str:

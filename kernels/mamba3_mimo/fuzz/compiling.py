@@ -24,7 +24,7 @@ BASE: dict[str, Any] = {"B": 2, "S": 700, "H": 4, "G": 2}
 """Sizes that decide about no layout, with two super-chunks and a rest."""
 INPUTS: tuple[dict[str, Any], ...] = (
     {}, {"full_rotary": True}, {"cumulated": True}, {"shared_angles": True}, {"without": ("z", "zeta")},
-    {"without": ("phi",)}, {"without": ("z", "zeta", "phi")}, {"S": 2}, {"H": 1, "G": 1},
+    {"without": ("phi",)}, {"without": ("z", "zeta", "phi")}, {"S": 2}, {"H": 1, "G": 1}, {"started": True},
 )  # fmt: skip
 PAIRS: tuple[dict[str, Any], ...] = (
     {"layout_2d": False, "tma": False}, {"layout_2d": False, "aggressive_smem_merge": True},

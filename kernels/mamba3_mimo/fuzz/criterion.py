@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels.documents import document_starts
 from kernels.mamba3_mimo.accuracy import outputs
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import cumulated_angles, psiv, rotated
+from kernels.mamba3_mimo.operands import cumulated_angles, handed_on, psiv, rotated
 from kernels.mamba3_mimo.reference import chunk_parallel
 
 SAMPLES = 8
@@ -30,8 +30,8 @@ CHUNK = 64
 
 ROWS: dict[str, tuple[int, ...]] = {
     "out": (0, 1, -2), "q": (0, 1, 3), "k": (0, 1, 3), "v": (0, 1, 2), "z": (0, 1, 2), "angles": (0, 1, 2),
-    "adt": (0, 2, 1), "dt": (0, 2, 1), "trap": (0, 2, 1), "state": (0, 1), "q_bias": (0,), "k_bias": (0,),
-    "psi": (0,), "zeta": (0,), "phi": (0,), "D": (0,),
+    "adt": (0, 2, 1), "dt": (0, 2, 1), "trap": (0, 2, 1), "state": (0, 1), "entering": (0, 1), "q_bias": (0,),
+    "k_bias": (0,), "psi": (0,), "zeta": (0,), "phi": (0,), "D": (0,),
 }  # fmt: skip
 """Axes that tell the rows of a tensor apart: batch, time and head, where it has them; the head comes last."""
 
@@ -53,9 +53,10 @@ class Share:
         return self.whole <= WHOLE_LIMIT and self.row <= ROW_LIMIT
 
 
-def shares(got: Results, inputs: ScanInputs, grad_out: Tensor) -> dict[str, Share]:
+def shares(got: Results, inputs: ScanInputs, grad_out: Tensor, grad_state: Tensor | None = None) -> dict[str, Share]:
     """Return the share of every result in `got`: out, state and gradients by name."""
-    exact, noise = yardstick(inputs, grad_out, gradients=bool(got.keys() - {"out", "state"}))
+    gradients = bool(got.keys() - {"out", "state"})
+    exact, noise = yardstick(inputs, grad_out, grad_state, gradients=gradients)
     return measured(got, exact, noise)
 
 
@@ -65,21 +66,32 @@ def measured(got: Results, exact: Results, noise: Results) -> dict[str, Share]:
 
 
 def yardstick(
-    inputs: ScanInputs, grad_out: Tensor, *, gradients: bool = True, samples: int = SAMPLES
+    inputs: ScanInputs,
+    grad_out: Tensor,
+    grad_state: Tensor | None = None,
+    *,
+    gradients: bool = True,
+    samples: int = SAMPLES,
 ) -> tuple[Results, Results]:
-    """Return the exact results, and the mean square noise of every row of each."""
+    """Return the exact results, and the mean square noise of every row of each.
+
+    `grad_state` is the gradient of the final state, None where nobody uses it.
+    """
     wide = inputs.with_tensors(tuple(t.detach().double() for t in inputs.tensors()))
-    exact = _reference(wide, grad_out.double() if gradients else None, None)
+    grad_wide = None if grad_state is None else grad_state.double()
+    exact = _reference(wide, grad_out.double() if gradients else None, grad_wide, None)
     gen = torch.Generator(device=grad_out.device).manual_seed(0)
     noise = {name: torch.zeros_like(_rows(name, tensor)) for name, tensor in exact.items()}
     for _ in range(samples):
-        sample = _reference(wide, _moved(grad_out.double(), gen) if gradients else None, gen)
+        sample = _reference(wide, _moved(grad_out.double(), gen) if gradients else None, grad_wide, gen)
         for name, tensor in sample.items():
             noise[name] += _rows(name, tensor - exact[name]) / samples
     return exact, noise
 
 
-def _reference(wide: ScanInputs, grad_out: Tensor | None, gen: torch.Generator | None) -> Results:
+def _reference(
+    wide: ScanInputs, grad_out: Tensor | None, grad_state: Tensor | None, gen: torch.Generator | None
+) -> Results:
     """Return the results of the float64 reference; with `gen` the operands of its products are moved."""
 
     def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
@@ -90,9 +102,10 @@ def _reference(wide: ScanInputs, grad_out: Tensor | None, gen: torch.Generator |
             operand_BHSRN = rotated(getattr(inputs, name), _rounded(bias, gen), angle_BHSA)
             turned[name] = _rounded(operand_BHSRN, gen).permute(0, 2, 3, 1, 4)
         x_BHSRP = _rounded(psiv(inputs.v, inputs.psi), gen)
-        return chunk_parallel(_unturned(inputs, **turned), x_BHSRP, chunk_size=CHUNK)
+        out, state = chunk_parallel(_unturned(inputs, **turned), x_BHSRP, chunk_size=CHUNK)
+        return out, handed_on(state, None if inputs.angles_cumulated else angle_BHSA[:, :, -1])
 
-    return outputs(run, wide, grad_out)
+    return outputs(run, wide, grad_out, grad_state)
 
 
 def _unturned(inputs: ScanInputs, q: Tensor, k: Tensor) -> ScanInputs:

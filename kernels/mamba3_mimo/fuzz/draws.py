@@ -70,7 +70,7 @@ def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
         full_rotary=rnd.random() < 0.3, cumulated=(cumulated := rnd.random() < 0.25),
         shared_angles=not cumulated and rnd.random() < 0.4,
         without=tuple(name for missing in without for name in ((missing, "zeta") if missing == "z" else (missing,))),
-        switches=switches,
+        switches=switches, started=rnd.random() < 0.3,
     )  # fmt: skip
 
 
@@ -109,8 +109,9 @@ def _own(rnd: Random, shared: ScanProblem, *, nonsense: bool) -> ScanProblem:
     without = (*shared.without, "D") if rnd.random() < 0.15 else shared.without
     own: dict[str, Any] = {
         "decay": rnd.choice(get_args(Decay)), "seed": rnd.randrange(10**6), "without": without,
-        "wanted": _wanted(rnd, without), "layouts": _layouts(rnd, without),
+        "wanted": _wanted(rnd, without, shared), "layouts": _layouts(rnd, without),
         "other_stream": rnd.random() < 0.2, "other_device": rnd.random() < 0.2,
+        "ended": rnd.random() < 0.3,
     }  # fmt: skip
     if rnd.random() < 0.65:
         own |= {"documents": min(int(64 ** rnd.random()) + 1, 64), "cuts": rnd.choice(get_args(Cuts))}
@@ -119,13 +120,14 @@ def _own(rnd: Random, shared: ScanProblem, *, nonsense: bool) -> ScanProblem:
     return shared.model_copy(update=own)
 
 
-def _wanted(rnd: Random, without: tuple[str, ...]) -> tuple[str, ...] | None:
+def _wanted(rnd: Random, without: tuple[str, ...], shared: ScanProblem) -> tuple[str, ...] | None:
     kind = rnd.random()
     if kind < 0.7:
         return None
     if kind < 0.8:
         return ()
-    given = [name for name in DIFFERENTIABLE if name not in without]
+    absent = without if shared.started else (*without, "entering")
+    given = [name for name in DIFFERENTIABLE if name not in absent]
     return tuple(sorted(rnd.sample(given, rnd.randint(1, len(given) - 1))))
 
 

@@ -38,6 +38,10 @@ class ScanProblem(BaseModel):
     """Whether all heads share one set of angles."""
     without: tuple[str, ...] = ()
     """Optional tensors that are left out."""
+    started: bool = False
+    """Whether a state enters the rows."""
+    ended: bool = False
+    """Whether the final state has a gradient, beside the output."""
     switches: dict[str, bool | int | str] = {}
     """Fields of ScanSwitches that differ from the default."""
     decay: Decay = "initial"

@@ -15,7 +15,22 @@ from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 LINES, SUMMARY, PAGE = "outcomes.jsonl", "summary.json", "README.md"
 LIMITS = f"{criterion.WHOLE_LIMIT:g} and {criterion.ROW_LIMIT:g}"
 GOOD = ("right", "refused")
-AXES = ("N", "P", "R", "B", "H", "decay", "documents", "cuts", "full_rotary", "cumulated", "shared_angles", "dtype")
+AXES = (
+    "N",
+    "P",
+    "R",
+    "B",
+    "H",
+    "decay",
+    "documents",
+    "cuts",
+    "full_rotary",
+    "cumulated",
+    "shared_angles",
+    "started",
+    "ended",
+    "dtype",
+)
 """Fields of a problem that the summary counts."""
 RANGES = {"B": (1, 2, 3, 5), "H": (1, 2, 4, 8, 16), "documents": (1, 2, 4, 8, 16, 32)}
 """Fields whose values are counted in ranges that begin here."""

@@ -35,6 +35,8 @@ def sizes(p: ScanProblem) -> dict[str, tuple[int, ...]]:
     given |= dict.fromkeys(("v", "z"), (p.B, p.S, p.H, p.P)) | dict.fromkeys(("q_bias", "k_bias"), (p.H, p.R, p.N))
     given |= dict.fromkeys(("psi", "zeta", "phi"), (p.H, p.R, p.P)) | {"D": (p.H,)}
     given |= dict.fromkeys(("adt", "dt", "trap"), (p.B, p.H, p.S)) | {"angles": (p.B, p.S, heads, p.angles)}
+    if p.started:
+        given["entering"] = (p.B, p.H, p.N, p.P)
     ranks = (p.R,) if "phi" in p.without else ()
     return {name: size for name, size in given.items() if name not in p.without} | {
         "grad_out": (p.B, p.S, *ranks, p.H, p.P)
@@ -65,6 +67,13 @@ def made(p: ScanProblem, device: str | torch.device = "cpu") -> tuple[ScanInputs
     grad_out = laid.pop("grad_out")
     given: Mapping[str, Any] = {name: laid.get(name) for name in (*DIFFERENTIABLE, "segment_ids")}
     return ScanInputs(**given, angles_cumulated=p.cumulated), grad_out
+
+
+def final_gradient(p: ScanProblem, device: str | torch.device = "cpu") -> Tensor | None:
+    """Return the gradient of the final state, float32 [B,H,N,P]; None when it has none."""
+    if not p.ended:
+        return None
+    return torch.randn((p.B, p.H, p.N, p.P), generator=torch.Generator().manual_seed(p.seed + 1)).to(device)
 
 
 def _values(p: ScanProblem, gen: torch.Generator) -> dict[str, Tensor]:

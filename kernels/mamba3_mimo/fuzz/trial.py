@@ -13,8 +13,7 @@ from torch import Tensor
 
 from kernels import facts
 from kernels.errors import KernelError
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.accuracy import poisoned_buffers
+from kernels.mamba3_mimo.accuracy import poisoned_buffers, scanned
 from kernels.mamba3_mimo.fuzz import criterion, planning, tensors
 from kernels.mamba3_mimo.fuzz.criterion import Results
 from kernels.mamba3_mimo.fuzz.outcomes import Ending, FuzzOutcome, failed
@@ -26,7 +25,12 @@ Scan: TypeAlias = Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
 """(inputs, options) -> (o, final state), differentiable."""
 
 
-def run(problem: ScanProblem, *, scan: Scan = mamba3_mimo, device: str = "cuda") -> FuzzOutcome:
+def scan_of(inputs: ScanInputs, asked: ScanSwitches) -> tuple[Tensor, Tensor]:
+    """Run the scan as its users do."""
+    return scanned(asked)(inputs)
+
+
+def run(problem: ScanProblem, *, scan: Scan = scan_of, device: str = "cuda") -> FuzzOutcome:
     """Run the problem on `device` and return what became of it; only what ends the process is raised."""
     try:
         reason = planning.refusal(problem)
@@ -66,7 +70,7 @@ def _ran(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
         ]
         if broken:
             return FuzzOutcome(problem=problem, ending="failed", why="; ".join(broken))
-        shares = criterion.shares(got, inputs, grad_out)
+        shares = criterion.shares(got, inputs, grad_out, tensors.final_gradient(problem, place))
         errors = {name: (share.whole, share.row) for name, share in shares.items()}
         wrong = [name for name, share in shares.items() if not share.right]
         other = [name for name, tensor in got.items() if not _same_bits(tensor, again[name])]
@@ -105,11 +109,14 @@ def _results(problem: ScanProblem, scan: Scan, inputs: ScanInputs, grad_out: Ten
     wanted = inputs.names if problem.wanted is None else problem.wanted
     leaves = {name: getattr(inputs, name).detach().requires_grad_(name in wanted) for name in inputs.names}
     with poisoned_buffers(), torch.set_grad_enabled(bool(wanted)):
-        out, state = scan(inputs.with_tensors(tuple(leaves.values())), planning.switches(problem))
-        grads = torch.autograd.grad(out, [leaves[name] for name in wanted], grad_out) if wanted else ()
+        told = scan(inputs.with_tensors(tuple(leaves.values())), planning.switches(problem))
+        weights = [grad for grad in (grad_out, tensors.final_gradient(problem, grad_out.device)) if grad is not None]
+        by = [leaves[name] for name in wanted]
+        grads = torch.autograd.grad(told[: len(weights)], by, weights) if wanted else ()
+    out, state = told
     if out.is_cuda:
         torch.cuda.synchronize(out.device)
-    return {"out": out.detach(), "state": state, **dict(zip(wanted, grads, strict=True))}
+    return {"out": out.detach(), "state": state.detach(), **dict(zip(wanted, grads, strict=True))}
 
 
 def _broken_promises(inputs: ScanInputs, got: Results) -> list[str]:

@@ -97,6 +97,19 @@ def pass_states(local_BHKNP: Tensor, decays: Decays) -> tuple[Tensor, Tensor]:
     return entering_BHKNP, leaving_BHKNP[:, :, -1]
 
 
+def pass_states_from(state_BHNP: Tensor, before_B1: Tensor) -> Enter:
+    """Return `pass_states` for rows that were in document `before_B1` and begin with `state_BHNP`."""
+
+    def enter(local_BHKNP: Tensor, decays: Decays) -> tuple[Tensor, Tensor]:
+        entering_BHKNP, final_BHNP = pass_states(local_BHKNP, decays)
+        carry_BHK = decays.total_BHK.cumsum(-1).exp() * (decays.last_B1K == before_B1.unsqueeze(1))
+        carried_BHKNP = carry_BHK[..., None, None] * state_BHNP.unsqueeze(2)
+        before_BHKNP = torch.cat((state_BHNP.unsqueeze(2), carried_BHKNP[:, :, :-1]), dim=2)
+        return entering_BHKNP + before_BHKNP, final_BHNP + carried_BHKNP[:, :, -1]
+
+    return enter
+
+
 def step_state(state_BHNP: Tensor, before_B1: Tensor) -> Enter:
     """Return how one chunk is entered with `state_BHNP` by a row that was in document `before_B1`."""
 

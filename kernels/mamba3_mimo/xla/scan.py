@@ -18,7 +18,8 @@ from kernels import facts, xla_device
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
-from kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, step_state
+from kernels.mamba3_mimo.operands import handed_on
+from kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, pass_states_from, step_state
 from kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, split, timeline
 from kernels.scan import ScanFact, ScanSwitches
 from kernels.xla_partition import Partition, differentiable
@@ -43,9 +44,11 @@ class Contract:
     dtypes: tuple[torch.dtype, ...]
     need_gradients: tuple[bool, ...]
     angles_cumulated: bool
+    return_final_state: bool
+    """Whether the final state is asked for, and receives a gradient."""
 
     @classmethod
-    def of(cls, inputs: ScanInputs, switches: ScanSwitches) -> "Contract":
+    def of(cls, inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> "Contract":
         """Return the contract that `inputs` and `switches` ask for."""
         names = (*inputs.names, *(() if inputs.segment_ids is None else ("segment_ids",)))
         tensors = tuple(getattr(inputs, name) for name in names)
@@ -56,6 +59,7 @@ class Contract:
             dtypes=tuple(tensor.dtype for tensor in tensors),
             need_gradients=tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors),
             angles_cumulated=inputs.angles_cumulated,
+            return_final_state=return_final_state,
         )
 
     def inputs(self, tensors: Tensors) -> ScanInputs:
@@ -63,15 +67,16 @@ class Contract:
         return _inputs(dict(zip(self.names, tensors, strict=True)), self.angles_cumulated)
 
 
-def scan(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
-    """Return (o, final state [B,H,N,P]); the state receives no gradient."""
-    contract = Contract.of(inputs, switches)
+def scan(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
+    """Return (o, final state [B,H,N,P] if asked for)."""
+    contract = Contract.of(inputs, switches, return_final_state)
     if type(inputs.v) not in (Tensor, nn.Parameter):
-        return _inside(contract, inputs)
+        out, state = _inside(contract, inputs)
+        return out, state if return_final_state else None
     run, partition, trips = _graph(contract)
     out, state = run(inputs, tuple(getattr(inputs, name) for name in contract.names))
-    _record(switches, partition, trips if any(contract.need_gradients) else 0)
-    return out, state.detach()
+    _record(contract, partition, trips if any(contract.need_gradients) else 0)
+    return out, state if return_final_state else None
 
 
 def _inside(contract: Contract, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
@@ -82,17 +87,24 @@ def _inside(contract: Contract, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
         raise KernelUnsupported(
             f"inside a loop over layers the scan runs chunk_parallel without psiv_cache, not {asked}"
         )
-    facts.record(ScanFact.LANE, Lane.XLA.value)
-    facts.record(ScanFact.SCHEDULE, switches.schedule)
-    facts.record(ScanFact.CHUNK_SIZE, switches.chunk_size)
+    _record_graph(contract)
     return _whole(contract)(*(getattr(inputs, name) for name in contract.names))
 
 
-def _record(switches: ScanSwitches, partition: Partition, trips: int) -> None:
-    """Record what ran; `trips` are those of the graph's backward pass, 0 when it has none."""
+def _record_graph(contract: Contract) -> None:
+    """Record what is traced, or ran."""
     facts.record(ScanFact.LANE, Lane.XLA.value)
-    facts.record(ScanFact.SCHEDULE, switches.schedule)
-    facts.record(ScanFact.CHUNK_SIZE, switches.chunk_size)
+    facts.record(ScanFact.SCHEDULE, contract.switches.schedule)
+    facts.record(ScanFact.CHUNK_SIZE, contract.switches.chunk_size)
+    for name, dtype in zip(contract.names, contract.dtypes, strict=True):
+        if name in IN_TIME:
+            facts.record(ScanFact.DTYPE, str(dtype).removeprefix("torch."))
+
+
+def _record(contract: Contract, partition: Partition, trips: int) -> None:
+    """Record what ran; `trips` are those of the graph's backward pass, 0 when it has none."""
+    switches = contract.switches
+    _record_graph(contract)
     if trips:
         facts.record(ScanFact.REMAT, partition.recomputed > 0)
         if switches.schedule == "chunk_parallel":
@@ -120,8 +132,9 @@ def _whole(contract: Contract) -> Callable[..., tuple[Tensor, Tensor]]:
         line = timeline(inputs, chunk_size)
         padded = {name: pad_time(getattr(inputs, name), chunk_size, axis=1) for name in _given(inputs, IN_TIME)}
         before_B1 = torch.zeros_like(line.run_BT[:, :1])
-        out, state = chunk_outputs(_replaced(inputs, padded), line, before_B1, chunk_size, pass_states)
-        return out[:, :length], state.detach()
+        enter = pass_states if inputs.entering is None else pass_states_from(_accumulated(inputs), before_B1)
+        out, state = chunk_outputs(_replaced(inputs, padded), line, before_B1, chunk_size, enter)
+        return out[:, :length], _final(contract, state, line, length)
 
     return whole
 
@@ -157,16 +170,32 @@ def _sequential(contract: Contract) -> tuple[Run, Partition, int]:
     def run(inputs: ScanInputs, _: Tensors) -> tuple[Tensor, Tensor]:
         line = timeline(inputs, chunk_size)
         heads, width, state_size = *inputs.v.shape[2:], inputs.state_size
-        state = torch.zeros(batch, heads, state_size, width, dtype=inputs.accumulate_dtype, device=inputs.v.device)
+        if inputs.entering is None:
+            state = torch.zeros(batch, heads, state_size, width, dtype=inputs.accumulate_dtype, device=inputs.v.device)
+        else:
+            state = _accumulated(inputs)
         ends_BK = line.run_BT[:, chunk_size - 1 :: chunk_size]
         before_KB1 = torch.cat((torch.zeros_like(ends_BK[:, :1]), ends_BK[:, :-1]), dim=1).T.unsqueeze(-1)
         xs = [_by_chunk(pad_time(getattr(inputs, name), chunk_size, axis=1), chunk_size, axis=1) for name in sliced]
         times = [_by_chunk(t, chunk_size, axis=axis) for t, axis in zip(line.tensors(), Timeline.AXES, strict=True)]
         init = (state, *(getattr(inputs, name) for name in kept))
         (last, *_rest), out_KBC = xla_device.loop(one_chunk, init, (before_KB1, *times, *xs), partition)
-        return out_KBC.transpose(0, 1).flatten(1, 2)[:, :length], last
+        return out_KBC.transpose(0, 1).flatten(1, 2)[:, :length], _final(contract, last, line, length)
 
     return run, partition, -(-length // chunk_size)
+
+
+def _accumulated(inputs: ScanInputs) -> Tensor:
+    """Return the state that enters the rows, in the dtype of states; it is given."""
+    state: Tensor = inputs.entering.to(inputs.accumulate_dtype)  # type: ignore[union-attr]
+    return state
+
+
+def _final(contract: Contract, state_BHNP: Tensor, line: Timeline, length: int) -> Tensor:
+    """Return the state after the last of `length` tokens as it is handed on, without gradient unless asked for."""
+    if not contract.return_final_state:
+        return state_BHNP.detach()
+    return handed_on(state_BHNP, None if contract.angles_cumulated else line.angle_BHTA[:, :, length - 1])
 
 
 def _partition(contract: Contract, places: Any) -> Partition:

@@ -36,7 +36,7 @@ def changed(timed: runs.Timed, name: str, change: Callable[[torch.Tensor], objec
 
 def test_check_compares_every_result_of_what_is_timed(worker: Worker) -> None:
     judged = worker.check("right")
-    assert list(judged["errors"]) == list(judged["shares"]) == ["out", "state", *worker._timed["right"].names[2:]]
+    assert list(judged["errors"]) == list(judged["shares"]) == [*worker._timed["right"].names]
     assert judged["wrong"] == []
     assert 0 < max(whole for whole, _ in judged["shares"].values()) < 8
 
@@ -49,7 +49,7 @@ def not_a_number(result: torch.Tensor) -> None:
     result[(0,) * result.dim()] = float("nan")
 
 
-@pytest.mark.parametrize("name", ["out", "state", "q", "psi", "D", "dt"])
+@pytest.mark.parametrize("name", ["out", "q", "psi", "D", "dt"])
 @pytest.mark.parametrize("change", [last_number, not_a_number])
 def test_check_finds_one_wrong_place(worker: Worker, name: str, change: Any) -> None:
     worker._timed["wrong"] = changed(worker._timed["right"], name, change)

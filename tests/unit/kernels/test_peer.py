@@ -54,7 +54,7 @@ mamba_mimo_bwd_combined_varlen = mamba_mimo_forward_varlen
 
 from kernels import facts
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import psiv
+from kernels.mamba3_mimo.operands import cumulated_angles, psiv, state_turned_back
 from kernels.mamba3_mimo.reference import chunk_parallel
 
 
@@ -78,7 +78,9 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
             phi=MIMO_Out, D=D, adt=ADT[..., t], dt=DT[..., t], trap=Trap[..., t], angles=Angles[:, t],
         )
         with facts.collect():
-            found.append(chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=chunk_size))
+            o, state = chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=chunk_size)
+        last = cumulated_angles(inputs, None)[:, :, -1]
+        found.append((o, state_turned_back(state, last.cos(), -last.sin())))  # counted from the document's start
     out = torch.cat([o for o, _ in found], dim=1)
     state = torch.cat([s for _, s in found]).transpose(2, 3)
     return (out, None, state.detach(), None, None) if return_state else out
@@ -130,7 +132,7 @@ def test_peer_scan_agrees_with_the_reference(
     inputs = make_inputs(case, "cpu")
     grad_out = make_grad(inputs, case.seed + 1)
     with facts.collect() as said:
-        got = outputs(lambda given: peer.peer_scan(given, chunk_size=16), inputs, grad_out)
+        got = outputs(lambda given: peer.peer_scan(given, chunk_size=16, return_final_state=True), inputs, grad_out)
     errors = compare(got, reference(inputs, grad_out))
     assert max(overall for overall, _ in errors.values()) < 0.03
     assert got["state"].shape == (2, 4, 32, 32)
@@ -226,11 +228,11 @@ def test_nothing_waits_and_nothing_is_looked_up_in_a_dense_scan(site: Path, monk
     peer.use_site(site)
     inputs = make_inputs(Case(B=2, S=32, N=32, P=32, R=2), "cpu")
     grad_out = make_grad(inputs, 1)
-    outputs(lambda given: peer.peer_scan(given, chunk_size=16), inputs, grad_out)
+    outputs(lambda given: peer.peer_scan(given, chunk_size=16, return_final_state=True), inputs, grad_out)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"version of {name} looked up"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: pytest.fail(f"{name} looked for"))
     with facts.collect() as said, NoWaiting():
-        outputs(lambda given: peer.peer_scan(given, chunk_size=16), inputs, grad_out)
+        outputs(lambda given: peer.peer_scan(given, chunk_size=16, return_final_state=True), inputs, grad_out)
     assert said["mamba3_mimo.peer"] == "mamba-ssm 2.3.2.post1, tilelang 0.1.8"
 
 
@@ -249,7 +251,7 @@ def test_a_batch_is_looked_at_once(length: int, documents: int, monkeypatch: pyt
             peer.peer_scan(inputs, chunk_size=16)
         peer.peer_scan(inputs, chunk_size=16)
     with NoWaiting():
-        out, state = peer.peer_scan(inputs, chunk_size=16)
+        out, state = peer.peer_scan(inputs, chunk_size=16, return_final_state=True)
     assert torch.equal(out, inputs.v)
     assert state.shape == (2, 4, 32, 32)
 

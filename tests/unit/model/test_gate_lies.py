@@ -15,6 +15,7 @@ from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
 from kernels import mamba3_mimo as operation
 from kernels.backends import Lane
+from kernels.mamba3_mimo import ScanInputs
 from model import attention, hybrid, loss
 from model.config import StepsConfig, TrainConfig
 from model.data import Dataset
@@ -39,9 +40,24 @@ def another_scan(**switches: Any) -> Plant:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         plain = operation.LANES[Lane.REFERENCE]
-        lie = replace(plain, run=lambda inputs, asked: plain.run(inputs, replace(asked, **switches)))
+        lie = replace(plain, run=lambda inputs, asked, final: plain.run(inputs, replace(asked, **switches), final))
         patch.setattr(operation, "LANES", dict.fromkeys(Lane, lie))
         patch.setattr(operation, "supports", lambda *_: None)
+
+    return plant
+
+
+def scan_in(dtype: torch.dtype) -> Plant:
+    """The scan runs in this dtype; what goes in and comes out has the model's, as if nothing had happened."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        plain = operation.LANES[Lane.REFERENCE]
+
+        def lie(inputs: ScanInputs, *asked: Any) -> tuple[torch.Tensor, None]:
+            other = {name: getattr(inputs, name).to(dtype) for name in ("q", "k", "v", "z")}
+            return plain.run(replace(inputs, **other), *asked)[0].to(inputs.v.dtype), None
+
+        patch.setattr(operation, "LANES", dict.fromkeys(Lane, replace(plain, run=lie)))
 
     return plant
 
@@ -106,6 +122,14 @@ def test_every_gate_is_lied_about_somewhere() -> None:
 def test_readings_of_an_honest_run_are_live(home: Path, dataset: Dataset) -> None:
     assert not_live(home, dataset, {}) == []
     assert not_live(home, dataset, {"schedule": "sequential", "psiv_cache": True, "loss": "chunked"}) == []
+
+
+@pytest.mark.parametrize(("asked", "runs"), [("bfloat16", torch.float32), ("float32", torch.bfloat16)])
+def test_a_scan_in_another_dtype_is_found_though_the_loss_sees_the_one_that_was_asked_for(
+    home: Path, dataset: Dataset, asked: str, runs: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan_in(runs)(monkeypatch)
+    assert not_live(home, dataset, {"dtype": asked}) == ["dtype"]
 
 
 @pytest.mark.parametrize("gate", LIES)

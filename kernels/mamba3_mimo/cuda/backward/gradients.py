@@ -106,7 +106,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     of the same step, fp32 [B,H,S]. y is linear in q~ and bilinear in k~ and x, so the first two are <g, y> and <x, dx>.
     Partial sums over one super-chunk: `p_psi`, `p_zeta` (still without its factor phi), `p_phi` [B,H,M/8,P], one per
     8 rows, and `p_d` [B,H]. `edges`: see edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if
-    reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`.
+    reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the
+    gradient of the state that enters the rows, only in the sequential schedule: else F2 reversed has it.
     """
     B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     threads, loads = io.threads_of(s), make_loads(s, v)
@@ -114,6 +115,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     across, along, sums_out = io.columns_of(s, M), io.columns_of(s, N), io.make_sums_out(s)
     _, stored = make_store(v)
     x_rows, sum_rows = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
+    started = s.started and v.schedule == "sequential"
 
     @T.prim_func
     def b3_gradients(
@@ -149,6 +151,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         p_phi: given(s.reduced, (B, H, M // 8, P), F32),
         p_d: T.Tensor((B, H), F32),
         edges: T.Tensor(edge_size(s), F32),
+        first: given(started, (B, H, N, P), F32),
     ):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
@@ -259,6 +262,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             for n in T.serial(nc):
                 chunk(b, h, last - n * C, n, nc, tx)
             stored()
+            if started:
+                T.copy(E, first[b, h, :, :])
             sums_out(psi_acc, p_psi, b, h)
             if s.gated:
                 sums_out(zeta_acc, p_zeta, b, h)

@@ -23,6 +23,7 @@ from kernels.mamba3_mimo.cuda.host.machine import GROUP, SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
+from kernels.mamba3_mimo.cuda.pieces.walk import given
 
 PASS_CONFIGS = {
     PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True,
@@ -84,7 +85,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     """B3 of gradients.py with the same tensors: every gradient or its partial sum, from one reverse pass."""
     B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     NB, NC = N // 64, L // C
-    pool_at, reader, writer = Pool(NB, C), make_reader(s), make_writer(s)
+    started = s.started and v.schedule == "sequential"
+    pool_at, reader, writer = Pool(NB, C), make_reader(s), make_writer(s, started=started)
     weights = max(2 * C * C, 512)
     blocks = 2 if N == 64 and R >= 4 else 1
 
@@ -121,6 +123,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         p_phi: T.Tensor((B, H, M // 8, P), F32),
         p_d: T.Tensor((B, H), F32),
         edges: T.Tensor(edge_size(s), F32),
+        first: given(started, (B, H, N, P), F32),
     ):
         with T.Kernel(H, B, threads=2 * GROUP) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
@@ -162,7 +165,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d)
             else:
                 writer(
-                    block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi
-                )
+                    block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi,
+                    first,
+                )  # fmt: skip
 
     return b3_gradients

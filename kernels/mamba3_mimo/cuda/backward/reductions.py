@@ -157,7 +157,8 @@ def time_gradients(s: ScanShape) -> Any:
 
     `sk`, `row_q`, `row_k`, `same`, `diag` [B*K,H,L], `dtheta` and `edges` are the walk's; `num_tokens` <= S is the true
     length. The gradients of a decay and of an angle are sums of per-token values from the token to the end of its
-    document, held exact at every edge: see spans.py.
+    document, held exact at every edge: see spans.py. The edge of the row's first token is read only where a state
+    enters it; without, the sums from there on are zero.
     Cumulated angles are no concern of this kernel: their gradient is dtheta.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
@@ -279,7 +280,7 @@ def make_scalars(s: ScanShape) -> Any:
         right[0] = 0.0
         for n in T.serial(T.ceildiv(N, 32)):
             if n * 32 + lane < N:
-                if blk > 0:
+                if s.started or blk > 0:
                     walk, of = edge_place(s, b, blk)
                     left[0] += edges[walk, h, of, 0, n * 32 + lane]
                 if blk + 1 < count:
@@ -357,7 +358,7 @@ def make_turned(s: ScanShape) -> Any:
         for e in T.unroll(8):
             left[e] = 0.0
             right[e] = 0.0
-        if blk > 0:
+        if s.started or blk > 0:
             at_edge(left, edges, b, h, blk, j0)
         if blk + 1 < count:
             at_edge(right, edges, b, h, blk + 1, j0)

@@ -68,8 +68,11 @@ def make_pair_load(s: ScanShape) -> Any:
     return load_pair
 
 
-def make_writer(s: ScanShape) -> Any:
-    """Return the macro of the second warp group; its parameters are named as in gradients_split.py."""
+def make_writer(s: ScanShape, *, started: bool) -> Any:
+    """Return the macro of the second warp group; its parameters are named as in gradients_split.py.
+
+    `started`: it writes the gradient of the state that enters the rows to `first`.
+    """
     N, R, A, C = s.N, s.R, s.A, s.C
     NB, parts = N // 64, 8 // R
     pool_at = Pool(NB, C)
@@ -79,7 +82,9 @@ def make_writer(s: ScanShape) -> Any:
     load_pair, edge = make_pair_load(s), make_edge_from_tile(s, GROUP)
 
     @T.macro
-    def writer(block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi):
+    def writer(
+        block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi, first
+    ):
         tx, b, h, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand = block
         w, g8, quad, q2, rank, row, side = place(tx, R)
         lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
@@ -242,6 +247,10 @@ def make_writer(s: ScanShape) -> Any:
                         )
                     if n + 2 < nc:
                         load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, n + 2, nc)
+        if started:
+            for i in T.unroll(N // 4):
+                for e in T.vectorized(2):
+                    first[b, h, i // 16 * 64 + w * 16 + g8 + i % 2 * 8, i // 2 % 8 * 8 + q2 + e] = E[i * 2 + e]
         flushed(psi_acc, wt_s, p_psi, b, h, w, g8, quad, 2)
         if t < 32:
             T.tma_store_wait(0)

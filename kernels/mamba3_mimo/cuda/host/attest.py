@@ -59,6 +59,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "aggressive_smem_merge": ("gradients",),
     "fast_math": WALKS,
     "psiv_cache": ("outputs", "gradients"),
+    "dtype": WALKS,
     "chunk_size": WALKS,
     "superchunk": WALKS,
 }
@@ -283,6 +284,9 @@ def _gates(row: Row, source: str, program: str, kernel: Any) -> Row:
     ranks = _staging_ranks(program)
     if ranks:
         seen["layout_2d"] = ranks == {2}
+    dtypes = operand_dtypes(program)
+    if dtypes:
+        seen["dtype"] = dtypes.pop() if len(dtypes) == 1 else "mixed"
     tokens, chunks = _tokens_loaded(program), chunks_walked(source)
     if len(tokens) == 1:
         seen["chunk_size"] = tokens.pop()
@@ -294,6 +298,12 @@ def _tokens_loaded(program: str) -> set[int]:
     """Return how many tokens one load of q, k, v, z or the gradient of o takes, in a TileLang program."""
     loads = re.findall(r"(?:tma|async)_copy\(T\.region\((?:q|k|v_?|z|do|d_out)\[[^\n]*?\], \d+, \d+, (\d+),", program)
     return {int(tokens) for tokens in loads}
+
+
+def operand_dtypes(program: str) -> set[str]:
+    """Return the dtypes of the buffers q, k, v and z of a TileLang program; its launcher refuses other tensors."""
+    found = re.findall(r"\b(?:q|k|v_?|z) = T\.match_buffer\(\w+, \([^()]*\)(?:, \"(\w+)\")?", program)
+    return {dtype or "float32" for dtype in found}
 
 
 def _staging_ranks(program: str) -> set[int]:

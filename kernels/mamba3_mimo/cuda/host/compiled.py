@@ -46,6 +46,9 @@ OF_WALKS = ("local_states", "outputs", "local_gradients", "gradients", "reduce_h
 OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", "sum_weights", "sum_biases")
 """Kernels that do not depend on how long a super-chunk is."""
 
+KNOW_THE_START = ("gradients", "time_gradients")
+"""Kernels that depend on whether a state enters the rows; the others read it from buffers that they have anyway."""
+
 _ready: dict[tuple[str, ScanShape, Variant], Any] = {}
 """Kernels that this process has compiled or loaded."""
 _writing = Lock()
@@ -134,7 +137,8 @@ def kernel(name: str, shape: ScanShape, variant: Variant) -> Any:
 def _for_any_size(name: str, shape: ScanShape, variant: Variant) -> tuple[str, ScanShape, Variant]:
     """Return what the kernel is compiled for."""
     length = shape.C if name in OF_ANY_SUPER_CHUNKS else shape.L
-    return name, replace(shape, B=0, S=0, L=length), replace(variant, superchunk=0)
+    started = shape.started and name in KNOW_THE_START
+    return name, replace(shape, B=0, S=0, L=length, started=started), replace(variant, superchunk=0)
 
 
 def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import CHUNK_SIZES, HEAD_WIDTHS, Variant, refusal
 from kernels.mamba3_mimo.inputs import ScanInputs
 
-WIDE = {"v": -2, "z": -2, "psi": 0, "zeta": 0, "phi": 0}
+WIDE = {"v": -2, "z": -2, "psi": 0, "zeta": 0, "phi": 0, "entering": 1}
 """What each column of a head has of its own, on the last axis -> its axis of heads."""
 SHARED = {"q_bias": 0, "k_bias": 0, "D": 0, "adt": 1, "dt": 1, "trap": 1, "angles": 2}
 """What all columns of a head share -> its axis of heads."""

@@ -18,6 +18,7 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
+from kernels.mamba3_mimo.cuda.host.beyond import Beyond, beyond_of
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
 from kernels.mamba3_mimo.cuda.host.lengths import chosen
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
@@ -40,12 +41,13 @@ _ARGUMENTS = ", ".join((
     *(f"Tensor{'?' if name in OPTIONAL else ''} {name}" for name in DIFFERENTIABLE),
     "Tensor? segment_ids",
     "bool angles_cumulated",
+    "bool return_final_state",
     *(f"{kind} {name}" for name, kind in SWITCHES.items()),
 ))  # fmt: skip
 
 
-def scan(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
-    """Return (o, final state [B,H,N,P]); o is bfloat16 [B,S,H,P], or [B,S,R,H,P] without phi.
+def scan(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
+    """Return (o, final state [B,H,N,P] if asked for); o is bfloat16 [B,S,H,P], or [B,S,R,H,P] without phi.
 
     q, k, v and z are bfloat16, all else at most float32; the kernels round the biases to bfloat16 before they add them.
     The same kernels run with and without gradients: a validation pass compiles nothing. Raises KernelUnsupported with
@@ -56,8 +58,9 @@ def scan(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
         raise KernelUnsupported(reason)
     chosen = [getattr(switches, name) for name in SWITCHES]
     tensors = [_prepared(name, getattr(inputs, name)) for name in DIFFERENTIABLE]
-    out, state, *_ = _forward(*tensors, inputs.segment_ids, inputs.angles_cumulated, *chosen)
-    return out, state
+    asked = (inputs.segment_ids, inputs.angles_cumulated, return_final_state, *chosen)
+    out, *rest = _forward(*tensors, *asked)
+    return out, rest[0] if return_final_state else None
 
 
 def dtype_refusal(inputs: ScanInputs) -> str | None:
@@ -87,11 +90,15 @@ def _prepared(name: str, tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else laid_out(tensor, dtype)
 
 
+_RETURN_FINAL_STATE = len(DIFFERENTIABLE) + 2
+"""Place of that argument."""
+
+
 def _read(arguments: tuple[Any, ...]) -> tuple[ScanInputs, Variant]:
     """Return an operator's arguments as what they were made from."""
     at = len(DIFFERENTIABLE)
     tensors = dict(zip(DIFFERENTIABLE, arguments[:at], strict=True))
-    segment_ids, angles_cumulated, *switches = arguments[at:]
+    segment_ids, angles_cumulated, _, *switches = arguments[at:]
     inputs = ScanInputs.unchecked(**tensors, segment_ids=segment_ids, angles_cumulated=angles_cumulated)
     return inputs, _variant(*switches)
 
@@ -185,31 +192,35 @@ def _launch_forward(*arguments: Any) -> list[Tensor]:
     # a compiled kernel leaves its own device as the current one
     with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
         launched = _Launched("forward", arguments)
-        results = _flat(launched)
-    launched.record(results[2:])
+        results = _flat(launched, arguments)
+    launched.record(results[-len(launched.saved) :])
     return results
 
 
-def _flat(made: Scan) -> list[Tensor]:
-    """Return [o, final state, *what the backward pass needs]."""
-    out, final, saved = made.forward()
-    return [out, final, *saved]
+def _flat(made: Scan, arguments: tuple[Any, ...]) -> list[Tensor]:
+    """Return [o, the final state if it is asked for, *what the backward pass needs]."""
+    out, final, saved = made.forward(return_final_state=arguments[_RETURN_FINAL_STATE])
+    return [out, *saved] if final is None else [out, final, *saved]
 
 
-def _launch_backward(grad_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
+def _launch_backward(
+    grad_out: Tensor, final: Tensor | None, grad_final: Tensor | None, saved: list[Tensor], *arguments: Any
+) -> list[Tensor]:
     with torch.cuda.device_of(grad_out):  # type: ignore[no-untyped-call]
         launched = _Launched("backward", arguments)
-        grads = _gradients(launched, grad_out, saved, arguments)
+        grads = _gradients(launched, grad_out, beyond_of(final, grad_final), saved, arguments)
     launched.record(saved)
     return grads
 
 
-def _gradients(made: Scan, grad_out: Tensor, saved: list[Tensor], arguments: tuple[Any, ...]) -> list[Tensor]:
+def _gradients(
+    made: Scan, grad_out: Tensor, beyond: Beyond | None, saved: list[Tensor], arguments: tuple[Any, ...]
+) -> list[Tensor]:
     """Return one gradient for every tensor of `DIFFERENTIABLE` that is given, in its dtype.
 
     Those of the weights are parts of common sums, and an operator's results must not share memory: they are copied.
     """
-    grads = made.backward(grad_out, saved)
+    grads = made.backward(grad_out, saved, beyond)
     grads |= {name: grad.clone() for name, grad in grads.items() if name not in (*TIME_FIRST, *TIME_LAST)}
     given = zip(DIFFERENTIABLE, arguments[: len(DIFFERENTIABLE)], strict=True)
     asked = [(grads[name], tensor.dtype) for name, tensor in given if tensor is not None]
@@ -221,27 +232,40 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        """Run the forward operator; keep the tensors among its arguments and all results but o and the final state."""
+        """Run the forward operator; keep the tensors among its arguments and all results but o."""
         output = _without_gradients(*arguments)
+        ctx.told = 1 + arguments[_RETURN_FINAL_STATE]
         ctx.is_tensor = [isinstance(value, Tensor) for value in arguments]
         ctx.plain = [None if isinstance(value, Tensor) else value for value in arguments]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*(value for value in arguments if isinstance(value, Tensor)), *output[2:])
+        ctx.mark_non_differentiable(*output[ctx.told :])
+        ctx.save_for_backward(*(value for value in arguments if isinstance(value, Tensor)), *output[1:])
         return tuple(output)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return one gradient per argument of the forward operator, None for what is not differentiable."""
-        if grads[0] is None:
+        grad_out, grad_final = (*grads[: ctx.told], None)[:2]
+        if grad_out is None and grad_final is None:
             return tuple(None for _ in ctx.plain)
         kept = iter(ctx.saved_tensors)
         both = zip(ctx.is_tensor, ctx.plain, strict=True)
         arguments = [next(kept) if is_tensor else plain for is_tensor, plain in both]
-        found = iter(_backward(grads[0], list(kept), *arguments))
+        final = next(kept) if ctx.told > 1 else None
+        if grad_out is None:
+            grad_out = _zeros_of_output(arguments)
+        found = iter(_backward(grad_out, final, grad_final, list(kept), *arguments))
         at = len(DIFFERENTIABLE)
         return tuple(next(found) if given else None for given in ctx.is_tensor[:at]) + (None,) * (len(arguments) - at)
+
+
+def _zeros_of_output(arguments: Sequence[Any]) -> Tensor:
+    """Return a gradient of o for those who used the final state alone."""
+    given = dict(zip(DIFFERENTIABLE, arguments, strict=False))
+    v, ranks = given["v"], given["psi"].shape[1:2] if given["phi"] is None else ()
+    zeros: Tensor = v.new_zeros(*v.shape[:2], *ranks, *v.shape[2:])
+    return zeros
 
 
 def _with_gradients(*arguments: Any) -> list[Tensor]:
@@ -256,11 +280,13 @@ def _without_gradients(*arguments: Any) -> list[Tensor]:
 
 
 def _forward_shapes(*arguments: Any) -> list[Tensor]:
-    return _flat(_Shapes(arguments))
+    return _flat(_Shapes(arguments), arguments)
 
 
-def _backward_shapes(grad_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
-    return _gradients(_Shapes(arguments), grad_out, saved, arguments)
+def _backward_shapes(
+    grad_out: Tensor, final: Tensor | None, grad_final: Tensor | None, saved: list[Tensor], *arguments: Any
+) -> list[Tensor]:
+    return _gradients(_Shapes(arguments), grad_out, beyond_of(final, grad_final), saved, arguments)
 
 
 def _operator(name: str, arguments: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
@@ -278,6 +304,9 @@ def _operator(name: str, arguments: str, run: Callable[..., Any], shapes: Callab
 _LIBRARY: Any = torch.library.Library("ablate", "DEF")  # type: ignore[no-untyped-call]
 _forward = _operator("mamba3_scan", _ARGUMENTS, _launch_forward, _forward_shapes)
 _backward = _operator(
-    "mamba3_scan_backward", f"Tensor grad_out, Tensor[] saved, {_ARGUMENTS}", _launch_backward, _backward_shapes
+    "mamba3_scan_backward",
+    f"Tensor grad_out, Tensor? final, Tensor? grad_final, Tensor[] saved, {_ARGUMENTS}",
+    _launch_backward,
+    _backward_shapes,
 )
 _LIBRARY.impl("mamba3_scan", _with_gradients, "Autograd")

@@ -18,13 +18,15 @@ from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.reductions import head_block
 from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK
 from kernels.mamba3_mimo.cuda.host import halves
+from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
 from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
-from kernels.mamba3_mimo.cuda.pieces.scalar import TAU, turned_back
+from kernels.mamba3_mimo.cuda.pieces.scalar import TAU
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import state_turned_back
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")
@@ -126,16 +128,15 @@ class Scan:
         )  # fmt: skip
         return pre
 
-    def forward(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return (o, final state fp32 [B,H,N,P], the tensors of `saved`)."""
+    def forward(self, *, return_final_state: bool = False) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """Return (o, final state fp32 [B,H,N,P] or None, the tensors of `saved`)."""
         s, t, pre = self.shape, self.t, self.prefix()
-        final = self.empty(s.B, s.H, s.N, s.P)
         if self.parallel:
             pre["start"] = self.empty(s.walks, s.H, s.N, s.P)
             self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"], pre["start"])
-            self._pass("pass_states", pre["start"], pre["carry"], final)
+            final = self._pass("pass_states", pre["start"], pre["carry"], t.get("entering"))
         else:
-            pre["start"] = torch.zeros(s.B, s.H, s.N, s.P, device=self.device)
+            pre["start"], final = self._one(t.get("entering")), self.empty(s.B, s.H, s.N, s.P)
         ranks = () if s.reduced else (s.R,)
         out = self.empty(s.walks, s.L, *ranks, s.H, s.P, dtype=torch.bfloat16)
         pre["states"] = self.empty(s.walks, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
@@ -149,43 +150,66 @@ class Scan:
             *(pre[name] for name in ("states", "psiv") if name in pre),
             *(() if self.parallel else (final,)),
         )
-        out, final = self._rows(out)[:, : self.tokens], self._restarted(final, pre)
+        out = self._rows(out)[:, : self.tokens]
         if self.halved:
-            out, final = halves.joined_width(out), halves.joined_width(final, heads_at=1).contiguous()
-        return out, final, tuple(pre[name] for name in self.saved)
+            out = halves.joined_width(out)
+        saved = tuple(pre[name] for name in self.saved)
+        return out, self._handed_on(final, pre) if return_final_state else None, saved
 
-    def _pass(self, name: str, local: Tensor, carry: Tensor, final: Tensor) -> None:
-        """Turn the super-chunks' own states into those at their edges."""
+    def _one(self, outside: Tensor | None) -> Tensor:
+        """Return what enters or leaves the one super-chunk of the sequential schedule, fp32 [B,H,N,P]."""
         s = self.shape
-        self.run(name, local.view(s.B, s.K, s.H, -1), carry.view(s.B, s.K, s.H), final.view(s.B, s.H, -1))
+        if outside is None:
+            return torch.zeros(s.B, s.H, s.N, s.P, device=self.device)
+        return outside
 
     def _rows(self, walked: Tensor) -> Tensor:
         """Return a tensor [B*K,L,...] of tokens as [B,S,...]."""
         return walked.view(self.shape.B, self.shape.S, *walked.shape[2:])
 
-    def _restarted(self, final: Tensor, pre: Tensors) -> Tensor:
-        """Return the final state with its angles counted from the start of the last document."""
-        if self.segment_ids is None or self.shape.cumulated:
-            return final
-        A, half = self.shape.A, self.shape.N // 2
-        at = torch.arange(self.shape.S, device=self.device)
-        first = (pre["reset"] * at).amax(1)
-        before, rows = (first - 1).clamp_min(0), torch.arange(self.shape.B, device=self.device)
-        walk, t = self.shape.place(rows, before)
-        turned = pre["cs"][walk, :, t // self.shape.C, :, t % self.shape.C].float()
-        turned = turned.view(*turned.shape[:2], A // 8, 2, 8)
-        cos, sin = (turned[:, :, :, which].flatten(2).unsqueeze(-1) for which in (0, 1))
-        lo, hi = final[:, :, :A], final[:, :, half : half + A]
-        back = turned_back(lo, hi, cos, sin)
-        whole = torch.cat((back.lo, final[:, :, A:half], back.hi, final[:, :, half + A :]), 2)
-        return torch.where((first > 0).view(-1, 1, 1, 1), whole, final)
+    def _pass(self, name: str, local: Tensor, carry: Tensor, outside: Tensor | None) -> Tensor:
+        """Turn the super-chunks' own states into those at their edges; return the one behind the last of them.
 
-    def backward(self, grad_out: Tensor, saved: Sequence[Tensor]) -> Tensors:
-        """Return the gradients of the tensors that were given, in the kernels' dtypes."""
+        The kernel begins with nothing. What comes from outside, [B,H,N,P], is therefore added to what its first
+        super-chunk adds, decayed over it, and written to that one's edge afterwards.
+        """
+        s = self.shape
+        first, behind = s.K - 1 if name == "pass_gradients" else 0, self.empty(s.B, s.H, s.N, s.P)
+        local, carry = local.view(s.B, s.K, s.H, -1), carry.view(s.B, s.K, s.H)
+        if outside is not None:
+            local[:, first] += carry[:, first, :, None] * outside.flatten(2)
+        self.run(name, local, carry, behind.view(s.B, s.H, -1))
+        if outside is not None:
+            local[:, first] = outside.flatten(2)
+        return behind
+
+    def _last_turn(self, pre: Tensors) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of the last token's angles, fp32 [B,H,A]."""
+        s = self.shape
+        k, t = s.place(0, self.tokens - 1)
+        table = pre["cs"].unflatten(0, (s.B, s.K))[:, k, :, t // s.C, :, t % s.C].float().view(s.B, s.H, s.A // 8, 2, 8)
+        return table[:, :, :, 0].flatten(2), table[:, :, :, 1].flatten(2)
+
+    def _handed_on(self, final: Tensor, pre: Tensors) -> Tensor:
+        """Return the final state as ScanState has it, the heads whole."""
+        if not self.shape.cumulated:
+            final = state_turned_back(final, *self._last_turn(pre))
+        return halves.joined_width(final, heads_at=1).contiguous() if self.halved else final
+
+    def backward(self, grad_out: Tensor, saved: Sequence[Tensor], beyond: Beyond | None = None) -> Tensors:
+        """Return the gradients of the tensors that were given, in the kernels' dtypes.
+
+        `beyond` is what lies behind the rows: the final state and its gradient, None where it has none.
+        """
         pre = dict(zip(self.saved, saved, strict=True))
         do = self._prepared("v", halves.split_width(grad_out) if self.halved else grad_out)
-        walked = self._walk(pre, do, self._leaving(pre, do))
-        grads: Tensors = {name: walked[name] for name in ("v", "z") if name in walked}
+        if beyond is not None and self.halved:
+            beyond = Beyond(*(halves.split_width(t, heads_at=1) for t in beyond))
+        walked = self._walk(pre, do, beyond)
+        if beyond is not None:
+            known = {"reset": pre["reset"], "sk": pre["sk"], "adt": self.t["adt"]}
+            add_beyond(walked, self.shape, self.tokens, known | beyond._asdict())
+        grads: Tensors = {name: walked[name] for name in ("v", "z", "entering") if name in walked}
         grads |= {"D": walked["D"].sum(0)} | self._weight_gradients(walked) | self._reduced_heads(walked)
         grads |= self._time_gradients(pre, walked)
         grads = {name: self._trimmed(name, grads[name]) for name in self.given}
@@ -193,28 +217,43 @@ class Scan:
             return {name: halves.joined_gradient(name, grad, self.shape.H) for name, grad in grads.items()}
         return grads
 
-    def _leaving(self, pre: Tensors, do: Tensor) -> Tensor:
-        """Return the gradient of the state that leaves every super-chunk, fp32 [B*K,H,N,P]."""
+    def _behind(self, pre: Tensors, beyond: Beyond | None) -> Tensor | None:
+        """Return the gradient of the state behind the last token with the kernels' angles, None where it has none."""
+        if beyond is None:
+            return None
+        gradient = self._prepared("entering", beyond.gradient)
+        if self.shape.cumulated:
+            return gradient
+        cos, sin = self._last_turn(pre)
+        return state_turned_back(gradient, cos, -sin)
+
+    def _leaving(self, pre: Tensors, do: Tensor, behind: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient of the state that leaves every super-chunk [B*K,H,N,P], and of that which enters the row.
+
+        Both fp32; the walk of the sequential schedule has the second one.
+        """
         s = self.shape
         if not self.parallel:
-            return torch.zeros(s.B, s.H, s.N, s.P, device=self.device)
+            return self._one(behind), None
         leaving = self.empty(s.walks, s.H, s.N, s.P)
         self.run(
             "local_gradients", *self._some("q", "z"), do, *self._some("q_bias", "zeta", "phi"),
             pre["cs"], pre["wq"], leaving,
         )  # fmt: skip
-        self._pass("pass_gradients", leaving, pre["carry"], self.empty(s.B, s.H, s.N, s.P))
-        return leaving
+        return leaving, self._pass("pass_gradients", leaving, pre["carry"], behind)
 
-    def _walk(self, pre: Tensors, do: Tensor, leaving: Tensor) -> Tensors:
+    def _walk(self, pre: Tensors, do: Tensor, beyond: Beyond | None) -> Tensors:
         """Run the walk: per-head gradients of q and k, gradients of v and z, and what the others are summed from."""
         s = self.shape
+        leaving, first = self._leaving(pre, do, self._behind(pre, beyond))
         walked = {name: self.empty(s.walks, s.L, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
         walked |= {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
         walked["dtheta"] = self.empty(s.walks, s.H, s.L, s.A)
         walked |= {name: self.empty(s.walks, s.H, s.L) for name in ("row_q", "row_k", "same", "diag")}
         walked["weights"] = self.empty(len(self._weights()), s.walks, s.H, s.M // 8, s.P)
         walked |= {"D": self.empty(s.walks, s.H), "edges": self.empty(*edge_size(s))}
+        if s.started and first is None:
+            walked["entering"] = self.empty(s.B, s.H, s.N, s.P)
         self.run(
             "gradients",
             *self._some("q", "k", "v", "z"),
@@ -225,6 +264,9 @@ class Scan:
             *((pre["psiv"],) if self.variant.psiv_cache else ()),
             *(part for name, made in walked.items() for part in (made if name == "weights" else (made,))),
         )
+        if s.started:
+            walked["entering"] = walked["entering"] if first is None else first
+            walked["edges"].unflatten(0, (s.B, s.K))[:, 0, :, 0] = edge(walked["entering"], self.t["entering"])
         return walked
 
     def _weight_gradients(self, walked: Tensors) -> Tensors:
@@ -312,5 +354,6 @@ def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
         reduced=inputs.phi is not None,
         cumulated=inputs.angles_cumulated,
         shared_angles=inputs.angles.shape[2] < H,
+        started=inputs.entering is not None,
     )
     return replace(shape, wide=True) if shape.walks >= shape.most_walks else shape

@@ -51,6 +51,8 @@ class ScanShape:
     """Whether the angles given are cumulated over time."""
     shared_angles: bool = False
     """Whether the raw angles given are one set for all heads, [B,S,1,A]."""
+    started: bool = False
+    """Whether a state enters the rows: see `compiled.KNOW_THE_START`."""
     wide: bool = False
     """Whether some tensor has more than 2^31 numbers, so that offsets need 64 bits."""
 

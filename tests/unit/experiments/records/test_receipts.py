@@ -187,6 +187,8 @@ def test_read_gates_is_live_when_everything_was_observed() -> None:
         ("baseline", ScanFact.PSIV_SAVED_BYTES, 8, "psiv_cache"),
         ("baseline", ModelFact.LOSS, "chunked", "loss"),
         ("baseline", ModelFact.HIDDEN_DTYPE, "bfloat16", "dtype"),
+        ("baseline", ScanFact.DTYPE, "bfloat16", "dtype"),
+        ("baseline", ScanFact.DTYPE, "mixed", "dtype"),
         ("baseline", ModelFact.COMPILED_GRAPHS, 1, "compile"),
     ],
 )
