@@ -7,7 +7,7 @@ Every spec, plan, receipt, bundle, message and verdict is a `Frozen` model. A se
 from collections.abc import Mapping
 from typing import Annotated, Any, Protocol, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from experiments.digest import digest
 
@@ -15,6 +15,17 @@ _T = TypeVar("_T")
 
 Told: TypeAlias = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
 """None where nobody told, which is not 0; JSON leaves it out, so that the digest knows the difference."""
+
+
+def _number(value: Any) -> Any:
+    """Refuse text and truth values, which pydantic would turn into numbers; the schema forbids them."""
+    if isinstance(value, str | bytes | bool):
+        raise ValueError(f"expected a number, got {value!r:.80}")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number)]
 
 
 class Frozen(BaseModel):

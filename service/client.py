@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from service.client_ablations import Ablations, StillRunning, Trials
+from service.client_settings import get_client_settings
 from service.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
-from service.settings import get_client_settings
 
 if TYPE_CHECKING:
-    from experiments.analysis.history import HistorySeries
+    from experiments.analysis.history_series import HistorySeries
     from experiments.design.gate import GatePublic
     from service.client_access import Tokens
     from service.client_nodes import Keys, NodeKeys, NodeStates
@@ -92,7 +92,7 @@ class Client:
         self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None
     ) -> "list[HistorySeries]":
         """Return the baselines of a recipe over time, a series for every configuration and device."""
-        from experiments.analysis.history import HistorySeries
+        from experiments.analysis.history_series import HistorySeries
 
         asked = {"metric": metric, **({"node_class": node_class} if node_class else {})}
         rows = self._connection.call("GET", f"/v1/history/{recipe}", params=asked).json()

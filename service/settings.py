@@ -1,22 +1,21 @@
-"""Everything the service and its clients read from the environment; the only module here that does.
+"""Everything the service reads from the environment; what its clients read is in client_settings.py, and nowhere else.
 
 Names carry the prefix ABLATE_. Without any of them the embedded stack runs on loopback below ./.ablate.
 """
 
-import json
 import os
 import socket
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.runtime.container_secrets import secrets_folder
 from experiments.runtime.logs import LogFormat
+from service.client_settings import PREFIX, HomePath
 from service.errors import ConfigurationError
 
 PLACEHOLDERS = frozenset(
@@ -27,17 +26,10 @@ PLACEHOLDERS = frozenset(
 MIN_SECRET_CHARS = 16
 
 
-def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
-
-
-HomePath = Annotated[Path, AfterValidator(_absolute)]
-
-
 class ServiceSettings(BaseSettings):
     """Settings of the API and of the background process."""
 
-    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=secrets_folder())
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", secrets_dir=secrets_folder())
 
     home: HomePath = Path(".ablate")
     """Folder of everything that an embedded stack keeps."""
@@ -151,47 +143,10 @@ class ServiceSettings(BaseSettings):
         return value
 
 
-class ClientSettings(BaseSettings):
-    """Settings of the CLI and the Python client."""
-
-    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore")
-
-    home: HomePath = Path(".ablate")
-    """Folder of the embedded stack: its addresses, tokens and saved reports."""
-    url: str = ""
-    """Base URL of the API; empty means the embedded stack's."""
-    token: SecretStr | None = None
-    """Bearer token; absent means the embedded stack's admin token."""
-
-    @property
-    def api_url(self) -> str:
-        """Base URL without a trailing slash: ABLATE_URL, else the one in stack.json, else the default port."""
-        if self.url:
-            return self.url.rstrip("/")
-        state = self.home / "stack.json"
-        if state.is_file():
-            return str(json.loads(state.read_text())["api_url"]).rstrip("/")
-        return "http://127.0.0.1:8321"
-
-    @property
-    def bearer_token(self) -> str | None:
-        """ABLATE_TOKEN, else the embedded stack's admin token, else None."""
-        if self.token is not None:
-            return self.token.get_secret_value()
-        generated = self.home / "tokens" / "admin"
-        return generated.read_text().strip() if generated.is_file() else None
-
-
 @lru_cache(maxsize=1)
 def get_settings() -> ServiceSettings:
     """Read the service's settings once."""
     return ServiceSettings()
-
-
-@lru_cache(maxsize=1)
-def get_client_settings() -> ClientSettings:
-    """Read the client's settings once."""
-    return ClientSettings()
 
 
 def child_environment(changes: Mapping[str, str], *, knows: Collection[str] = ()) -> dict[str, str]:

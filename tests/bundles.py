@@ -10,11 +10,6 @@ from experiments.documents import seal
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import (
-    BLOCK,
-    LOG,
-    MANIFEST,
-    PLAN,
-    RECEIPT,
     Attempt,
     BrokenAttempt,
     Manifest,
@@ -24,6 +19,7 @@ from experiments.records.bundle import (
     make_manifest,
     trial_folder,
 )
+from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from experiments.records.messages import DeviceInfo, NodeRegistration
 from experiments.records.plan_file import PlanFile, make_plan_file, plan_file_text
 from experiments.records.receipts import Receipt

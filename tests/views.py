@@ -168,10 +168,15 @@ def _slot(config: Mapping[str, Any], cpu: bool) -> timedelta:
     return timedelta(seconds=12 + 1.2 * (0.21 if cpu else 0.421) * steps)
 
 
-def _receipt(the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, noise: float) -> Receipt:
+def _receipt(
+    the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, noise: float, nodes: Mapping[str, float] | None = None
+) -> Receipt:
     cpu = the_plan.node_class == "cpu"
     chance = random.Random(f"{arm.name}/{block.index}")  # noqa: S311  # not for secrets
+    nodes = nodes or {}
+    node = sorted(nodes)[block.index % len(nodes)] if nodes else None
     speed = (1 + effect.speed_pct / 100) * math.exp(chance.gauss(0, noise)) * (1 - 0.0006 * block.index)
+    speed *= nodes.get(node or "", 1.0)
     steps = _steps(chance, arm.config, speed, effect, block.seed) if effect.outcome in RAN else ()
     took_s = sum(step.seconds for step in steps)
     started = START + _slot(arm.config, cpu) * (block.index * len(the_plan.arms) + block.order.index(arm.name))
@@ -184,7 +189,7 @@ def _receipt(the_plan: Plan, block: BlockPlan, arm: Arm, effect: Effect, noise: 
         ids={"ablation": "abl_01JD3Q8V6N", "node": "nod_01JD3"},
         outcome=effect.outcome,
         message=effect.message,
-        environment=_environment(cpu, chance),
+        environment=_environment(cpu, chance) | ({"node_name": node} if node else {}),
         facts=observed_facts(live),
         steps=steps,
         loss_val=steps[-1].loss + 0.06 if steps else None,
@@ -213,17 +218,21 @@ def view(
     timed: int = 20,
     noise: float = 0.0035,
     primary: str = "tokens_per_s",
+    nodes: Mapping[str, float] | None = None,
 ) -> AblationView:
     """Build a completed ablation with a receipt for every trial, and its verdict.
 
-    `noise` is the sd of ln(speed) from trial to trial. At least six blocks.
+    `noise` is the sd of ln(speed) from trial to trial; `nodes` take blocks in turn, each at its relative speed. At
+    least six blocks.
     """
     text = spec_text(arms, num_blocks=num_blocks, node_class=node_class, timed=timed, primary=primary)
     spec = parse_spec(text.encode(), "application/json")
     the_plan = make_plan(spec)
     by_name = {arm.name: arm for arm in the_plan.arms}
     receipts = [
-        _receipt(the_plan, block, by_name[name], arms[name], noise) for block in the_plan.blocks for name in block.order
+        _receipt(the_plan, block, by_name[name], arms[name], noise, nodes)
+        for block in the_plan.blocks
+        for name in block.order
     ]
     return AblationView(
         ablation_id="abl_01JD3Q8V6N",

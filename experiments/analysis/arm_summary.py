@@ -6,32 +6,12 @@ mean of the others would be one over other blocks than the arms beside it.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
+from experiments.analysis.verdicts import ArmSummary, NodeMeans
 from experiments.design.metrics import METRICS
-from experiments.documents import Frozen
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, read_metric
-
-
-class ArmSummary(Frozen):
-    """One arm over the blocks that count. Means are None where a measured trial lacks the value, or none measured."""
-
-    tokens_per_s: float | None
-    step_s: float | None
-    model_tflops_per_s: float | None
-    mfu: float | None
-    loss_step1: float | None
-    loss_final: float | None
-    loss_val: float | None
-    compile_s: float | None
-    peak_allocated_bytes: int | None
-    """Largest over all trials, those that ran out of memory among them; None where none recorded it."""
-    peak_reserved_bytes: int | None
-    outlier_steps: int
-    """Timed steps of measured trials far above their trial's median; they count in the means all the same."""
-    outcomes: Mapping[str, int]
-    """Trials by outcome."""
 
 
 def measured_trials(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
@@ -45,16 +25,31 @@ def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
     summaries = [receipt.summary for receipt in measured]
     memory = [receipt.memory for receipt in receipts if receipt.memory is not None]
     return ArmSummary(
-        **{name: _mean([read_metric(METRICS[name], receipt) for receipt in measured]) for name in _MEANS},
+        **_means(_MEANS, measured),
         mfu=_mean([None if summary is None else summary.mfu for summary in summaries]),
         peak_allocated_bytes=max((part.peak_allocated_bytes for part in memory), default=None),
         peak_reserved_bytes=max((part.peak_reserved_bytes for part in memory), default=None),
         outlier_steps=sum(summary.outlier_steps for summary in summaries if summary),
         outcomes=dict(sorted(Counter(str(receipt.outcome) for receipt in receipts).items())),
+        by_node=_by_node(measured),
     )
 
 
+def _by_node(measured: Sequence[Receipt]) -> dict[str, NodeMeans] | None:
+    nodes = sorted({receipt.environment.node_name for receipt in measured})
+    if len(nodes) < 2:
+        return None
+    own = {node: [receipt for receipt in measured if receipt.environment.node_name == node] for node in nodes}
+    return {
+        node: NodeMeans(blocks=len(found), **_means(("tokens_per_s", "step_s"), found)) for node, found in own.items()
+    }
+
+
 _MEANS = ("tokens_per_s", "step_s", "model_tflops_per_s", "loss_step1", "loss_final", "loss_val", "compile_s")
+
+
+def _means(names: Iterable[str], measured: Sequence[Receipt]) -> dict[str, float | None]:
+    return {name: _mean([read_metric(METRICS[name], receipt) for receipt in measured]) for name in names}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -72,12 +72,25 @@ def _window(pairs: Sequence[Pair], metric: str) -> Window | None:
     if not METRICS[metric].field.startswith("summary."):
         return None
     sign = 1 if METRICS[metric].better == "lower" else -1
-    medians = tuple(sign * math.log(_median(pair.variant) / _median(pair.baseline)) for pair in pairs)
+    medians = tuple(
+        sign * math.log(_median(pair.variant) / _median(pair.baseline))
+        + math.log(_counted(metric, pair.variant) / _counted(metric, pair.baseline))
+        for pair in pairs
+    )
     return Window(by_median=medians, outliers=tuple((_outliers(p.baseline), _outliers(p.variant)) for p in pairs))
 
 
 def _median(receipt: Receipt) -> float:
     return receipt.summary.step_s_median if receipt.summary else math.nan
+
+
+def _counted(metric: str, receipt: Receipt) -> int:
+    """Return how much a step did of what `metric` counts: tokens, model FLOPs, or one step."""
+    done = {
+        "tokens_per_s": receipt.config["micro_batch"] * receipt.config["data"]["seq_len"],
+        "model_tflops_per_s": receipt.flops_per_step,
+    }
+    return int(done.get(metric, 1))
 
 
 def _outliers(receipt: Receipt) -> int:

@@ -4,55 +4,16 @@ That a metric has no noise is not assumed: every arm runs again with every seed,
 value, bit for bit. Where one does not, the word is `inconclusive`, and the values are named.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from experiments.analysis.evidence import Evidence, Pair
+from experiments.analysis.exact_values import ExactComparison, ExactPair
 from experiments.block_numbers import block_list
-from experiments.design.metrics import METRICS, Metric
+from experiments.design.metrics import METRICS
 from experiments.design.spec import Primary
-from experiments.documents import Frozen
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.receipts import Receipt, read_metric
-
-
-class ExactPair(Frozen):
-    """The values of one seed. Each is what every repeat gave, in the metric's unit."""
-
-    seed: int
-    repeats: int
-    """Blocks that ran with this seed, at least two."""
-    baseline: float
-    variant: float
-
-    @property
-    def change(self) -> float:
-        """The variant's value minus the baseline's, in the metric's unit."""
-        return self.variant - self.baseline
-
-    @property
-    def change_pct(self) -> float | None:
-        """The change in percent of the baseline's value; None where that is 0 and the variant's is not."""
-        if self.baseline:
-            return 100 * self.change / abs(self.baseline)
-        return None if self.change else 0.0
-
-
-class ExactComparison(Frozen):
-    """One exact metric of one variant beside the baseline, seed by seed."""
-
-    metric: str
-    blocks: int
-    seeds: tuple[ExactPair, ...]
-    """One for each seed whose repeats agree in both arms."""
-    problems: tuple[str, ...] = ()
-    """What shows that it is not exact here: repeats that differ, or that are missing. Empty when it is exact."""
-
-    @property
-    def gains_pct(self) -> tuple[float, ...]:
-        """The change of every seed as improvement: positive is better; infinite where the baseline has 0."""
-        return tuple(_gain_pct(METRICS[self.metric], pair) for pair in self.seeds)
 
 
 def compare_exactly(metric: str, evidence: Evidence) -> ExactComparison | None:
@@ -162,11 +123,6 @@ def _differing(metric: str, seed: int, receipts: Sequence[Receipt]) -> Iterator[
 def _exact_pair(metric: str, seed: int, pairs: Sequence[Pair]) -> ExactPair:
     baseline, variant = _values(metric, pairs[0])
     return ExactPair(seed=seed, repeats=len(pairs), baseline=float(baseline or 0), variant=float(variant or 0))
-
-
-def _gain_pct(metric: Metric, pair: ExactPair) -> float:
-    change = math.copysign(math.inf, pair.change) if pair.change_pct is None else pair.change_pct
-    return change if metric.better == "higher" else -change
 
 
 def _word_of(gain_pct: float, margin_pct: float) -> VerdictWord:

@@ -18,7 +18,8 @@ from experiments.analysis.spreads import spreads_differ
 from experiments.analysis.stalls import stalls_differ
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
-from experiments.design.metrics import PAIRED_METRICS, WINDOW_METRICS
+from experiments.design.comparability import other_model, other_work
+from experiments.design.metrics import METRICS, PAIRED_METRICS, WINDOW_METRICS
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, alpha_of
 from experiments.design.rule import rule_digest, rule_of
@@ -121,6 +122,8 @@ class _Judge:
             cause=found.cause,
             beyond_margin=primary is not None and beyond_margin(primary, rule),
             reason=found.reason,
+            other_work=self._other_work(evidence),
+            other_model=other_model(evidence.arm.gates, self._plan.baseline.gates),
             decision=decide(found.published, exact.decision if exact else granted(primary, rule), requirements),
             primary=primary,
             exact=exact and exact.comparison,
@@ -141,11 +144,15 @@ class _Judge:
         absent = missing(self._spec, evidence.pairs)
         if absent or primary is None:
             return open_because(Cause.MISSING, absent or "a trial has no value; missing data fails")
+        other = self._other_work(evidence)
         if isinstance(primary, ExactFinding):
-            return told(primary.word, primary.reason)
-        return self._of_samples(evidence, primary)
+            return capped(told(primary.word, primary.reason), Cause.OTHER_WORK, other)
+        return self._of_samples(evidence, primary, other)
 
-    def _of_samples(self, evidence: Evidence, primary: Comparison) -> Answer:
+    def _other_work(self, evidence: Evidence) -> str | None:
+        return other_work(METRICS[self._rule.primary.metric], evidence.arm.config, self._plan.baseline.config)
+
+    def _of_samples(self, evidence: Evidence, primary: Comparison, other: str | None) -> Answer:
         sample = sample_of(evidence, self._rule.primary.metric)
         if sample is None:
             raise AssertionError("there is a comparison, hence a sample")
@@ -154,6 +161,7 @@ class _Judge:
             return open_because(Cause.STALLS, stalls)
         word = word_of(primary, self._rule.primary)
         found = told(word, sentence(word, primary, self._rule.primary))
+        found = capped(found, Cause.OTHER_WORK, other)
         found = capped(found, Cause.SPREADS, spreads_differ(sample))
         reruns = caused_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         found = capped(found, Cause.RERUNS, reruns)

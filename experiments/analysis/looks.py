@@ -61,9 +61,10 @@ def _level(plan: Plan, circumstances: Circumstances, found: VariantVerdict) -> f
 
 
 def _undecided(found: VariantVerdict) -> bool:
-    """Return whether more blocks may bring an answer; that a metric is not exact is one, and stays."""
+    """Return whether more blocks may bring an answer; that a metric is not exact is one, and so is other work."""
     unanswered = found.measured is VerdictWord.INCONCLUSIVE or found.cause is Cause.SPREADS
-    return unanswered and found.cause not in _HOPELESS and found.exact is None
+    fixed = found.exact is not None or found.other_work is not None
+    return unanswered and found.cause not in _HOPELESS and not fixed
 
 
 def _words(variants: Sequence[VariantVerdict]) -> str:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from experiments.analysis.arm_summary import ArmSummary
-from experiments.analysis.exact import ExactComparison
-from experiments.documents import Frozen
+from experiments.analysis.exact_values import ExactComparison
+from experiments.documents import Frozen, Told
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import Circumstances
 
@@ -20,6 +19,7 @@ class Cause(StrEnum):
     SPREADS = "spreads differ"
     RERUNS = "reruns"
     UNCALIBRATED = "uncalibrated"
+    OTHER_WORK = "other work"
 
 
 class Comparison(Frozen):
@@ -93,6 +93,10 @@ class VariantVerdict(Frozen):
     reason: str
     """One sentence: why this word."""
     decision: Decision
+    other_work: Told[str] = None
+    """In what its work differs, where the metric that decides counts that: then there is no word."""
+    other_model: Told[str] = None
+    """In which gates that change the numerical model it differs from the baseline."""
     primary: Comparison | None
     """By statistics; None where the primary metric is exact, and where there are no numbers."""
     exact: ExactComparison | None = None
@@ -109,6 +113,36 @@ class VariantVerdict(Frozen):
     device_minutes_needed: float | None = None
     """What those blocks cost."""
     notes: tuple[str, ...] = ()
+
+
+class NodeMeans(Frozen):
+    """What one arm did on one node."""
+
+    blocks: int
+    tokens_per_s: float | None
+    step_s: float | None
+
+
+class ArmSummary(Frozen):
+    """One arm over the blocks that count. Means are None where a measured trial lacks the value, or none measured."""
+
+    tokens_per_s: float | None
+    step_s: float | None
+    model_tflops_per_s: float | None
+    mfu: float | None
+    loss_step1: float | None
+    loss_final: float | None
+    loss_val: float | None
+    compile_s: float | None
+    peak_allocated_bytes: int | None
+    """Largest over all trials, those that ran out of memory among them; None where none recorded it."""
+    peak_reserved_bytes: int | None
+    outlier_steps: int
+    """Timed steps of measured trials far above their trial's median; they count in the means all the same."""
+    outcomes: Mapping[str, int]
+    """Trials by outcome."""
+    by_node: Told[Mapping[str, NodeMeans]] = None
+    """By name, where trials were measured on several nodes: then the means above are over machines of unequal speed."""
 
 
 class Verdict(Frozen):

@@ -1,12 +1,16 @@
 """Words and sentences: what corrected numbers say by the rule's margin, and how it is said."""
 
+from typing import TYPE_CHECKING
+
 from experiments.analysis.verdicts import Comparison
 from experiments.design.metrics import METRICS
-from experiments.design.spec import Primary
 from experiments.outcomes import VerdictWord
 
+if TYPE_CHECKING:
+    from experiments.design.spec import Primary
 
-def word_of(found: Comparison, primary: Primary) -> VerdictWord:
+
+def word_of(found: Comparison, primary: "Primary") -> VerdictWord:
     """Return what the samples say.
 
     Better or worse: different from zero after correction, and the estimate beyond the margin. Same: proved to lie
@@ -18,7 +22,7 @@ def word_of(found: Comparison, primary: Primary) -> VerdictWord:
     return VerdictWord.SAME if found.p_same <= found.alpha else VerdictWord.INCONCLUSIVE
 
 
-def beyond_margin(found: Comparison, primary: Primary) -> bool:
+def beyond_margin(found: Comparison, primary: "Primary") -> bool:
     """Return whether the whole interval lies beyond the margin."""
     return found.ci_low_pct > primary.margin or found.ci_high_pct < -primary.margin
 
@@ -34,12 +38,12 @@ def describe(found: Comparison) -> str:
     return f"{found.metric} {found.delta_pct:+.2f} % {interval} over {found.blocks} blocks"
 
 
-def sentence(word: VerdictWord, found: Comparison, primary: Primary) -> str:
+def sentence(word: VerdictWord, found: Comparison, primary: "Primary") -> str:
     """Say what the numbers are and which test they passed."""
     return f"{describe(found)}: {_why(word, found, primary)}"
 
 
-def _why(word: VerdictWord, found: Comparison, primary: Primary) -> str:
+def _why(word: VerdictWord, found: Comparison, primary: "Primary") -> str:
     margin = f"the margin of {primary.margin:g} %"
     if word is VerdictWord.SAME:
         return f"proved to lie within {margin} by two one-sided tests (p {found.p_same:.2g})"

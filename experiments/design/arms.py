@@ -17,6 +17,7 @@ from experiments.documents import Frozen
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE, VARIANT, ArmRole
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
+from kernels.scan import CHUNK_SIZES
 from model.config import BLOCK_KINDS, StepsConfig, TrainConfig, check_mesh
 from model.errors import ConfigError
 
@@ -133,6 +134,7 @@ def _arm(
         config = replace_fields(base, {GATES[gate].path: _typed(gate, value) for gate, value in asked.items()})
         check_mesh(config)
         _check_loss_chunks(config)
+        _check_scan_chunks(config)
     except ConfigError as error:
         guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
         detail = f"the gates do not fit together: {guilty} {error.message}"
@@ -157,6 +159,17 @@ def _check_loss_chunks(config: TrainConfig) -> None:
             f"'chunked' with loss_chunk_tokens {chunk:,} is the dense loss: a step has {tokens:,} tokens, one chunk"
         )
         raise ConfigError("loss", f"{detail}; allowed: workload/overrides/loss_chunk_tokens below {tokens:,}")
+
+
+def _check_scan_chunks(config: TrainConfig) -> None:
+    """Raise ConfigError for chunks longer than a row, which would be mostly padding, in memory and in time."""
+    scan, tokens = config.model.scan, config.data.seq_len
+    by_steps = scan.schedule == "sequential" and scan.lane is Lane.REFERENCE
+    if "M" not in config.model.pattern or by_steps or scan.chunk_size <= tokens:
+        return
+    fitting = [size for size in CHUNK_SIZES if size <= tokens]
+    detail = f"{scan.chunk_size} is longer than a row of {tokens:,} tokens, which would be padded to it"
+    raise ConfigError("model.scan.chunk_size", f"{detail}; allowed: {listed(fitting)}")
 
 
 def _typed(gate: str, value: GateValue) -> GateValue:

@@ -1,4 +1,4 @@
-"""Load a spec from bytes: JSON, YAML or TOML, with the limits that a public endpoint needs; and the shipped specs.
+"""Load a spec from bytes: JSON, YAML or TOML, with the limits that a public endpoint needs.
 
 All three give the same plain values: mappings with text keys, lists, text, numbers, booleans. What one format can
 say and another cannot (anchors, tags, dates, NaN, duplicate keys) is refused.
@@ -8,14 +8,12 @@ import json
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import resources
-from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from experiments.design import yaml_subset
-from experiments.design.problems import from_validation, listed, nearest, pointer, shown
+from experiments.design.problems import from_validation, listed, pointer, shown
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError, SpecProblem
 
@@ -135,36 +133,6 @@ _LOADERS: Mapping[str, Callable[[str], Any]] = {
 
 CONTENT_TYPES: tuple[str, ...] = tuple(_LOADERS)
 """Content types in which a spec may be submitted."""
-
-CONTENT_TYPE_OF_SUFFIX: Mapping[str, str] = {
-    ".yaml": "application/yaml",
-    ".yml": "application/yaml",
-    ".json": "application/json",
-    ".toml": "application/toml",
-}
-"""Content type of a spec file by its suffix."""
-
-
-def content_type_of(path: PurePath) -> str:
-    """Return the content type of a spec file by its suffix. Raises SpecError with the known ones."""
-    kind = CONTENT_TYPE_OF_SUFFIX.get(path.suffix.lower())
-    if kind is None:
-        raise _refused(f"{path} ends in {path.suffix!r}; a spec file ends in {', '.join(CONTENT_TYPE_OF_SUFFIX)}")
-    return kind
-
-
-def catalog_names() -> tuple[str, ...]:
-    """Return the names of the specs that ship with the program, sorted."""
-    names = (entry.name for entry in resources.files("experiments.catalog").iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
-
-
-def read_catalog_file(name: str) -> bytes:
-    """Return the YAML of the shipped spec `name`. Raises SpecError with the known names."""
-    known = catalog_names()
-    if name not in known:
-        raise _refused(f"no catalog spec is named {shown(name)}; known: {listed(known)}", hint=nearest(name, known))
-    return resources.files("experiments.catalog").joinpath(f"{name}.yaml").read_bytes()
 
 
 def _known_keys(path: Sequence[str | int]) -> tuple[str, ...]:

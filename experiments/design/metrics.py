@@ -27,6 +27,9 @@ class Metric:
     """Where `field` is a table: the key whose values are added up over its rows."""
     counted: bool = False
     """Where `field` is a table: whether its rows are counted."""
+    alike: Literal["step", "token", "nothing"] = "step"
+    """What must be alike in two arms before their values are compared: the work of a whole step, that of a token, or
+    nothing, because the work is in the unit or the values are only held to be identical."""
     cold: bool = False
     """Whether trials start with empty caches of compilers on disk where it decides."""
     decides: Literal["paired", "exact"] | None = None
@@ -42,6 +45,7 @@ METRICS: dict[str, Metric] = {
         kind="ratio",
         field="summary.tokens_per_s",
         decides="paired",
+        alike="token",
     ),
     "step_s": Metric(
         label="step time", unit="s", better="lower", kind="ratio", field="summary.step_s_mean", decides="paired"
@@ -53,6 +57,7 @@ METRICS: dict[str, Metric] = {
         kind="ratio",
         field="summary.model_tflops_per_s",
         decides="paired",
+        alike="nothing",
     ),
     "peak_reserved_gib": Metric(
         label="peak reserved memory",
@@ -81,6 +86,7 @@ METRICS: dict[str, Metric] = {
         source="both",
         decides="paired",
         cold=True,
+        alike="token",
     ),
     "hbm_peak_gib": Metric(
         label="peak HBM that the compiler planned",
@@ -118,6 +124,7 @@ METRICS: dict[str, Metric] = {
         kind="absolute",
         field="compilation.custom_calls",
         source="compilation",
+        alike="token",
     ),
     "graph_instructions": Metric(
         label="instructions of the lowered step",
@@ -127,6 +134,7 @@ METRICS: dict[str, Metric] = {
         field="compilation.instructions",
         source="compilation",
         decides="exact",
+        alike="token",
     ),
     "kernel_count": Metric(
         label="generated kernels that ran",
@@ -136,6 +144,7 @@ METRICS: dict[str, Metric] = {
         field="kernels",
         counted=True,
         decides="exact",
+        alike="token",
     ),
     "kernel_instructions": Metric(
         label="machine instructions of the generated kernels",
@@ -145,6 +154,7 @@ METRICS: dict[str, Metric] = {
         field="kernels",
         summed="instructions",
         decides="exact",
+        alike="token",
     ),
     "kernel_stack_bytes": Metric(
         label="stack of the generated kernels",
@@ -154,15 +164,34 @@ METRICS: dict[str, Metric] = {
         field="kernels",
         summed="stack_bytes",
         decides="exact",
+        alike="token",
     ),
     "loss_step1": Metric(
-        label="loss of step 1", unit="nats", better=None, kind="loss", field="summary.loss_step1", decides="exact"
+        label="loss of step 1",
+        unit="nats",
+        better=None,
+        kind="loss",
+        field="summary.loss_step1",
+        decides="exact",
+        alike="nothing",
     ),
     "loss_final": Metric(
-        label="final training loss", unit="nats", better=None, kind="loss", field="summary.loss_final", decides="exact"
+        label="final training loss",
+        unit="nats",
+        better=None,
+        kind="loss",
+        field="summary.loss_final",
+        decides="exact",
+        alike="nothing",
     ),
     "loss_val": Metric(
-        label="validation loss", unit="nats", better=None, kind="loss", field="summary.loss_val", decides="exact"
+        label="validation loss",
+        unit="nats",
+        better=None,
+        kind="loss",
+        field="summary.loss_val",
+        decides="exact",
+        alike="nothing",
     ),
 }
 """Every metric by name."""
@@ -184,3 +213,6 @@ REQUIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items
 
 LOSS_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "loss")
 """Metrics that a rule can require to agree with the baseline's."""
+
+PEAK_METRICS: tuple[str, ...] = ("peak_reserved_gib", "peak_allocated_gib", "hbm_peak_gib")
+"""The largest of what a step holds at once: only a change at that moment moves it."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from experiments.design.gate import Claim
+from experiments.design.gates import GATES
 from experiments.design.guard_limits import guard_limits
 from experiments.design.metrics import METRICS
 from experiments.design.power import ALPHA, level_shares
@@ -65,6 +67,13 @@ EXACT_COMPARISON: dict[str, Any] = {
 """How trials become a word where an exact metric decides."""
 
 
+OTHER_MODEL: dict[str, Any] = {
+    "other_work": "no word where tokens or model FLOPs of a step differ and the metric counts whole steps, or model "
+    "FLOPs of a token differ and the metric counts tokens",
+}
+"""What belongs to the comparison where a gate changes the numerical model."""
+
+
 def window_estimator(slice_steps: int) -> dict[str, Any]:
     """Return how timed steps become one number, where a trial runs `slice_steps` of them in one go; 0: all."""
     return {**ESTIMATOR, **SLICES, "slice": slice_steps} if slice_steps else ESTIMATOR
@@ -84,9 +93,14 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
         "estimator": COMPILE_TIME if METRICS[primary.metric].cold else window_estimator(spec.workload.steps.slice),
-        "comparison": EXACT_COMPARISON if primary.exact else COMPARISON,
+        "comparison": (EXACT_COMPARISON if primary.exact else COMPARISON) | _other_model(spec),
         "guards": guard_limits(spec.placement.max_foreign_load / 100),
     }
+
+
+def _other_model(spec: AblationSpec) -> dict[str, Any]:
+    changes = any(GATES[gate].claim is Claim.CHANGES_MODEL for arm in spec.variants.values() for gate in arm.gates)
+    return OTHER_MODEL if changes else {}
 
 
 def rule_digest(spec: AblationSpec) -> str:

@@ -31,7 +31,6 @@ from experiments.retries import Break, may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
 SCHEMA_VERSION = 2
-MANIFEST, PLAN, BLOCK, RECEIPT, LOG = "manifest.json", "plan.json", "block.json", "receipt.json", "log.txt"
 
 _AttemptId = Annotated[str, Field(pattern=id_pattern("att"))]
 _NodeId = Annotated[str, Field(pattern=id_pattern("nod"))]

@@ -8,7 +8,8 @@ from typing import Any
 
 from experiments.block_numbers import block_name
 from experiments.errors import SpecProblem
-from experiments.records.bundle import BLOCK, Attempt, BrokenAttempt, BundledBlock, NodeRecord, block_folder
+from experiments.records.bundle import Attempt, BrokenAttempt, BundledBlock, NodeRecord, block_folder
+from experiments.records.bundle_paths import BLOCK
 from experiments.records.identity import mismatches
 from experiments.records.receipt_slices import slice_problems
 from experiments.records.receipts import Receipt

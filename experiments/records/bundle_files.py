@@ -5,18 +5,8 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from experiments.records.bundle import MANIFEST
 from experiments.records.bundle_archive import BundleSize, read_tar, refused
-
-WORK = "work"
-"""Folder of a running `ablate exec`; no part of the bundle."""
-
-TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-
-
-def is_bundle(path: Path) -> bool:
-    """Tell whether `path` is a folder with a manifest, or is named like a tar file."""
-    return (path / MANIFEST).is_file() or (path.is_file() and path.name.endswith(TAR_SUFFIXES))
+from experiments.records.bundle_paths import MANIFEST, WORK
 
 
 def read_bundle_files(path: Path) -> dict[str, bytes]:

@@ -11,11 +11,6 @@ from experiments.digest import digest_bytes
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
 from experiments.records.bundle import (
-    BLOCK,
-    LOG,
-    MANIFEST,
-    PLAN,
-    RECEIPT,
     SCHEMA_VERSION,
     Attempt,
     BrokenAttempt,
@@ -28,6 +23,7 @@ from experiments.records.bundle import (
     trial_folder,
 )
 from experiments.records.bundle_consistency import consistency_problems
+from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from experiments.records.bundle_signatures import SignedRecord, signature_problems, unsigned_files
 from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.plan_file import PlanFile, read_plan_file

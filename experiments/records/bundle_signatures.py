@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.errors import SpecProblem
-from experiments.records.bundle import MANIFEST, Attempt, BrokenAttempt, Manifest, NodeRecord, attempt_statement
+from experiments.records.bundle import Attempt, BrokenAttempt, Manifest, NodeRecord, attempt_statement
+from experiments.records.bundle_paths import MANIFEST
 from experiments.records.plan_file import PlanFile
 from experiments.records.signing import Signature, manifest_statement, signature_problem
 

@@ -4,26 +4,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from experiments.documents import Frozen
+from experiments.documents import Frozen, Number, Whole
 from experiments.outcomes import FailureClass
 from experiments.records.signing import PublicKey, Signature, block_statement
 from experiments.retries import FINAL_WITH_RECEIPT
 
 FencingToken = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{22}$", examples=["hZ3V5T8QW2R4Y6M9N0P1Sw"])]
 """128 random bits, URL-safe: whoever shows it was given the block."""
-
-
-def _number(value: Any) -> Any:
-    """Refuse text and truth values, which pydantic would turn into numbers; the schema forbids them."""
-    if isinstance(value, str | bytes | bool):
-        raise ValueError(f"expected a number, got {value!r:.80}")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_number)]
-Number = Annotated[float, BeforeValidator(_number)]
 
 
 class DeviceInfo(Frozen):

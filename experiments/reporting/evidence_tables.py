@@ -3,9 +3,10 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from experiments.analysis.arm_summary import ArmSummary
+from experiments.analysis.verdicts import ArmSummary
 from experiments.block_numbers import block_list, block_number
 from experiments.digest import canonical_json
 from experiments.outcomes import Outcome, TrialState
@@ -23,6 +24,7 @@ KERNEL_NUMBERS = {
 }  # fmt: skip
 """Key in a receipt's kernel table -> heading."""
 MOST_ARMS = 13
+MOST_NODES = 8
 ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "outcomes": lambda arm: _counts(arm.outcomes) or "none yet",
     "throughput, tokens/s": lambda arm: wording.number(arm.tokens_per_s, 5),
@@ -46,13 +48,38 @@ LONGEST_BLOCK_LIST = 60
 def arms_table(view: AblationView) -> Table:
     """Return every arm by itself: one row for each quantity, one column for each arm."""
     names = [arm.name for arm in view.plan.arms[:MOST_ARMS]]
-    rows = (row(heading, *(write(view.arms[name]) for name in names)) for heading, write in ARM_ROWS.items())
+    write = ARM_ROWS | _rows_by_node(view)
+    rows = (row(heading, *(cell(view.arms[name]) for name in names)) for heading, cell in write.items())
     return Table(
         title="Arms",
         columns=(*texts("mean over measured trials"), *numbers(*names)),
         rows=tuple(rows) if view.whole_blocks.blocks else (),
         note="Over the blocks that count for the arm: its own receipt and the baseline's are there. No mean where a "
-        "measured trial lacks the value. Memory: the largest peak over all trials." + _arms_left_out(view),
+        "measured trial lacks the value. Memory: the largest peak over all trials."
+        + _over_nodes(view)
+        + _arms_left_out(view),
+    )
+
+
+def _nodes(view: AblationView) -> list[str]:
+    return sorted({node for arm in view.arms.values() for node in arm.by_node or ()})
+
+
+def _rows_by_node(view: AblationView) -> dict[str, Callable[[ArmSummary], str]]:
+    """Return the rows of rates by node, where several nodes ran blocks."""
+    nodes = _nodes(view)[:MOST_NODES]
+    return {f"throughput on {node}, tokens/s": partial(_rate_on, node) for node in nodes}
+
+
+def _rate_on(node: str, arm: ArmSummary) -> str:
+    found = (arm.by_node or {}).get(node)
+    return wording.NOTHING if found is None else wording.number(found.tokens_per_s, 5)
+
+
+def _over_nodes(view: AblationView) -> str:
+    count = len(_nodes(view))
+    return (
+        f" Rates and times are means over {count} nodes of unequal speed; by node they are told below." if count else ""
     )
 
 

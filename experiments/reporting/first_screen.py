@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.analysis.exact import ExactComparison
+from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_name
 from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric
 from experiments.outcomes import Outcome, VerdictWord
-from experiments.reporting import verdict_cells, wording
+from experiments.reporting import node_words, verdict_cells, wording
+from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import VariantLayout, is_exact
 from experiments.reporting.view import AblationView
@@ -73,7 +74,9 @@ def first_screen(view: AblationView) -> FirstScreen | None:
 
 
 def word_of(variant: VariantVerdict, word: Cell) -> Cell:
-    """Return the published word in the tone of what the samples say."""
+    """Return the published word in the tone of what the samples say; of other work they say nothing."""
+    if variant.cause is Cause.OTHER_WORK:
+        return Cell(text=word.text, sign=word.sign, tone=word.tone)
     tone = verdict_cells.WORDS[variant.measured][1]
     provisional = variant.measured is not variant.verdict
     return Cell(text=word.text, sign=word.sign, tone=tone, note="provisional" if provisional else "")
@@ -81,18 +84,27 @@ def word_of(variant: VariantVerdict, word: Cell) -> Cell:
 
 def _absolute(view: AblationView, arm: str) -> str:
     found = view.arms[arm]
-    rate = None if found.tokens_per_s is None else f"{wording.number(found.tokens_per_s, 4)} tokens/s"
     peak = None if found.peak_allocated_bytes is None else wording.gib(found.peak_allocated_bytes)
-    return ", ".join(part for part in (rate, peak) if part)
+    return ", ".join(part for part in (node_words.rate(found), peak) if part)
 
 
 def headline(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Say what happened to a variant, for example "slower by 24.60 % (15.10 to 37.40)"."""
+    """Say what happened to a variant, for example "slower by 24.60 % (15.10 to 37.40)", and what confounds it."""
+    said = _finding(verdict, variant)
+    if variant.cause is Cause.OTHER_WORK:
+        return f"{said}, not comparable: {variant.other_work}"
+    plain = variant.other_model is None or variant.verdict in WITHOUT_STATISTICS
+    return said if plain else f"{said}; another numerical model: {variant.other_model}"
+
+
+def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
     if variant.exact is not None:
         return _of_values(variant, variant.exact)
     found = variant.primary
     if found is None:
         return wording.with_minus(variant.reason)
+    if variant.cause is Cause.OTHER_WORK:
+        return _said(verdict, variant.measured, found)
     if variant.cause in _PROVISIONAL and variant.measured is not VerdictWord.INCONCLUSIVE:
         return f"{_said(verdict, variant.measured, found)}, provisional: {_PROVISIONAL[variant.cause]}"
     if variant.cause is not None and variant.cause is not Cause.NOT_PROVED:
@@ -138,6 +150,8 @@ def _of_values(variant: VariantVerdict, found: ExactComparison) -> str:
 
 def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     known = verdict.circumstances
+    if nodes := node_words.caveat(verdict):
+        yield nodes
     if known.admission.refused_because and not is_exact(verdict):
         mended = f"; to change that: {known.admission.mended_by}" if known.admission.mended_by else ""
         yield f"Words are provisional: {known.admission.refused_because}{mended}."

@@ -6,13 +6,12 @@ evidence: in one chart, effects stand beside the noise that they have to be told
 
 from collections.abc import Iterator, Mapping
 
-from experiments.analysis.arm_summary import ArmSummary
 from experiments.analysis.statistics import percent
-from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import GIB
-from experiments.reporting import wording
+from experiments.reporting import node_words, wording
 from experiments.reporting.first_screen import AnswerLine, FirstScreen, first_screen
 from experiments.reporting.gate_words import changed_gates
 from experiments.reporting.mlflow_content import (
@@ -96,6 +95,7 @@ def _run(
     receipts = view.whole_blocks.of(arm.name)
     at_ms = ended_ms(view)
     own = {"ablation.arm": arm.name, "ablation.role": arm.role, "ablation.arm_digest": arm.digest}
+    own["ablation.nodes"] = wording.shorten(node_words.of_arm(view.arms[arm.name], receipts), LONGEST_TAG)
     return finite(
         RunContent(
             identity=identity,

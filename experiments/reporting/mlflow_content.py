@@ -18,7 +18,7 @@ from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.records.receipts import Receipt
 from experiments.reporting.view import AblationView
 
-LAYOUT = 4
+LAYOUT = 5
 """Raise when the same view is written differently: the next projection then rewrites every run."""
 ID_TAG, RUN_TAG, KIND_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.kind", "ablation.projected"
 NOTE_TAG, COMMIT_TAG, DIRTY_TAG = "mlflow.note.content", "mlflow.source.git.commit", "mlflow.source.git.dirty"

@@ -7,7 +7,7 @@ from experiments.design.load import load_values
 from experiments.digest import canonical_json
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import Circumstances
-from experiments.reporting import wording
+from experiments.reporting import node_words, wording
 from experiments.reporting.gate_words import changed_gates, gate_values
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.mlflow_content import (
@@ -77,9 +77,15 @@ def _tags(view: AblationView) -> dict[str, str]:
         "ablation.gates": _by_arm(
             {arm.name: changed_gates(arm, view.plan.baseline) for arm in view.plan.variants},
         ),
+        "ablation.nodes": wording.shorten(_nodes(view), LONGEST_COLUMN),
         NOTE_TAG: _note(view),
     }
     return tags if view.verdict is None else tags | _answer_columns(view) | _circumstances(view.verdict)
+
+
+def _nodes(view: AblationView) -> str:
+    baseline = view.plan.baseline.name
+    return node_words.of_arm(view.arms[baseline], view.whole_blocks.of(baseline))
 
 
 def _answer_columns(view: AblationView) -> dict[str, str]:

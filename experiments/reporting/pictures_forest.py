@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis.exact import ExactComparison
-from experiments.analysis.verdicts import Comparison, Verdict
+from experiments.analysis.exact_values import ExactComparison
+from experiments.analysis.verdicts import Cause, Comparison, Verdict
 from experiments.reporting import answer_drawing, drawing, wording
 from experiments.reporting.answer_drawing import INK, PAPER
 from experiments.reporting.drawing import ArmStyle
@@ -56,6 +56,9 @@ def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:
         sentences.append(f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way.")
     if rule.adopt_from_pct:
         sentences.append(f"Dashed: adopt from {wording.percent(rule.adopt_from_pct)}.")
+    apart = [variant.arm for variant in verdict.variants if variant.cause is Cause.OTHER_WORK]
+    if apart:
+        sentences.append(f"Not comparable, by other work: {wording.listed(apart)}.")
     if left_out:
         sentences.append(f"{left_out} more variants are in the table only.")
     return " ".join(sentences)

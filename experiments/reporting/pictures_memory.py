@@ -7,7 +7,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis.arm_summary import ArmSummary
+from experiments.analysis.verdicts import ArmSummary
 from experiments.outcomes import Outcome
 from experiments.reporting import drawing, wording
 from experiments.reporting.drawing import ArmStyle

@@ -14,6 +14,7 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
     return " ".join(
         (
             _decides(primary, metric.label, metric.decides == "exact", blocks),
+            *_other_work(rule["comparison"]),
             *_slices(rule["estimator"].get("slice", 0)),
             *_requirements(rule["require"]),
         )
@@ -28,6 +29,12 @@ def _decides(primary: Mapping[str, Any], label: str, exact: bool, blocks: str) -
         f"{label[:1].upper()}{label[1:]} decides over {blocks}, {how}; {within}, and a variant is adopted from {adopt} "
         "improvement on, if it meets every requirement."
     )
+
+
+def _other_work(comparison: Mapping[str, Any]) -> list[str]:
+    if "other_work" not in comparison:
+        return []
+    return ["A variant whose steps do other work gets no word by a metric that counts whole steps."]
 
 
 def _slices(steps: int) -> list[str]:

@@ -1,11 +1,11 @@
 """What a verdict says in sentences: the lead on all variants, and for each what happened and what would help."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from experiments.analysis.exact import ExactComparison
+from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_list
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS
 from experiments.outcomes import Decision, FailureClass, VerdictWord
 from experiments.records.circumstances import AttemptRecord
 from experiments.reporting import wording
@@ -28,11 +28,26 @@ LEADS: dict[Decision, str] = {
 """Decisions as clauses of the leading sentence, in its order."""
 
 
-def lead(verdict: Verdict) -> str:
-    """Return the decisions on all variants in one sentence."""
-    arms = {decision: [v.arm for v in verdict.variants if v.decision is decision] for decision in LEADS}
+def lead(variants: Sequence[VariantVerdict]) -> str:
+    """Return the decisions on all variants in one sentence, with what keeps one from being compared in brackets."""
+    arms = {decision: [_named(v) for v in variants if v.decision is decision] for decision in LEADS}
     clauses = [say.format(wording.listed(arms[decision])) for decision, say in LEADS.items() if arms[decision]]
     return f"{_capital('; '.join(clauses))}."
+
+
+def _named(variant: VariantVerdict) -> str:
+    if variant.cause is Cause.OTHER_WORK:
+        return f"{variant.arm} ({Cause.OTHER_WORK}: {variant.other_work})"
+    model = confound(variant) if variant.decision in (Decision.ADOPT, Decision.SAME) else None
+    return variant.arm if model is None else f"{variant.arm} ({model})"
+
+
+def confound(variant: VariantVerdict) -> str | None:
+    """Return that a variant is another numerical model, and whether its losses were compared; None where it is not."""
+    if variant.other_model is None:
+        return None
+    losses = any(found.compared and found.metric in LOSS_METRICS for found in variant.requirements)
+    return f"another numerical model: {variant.other_model}" + ("" if losses else ", losses not compared")
 
 
 def sentence(verdict: Verdict, variant: VariantVerdict) -> str:
@@ -48,7 +63,8 @@ def _broken_requirements(variant: VariantVerdict) -> Iterator[str]:
 
 def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
     if variant.exact is not None:
-        return _exact(variant.exact)
+        other = f"Not decided: {_other_work_words(variant)}. The values alone: " if _is_other_work(variant) else ""
+        return f"{other}{_exact(variant.exact, variant.measured, _margin(verdict))}"
     if variant.verdict in WITHOUT_STATISTICS or variant.primary is None:
         return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers: blocks or values are missing')}."
     if variant.cause is not None:
@@ -116,6 +132,18 @@ def _spreads(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> st
     return f"{why}. {_alone(verdict, variant, found)}"
 
 
+def _is_other_work(variant: VariantVerdict) -> bool:
+    return variant.cause is Cause.OTHER_WORK
+
+
+def _other_work_words(variant: VariantVerdict) -> str:
+    return f"{variant.other_work}, so like is not compared with like"
+
+
+def _other_work(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
+    return f"{_other_work_words(variant)}. {_alone(verdict, variant, found)}"
+
+
 def _reruns(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
     why = "blocks had to run again for a reason that an arm may have caused"
     return f"{why}. {_alone(verdict, variant, found)}"
@@ -133,11 +161,19 @@ _OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
     Cause.SPREADS: _spreads,
     Cause.RERUNS: _reruns,
     Cause.UNCALIBRATED: _uncalibrated,
+    Cause.OTHER_WORK: _other_work,
 }
 """What is said of an undecided variant, by the cause."""
 
 
-def _exact(found: ExactComparison) -> str:
+_SIDES = {
+    VerdictWord.BETTER: "; that is more than the margin of {}",
+    VerdictWord.WORSE: "; that is more than the margin of {}",
+    VerdictWord.SAME: "; that is within the margin of {}",
+}
+
+
+def _exact(found: ExactComparison, word: VerdictWord, margin: str) -> str:
     name = _capital(wording.metric(found.metric))
     if found.problems:
         return f"{name} is not the same at every repeat, so it cannot be compared exactly."
@@ -153,7 +189,19 @@ def _exact(found: ExactComparison) -> str:
         change = _is(name, first)
     else:
         change = f"{name} changes"
-    return f"{change}: {', '.join(pairs)}, the same at every repeat over {blocks}."
+    side = "" if METRICS[found.metric].better is None else _SIDES.get(word, "").format(margin)
+    return f"{change}: {', '.join(pairs)}, the same at every repeat over {blocks}{side}."
+
+
+def says_why(variant: VariantVerdict) -> bool:
+    """Tell whether the sentence on a variant holds all of the verdict's reason: whenever it has numbers to give."""
+    found = variant.exact
+    numbers = variant.primary is not None if found is None else not found.problems
+    return numbers and variant.cause is not Cause.MISSING
+
+
+def _same_peak(found: ExactComparison) -> bool:
+    return found.metric in PEAK_METRICS and bool(found.seeds) and not any(pair.change for pair in found.seeds)
 
 
 def broken_attempts(verdict: Verdict) -> Iterator[str]:
@@ -174,6 +222,13 @@ def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
 
 
 def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
+    if variant.cause is Cause.OTHER_WORK:
+        yield "To compare it: let a metric decide that counts the work done, such as tokens_per_s, or do equal work."
+    if variant.exact is not None and _same_peak(variant.exact):
+        yield "Not one byte: what its gates change is not where the peak is. Where it is, the answer may be another."
+    model = None if variant.verdict in WITHOUT_STATISTICS else confound(variant)
+    if model is not None and variant.cause is not Cause.OTHER_WORK:
+        yield f"{_capital(model)}. A loss that shall decide too needs a max_delta under require."
     command = verdict.circumstances.admission.mended_by
     if variant.cause is Cause.UNCALIBRATED and command:
         yield f"To have this word published: {command}."

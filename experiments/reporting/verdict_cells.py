@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.analysis.exact import ExactComparison
+from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.outcomes import VerdictWord
 from experiments.reporting import wording

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from experiments.analysis.verdicts import VariantVerdict, Verdict
 from experiments.analysis.words import gain_pct
 from experiments.design.metrics import METRICS
-from experiments.reporting import sentences, verdict_cells, wording
+from experiments.reporting import node_words, sentences, verdict_cells, wording
 from experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
@@ -33,7 +33,9 @@ class VariantLayout:
     sentence: str
     """What happened, with the interval."""
     reason: str
-    """Why this word."""
+    """Why this word, as the verdict holds it."""
+    why: str
+    """The reason again where the sentence does not hold it; else empty."""
     effect: Cell
     interval: Cell
     """Of the effect; where the metric is exact, whether every repeat agrees."""
@@ -70,7 +72,7 @@ class VerdictLayout:
     """The decisions on all variants in one sentence."""
     rule: PrimaryRule
     variants: tuple[VariantLayout, ...]
-    """The largest improvement first; those without numbers come last. Every table has this order."""
+    """The largest improvement first; then what does other work, or has no numbers. Every table has this order."""
     answers: Table
     """One row for each variant: the table that every medium shows."""
     statistics: Table
@@ -86,15 +88,15 @@ class VerdictLayout:
 
 def lay_out(verdict: Verdict) -> VerdictLayout:
     """Lay out `verdict`."""
-    judged = sorted(verdict.variants, key=_gain_pct, reverse=True)
+    judged = sorted(verdict.variants, key=_place, reverse=True)
     variants = tuple(_lay_out_variant(verdict, variant) for variant in judged)
-    heading = (
-        f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {verdict.node_class}, against {verdict.baseline}"
-    )
+    nodes = node_words.of_baseline(verdict)
+    where = verdict.node_class if nodes is None else f"{verdict.node_class} ({node_words.blocks_of(nodes)})"
+    heading = f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {where}, against {verdict.baseline}"
     return VerdictLayout(
         heading=heading,
         caveat="; ".join(_caveats(verdict)),
-        lead=sentences.lead(verdict),
+        lead=sentences.lead(judged),
         rule=_primary_rule(verdict.rule),
         variants=variants,
         answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
@@ -102,6 +104,12 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
         requirements=_requirements_table(variants),
         other_metrics=_other_metrics_table(verdict, judged),
     )
+
+
+def _place(variant: VariantVerdict) -> tuple[bool, float]:
+    """Return by what variants are sorted, the best highest: other work comes after all that can be compared."""
+    gain = _gain_pct(variant)
+    return variant.other_work is None and gain > -math.inf, gain
 
 
 def _gain_pct(variant: VariantVerdict) -> float:
@@ -215,6 +223,7 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         word=verdict_cells.word(variant),
         sentence=sentences.sentence(verdict, variant),
         reason=wording.with_minus(variant.reason),
+        why="" if sentences.says_why(variant) else wording.with_minus(variant.reason),
         effect=verdict_cells.exact_effect(variant.exact) if found is None else verdict_cells.effect(found),
         interval=verdict_cells.repeats(variant.exact) if found is None else verdict_cells.interval(found),
         mde=verdict_cells.detectable(found),

@@ -6,13 +6,13 @@ from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
 from experiments.analysis.admission import admission_of, mending_command
-from experiments.analysis.arm_summary import ArmSummary, summarise_arm
+from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.calibration import calibrations_of, join_calibrations
 from experiments.analysis.evidence import WholeBlocks
 from experiments.analysis.judge import judge
 from experiments.analysis.ledger import keep_ledger
 from experiments.analysis.statistics import percent
-from experiments.analysis.verdicts import Verdict
+from experiments.analysis.verdicts import ArmSummary, Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.bundle import Bundle, attempt_records

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
@@ -12,15 +10,10 @@ from experiments.analysis.calibration import calibration_problems, calibrations_
 from experiments.analysis.dependence import strength, widening
 from experiments.documents import first_problem
 from experiments.errors import BundleError, SpecProblem
-from experiments.records.bundle_files import is_bundle
+from experiments.records.bundle_paths import is_bundle
 from experiments.records.calibration import Calibration
 from experiments.reporting import wording
 from service.cli.bundles import read_bundle
-
-CalibrationOption = Annotated[
-    list[Path] | None,
-    typer.Option("--calibration", metavar="FILE", help="For a bundle: an A/A bundle, or what `calibration` wrote."),
-]
 
 
 def read_calibrations(paths: Sequence[Path] | None) -> tuple[Calibration, ...]:

@@ -18,7 +18,7 @@ _MOST = 50
 
 def catalog(incomplete: str) -> list[str]:
     """Offer the specs of the catalog; where none fits, the shell offers files."""
-    from experiments.design.load import catalog_names
+    from experiments.design.spec_files import catalog_names
 
     return _beginning(catalog_names(), incomplete)
 

@@ -65,14 +65,17 @@ def node_name(client: Client, called: str) -> str:
 
 def trial_id(client: Client, called: str) -> str:
     """Return the id of a trial; raises NotFound or Ambiguous with what there is."""
-    if called.startswith("trl_"):
-        return called
+    return called if called.startswith("trl_") else trial_at(client, called).id
+
+
+def trial_at(client: Client, called: str) -> TrialPublic:
+    """Return the trial at ABLATION/BLOCK/ARM, or what runs or ran last; raises NotFound or Ambiguous."""
     ablation, _, place = called.partition("/")
     trials = list(client.ablations.trials(ablation_id(client, ablation)))
     chosen = _at(trials, place) if place else _last(trials)
     if place.count("/") == 0:
         err().print(f"[dim]{block_name(chosen.block_index)}, {escape(chosen.arm)}, {chosen.state}[/]")
-    return chosen.id
+    return chosen
 
 
 def _last(trials: list[TrialPublic]) -> TrialPublic:

@@ -1,9 +1,10 @@
 """Verdicts of the CLI as people read them."""
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from experiments.analysis.published import PublishedTable, PublishedVerdict
 from experiments.analysis.verdicts import Verdict
 from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.table import Cell, Tone
@@ -11,6 +12,9 @@ from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
 from experiments.reporting.verdict_layout import lay_out
 from service.cli.show import facts
+
+if TYPE_CHECKING:
+    from experiments.analysis.published import PublishedTable, PublishedVerdict
 
 COLOURS: dict[Tone, str] = {
     Tone.GOOD: "green",
@@ -30,7 +34,7 @@ def verdict(found: Verdict) -> RenderableType:
     return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
 
 
-def published(printed: PublishedTable, found: PublishedVerdict) -> RenderableType:
+def published(printed: "PublishedTable", found: "PublishedVerdict") -> RenderableType:
     """Show what a printed table claims, and what it shows."""
     known = facts(
         ("table", f"[bold]{escape(printed.title)}[/], {escape(printed.source)}"),
@@ -49,7 +53,8 @@ def explanation(found: Verdict) -> list[str]:
     """Return the reasoning of every variant as lines of rich markup."""
     lines: list[str] = []
     for variant in lay_out(found).variants:
-        lines += [f"[bold]{escape(variant.arm)}[/]: {escape(variant.sentence)}", f"  {escape(variant.reason)}"]
+        lines += [f"[bold]{escape(variant.arm)}[/]: {escape(variant.sentence)}"]
+        lines += [f"  {escape(variant.why)}"] if variant.why else []
         for metric, rule, result, detail in variant.requirements:
             lines.append(f"  {_markup(result)}  {_markup(metric)} {_markup(rule)}: {_markup(detail)}")
         lines += [f"  gates live {variant.gates_live}", *(f"  {escape(remark)}" for remark in variant.remarks)]

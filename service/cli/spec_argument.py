@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.design.load import catalog_names, read_catalog_file
+from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError, SpecProblem
 from service.cli import completion
 from service.schemas.submissions import SpecBody

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from experiments.analysis.history import HistorySeries, history_of
+from experiments.analysis.history import history_of
+from experiments.analysis.history_series import HistorySeries
 from experiments.design.metrics import METRICS
 from experiments.design.problems import listed, nearest, shown
 from experiments.design.recipes import RECIPES

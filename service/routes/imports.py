@@ -9,7 +9,8 @@ from experiments.design.problems import pointer
 from experiments.design.rule import rule_digest
 from experiments.errors import BundleError, SpecProblem
 from experiments.outcomes import AblationState
-from experiments.records.bundle import PLAN, Bundle, join_bundles
+from experiments.records.bundle import Bundle, join_bundles
+from experiments.records.bundle_paths import PLAN
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import differences
 from service.deps import Operator, Services, ServicesDep, json_only

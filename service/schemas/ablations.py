@@ -2,9 +2,8 @@
 
 from pydantic import Field
 
-from experiments.documents import Frozen
+from experiments.documents import Frozen, Whole
 from experiments.outcomes import AblationState, BlockState, TrialState
-from experiments.records.messages import Whole
 from service.schemas.public import INDEX, Public
 
 

@@ -29,7 +29,7 @@ class SpecBody:
             return spec
         if isinstance(spec, Mapping):
             return cls(content=json.dumps(spec).encode(), content_type="application/json")
-        from experiments.design.load import content_type_of  # and all that a spec may say
+        from experiments.design.spec_files import content_type_of
 
         path = Path(spec)
         return cls(content=path.read_bytes(), content_type=content_type_of(path))

@@ -7,8 +7,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.client_settings import get_client_settings
 from service.errors import StackError
-from service.settings import get_client_settings
 
 MAX_SOCKET_BYTES = 100
 """The kernel allows 107 bytes for the path of a Unix socket; a few are left for temporary names."""

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from service.client import Client, ClientError
+from service.client_settings import get_client_settings
 from service.errors import PartFailed, StackBusy
-from service.settings import get_client_settings, get_settings
+from service.settings import get_settings
 from service.stack import broker, processes
 from service.stack.layout import StackFiles
 from service.stack.part_run import PartRun

@@ -23,8 +23,10 @@ def broken_attempts(connection: Connection, ablation_id: str, *, limit: int) -> 
 
 
 def unmeasured_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
-    """Return the newest trials whose receipts hold no measurement, with the receipt's text."""
-    query = select(trials, receipts.c.payload).join(receipts, receipts.c.trial_id == trials.c.id)
+    """Return the newest trials whose receipts hold no measurement, with the receipt's text and the attempt's number."""
+    query = select(trials, receipts.c.payload, attempts.c.number.label("attempt_number"))
+    query = query.join(receipts, receipts.c.trial_id == trials.c.id)
+    query = query.outerjoin(attempts, attempts.c.id == trials.c.attempt_id)
     query = query.where(trials.c.ablation_id == ablation_id, trials.c.outcome != Outcome.MEASURED)
     newest = query.order_by(trials.c.block_index.desc(), trials.c.position.desc())
     return list(connection.execute(newest.limit(limit)))

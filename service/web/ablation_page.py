@@ -171,9 +171,14 @@ def _unmeasured(connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[Fa
         groups.setdefault((row.arm, row.outcome, reason), []).append(row)
     for (arm, outcome, reason), own in list(groups.items())[:MOST_FAILURES]:
         where = block_list(sorted(row.block_index for row in own))
-        blocks = "block" if len(own) == 1 else "blocks"
+        blocks = f"block {where}{_attempt(own[0].attempt_number)}" if len(own) == 1 else f"blocks {where}"
         log = failures.tail(connection, own[0].id, own[0].attempt_id)
-        yield Failure(what=f"{arm}, {blocks} {where}", kind=outcome, reason=reason, log=log)
+        yield Failure(what=f"{arm}, {blocks}", kind=outcome, reason=reason, log=log)
+
+
+def _attempt(number: int | None) -> str:
+    """Say which attempt it was, of a block that was not run once."""
+    return f", attempt {number}" if number is not None and number > 1 else ""
 
 
 def _gates_asked(connection: Connection, ablation_id: str) -> tuple[GateAsked, ...]:

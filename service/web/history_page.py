@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.history import MIN_POINTS, HistorySeries, LevelChange, history_of
+from experiments.analysis.history import history_of
+from experiments.analysis.history_series import MIN_POINTS, HistorySeries, LevelChange
 from experiments.analysis.verdicts import Verdict
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS

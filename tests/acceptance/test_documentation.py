@@ -22,7 +22,8 @@ from experiments.design.plan import make_plan
 from experiments.outcomes import ExitCode
 from experiments.records.plan_file import make_plan_file
 from experiments.runtime import groups
-from service.settings import get_client_settings, get_settings
+from service.client_settings import get_client_settings
+from service.settings import get_settings
 from tests.api_stack import SIGNER
 from tests.architecture.pages import ROOT
 from tests.bundles import make_bundle, make_file, write_folder

@@ -35,12 +35,13 @@ _WITHOUT_COMMENTS = {
 def settings_page() -> str:
     """Every environment variable that is read, by settings class."""
     parts = [
-        "# Settings\n\nGenerated from `service/settings.py` and `workers/settings.py` by `make docs`. All is read "
-        "from the environment, nowhere else, and everything has a default that runs the embedded stack.\n"
+        "# Settings\n\nGenerated from `service/settings.py`, `service/client_settings.py` and `workers/settings.py` by "
+        "`make docs`. All is read from the environment, nowhere else, and everything has a default that runs the "
+        "embedded stack.\n"
     ]
     for path, name, who in (
         ("service/settings.py", "ServiceSettings", "API and background process"),
-        ("service/settings.py", "ClientSettings", "`ablate` and the Python client"),
+        ("service/client_settings.py", "ClientSettings", "`ablate` and the Python client"),
         ("workers/settings.py", "Settings", "worker"),
     ):
         rows = [

@@ -23,7 +23,8 @@ from model.flops import BLOCK_FLOPS
 from model.hybrid import MIXERS
 from model.train import TrainResult
 from service import routes
-from service.settings import ClientSettings, ServiceSettings
+from service.client_settings import ClientSettings
+from service.settings import ServiceSettings
 from tests.architecture.pages import PACKAGES, ROOT
 from tests.architecture.test_pages import DOCUMENTS
 from tests.architecture.test_shape import OPERATIONS

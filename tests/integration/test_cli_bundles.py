@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.records.bundle import RECEIPT
 from experiments.records.bundle_files import write_tar
+from experiments.records.bundle_paths import RECEIPT
 from experiments.records.plan_file import read_plan_file
 from experiments.records.signing import Signer
-from service.cli import bundles
 from service.cli.client import app
-from service.cli.commands import import_, keys, receipts
-from service.client import Client
-from tests.api_stack import ADMIN, Api, served_api
+from service.client_settings import get_client_settings
+from tests.api_stack import Api, served_api
 from tests.bundles import make_bundle, make_file, write_folder
+from tests.cli import speak_to
 
 FILE = make_file()
 
@@ -25,10 +24,9 @@ FILE = make_file()
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path / "api") as running:
-        url = str(running.client.base_url)
-        for module in (bundles, import_, keys, receipts):
-            monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
+        speak_to(running, monkeypatch)
         yield running
+    get_client_settings.cache_clear()
 
 
 def ablate(*arguments: object) -> tuple[int, str, str]:
@@ -140,7 +138,16 @@ def test_a_receipt_fetched_alone_says_who_signed_its_block(tmp_path: Path, api: 
     assert (code, f"is signed by {own.key}, which is none of the keys" in out) == (6, True)
     assert ablate("receipts", "get", FILE.ablation_id, "--output", every)[0] == 0
     code, out, err = ablate("receipts", "verify", every)
-    assert (code, out.count("good"), err.count(f"signed by {own.key}")) == (0, 6, 6)
+    assert (code, out.count("good"), f"6 receipts: signed by {own.key} of far-node" in err) == (0, 6, True)
+    for called, count in ((FILE.plan.ablation, 6), (FILE.ablation_id[:-2], 6), ("latest", 6), ("latest/1/psiv-on", 1)):
+        code, out, err = ablate("receipts", "verify", called, "--key", own.key)
+        assert (code, out.count("good  "), f"signed by {own.key} of far-node" in err) == (0, count, True), (called, err)
+    assert "good  latest/1/psiv-on" in out
+    code, out, err = ablate("receipts", "verify", "latest/1", "--key", other.key)
+    assert (code, out.count("DAMAGED")) == (6, 1)
+    code, out, err = ablate("receipts", "verify", "unheard-of")
+    said = " ".join(err.split())
+    assert (code, "'unheard-of' is no file here; as an ablation or a trial: " in said) == (5, True)
     good = json.loads(path.read_text())
     for edit, said in EDITED_SIGNATURES.items():
         path.write_text(json.dumps(edit(good, other)))

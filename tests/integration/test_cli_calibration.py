@@ -16,14 +16,13 @@ from experiments.analysis.calibration import calibrate, key_of
 from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import read_plan_file
-from service.cli import bundles
 from service.cli.client import app
-from service.cli.commands import aa, calibration, import_
-from service.client import Client
+from service.client_settings import get_client_settings
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
-from tests.api_stack import ADMIN, Api, served_api
+from tests.api_stack import Api, served_api
 from tests.calibrations import noisy_blocks
+from tests.cli import speak_to
 from tests.factories import make_receipt, make_spec, spec_values
 from tests.integration.test_exec import tiny
 
@@ -38,10 +37,9 @@ def ablate(*arguments: object) -> tuple[int, str, str]:
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path / "api") as running:
-        url = str(running.client.base_url)
-        for module in (aa, bundles, calibration, import_):
-            monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
+        speak_to(running, monkeypatch)
         yield running
+    get_client_settings.cache_clear()
 
 
 @pytest.fixture(scope="module")

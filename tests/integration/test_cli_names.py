@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.settings import get_client_settings
+from service.client_settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, served_api
 from tests.cli import ablate, speak_to, start
@@ -88,6 +88,17 @@ def test_a_trial_is_its_place_in_an_ablation(api: Api, made: dict[str, str]) -> 
     assert second
     for word in ("alone/2/psiv-on", "alone/2/psi", "latest/2/ch", "alone", second["baseline"]):
         assert ablate("log", word).code == 0, word
+
+
+def test_a_log_ends_with_why_its_trial_is_over(api: Api) -> None:
+    reason = "the trial took longer than 40 s"
+    late = {"outcome": "timeout", "failure_class": "timeout", "message": reason, "steps": ()}
+    with answering(api, {"psiv-on": late}):
+        api.submit(ablation="slow", **EXACT)
+        assert ablate("watch", "slow").code == 0
+    done = ablate("log", "slow/2/psiv-on")
+    assert (done.code, done.out, done.err) == (0, "", f"timeout: {reason}\n")
+    assert ablate("log", "slow/2/baseline").err == ""
 
 
 def test_nodes_are_drained_resumed_and_quarantined_by_name_or_beginning(api: Api) -> None:

@@ -13,11 +13,6 @@ from experiments.errors import BundleError, PlanFileError, SpecProblem
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import (
-    BLOCK,
-    LOG,
-    MANIFEST,
-    PLAN,
-    RECEIPT,
     Attempt,
     BrokenAttempt,
     Bundle,
@@ -28,7 +23,8 @@ from experiments.records.bundle import (
     make_manifest,
     trial_folder,
 )
-from experiments.records.bundle_files import WORK, read_bundle_files
+from experiments.records.bundle_files import read_bundle_files
+from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, WORK
 from experiments.records.bundle_reader import altered_files, open_bundle, read_manifest
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file

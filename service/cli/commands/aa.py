@@ -11,7 +11,6 @@ from experiments.design.load import parse_spec
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.errors import SpecError, SpecProblem
 from service.cli import completion
-from service.cli.bundles import write_plan
 from service.cli.names import ablation_id
 from service.cli.output import JsonOption, guarded, out
 from service.cli.spec_argument import names_a_spec, no_spec, read_spec
@@ -59,7 +58,9 @@ def aa(
     if print_spec:
         out().print(text.decode(), markup=False, end="")
     elif out_file is not None:
-        write_plan(body, out_file, as_json=as_json)
+        from service.cli import offline_work
+
+        offline_work.write_plan(body, out_file, as_json=as_json)
     else:
         run_spec(body, as_json=as_json)
 

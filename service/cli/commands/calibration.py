@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from service.cli import show
-from service.cli.calibration_files import lines, read_calibrations, write
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 
@@ -28,12 +27,14 @@ def calibration(
             answer = client.calibrations()
         print_json(answer) if as_json else out().print(show.calibrations(answer))
         return
-    found = read_calibrations(bundles)
+    from service.cli import calibration_files  # with the judge of bundles
+
+    found = calibration_files.read_calibrations(bundles)
     if out_file is not None:
-        write(found, out_file)
+        calibration_files.write(found, out_file)
     if as_json:
         print_json(list(found))
         return
     for one in found:
-        for line in lines(one):
+        for line in calibration_files.lines(one):
             out().print(line)

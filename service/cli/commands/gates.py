@@ -27,26 +27,76 @@ def gates(
         list[str] | None,
         typer.Argument(metavar="[GATE]...", help="Only these.", autocompletion=completion.gates),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on", help="Only what can be switched on this node class.", autocompletion=completion.node_classes
+        ),
+    ] = None,
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print this program's gates as docs/gates.md.")] = False,
 ) -> None:
-    """Show what can be switched: values, defaults, claims."""
+    """Show what can be switched: values, where each runs, defaults, claims."""
     if markdown:
         typer.echo(gates_page.render(catalogue()), nl=False)
         return
     with Client() as client:
-        rows = chosen_gates(client.gates(), names or ())
-    print_json(rows) if as_json else out().print(_table(rows))
+        every = client.gates()
+    rows = chosen_gates(every, names or ())
+    if on is not None:
+        rows = values_on(rows, on, known_classes(every))
+    print_json(rows) if as_json else out().print(_table(rows, known_classes(every)))
 
 
-def _table(rows: Iterable[GatePublic]) -> RenderableType:
+def _table(rows: Iterable[GatePublic], classes: Sequence[str]) -> RenderableType:
     """Show the gates."""
-    made = TerminalTable(*named("gate", "claim"), *texts("values (default first)", "question"))
+    made = TerminalTable(
+        *named("gate"),
+        *texts("values (default first)", "runs on"),
+        *named("claim"),
+        *texts("question"),
+        leaving=("question", "claim"),
+    )
     for row in rows:
         others = [show(value) for value in row.values if value != row.default]
-        values = ", ".join([f"[bold]{escape(show(row.default))}[/]", *map(escape, others)])
-        made.add_row(row.name, row.claim.value, values, row.question)
+        default = [f"[bold]{escape(show(row.default))}[/]"] if row.default in row.values else []
+        values = ", ".join([*default, *map(escape, others)])
+        made.add_row(row.name, values, escape(where_it_runs(row, classes)), row.claim.value, row.question)
     return made
+
+
+def known_classes(rows: Iterable[GatePublic]) -> list[str]:
+    """Return all node classes that a value runs on."""
+    return list(dict.fromkeys(name for row in rows for able in row.node_classes.values() for name in able))
+
+
+def where_it_runs(row: GatePublic, classes: Sequence[str]) -> str:
+    """Say which node classes run a gate's values, for example "false: everywhere; true: h200"."""
+    groups: dict[frozenset[str], list[str]] = {}
+    for value, able in row.node_classes.items():
+        groups.setdefault(frozenset(able), []).append(value)
+    told = {tuple(values): _where(able, classes) for able, values in groups.items()}
+    return "; ".join(where if len(told) == 1 else f"{', '.join(values)}: {where}" for values, where in told.items())
+
+
+def _where(able: frozenset[str], classes: Sequence[str]) -> str:
+    if able >= set(classes):
+        return "everywhere"
+    return ", ".join(name for name in classes if name in able) or "nothing yet"
+
+
+def values_on(rows: Iterable[GatePublic], node_class: str, known: Sequence[str]) -> list[GatePublic]:
+    """Return gates with the values that `node_class` runs, if there are two to switch between. Raises SpecError."""
+    if node_class not in known:
+        detail = f"unknown node class {node_class!r}; known: {', '.join(known)}"
+        raise SpecError([SpecProblem(pointer="--on", detail=detail, hint=nearest(node_class, known))])
+    kept = (row.model_copy(update=_only(row, node_class)) for row in rows)
+    return [row for row in kept if len(row.values) > 1]
+
+
+def _only(row: GatePublic, node_class: str) -> dict[str, object]:
+    able = tuple(value for value in row.values if node_class in row.node_classes[show(value)])
+    return {"values": able, "node_classes": {show(value): row.node_classes[show(value)] for value in able}}
 
 
 def chosen_gates(rows: Sequence[GatePublic], names: Sequence[str]) -> list[GatePublic]:

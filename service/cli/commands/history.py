@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.analysis.history import MIN_POINTS, HistorySeries, LevelChange
+from experiments.analysis.history_series import MIN_POINTS, HistorySeries, LevelChange
 from experiments.design.metrics import METRICS
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts

@@ -3,9 +3,10 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from service.cli.names import TrialArgument, trial_id
-from service.cli.output import JsonOption, guarded, print_json, print_text
+from service.cli.names import TrialArgument, trial_at
+from service.cli.output import JsonOption, err, guarded, print_json, print_text
 from service.client import Client
 
 app = typer.Typer()
@@ -18,7 +19,13 @@ def log(
     offset: Annotated[int, typer.Option(min=0, help="Start at this byte.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a trial's log as far as it has come."""
+    """Print a trial's log as far as it has come; of one that is over without a measurement also why."""
     with Client() as client:
-        text, end = client.trials.log(trial_id(client, trial), offset=offset)
-    print_json({"text": text, "end": end}) if as_json else print_text(text)
+        row = None if trial.startswith("trl_") else trial_at(client, trial)
+        text, end = client.trials.log(trial if row is None else row.id, offset=offset)
+    if as_json:
+        print_json({"text": text, "end": end})
+        return
+    print_text(text)
+    if row is not None and row.reason is not None:
+        err().print(f"[yellow]{escape(row.outcome or row.state)}[/]: {escape(row.reason)}")

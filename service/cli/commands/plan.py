@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from service.cli import bundles, show
-from service.cli.calibration_files import CalibrationOption, read_calibrations
+from service.cli import show
+from service.cli.judged import CalibrationOption, only_offline
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.client import Client
@@ -26,9 +26,12 @@ def plan(
 ) -> None:
     """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
     if out_file is not None:
-        bundles.write_plan(read_spec(spec), out_file, known=read_calibrations(calibration), as_json=as_json)
+        from service.cli import calibration_files, offline_work
+
+        known = calibration_files.read_calibrations(calibration)
+        offline_work.write_plan(read_spec(spec), out_file, known=known, as_json=as_json)
         return
-    bundles.only_offline(calibration)
+    only_offline(calibration)
     with Client() as client:
         answer = client.ablations.plan(read_spec(spec))
     print_json(answer) if as_json else out().print(show.plan(answer))

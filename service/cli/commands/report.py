@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import bundles
-from service.cli.calibration_files import CalibrationOption, read_calibrations
+from service.cli.judged import CalibrationOption, report_of
 from service.cli.names import JudgedArgument
 from service.cli.output import JsonOption, guarded, out, print_json, print_text
 from service.stack.layout import home_files
@@ -27,7 +26,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Save the report: one HTML page that needs nothing else. Default: $ABLATE_HOME/reports/<id>.html."""
-    name, page = bundles.report_of(ablation, read_calibrations(calibration))
+    name, page = report_of(ablation, calibration)
     if output == "-":
         print_text(page + "\n")
         return

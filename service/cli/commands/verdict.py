@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from experiments.reporting.pull_request import pull_request_markdown
-from service.cli import bundles, show_verdict
-from service.cli.calibration_files import CalibrationOption, read_calibrations
+from service.cli import show_verdict
 from service.cli.decisions import RequireOption, exit_code
+from service.cli.judged import CalibrationOption, verdict_of
 from service.cli.names import JudgedArgument
 from service.cli.output import JsonOption, guarded, out, print_json, print_text
 
@@ -29,7 +29,7 @@ def verdict(
     With several variants it is 0 when one can be adopted, otherwise the highest of their codes. With --require it is 0
     when every variant has that decision, otherwise the highest code of the others; 6 where they are all to be adopted.
     """
-    found = bundles.verdict_of(ablation, read_calibrations(calibration))
+    found = verdict_of(ablation, calibration)
     if as_json:
         print_json(found)
     elif markdown:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.design.load import catalog_names, parse_spec, read_catalog_file
+from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.spec import ablation_json_schema
+from experiments.design.spec_files import catalog_names, read_catalog_file
 from service.cli.client import app
 
 

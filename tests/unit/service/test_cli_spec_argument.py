@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.design.load import CONTENT_TYPE_OF_SUFFIX, parse_spec
+from experiments.design.load import parse_spec
+from experiments.design.spec_files import CONTENT_TYPE_OF_SUFFIX
 from experiments.errors import SpecError
 from service.cli.spec_argument import read_spec
 

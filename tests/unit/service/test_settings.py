@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from service.client_settings import ClientSettings
 from service.errors import ConfigurationError
-from service.settings import ClientSettings, ServiceSettings
+from service.settings import ServiceSettings
 
 GOOD = "0123456789abcdef0123"
 

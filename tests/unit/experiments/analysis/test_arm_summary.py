@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.arm_summary import ArmSummary, measured_trials, summarise_arm
+from experiments.analysis.arm_summary import measured_trials, summarise_arm
 from experiments.analysis.judge import judge
+from experiments.analysis.verdicts import ArmSummary
 from experiments.outcomes import Outcome
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Receipt

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.exact import ExactComparison
+from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.arms import Arm

@@ -4,9 +4,10 @@ import pytest
 
 from experiments.design.arms import resolve
 from experiments.design.calibration import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec
-from experiments.design.load import catalog_names, parse_spec, read_catalog_file
+from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.recipes import RECIPES
+from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
 from tests.factories import make_spec
 

@@ -1,11 +1,14 @@
+import random
 import time
 from typing import Any
 
 import pytest
 
-from experiments.design.load import catalog_names, parse_spec, read_catalog_file
+from experiments.design.arms import resolve
+from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.rule import rule_digest
+from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
 from model.config import TrainConfig
 from tests.factories import make_spec
@@ -172,3 +175,24 @@ def test_a_chunked_loss_of_one_chunk_is_refused(tokens: int, is_refused: bool) -
     (problem,) = refused.value.problems
     assert problem.pointer == "#/variants/chunked/gates/loss"
     assert "a step has 256 tokens, one chunk; allowed: workload/overrides/loss_chunk_tokens below 256" in problem.detail
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_chunk_longer_than_a_row_is_refused_where_there_are_chunks(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311  # not for secrets
+    tokens, chunk = chance.choice((8, 15, 16, 60, 64, 127, 128, 255, 256, 500)), chance.choice((8, 32, 64, 128, 256))
+    pattern, schedule = chance.choice(("MA", "FA", "M")), chance.choice(("sequential", "chunk_parallel"))
+    asked = {"seq_len": tokens, "pattern": pattern}
+    base = {"gates": {"schedule": "chunk_parallel", "chunk_size": 8}} if "M" in pattern else {}
+    gates = {"chunk_size": chunk, "psiv_cache": True, "schedule": schedule} if "M" in pattern else {"loss": "dense"}
+    if schedule == "sequential":
+        gates.pop("chunk_size", None)
+    spec = make_spec(baseline=base, variants={"asked": {"gates": gates}}, workload__overrides=asked)
+    details = [found.detail for found in resolve(spec).problems if "padded" in found.detail]
+    refused = "M" in pattern and schedule == "chunk_parallel" and chunk > tokens
+    assert bool(details) is refused
+    if refused:
+        assert details[0].startswith(
+            f"the gates do not fit together: chunk_size {chunk} is longer than a row of {tokens}"
+        )
+        assert details[0].endswith(f"allowed: {', '.join(str(c) for c in (8, 16, 32, 64, 128, 256) if c <= tokens)}")

@@ -43,9 +43,10 @@ OF_THE_PARENT = {
     "ablation.admission",
     "ablation.broken_attempts",
     "ablation.asking",
+    "ablation.nodes",
     "mlflow.note.content",
 }
-OF_AN_ARM = {"ablation.arm", "ablation.role", "ablation.arm_digest", "mlflow.note.content"}
+OF_AN_ARM = {"ablation.arm", "ablation.role", "ablation.arm_digest", "ablation.nodes", "mlflow.note.content"}
 OF_A_VARIANT = {"ablation.verdict", "ablation.decision", "ablation.gates"}
 OF_A_TRIAL = {
     "ablation.trial",

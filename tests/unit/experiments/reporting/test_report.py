@@ -119,7 +119,12 @@ def test_render_answers_first_and_shows_every_number() -> None:
     assert found is not None
     assert f"+{found.delta_pct:.2f} %" in text
     assert f"+{found.ci_low_pct:.2f} to +{found.ci_high_pct:.2f} %" in text
-    assert all(wording.with_minus(variant.reason) in text for variant in view.verdict.variants)
+    assert view.answer is not None
+    assert all(
+        variant.sentence.replace(wording.SPACE, " ") in text.replace(wording.SPACE, " ")
+        for variant in view.answer.variants
+    )
+    assert all(variant.why in text for variant in view.answer.variants)
     assert text.index("The answer") < text.index("Pictures") < text.index("What was measured")
     for words in ("Out of memory at step 0", "true, observed false", "mimo_bwd_dqkv", "h200-03", "580.82.07"):
         assert words in text

@@ -94,6 +94,12 @@ def test_every_cause_is_said(cause: Cause, words: str) -> None:
     assert words in text
 
 
+def test_other_work_is_said_before_what_the_samples_say() -> None:
+    other = "a step has 256 tokens, the baseline's 512"
+    text = said(verdict(Circumstances(), **OPEN, cause=Cause.OTHER_WORK, other_work=other))
+    assert text.startswith(f"Not decided: {other}, so like is not compared with like. The samples alone say 'better': ")
+
+
 def test_every_cause_has_its_sentence() -> None:
     assert all(said(verdict(**OPEN, cause=cause)).startswith("Not decided: ") for cause in Cause)
 

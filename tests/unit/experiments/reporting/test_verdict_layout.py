@@ -125,7 +125,7 @@ def test_page_shows_every_table_of_the_verdict_cell_by_cell(view: AblationView, 
     assert shown == expected
     said = plain(page)
     for variant in layout.variants:
-        for sentence in (variant.sentence, variant.reason, *variant.remarks):
+        for sentence in (variant.sentence, variant.why, *variant.remarks):
             assert " ".join(sentence.replace(SPACE, " ").split()) in said
 
 
@@ -282,8 +282,9 @@ def test_an_exact_metric_is_shown_as_values_without_an_interval_or_a_caveat() ->
     ]  # fmt: skip
     assert variant.sentence == (
         f"Peak allocated memory is 1.34{SPACE}% lower: 102.70{SPACE}GiB instead of 104.10{SPACE}GiB, "
-        "the same at every repeat over 6 blocks."
+        f"the same at every repeat over 6 blocks; that is more than the margin of 0.5{SPACE}%."
     )
+    assert (variant.why, "within" in variant.reason or "beyond" in variant.reason) == ("", True)
     assert layout.statistics.rows == ()
     assert [column.heading for column in layout.other_metrics.columns][3] == f"96{SPACE}% interval"
     assert variant.effect.numbers["effect_pct"] == pytest.approx(-1.3449, abs=1e-3)

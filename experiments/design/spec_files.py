@@ -1,0 +1,40 @@
+"""Specs as files: which format a name means, and the specs that ship with the program; nothing here reads a spec."""
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import PurePath
+
+from experiments.design.problems import listed, nearest, shown
+from experiments.errors import SpecError, SpecProblem
+
+CONTENT_TYPE_OF_SUFFIX: Mapping[str, str] = {
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+    ".json": "application/json",
+    ".toml": "application/toml",
+}
+"""Content type of a spec file by its suffix."""
+
+
+def content_type_of(path: PurePath) -> str:
+    """Return the content type of a spec file by its suffix. Raises SpecError with the known ones."""
+    kind = CONTENT_TYPE_OF_SUFFIX.get(path.suffix.lower())
+    if kind is None:
+        detail = f"{path} ends in {path.suffix!r}; a spec file ends in {', '.join(CONTENT_TYPE_OF_SUFFIX)}"
+        raise SpecError([SpecProblem(pointer="#", detail=detail)])
+    return kind
+
+
+def catalog_names() -> tuple[str, ...]:
+    """Return the names of the specs that ship with the program, sorted."""
+    names = (entry.name for entry in resources.files("experiments.catalog").iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def read_catalog_file(name: str) -> bytes:
+    """Return the YAML of the shipped spec `name`. Raises SpecError with the known names."""
+    known = catalog_names()
+    if name not in known:
+        detail = f"no catalog spec is named {shown(name)}; known: {listed(known)}"
+        raise SpecError([SpecProblem(pointer="#", detail=detail, hint=nearest(name, known))])
+    return resources.files("experiments.catalog").joinpath(f"{name}.yaml").read_bytes()

@@ -1,0 +1,65 @@
+"""Blocks that ran on several nodes: absolute figures are told by node, wherever they stand."""
+
+import math
+import random
+from collections import defaultdict
+
+import pytest
+
+from experiments.reporting import evidence_tables, wording
+from experiments.reporting.first_screen import first_screen
+from experiments.reporting.markdown import verdict_markdown
+from experiments.reporting.mlflow_arms import arm_runs
+from experiments.reporting.mlflow_parent import parent
+from experiments.reporting.node_words import MOST_NODES
+from experiments.reporting.report import render
+from experiments.reporting.verdict_layout import lay_out
+from experiments.reporting.view import AblationView
+from tests import views
+
+ARMS = {"baseline": views.Effect(), "psiv-on": views.Effect(gates={"psiv_cache": True}, speed_pct=5)}
+
+
+def rates(view: AblationView, arm: str) -> dict[str, list[float]]:
+    """Return the throughput of every trial of an arm by node, from the receipts themselves."""
+    found = defaultdict(list)
+    for receipt in view.receipts:
+        if receipt.arm == arm and receipt.summary is not None:
+            found[receipt.environment.node_name].append(receipt.summary.tokens_per_s)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_throughput_of_several_nodes_is_told_by_node_or_marked(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311  # not for secrets
+    nodes = {f"node-{n}": chance.uniform(0.3, 1.7) for n in range(chance.randint(2, MOST_NODES + 2))}
+    view = views.view(arms=ARMS, num_blocks=chance.randint(6, 9), node_class="cpu", timed=4, nodes=nodes)
+    screen, answer, verdict = first_screen(view), view.answer, view.verdict
+    assert screen is not None
+    assert answer is not None
+    assert verdict is not None
+    lines = {"baseline": screen.baseline} | {line.variant.arm: line.absolute for line in screen.lines}
+    for arm, line in lines.items():
+        by_node = {node: math.fsum(own) / len(own) for node, own in rates(view, arm).items()}
+        told = [f"{wording.number(rate, 4)} on {node}" in line for node, rate in by_node.items()]
+        assert told == [len(nodes) <= MOST_NODES] * len(nodes)
+        assert (f"mean over {len(nodes)} nodes" in line) == (len(nodes) > MOST_NODES)
+    counts = [f"{len(own)} on {node}" for node, own in rates(view, "baseline").items()]
+    texts = (answer.heading, verdict_markdown(verdict), " ".join(screen.warnings))
+    assert all(count in text for count in counts for text in texts)
+    for run in (parent(view, None), *arm_runs(view)):
+        assert all(f"{node}: " in run.tags["ablation.nodes"] for node in nodes), run.name
+    table = evidence_tables.arms_table(view)
+    assert {f"throughput on {node}, tokens/s" for node in nodes} <= {str(row[0]) for row in table.rows}
+    assert "nodes of unequal speed" in table.note
+
+
+def test_one_node_is_told_without_any_of_it() -> None:
+    view = views.cpu_view()
+    assert view.verdict is not None
+    page = render(view)
+    assert "nodes of unequal speed" not in page
+    assert "throughput on " not in page
+    assert "by_node" not in view.verdict.model_dump_json()
+    assert lay_out(view.verdict).heading.endswith("blocks on cpu, against baseline")
+    assert {run.tags["ablation.nodes"] for run in arm_runs(view)} == {"two-core"}

@@ -1,0 +1,49 @@
+import re
+
+import pytest
+
+from experiments.design.gate import GatePublic, show
+from experiments.design.gates import catalogue
+from experiments.errors import SpecError
+from kernels.backends import NODE_CLASSES
+from service.cli.commands.gates import known_classes, values_on, where_it_runs
+
+ROWS = catalogue()
+CLASSES = known_classes(ROWS)
+
+
+def read(text: str, row: GatePublic) -> dict[str, set[str]]:
+    """Return by value the classes that people read in `text`."""
+    parts = text.split("; ") if re.search(r"(^|; )[^:;]+: ", text) else [f"{', '.join(row.node_classes)}: {text}"]
+    found: dict[str, set[str]] = {}
+    for part in parts:
+        values, _, where = part.rpartition(": ")
+        able = set(CLASSES) if where == "everywhere" else set() if where == "nothing yet" else set(where.split(", "))
+        found |= dict.fromkeys(values.split(", "), able)
+    return found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_where_a_value_runs_is_read_back_from_what_is_shown(row: GatePublic) -> None:
+    assert read(where_it_runs(row, CLASSES), row) == {value: set(able) for value, able in row.node_classes.items()}
+
+
+def test_a_value_that_runs_nowhere_says_so() -> None:
+    row = ROWS[0].model_copy(update={"node_classes": {"sequential": (), "chunk_parallel": ("cpu",)}})
+    assert where_it_runs(row, CLASSES) == "sequential: nothing yet; chunk_parallel: cpu"
+
+
+@pytest.mark.parametrize("node_class", CLASSES)
+def test_values_of_one_node_class_are_those_that_a_spec_may_ask_for_there(node_class: str) -> None:
+    kept = {row.name: row for row in values_on(ROWS, node_class, CLASSES)}
+    for row in ROWS:
+        able = [value for value in row.values if node_class in row.node_classes[show(value)]]
+        assert (row.name in kept) == (len(able) > 1)
+        assert row.name not in kept or list(kept[row.name].values) == able
+
+
+def test_an_unknown_node_class_is_refused_with_the_known_ones() -> None:
+    assert set(CLASSES) <= {str(name) for name in NODE_CLASSES}
+    with pytest.raises(SpecError, match="unknown node class 'h20'; known: cpu, h200") as caught:
+        values_on(ROWS, "h20", CLASSES)
+    assert "h200" in str(caught.value.problems[0].hint)
