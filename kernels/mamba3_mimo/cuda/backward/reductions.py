@@ -12,12 +12,13 @@ from typing import Any
 import tilelang.language as T
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans_of
 from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.places import (
+    EDGE,
     edge_place,
     inside,
     of_head,

@@ -96,7 +96,7 @@ class _Parts(NamedTuple):
     def views(self, walked: Tensor) -> Iterator[Tensor]:
         """Yield the parts [B,H,some,...] of a tensor of walks [B*K,H,L,...]."""
         s, at = self.shape, self.tokens.start
-        rows = walked.unflatten(0, (s.B, s.K))
+        rows = torch.unflatten(walked, 0, (s.B, s.K))
         while at < self.tokens.stop:
             k, first = s.place(0, at)
             count = min(s.L - first, self.tokens.stop - at)
@@ -123,7 +123,7 @@ def add_beyond(walked: dict[str, Tensor], shape: ScanShape, num_tokens: int, giv
     span = last_span(given["reset"], num_tokens)
     parts, (k, first) = _Parts(shape, span.tokens), shape.place(0, span.tokens.start)
     share_BHn = shares(span, given["adt"][:, :, span.tokens], parts.read(given["sk"]))
-    begin_BH2N = walked["edges"].unflatten(0, (shape.B, shape.K))[:, k, :, first // EDGE]
+    begin_BH2N = torch.unflatten(walked["edges"], 0, (shape.B, shape.K))[:, k, :, first // EDGE]
     end_BH2N = edge(given["gradient"], given["state"])
     if span.tokens.start == 0 and not shape.started:
         begin_BH2N = torch.zeros_like(end_BH2N)

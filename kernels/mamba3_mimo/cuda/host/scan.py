@@ -187,7 +187,8 @@ class Scan:
         """Return cosine and sine of the last token's angles, fp32 [B,H,A]."""
         s = self.shape
         k, t = s.place(0, self.tokens - 1)
-        table = pre["cs"].unflatten(0, (s.B, s.K))[:, k, :, t // s.C, :, t % s.C].float().view(s.B, s.H, s.A // 8, 2, 8)
+        table = torch.unflatten(pre["cs"], 0, (s.B, s.K))[:, k, :, t // s.C, :, t % s.C]
+        table = table.float().view(s.B, s.H, s.A // 8, 2, 8)
         return table[:, :, :, 0].flatten(2), table[:, :, :, 1].flatten(2)
 
     def _handed_on(self, final: Tensor, pre: Tensors) -> Tensor:
@@ -266,7 +267,7 @@ class Scan:
         )
         if s.started:
             walked["entering"] = walked["entering"] if first is None else first
-            walked["edges"].unflatten(0, (s.B, s.K))[:, 0, :, 0] = edge(walked["entering"], self.t["entering"])
+            torch.unflatten(walked["edges"], 0, (s.B, s.K))[:, 0, :, 0] = edge(walked["entering"], self.t["entering"])
         return walked
 
     def _weight_gradients(self, walked: Tensors) -> Tensors:
