@@ -15,9 +15,10 @@ from tests.xla_environment import DEVICE  # isort: skip - it decides about the d
 
 from kernels import facts, xla_device
 from kernels.backends import Lane
-from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
+from kernels.mamba3_mimo import ScanInputs, ScanResult, ScanState, mamba3_mimo
 from kernels.scan import ScanFact, ScanSwitches
 from tests.kernels.oracle import NAMES, Oracle
+from tests.kernels.states import chained, random_state, results
 from tests.kernels.test_mamba3_mimo import BASE, assert_rows_close, document_ids
 from tests.scan_inputs import TIME_AXIS, ScanSizes, global_error, random_inputs, worst_row_error
 
@@ -132,6 +133,36 @@ def test_random_problem_matches_the_recurrence(seed):
     assert_rows_close(run_lane(inputs, grad_out, **form), expected, 1e-9)
 
 
+def there_and_back(**form):
+    """Return the scan of tensors on the host by the lane, with states in and out."""
+
+    def scan(inputs, before):
+        moved = inputs.with_tensors(tuple(tensor.to(DEVICE) for tensor in inputs.tensors()))
+        ids = None if inputs.segment_ids is None else inputs.segment_ids.to(DEVICE)
+        state = ScanState(*(None if t is None else t.to(DEVICE) for t in before))
+        switches = ScanSwitches(lane=Lane.XLA, **form)
+        result = mamba3_mimo(replace(moved, segment_ids=ids), switches, initial_state=state, return_final_state=True)
+        final = ScanState(*(None if t is None else t.cpu() for t in result.final_state))
+        return ScanResult(result.out.cpu(), final)
+
+    return scan
+
+
+@pytest.mark.parametrize("form", [FORMS["parallel"], FORMS["sequential"]], ids=["parallel", "sequential"])
+@pytest.mark.parametrize("cumulated", [False, True], ids=["raw_angles", "cumulated_angles"])
+def test_states_and_pieces_of_a_row_match_the_reference(form, cumulated):
+    inputs = problem(BASE, dtype=torch.float64, ids=document_ids(BASE, "several"), angles_cumulated=cumulated)
+    before = random_state(inputs, seed=3, same_document=(True, False))
+
+    def reference(given, state):
+        return mamba3_mimo(given, initial_state=state, return_final_state=True)
+
+    def pieces(given, state):
+        return chained(given, (19,), there_and_back(**form), state)
+
+    assert_rows_close(results(inputs, before, pieces), results(inputs, before, reference), 1e-9)
+
+
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_float32_matches_oracle(form):
     inputs = problem(BASE, ids=document_ids(BASE, "several"))
@@ -181,6 +212,7 @@ def test_facts_tell_what_the_graphs_do(schedule, psiv_cache, remat):
     assert seen[ScanFact.LANE] == "xla"
     assert seen[ScanFact.SCHEDULE] == schedule
     assert seen[ScanFact.CHUNK_SIZE] == 8
+    assert seen[ScanFact.DTYPE] == "float32"
     assert seen[ScanFact.REMAT] is remat
     assert (ScanFact.PSIV_SAVED_BYTES in seen) is psiv_cache
     assert (ScanFact.PSIV_RECOMPUTES in seen) is not psiv_cache
