@@ -11,7 +11,7 @@ pytest.importorskip("tilelang")
 from tvm.tirx import Var
 
 from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.scalar import Pair
+from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from tests.kernels.oracle import NAMES, Oracle
 from tests.kernels.tile_interpreter import MATH
 
@@ -26,7 +26,7 @@ def value(formula, *numbers):
     names = list(inspect.signature(formula).parameters)
     made = formula(*(Var(name, "float32") for name in names))
     found = [eval(str(part), {"T": T, **dict(zip(names, numbers, strict=True))}) for part in np.atleast_1d(made)]  # noqa: S307
-    return Pair(*found) if isinstance(made, Pair) else found[0]
+    return RotaryPair(*found) if isinstance(made, RotaryPair) else found[0]
 
 
 def slope(formula, at, step=1e-6):
@@ -44,7 +44,7 @@ def as_complex(pair):
 
 
 def test_a_pair_is_turned_like_a_complex_number_and_back(random):
-    pair, theta = Pair(*random.normal(size=2)), random.uniform(-3, 3)
+    pair, theta = RotaryPair(*random.normal(size=2)), random.uniform(-3, 3)
     turned = value(scalar.turned, *pair, np.cos(theta), np.sin(theta))
     assert as_complex(turned) == pytest.approx(as_complex(pair) * np.exp(1j * theta))
     assert as_complex(value(scalar.turned_back, *turned, np.cos(theta), np.sin(theta))) == pytest.approx(
@@ -53,12 +53,12 @@ def test_a_pair_is_turned_like_a_complex_number_and_back(random):
 
 
 def test_the_moment_is_the_gradient_of_the_angle(random):
-    pair, grad, theta = Pair(*random.normal(size=2)), Pair(*random.normal(size=2)), random.uniform(-3, 3)
+    pair, grad, theta = RotaryPair(*random.normal(size=2)), RotaryPair(*random.normal(size=2)), random.uniform(-3, 3)
 
     def turned(angle):
         return value(scalar.turned, *pair, np.cos(angle), np.sin(angle))
 
-    found = value(lambda a, b, c, d: scalar.moment(Pair(a, b), Pair(c, d)), *grad, *turned(theta))
+    found = value(lambda a, b, c, d: scalar.moment(RotaryPair(a, b), RotaryPair(c, d)), *grad, *turned(theta))
     assert found == pytest.approx(slope(lambda angle: np.dot(grad, turned(angle)), theta))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.groups import Products, Staging, Sums
+from kernels.mamba3_mimo.cuda.backward.groups import Products, Sums, WalkStaging
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, f32
 
@@ -26,7 +26,7 @@ def edge_size(s: ScanShape) -> tuple[int, ...]:
     return s.B, s.H, -(-s.S // EDGE), 2, s.N
 
 
-def make_edge(s: ScanShape, columns: Any, staged: Staging, acc: Products, sums: Sums) -> tuple[Any, Any]:
+def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, sums: Sums) -> tuple[Any, Any]:
     """Return (macro(one, t0): sum the edge at token t0, if any, into line_s; macro(edges, b, h, t0): write it).
 
     E is then the gradient of the state that enters t0, and slot `one` of h_s holds that state; `columns`: see

@@ -19,11 +19,11 @@ from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
 from kernels.mamba3_mimo.cuda.backward.groups import (
     Given,
-    Operands,
+    ProductOperands,
     Products,
     Rotation,
-    Staging,
     Sums,
+    WalkStaging,
     Weights,
     Written,
 )
@@ -191,7 +191,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
                 edges=edges,
             )  # fmt: skip
-            staged = Staging(
+            staged = WalkStaging(
                 q_raw=q_raw, k_raw=k_raw, v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, h_s=h_s, x_s=x_s,
                 bar=bar,
             )  # fmt: skip
@@ -199,7 +199,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 q_bias_s=qb_s, k_bias_s=kb_s, psi_s=psi_s, half_zeta_s=half_zeta_s, zeta_s=zeta_s, phi_s=phi_s,
                 skip=skip,
             )  # fmt: skip
-            ops = Operands(
+            ops = ProductOperands(
                 q_s=q_s, k_s=k_s, g_s=g_s, gw_s=gw_s, e_s=e_s, mix_s=mix_s, dmix_s=dmix_s, w_s=w_s, dgate_s=dgate_s
             )  # fmt: skip
             acc = Products(E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk, g=g, gw=gw, dgate=dgate)

@@ -21,7 +21,15 @@ from kernels.mamba3_mimo.cuda.backward.gradients_tiles import (
     make_weigh,
     put,
 )
-from kernels.mamba3_mimo.cuda.backward.groups import Operands, Products, Rotation, Staging, Sums, Weights, Written
+from kernels.mamba3_mimo.cuda.backward.groups import (
+    ProductOperands,
+    Products,
+    Rotation,
+    Sums,
+    WalkStaging,
+    Weights,
+    Written,
+)
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store, panels
@@ -29,8 +37,8 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import bf16, make_angles, make_rotate
 
 
 def make_chunk(
-    s: ScanShape, v: Variant, loads: Loads, start: Any, written: Written, staged: Staging, weights: Weights,
-    ops: Operands, acc: Products, sums: Sums, rotation: Rotation, sink: Any, *, lent: bool,
+    s: ScanShape, v: Variant, loads: Loads, start: Any, written: Written, staged: WalkStaging, weights: Weights,
+    ops: ProductOperands, acc: Products, sums: Sums, rotation: Rotation, sink: Any, *, lent: bool,
 ) -> Any:  # fmt: skip
     """Return macro(b, h, t0, n, nc, tx): the gradients of chunk n of nc, which begins at token t0.
 

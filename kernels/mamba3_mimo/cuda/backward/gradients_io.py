@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.groups import Given, Staging, Sums, Written
+from kernels.mamba3_mimo.cuda.backward.groups import Given, Sums, WalkStaging, Written
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels
@@ -73,7 +73,7 @@ def operand_panels(s: ScanShape, slots: int) -> list[slice]:
     return panels(s.P, min(64, s.P * 128 // threads_of(s)) if slots > 1 else 64)
 
 
-def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, staged: Staging) -> Any:
+def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, staged: WalkStaging) -> Any:
     """Return macro(b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
 
     Issuing a bulk copy takes one thread some forty instructions, so four warps share them. The first one loads q: its

@@ -12,12 +12,12 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.gradients_io import columns_of, fold_of, part, x_slots
-from kernels.mamba3_mimo.cuda.backward.groups import Operands, Products, Staging, Sums, Weights
+from kernels.mamba3_mimo.cuda.backward.groups import ProductOperands, Products, Sums, WalkStaging, Weights
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads
-from kernels.mamba3_mimo.cuda.pieces.scalar import Pair
+from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, plain_row, spread
 
 
@@ -86,7 +86,9 @@ def make_turned_back(s: ScanShape, threads: int, at: Any = plain_row) -> Any:
         for e in T.vectorized(8):
             right[e] = tile_s[row, half + g * 8 + e]
         for e in T.vectorized(8):
-            turn[u * 8 + e] += scalar.moment(Pair(f32(lo[e]), f32(hi[e])), Pair(f32(left[e]), f32(right[e])))
+            turn[u * 8 + e] += scalar.moment(
+                RotaryPair(f32(lo[e]), f32(hi[e])), RotaryPair(f32(left[e]), f32(right[e]))
+            )
         for e in T.vectorized(8):
             grad_s[at(n, row, g * 8 + e)] = bf16(
                 scalar.turned_back(f32(lo[e]), f32(hi[e]), f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).lo
@@ -135,8 +137,8 @@ def make_turn_out(s: ScanShape, threads: int) -> Any:
 
 
 def make_products(
-    s: ScanShape, v: Variant, loads: Loads, threads: int, staged: Staging, ops: Operands, acc: Products, sums: Sums,
-    *, lent: bool,
+    s: ScanShape, v: Variant, loads: Loads, threads: int,
+    staged: WalkStaging, ops: ProductOperands, acc: Products, sums: Sums, *, lent: bool,
 ) -> Any:  # fmt: skip
     """Return the matrix products of a chunk as macros: some start products, others wait for them and go on from there.
 
@@ -278,8 +280,8 @@ def make_rows_in(s: ScanShape, sums: Sums) -> Any:
 
 
 def make_gate(
-    s: ScanShape, loads: Loads, staged: Staging, weights: Weights, ops: Operands, acc: Products, sums: Sums,
-    *, lent: bool,
+    s: ScanShape, loads: Loads,
+    staged: WalkStaging, weights: Weights, ops: ProductOperands, acc: Products, sums: Sums, *, lent: bool,
 ) -> Any:  # fmt: skip
     """Return macro(n): from y the gradient g with respect to it, that of the gate, and their partial sums.
 
@@ -323,8 +325,9 @@ def make_gate(
 
 
 def make_values(
-    s: ScanShape, v: Variant, loads: Loads, staged: Staging, weights: Weights, ops: Operands, acc: Products, sums: Sums
-) -> Any:
+    s: ScanShape, v: Variant, loads: Loads,
+    staged: WalkStaging, weights: Weights, ops: ProductOperands, acc: Products, sums: Sums,
+) -> Any:  # fmt: skip
     """Return macro(held): from dx in y the gradient of v per rank in x_s, psi's partial sums, the rows of row_s.
 
     row_s: 0 the gradient of gamma, 1 the same step's share of <g, y> and of <x, dx>, which comes after <g, y>.

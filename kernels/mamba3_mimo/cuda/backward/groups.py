@@ -45,7 +45,7 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staging:
+class WalkStaging:
     """What copies fill, a slot for every chunk in flight."""
 
     q_raw: Buffer
@@ -87,7 +87,7 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operands:
+class ProductOperands:
     """What products read besides x and the state that enters."""
 
     q_s: Buffer

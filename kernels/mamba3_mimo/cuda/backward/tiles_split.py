@@ -15,7 +15,7 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.scalar import Pair
+from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 TILE = 8192
@@ -201,7 +201,7 @@ def make_rotation(s: ScanShape) -> tuple[Any, Any]:
     @T.macro
     def unrotated(x, grad, tile, turn, cos, sin):
         for i in T.unroll(A // 2):
-            turn[i] = scalar.moment(Pair(grad[i], grad[pair + i]), Pair(f32(tile[i]), f32(tile[pair + i])))
+            turn[i] = scalar.moment(RotaryPair(grad[i], grad[pair + i]), RotaryPair(f32(tile[i]), f32(tile[pair + i])))
         for i in T.unroll(A // 4):
             for e in T.vectorized(2):
                 x[i * 2 + e] = bf16(

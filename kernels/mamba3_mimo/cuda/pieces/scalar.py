@@ -18,24 +18,24 @@ LOG2E = math.log2(math.e)
 TAU = 2 * math.pi
 
 
-class Pair(NamedTuple):
+class RotaryPair(NamedTuple):
     """Elements j and N/2 + j of a row: what one angle turns."""
 
     lo: Expr
     hi: Expr
 
 
-def turned(lo: Expr, hi: Expr, cos: Expr, sin: Expr) -> Pair:
+def turned(lo: Expr, hi: Expr, cos: Expr, sin: Expr) -> RotaryPair:
     """Return the pair turned by its angle: q~ or k~ from q or k with its bias."""
-    return Pair(lo * cos - hi * sin, lo * sin + hi * cos)
+    return RotaryPair(lo * cos - hi * sin, lo * sin + hi * cos)
 
 
-def turned_back(lo: Expr, hi: Expr, cos: Expr, sin: Expr) -> Pair:
+def turned_back(lo: Expr, hi: Expr, cos: Expr, sin: Expr) -> RotaryPair:
     """Return the pair turned back: the gradient of q or k from that of q~ or k~."""
-    return Pair(lo * cos + hi * sin, hi * cos - lo * sin)
+    return RotaryPair(lo * cos + hi * sin, hi * cos - lo * sin)
 
 
-def moment(grad: Pair, tile: Pair) -> Expr:
+def moment(grad: RotaryPair, tile: RotaryPair) -> Expr:
     """Return the gradient of the angle that made the pair `tile` of q~ or k~, from the gradient of that pair."""
     return grad.hi * tile.lo - grad.lo * tile.hi
 
