@@ -14,7 +14,7 @@ import pytest
 
 from kernels.mamba3_mimo.cuda.host import attest
 from tests.kernels.offsets import narrow_offsets, parameters
-from tests.kernels.resources import CASES, committed, compile_cases, nvcc_release
+from tests.kernels.resources import CASES, Case, committed, compile_cases, nvcc_release
 
 REGISTERS_MORE, INSTRUCTIONS_MORE = 8, 1.03
 """How far a kernel may grow before the table must be made again: what another patch release of ptxas changes."""
@@ -128,6 +128,16 @@ def test_fresh_process_loads_what_was_compiled_and_compiles_what_is_new(compiled
     same, shorter = json.loads(said.splitlines()[-1])
     assert same == {"mamba3_mimo.kernels_compiled": 0, "mamba3_mimo.kernels_loaded": 6}
     assert shorter == {"mamba3_mimo.kernels_compiled": 1, "mamba3_mimo.kernels_loaded": 5}
+
+
+@pytest.mark.parametrize(("program", "is_compiled"), [("that of the row", False), ("another", True)])
+def test_kernel_is_compiled_when_its_program_is_not_that_of_its_row(compiled, tmp_path, program, is_compiled):
+    small, row = {"small": Case(kernels=("pass_states",))}, compiled["baseline"]["kernels"]["pass_states"]
+    told = row if program == "that of the row" else {**row, "program_sha256": program}
+    assert compile_cases(small, tmp_path, {"small": {"kernels": {"pass_states": told}}})["small"]["kernels"] == {
+        "pass_states": row
+    }
+    assert bool(list(tmp_path.rglob("*.cu"))) == is_compiled
 
 
 @pytest.mark.parametrize("name", ["local_states", "outputs", "local_gradients", "gradients", "reduce_heads"])
