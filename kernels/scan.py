@@ -42,8 +42,9 @@ class ScanSwitches:
     remat: bool = False
     """Let torch's minimum cut decide which values of a pass are kept for its backward pass, and make the others again
     there; off: everything that the backward pass reads is kept (lane xla)."""
-    superchunk: int = 256
-    """Tokens per super-chunk: what one block of the chunk_parallel schedule walks; the sequential one has none."""
+    superchunk: int = 0
+    """Tokens per super-chunk: what one block of the chunk_parallel schedule walks; the sequential one has none. 0: as
+    many as suit the sizes of the scan, where that is a whole row with the kernels of the sequential schedule."""
     pipeline_stages: int = 1
     """Chunks whose tiles are in flight ahead of the arithmetic; 0 loads synchronously."""
     fast_math: bool = True
@@ -71,6 +72,9 @@ class ScanFact(StrEnum):
     """Dtype of q, k, v and z where the scan takes them."""
     CHUNK_SIZE = "mamba3_mimo.chunk_size"
     SUPERCHUNK = "mamba3_mimo.superchunk"
+    SUPERCHUNK_OF_SIZES = "mamba3_mimo.superchunk_of_sizes"
+    """Tokens per super-chunk that suit the sizes of the scan that ran, whatever was asked for (lane cuda); 0: the
+    whole row, walked by one block."""
     PIPELINE_STAGES = "mamba3_mimo.pipeline_stages"
     FAST_MATH = "mamba3_mimo.fast_math"
     TMA = "mamba3_mimo.tma"

@@ -38,8 +38,8 @@ def _one_of(name: str, value: float, allowed: tuple[float, ...]) -> None:
 def _check_scan(scan: ScanSwitches) -> None:
     where = "model.scan."
     _one_of(where + "chunk_size", scan.chunk_size, CHUNK_SIZES)
-    if scan.superchunk % scan.chunk_size or not scan.chunk_size <= scan.superchunk <= MAX_SUPERCHUNK:
-        allowed = f"a multiple of chunk_size = {scan.chunk_size}, at most {MAX_SUPERCHUNK}"
+    if scan.superchunk % scan.chunk_size or not 0 <= scan.superchunk <= MAX_SUPERCHUNK:
+        allowed = f"a multiple of chunk_size = {scan.chunk_size}, at most {MAX_SUPERCHUNK}; 0: chosen for the sizes"
         raise ConfigError(where + "superchunk", f"is {scan.superchunk}; allowed: {allowed}")
     _one_of(where + "pipeline_stages", scan.pipeline_stages, PIPELINE_STAGES)
 

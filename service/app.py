@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 SHUTDOWN_S = 5
 DISCONNECT_S = 30
 _MAX_FILES = 65_536
+_SWITCH_S = 0.001
+"""A thread that talks to the database asks for the interpreter's lock after every statement, and a claim has a dozen:
+by Python's own 5 ms each, its transaction would last many times longer than its work while another thread computes."""
 
 
 def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI:
@@ -134,6 +137,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after a clean end
         signal.signal(signum, lambda *_: None)
     _allow_many_files()
+    sys.setswitchinterval(_SWITCH_S)
     server = _Server(config, app)
     server.run()
     return 0 if server.started else 1

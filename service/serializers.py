@@ -67,7 +67,7 @@ def silent_limit_s(settings: ServiceSettings) -> float:
 
 def _fields(row: Row[Any], **changes: Any) -> dict[str, Any]:
     """Return a row by its columns' names, which are the wire types' fields, with moments as RFC 3339 UTC."""
-    values = dict(row._mapping)
+    values = row._asdict()
     moments = {name: rfc3339(at) for name, at in values.items() if name.endswith("_at") and at is not None}
     return {**values, **moments, **changes}
 

@@ -22,6 +22,8 @@ class SharedAnswer(Generic[_Answer]):
         task = self._task
         if task is None or (task.done() and self._is_stale(task)):
             task = self._task = asyncio.ensure_future(self._timed())
+        if task.done():
+            return task.result()
         return await asyncio.shield(task)  # who goes away does not end it for the others
 
     def _is_stale(self, task: "asyncio.Future[_Answer]") -> bool:

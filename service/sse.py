@@ -117,9 +117,12 @@ class Streams:
                 mark = await feed.changed(subject, mark, patience_s=KEEP_ALIVE_S)
 
     async def _found(self, feed: ChangeFeed, subject: str, look: Look, position: int, mark: Mark | None) -> EventBatch:
-        """Look from a position; those that heard of the same news look once: it finds all that their mark tells of."""
+        """Look from a position, once for all that stand there: it finds all that their mark tells of.
+
+        Those that have heard of no mark yet share a look only while it is made, and are told of a mark afterwards.
+        """
         here = partial(to_thread.run_sync, look, position, limiter=self._threads)
-        return await (here() if mark is None else self._looks.get((feed, subject, position, mark), here))
+        return await self._looks.get((feed, subject, position, mark), here, is_settled=mark is not None)
 
 
 def streams_of(request: Request) -> Streams:

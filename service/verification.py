@@ -39,7 +39,6 @@ _ATTEMPT = (
         blocks.c.id.label("block_id"),
         blocks.c["index"].label("block_index"),
         ablations.c.id.label("ablation_id"),
-        ablations.c.plan,
         ablations.c.trial_timeout_s,
         ablations.c.request_id,
     )
@@ -49,8 +48,11 @@ _ATTEMPT = (
 
 
 @lru_cache(maxsize=64)
-def _read_plan(plan_json: str) -> Plan:
-    return Plan.model_validate_json(plan_json)
+def _plan_of(store: Store, ablation_id: str) -> Plan:
+    """Read a plan, which is never changed; a large one takes longer to read than all the rest of a claim."""
+    with store.read() as connection:
+        text = connection.execute(select(ablations.c.plan).where(ablations.c.id == ablation_id)).scalar_one()
+    return Plan.model_validate_json(text)
 
 
 def claimed_block(
@@ -77,7 +79,7 @@ def claimed_block(
         broken=broken,
         request_id=row.request_id,
     )
-    return identity.claimed_block(_read_plan(row.plan), ids, work, lease)
+    return identity.claimed_block(_plan_of(store, row.ablation_id), ids, work, lease)
 
 
 def report_digest(report: BlockReport) -> str:

@@ -41,7 +41,10 @@ class _Surroundings:
     nodes: Mapping[str, Sequence[Row[Any]]]
     needs: Mapping[str, Needs]
     paces: Mapping[str, Pace]
-    running: Sequence[Row[Any]]
+    running: Mapping[str, Sequence[Row[Any]]]
+    """Running blocks by node class."""
+    own_running: Mapping[str, Sequence[Row[Any]]]
+    """Running blocks by ablation."""
     silent_s: float
 
 
@@ -62,7 +65,7 @@ def _with_time_left(row: Row[Any], around: _Surroundings, found: Waiting) -> Wai
     block_s = _block_s(row, around)
     if block_s is None or (found.waiting_for is not None and found.starts_in_s is None):
         return found
-    rests = [_rest_s(block_s, block) for block in around.running if block.ablation_id == row.id]
+    rests = [_rest_s(block_s, block) for block in around.own_running.get(row.id, ())]
     left_s = (block_s * row.blocks_queued + sum(rests)) / max(1, len(rests)) + (found.starts_in_s or 0.0)
     return replace(found, time_left_s=left_s)
 
@@ -83,13 +86,15 @@ def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> 
     ids = [row.id for row in rows]
     queued = [row.id for row in rows if row.blocks_queued]
     classes = {row.node_class for row in rows}
+    running = queue.running(connection, classes)
     return _Surroundings(
         places=queue.places(connection, queued) if queued else {},
         holders=_grouped(queue.holders(connection, ids), lambda row: row.ablation_id),
         nodes=_grouped(queue.nodes_of(connection, classes), lambda row: row.node_class),
         needs=queue.needs(connection, queued) if queued else {},
         paces=queue.paces(connection),
-        running=queue.running(connection, classes),
+        running=_grouped(running, lambda row: row.node_class),
+        own_running=_grouped(running, lambda row: row.ablation_id),
         silent_s=silent_s,
     )
 
@@ -164,7 +169,7 @@ def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working
     pace = around.paces.get(node_class)
     if pace is None:
         return None
-    held = [block for block in around.running if block.node_class == node_class]
+    held = around.running.get(node_class, ())
     rests = [_rest_s(_block_s(block, around) or pace.block_s, block) for block in held]
     free_in_s = min(rests) if len(rests) >= working else 0.0
     return free_in_s + pace.block_s * place.blocks_ahead / working

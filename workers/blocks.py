@@ -28,7 +28,7 @@ from workers.release import ReleaseProof
 from workers.result import TrialOrder, TrialResult, read_result
 from workers.runner import Ending, TrialRunner
 from workers.slices import SlicedBlock, SlicedTrial
-from workers.trial_output import BlockOutput
+from workers.trial_output import BlockOutput, say_stopped
 
 _log = logging.getLogger(__name__)
 
@@ -180,6 +180,8 @@ class BlockRunner:
     ) -> Receipt:
         """Return the receipt of a trial that has ended, and leave it on disk; processes `but` are no strangers."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
+        if ending.stopped is not None:
+            say_stopped(paths.log, ending.stopped, ending.wall_s)
         record = TrialRecord(
             block=block,
             trial=trial,

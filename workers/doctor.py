@@ -5,19 +5,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from kombu.exceptions import OperationalError
-from kombu.utils.url import maybe_sanitize_url
-
 from experiments.design.metrics import GIB
 from experiments.errors import SigningUnavailable
 from experiments.records.signing import signing_problem
-from experiments.runtime.wake import celery_app
 from workers import node
 from workers.device_lock import DeviceLock
 from workers.devices import find_devices
 from workers.errors import DeviceBusy, DeviceMissing, PreloadError, SettingsError, WorkerError
 from workers.forkserver import ForkServer
 from workers.lanes import keep_lanes, run_lanes
+from workers.node_health import free_gib_at
 from workers.node_key import KEY_FILE, node_signer
 from workers.probes import memory_limit_bytes
 from workers.service_api import ServiceApi
@@ -48,7 +45,7 @@ def examine(settings: Settings) -> list[Finding]:
         *_lanes(settings),
         _cores(),
         _memory(),
-        _disk(settings.home_dir, settings.least_disk_gib),
+        *_disks(settings),
         _corpora(settings.corpus_roots),
         _program("git", shutil.which("git"), "receipts carry no commit without it"),
         _program("C++ compiler", node.compiler(), "arms with compile: true need one"),
@@ -97,12 +94,19 @@ def _key(api: ServiceApi, name: str) -> Finding:
 
 
 def _broker(settings: Settings) -> Finding:
-    shown = maybe_sanitize_url(settings.broker)
-    app = celery_app(settings.broker, name="ablate.doctor")
+    """Connect once. The library is imported here: one that is broken is a finding, not the end of the checks."""
     try:
-        with app.connection_for_write() as connection:
+        from kombu.exceptions import OperationalError
+        from kombu.utils.url import maybe_sanitize_url
+
+        from experiments.runtime.wake import celery_app
+    except Exception as error:  # whatever a broken installation raises
+        return Finding(name="broker", passed=False, needed=True, detail=f"its library does not load: {error!r}")
+    shown = maybe_sanitize_url(settings.broker)
+    try:
+        with celery_app(settings.broker, name="ablate.doctor").connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=2)
-    except (OperationalError, OSError) as error:
+    except (OperationalError, OSError, ImportError) as error:
         detail = f"{shown}: {error}; work is found by polling every {settings.poll_s:g} s"
         return Finding(name="broker", passed=False, needed=False, detail=detail)
     return Finding(name="broker", passed=True, needed=False, detail=shown)
@@ -169,11 +173,18 @@ def _memory() -> Finding:
     return Finding(name="memory", passed=limit_gib >= _LEAST_MEMORY_GIB, needed=True, detail=detail)
 
 
-def _disk(home: Path, least_gib: float) -> Finding:
-    existing = next(path for path in (home, *home.parents) if path.exists())
-    free_gib = shutil.disk_usage(existing).free / GIB
-    detail = f"{free_gib:.1f} GiB free at {existing}, needed: {least_gib:g}"
-    return Finding(name="disk", passed=free_gib >= least_gib, needed=True, detail=detail)
+def _disks(settings: Settings) -> list[Finding]:
+    """Return the space where this worker writes: in its home, and at its datasets where they are elsewhere."""
+    folders = {"disk": settings.home_dir, "disk of datasets": settings.data_path}
+    if settings.data_path.is_relative_to(settings.home_dir):
+        del folders["disk of datasets"]
+    return [_disk(name, folder, settings.least_disk_gib) for name, folder in folders.items()]
+
+
+def _disk(name: str, folder: Path, least_gib: float) -> Finding:
+    free_gib = free_gib_at(folder)
+    detail = f"{free_gib:.1f} GiB free at {folder}, needed: {least_gib:g}"
+    return Finding(name=name, passed=free_gib >= least_gib, needed=True, detail=detail)
 
 
 def _program(name: str, path: str | None, why: str) -> Finding:

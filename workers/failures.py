@@ -78,7 +78,7 @@ def classify_exit(exit_code: int, *, oom_kills: int, disk_full: bool = False) ->
 
     Args:
         exit_code: of the process; -N for signal N.
-        oom_kills: how many processes the kernel's OOM killer ended while the trial ran.
+        oom_kills: how many processes of this worker's control group the OOM killer ended while the trial ran.
         disk_full: whether the trial's folder has no space left.
 
     """
@@ -102,13 +102,25 @@ def disk_is_full(folder: Path) -> bool:
         return True
 
 
-def kernel_oom_kills() -> int:
-    """Return the kernel's count of out-of-memory kills since boot; 0 where it is not published."""
+def kernel_oom_kills(system: Path = Path("/")) -> int:
+    """Return how often the kernel's out-of-memory killer struck among this worker's processes, its trainers included.
+
+    Those are the processes of its control group: its unit, or its container. Where that is not counted, the machine's
+    are, since boot; 0 where nothing is published. `system` is where `proc` and `sys` are.
+    """
     try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
+        group = (system / "proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
+        counts = (system / "sys/fs/cgroup" / group / "memory.events").read_text()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        counts = _text(system / "proc/vmstat")
+    return next((int(line.split()[1]) for line in counts.splitlines() if line.startswith("oom_kill ")), 0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _is_oom(error: BaseException) -> bool:

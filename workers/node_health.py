@@ -1,7 +1,7 @@
 """Why this node must take no block now: its devices are not free, its disk is full, or nothing runs on it."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.design.metrics import GIB
@@ -23,14 +23,14 @@ class NodeHealth:
         node_class: NodeClass,
         *,
         lanes: Mapping[str, str | None] | None,
-        home: Path,
+        folders: Sequence[Path],
         least_disk_gib: float,
     ) -> None:
         self._proof = proof
         self._node_class = node_class
         self.lanes = lanes
         """What really ran on each lane, as `NodeRegistration.lanes`."""
-        self._home = home
+        self._folders = folders
         self._least_disk_gib = least_disk_gib
         self._look_at = 0.0
 
@@ -45,10 +45,12 @@ class NodeHealth:
         return f"no lane of class '{self._node_class}' runs here ({reasons})"
 
     def _no_space(self) -> str | None:
-        free_gib = shutil.disk_usage(self._home).free / GIB
-        if free_gib >= self._least_disk_gib:
-            return None
-        return f"{free_gib:.2f} GiB are free at {self._home}, needed: {self._least_disk_gib:g} (ABLATE_LEAST_DISK_GIB)"
+        for folder in self._folders:
+            free_gib = free_gib_at(folder)
+            if free_gib < self._least_disk_gib:
+                needed = f"needed: {self._least_disk_gib:g} (ABLATE_LEAST_DISK_GIB)"
+                return f"{free_gib:.2f} GiB are free at {folder}, {needed}"
+        return None
 
     def _held(self) -> str | None:
         known = self._proof.last
@@ -56,6 +58,11 @@ class NodeHealth:
             return None
         self._look_at = boot_time_s() + _LOOK_EVERY_S
         return self._proof.problem() if known is None else self._proof.problem(patience_s=0.0)
+
+
+def free_gib_at(folder: Path) -> float:
+    """Return the free space where a folder is, or would be made."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free / GIB
 
 
 def device_state(problem: str | None) -> DeviceHealth:

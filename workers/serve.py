@@ -90,7 +90,7 @@ def _work(
         proof,
         node.node_class,
         lanes=_lanes(node, runner.server, settings),
-        home=settings.home_dir,
+        folders=(settings.home_dir, settings.data_path),
         least_disk_gib=settings.least_disk_gib,
     )
     api = ServiceApi(settings.url, _until(lambda: _token(settings), wake_event, stopping))

@@ -4,9 +4,11 @@ import codecs
 import json
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from experiments.records.messages import LogChunk, TrialProgress
+from workers.lease import StopReason
 from workers.paths import TrialPaths
 
 CHUNK_BYTES = 65_536
@@ -16,6 +18,12 @@ LOG_LIMIT_BYTES = 8 * 2**20
 """Most log text of one trial in all; the rest stays in the node's file."""
 
 _TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
+
+
+def say_stopped(log: Path, reason: StopReason, wall_s: float) -> None:
+    """Write into a trial's log that the worker stopped it; otherwise the log would just end."""
+    with suppress(OSError), log.open("a") as file:  # a full disk has its own reason
+        file.write(f"\n[the worker stopped this trial after {wall_s:.1f} s: {reason}]\n")
 
 
 class LogTail:

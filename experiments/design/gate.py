@@ -56,6 +56,9 @@ class Gate:
     """Letter of the block kind that the pattern must contain for this gate to do anything."""
     attest: Callable[[Facts], Any]
     """Read from the recorded facts what was live; None when nothing about it was recorded."""
+    shown_as: Callable[[Mapping[str, Any], Facts], Any] | None = None
+    """Return what `attest` reads where the values asked for are live, if they can leave this one to the code; without
+    it that is the gate's own value."""
     attested_by: str
     """What `attest` looks at, in words."""
     proof: str

@@ -4,9 +4,10 @@ Validation, the published enums, the documentation table, attestation and the te
 gate's value lives in one typed field of TrainConfig; model code reads that field and never a gate's name.
 """
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
-from experiments.design.gate import Claim, Facts, Gate, GatePublic, show
+from experiments.design.gate import Claim, Facts, Gate, GatePublic, GateValue, show
 from kernels.backends import Lane
 from kernels.scan import CHUNK_SIZES, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
@@ -33,6 +34,16 @@ def _psiv_cached(facts: Facts) -> bool | str | None:
 def _in_loops(facts: Facts) -> bool | None:
     count = facts.get(ModelFact.LAYERS_IN_LOOPS)
     return None if count is None else count > 0
+
+
+def _schedule_shown(asked: Mapping[str, Any], facts: Facts) -> GateValue:
+    """Return what is live: a super-chunk that is left to the sizes may be the whole row, walked by one block."""
+    left = asked["schedule"] == "chunk_parallel" and asked.get("superchunk") == 0
+    return "sequential" if left and facts.get(ScanFact.SUPERCHUNK_OF_SIZES) == 0 else str(asked["schedule"])
+
+
+def _superchunk_shown(asked: Mapping[str, Any], facts: Facts) -> Any:
+    return asked["superchunk"] or facts.get(ScanFact.SUPERCHUNK_OF_SIZES)
 
 
 def _dtype(facts: Facts) -> str | None:
@@ -78,9 +89,11 @@ _ENTRIES = (
         lanes={"chunk_parallel": tuple(lane for lane in Lane if lane is not Lane.PEER)},
         in_kernels=True,
         block="M",
-        proof="lane cuda: which kernels were launched, and that the walks' launch code has as many blocks along time "
-        "as states are handed between; lanes reference and xla: the function that ran; lane peer: it has one schedule",
-        blind_to="a row that fits into one super-chunk, where both schedules walk it with one block",
+        proof="lane cuda: which kernels were launched, and that a row holds as many walks of the length in their code "
+        "as states were handed between; chunk_parallel with superchunk 0 may be sequential where the rule of the sizes "
+        "says so; lanes reference and xla: the function that ran; lane peer: it has one schedule",
+        blind_to="nothing that matters to the gate: the kernels that hand states on are launched or not",
+        shown_as=_schedule_shown,
         **_told_by(ScanFact.SCHEDULE),
     ),
     Gate(
@@ -181,12 +194,13 @@ _ENTRIES = (
     _kernel_gate(
         "superchunk",
         "How many tokens per block balance parallel blocks against states passed between them?",
-        values=(64, 128, 256, 512, 1024),
+        values=(0, 64, 128, 256, 512, 1024),
+        shown_as=_superchunk_shown,
         claim=Claim.RE_ASSOCIATES,
         unused_with=(*NOT_CUDA, {"schedule": "sequential"}),
         proof="the trips of the loop over chunks in the CUDA source of every walk that was launched, times the tokens "
-        "that its program loads at a time",
-        blind_to="rows that fit into one super-chunk: nothing is recorded",
+        "that its program loads at a time; 0: they are what the rule of the sizes gives for those that ran",
+        blind_to="how much of a row's last super-chunk is padding",
     ),
     _kernel_gate(
         "pipeline_stages",

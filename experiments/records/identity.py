@@ -5,7 +5,7 @@ and compare; the judge, who has the plan alone, compares what the plan fixes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -15,7 +15,7 @@ from experiments.design.plan import Plan
 from experiments.documents import Frozen
 from experiments.ids import id_pattern, new_ids
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
-from experiments.retries import Break, final_failures
+from experiments.retries import FINAL_WHEN_REPEATED, Break, final_failures
 
 UNLIMITED_S = 10.0**9
 """Lease of a block that nobody else can claim."""
@@ -68,6 +68,7 @@ def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
 def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLease) -> ClaimedBlock:
     """Return a block of `plan` as a node receives it."""
     block = plan.blocks[work.block_index]
+    work = replace(work, broken=[one for one in work.broken if one.failure_class in FINAL_WHEN_REPEATED])
     places = enumerate(zip(block.order, ids.trial_ids, strict=True))
     return ClaimedBlock(
         attempt_id=lease.attempt_id,

@@ -316,7 +316,8 @@ def _read_gate(
         return GateReading(requested=value, observed=None, live=True, how=f"not used with {setting}")
     observed = gate.attest(facts)
     if observed is not None:
-        live = type(observed) is type(value) and observed == value
+        wanted = value if gate.shown_as is None else gate.shown_as(requested, facts)
+        live = type(observed) is type(wanted) and observed == wanted
         return GateReading(requested=value, observed=observed, live=live, how=gate.attested_by)
     if value == gate.default:
         return GateReading(requested=value, observed=None, live=True, how="default, not observable")

@@ -11,6 +11,7 @@ from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Ver
 from experiments.block_numbers import block_name
 from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric
 from experiments.outcomes import Outcome, VerdictWord
+from experiments.records.receipts import Receipt
 from experiments.reporting import node_words, verdict_cells, wording
 from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.table import Cell
@@ -159,7 +160,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
         classes = Counter(str(attempt.failure_class) for attempt in known.attempts)
         counts = ", ".join(f"{count} {name}" for name, count in classes.items())
         yield f"{wording.counted(len(known.attempts), 'attempt')} did not count: {counts}."
-    if known.family.number > 1:
+    if known.family.number > 1 and not is_exact(verdict):
         yield f"This question was asked {known.family.number} times: the level is split over the askings."
     ended = Counter(str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED)
     if ended:
@@ -177,13 +178,19 @@ def _load(view: AblationView) -> Iterator[str]:
 
 
 def _drift(view: AblationView, verdict: Verdict) -> Iterator[str]:
-    """Tell a change of the baseline from the first block to the last, by a straight line."""
-    own = [r for r in view.whole_blocks.of(verdict.baseline) if r.outcome is Outcome.MEASURED and r.summary]
+    """Tell a change of the baseline from the first block to the last, by a straight line through one node's blocks."""
+    by_node: dict[str, list[Receipt]] = {}
+    for receipt in view.whole_blocks.of(verdict.baseline):
+        if receipt.outcome is Outcome.MEASURED and receipt.summary:
+            by_node.setdefault(receipt.environment.node_name, []).append(receipt)
+    node, own = max(by_node.items(), key=lambda entry: len(entry[1]), default=("", []))
     if len(own) < 3:  # a line through two points says nothing
         return
+    where = f" on {node}" if len(by_node) > 1 else ""
     order = sorted(own, key=lambda r: r.started_at)
     logs = np.log([r.summary.tokens_per_s for r in order if r.summary])
     slope = float(np.polyfit(np.arange(len(logs)), logs, 1)[0]) * (len(logs) - 1)
     change = 100 * float(np.expm1(slope))
     if abs(change) >= WORTH_DRIFT_PCT:
-        yield f"The baseline moved by {wording.percent(change)} from the first block to the last; pairs share it."
+        moved = f"The baseline moved by {wording.percent(change)} from the first block to the last{where}"
+        yield f"{moved}; pairs share it."

@@ -66,12 +66,14 @@ def run_cuda(inputs: ScanInputs, switches: ScanSwitches, return_final_state: boo
 def _cuda_refusal(switches: ScanSwitches) -> str | None:
     if find_spec("tilelang") is None:
         return "lane 'cuda' needs the package tilelang, which is not installed here"
+    from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS
     from kernels.mamba3_mimo.cuda.host.shape import ScanShape  # tilelang is imported only where it is there
     from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
 
     chunk = switches.chunk_size
     rank = max(1, 64 // chunk)
-    shape = ScanShape(B=1, S=8 * chunk, H=1, G=1, N=64, P=64, R=rank, A=16, C=chunk, L=switches.superchunk)
+    length = switches.superchunk or max(LENGTHS)
+    shape = ScanShape(B=1, S=length, H=1, G=1, N=64, P=64, R=rank, A=16, C=chunk, L=length)
     return refusal(Variant(**vars(switches)), shape)
 
 

@@ -31,9 +31,9 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
     """Give the node the block whose turn it is among those that it can run; nothing while it is stopped."""
     settings = services.settings
     with services.store.write() as connection:
-        nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
-        node_states.note_device(connection, wanted.node_id, wanted.device_state, wanted.device_reason)
-        attempt_id = claims.claim_block(connection, wanted.node_id, lease_s=settings.lease_s)
+        node = nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
+        is_well = node_states.note_device(connection, node.id, wanted.device_state, wanted.device_reason)
+        attempt_id = claims.claim_block(connection, node, lease_s=settings.lease_s) if is_well else None
     if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     block = claimed_block(services.store, attempt_id, lease_s=settings.lease_s, heartbeat_s=settings.heartbeat_s)
@@ -49,8 +49,7 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
 def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, principal: Worker) -> HeartbeatReply:
     """Extend the lease of an attempt that still holds its block."""
     with services.store.write() as connection:
-        node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
-        nodes.mark_seen(connection, node_id, owner=principal.node)
+        node_id = nodes.mark_attempt_seen(connection, attempt_id, owner=principal.node)
         node_states.note_device(connection, node_id, beat.device_state, beat.device_reason)
         locked = attempts.lock_attempt(connection, attempt_id, beat.token)
         logs.append(connection, locked, beat.logs)

@@ -78,22 +78,26 @@ def labels_of(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str,
 def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
     """Return up to `limit` blocks after (index,), in order. Raises NotFound."""
     check_exists(connection, ablation_id)
-    query = select(blocks).where(blocks.c.ablation_id == ablation_id, blocks.c["index"] > after[0])
-    return list(connection.execute(query.order_by(blocks.c["index"]).limit(limit)))
+    index = blocks.c["index"]
+    query = select(blocks).where(blocks.c.ablation_id == ablation_id, index > after[0], index <= after[0] + limit)
+    return list(connection.execute(query.order_by(index)))
 
 
 def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
     """Return up to `limit` trials after (block index, position), in running order, with why they did not measure.
 
-    Raises NotFound.
+    Only the blocks that hold them are looked at, even by a database that knows nothing of its tables yet. Raises
+    NotFound.
     """
-    check_exists(connection, ablation_id)
+    planned = _get(connection, ablation_id, ablations.c.trials_planned, ablations.c.blocks_planned)
+    arms = max(1, planned.trials_planned // planned.blocks_planned)
     place = (trials.c.block_index, trials.c.position)
+    of_page = (tuple_(*place) > after, trials.c.block_index <= after[0] + 1 + limit // arms)
     query = (
         select(trials, receipts.c.payload.label("unmeasured"), blocks.c.message.label("block_message"))
         .join(blocks, blocks.c.id == trials.c.block_id)
         .outerjoin(receipts, and_(receipts.c.trial_id == trials.c.id, trials.c.outcome != Outcome.MEASURED))
-        .where(trials.c.ablation_id == ablation_id, tuple_(*place) > after)
+        .where(trials.c.ablation_id == ablation_id, *of_page)
     )
     return list(connection.execute(query.order_by(*place).limit(limit)))
 

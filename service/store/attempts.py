@@ -8,6 +8,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection, Row, case, func, select, update
@@ -22,9 +23,9 @@ from service.store.breaks import breaks_of
 from service.store.columns import db_now, storable
 from service.store.completion import complete_if_done
 from service.store.placement import ELSEWHERE_S, works_elsewhere
-from service.store.tables import attempts, blocks, trials
-from service.store.transitions import Transitions, lock_ablation
-from service.store.turns import next_turn
+from service.store.tables import ablations, attempts, blocks, trials
+from service.store.transitions import Transitions
+from service.store.turns import join_queue
 
 MAX_STEPS = 2**31 - 1
 
@@ -35,9 +36,15 @@ _OVER_LIMIT = (func.coalesce(blocks.c.limit_at, blocks.c.lease_until + 1) <= blo
 class LockedAttempt:
     """A block and the attempt that holds it, locked."""
 
+    connection: Connection
     attempt: Row[Any]
     block: Row[Any]
-    trials: Sequence[Row[Any]]
+
+    @cached_property
+    def trials(self) -> Sequence[Row[Any]]:
+        """The block's trials, by place; read when they are asked for, which most heartbeats do not."""
+        own = select(trials).where(trials.c.block_id == self.block.id)
+        return self.connection.execute(own.order_by(trials.c.position)).all()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +69,7 @@ def lock_holder(connection: Connection, attempt_id: str) -> LockedAttempt:
     attempt = find_attempt(connection, attempt_id)
     block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id).with_for_update()).one()
     _check_holder(block, attempt_id)
-    rows = connection.execute(select(trials).where(trials.c.block_id == block.id).order_by(trials.c.position)).all()
-    return LockedAttempt(attempt=attempt, block=block, trials=rows)
+    return LockedAttempt(connection=connection, attempt=attempt, block=block)
 
 
 def check_holds(connection: Connection, attempt_id: str, token: str) -> None:
@@ -107,16 +113,23 @@ def block_state(connection: Connection, attempt_id: str) -> tuple[str, str]:
 
 
 def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float) -> tuple[bool, float]:
-    """Extend the lease up to the block's limit; return whether the worker is asked to stop, and what is left of it."""
+    """Extend the lease up to the block's limit; return whether the worker is asked to stop, and what is left of it.
+
+    The ablation is read, not locked: its workers do not wait for each other, and a cancellation that comes at this
+    moment is told by the next heartbeat.
+    """
     until = case((blocks.c.limit_at < db_now() + lease_s, blocks.c.limit_at), else_=db_now() + lease_s)
     renewed = update(blocks).where(blocks.c.id == locked.block.id).values(lease_until=until)
-    limit_s = connection.execute(renewed.returning(blocks.c.limit_at - db_now())).scalar_one()
-    cancel = lock_ablation(connection, locked.block.ablation_id) == AblationState.CANCELLING
-    return cancel, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
+    state = select(ablations.c.state).where(ablations.c.id == locked.block.ablation_id).scalar_subquery()
+    row = connection.execute(renewed.returning((blocks.c.limit_at - db_now()).label("limit_s"), state.label("state")))
+    limit_s, now = row.one()
+    return now == AblationState.CANCELLING, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
 
 
 def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:
     """Store where the running trials are, with an event for each that moved on."""
+    if not progress:
+        return
     known = {row.id: row for row in locked.trials}
     transitions = Transitions(connection, locked.block.ablation_id, actor=locked.attempt.node_id)
     for item in progress:
@@ -165,7 +178,7 @@ def end_without_result(
     transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, ended_at=db_now(), **known)
     broken = breaks_of(connection, block.ablation_id)
     last = Break(locked.trials[0].block_index, failure.failure_class, failure.arm)
-    if lock_ablation(connection, block.ablation_id) == AblationState.CANCELLING:
+    if transitions.lock() == AblationState.CANCELLING:
         _end(transitions, locked, BlockState.CANCELLED, TrialState.CANCELLED, "the ablation is being cancelled")
     elif not may_retry(broken, last):
         reason = f"{reason} ({attempt_words(broken, last)})"
@@ -205,11 +218,11 @@ def _requeue(
         lease_until=None,
         limit_at=None,
         not_before=db_now() + retry_wait_s(broken, last),
-        turn=next_turn(connection, block),
         avoid_node_id=_avoided(connection, block, last.failure_class),
         avoid_until=db_now() + ELSEWHERE_S,
         message=reason,
     )
+    join_queue(transitions)
     outbox.add(connection, OutboxKind.WAKE, block.node_class)
 
 

@@ -13,37 +13,49 @@ from service.store import outbox
 from service.store.columns import db_now
 from service.store.placement import fits
 from service.store.tables import ablations, attempts, blocks, nodes, trials
-from service.store.transitions import Transitions, lock_ablation
-from service.store.turns import ORDER, took_turn
+from service.store.transitions import Transitions
+from service.store.turns import ORDER, WAITS, take_turn
 
 BESIDE_TRIAL_S = 300.0
 """What a worker may need beside each trial of a block: data to prepare, a device to be released, a report to send."""
 
-_NEXT = (
-    select(blocks)
-    .where(blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
-    .order_by(*ORDER)
-    .limit(1)
-    .with_for_update(skip_locked=True)
-)
+_MAY_RUN = (blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
+_OF_ONE = select(blocks).where(*_MAY_RUN).order_by(blocks.c["index"]).limit(1).with_for_update(skip_locked=True)
 
 
-def claim_block(connection: Connection, node_id: str, *, lease_s: float) -> str | None:
+def claim_block(connection: Connection, node: Row[Any], *, lease_s: float) -> str | None:
     """Give the next block that fits a node, which the caller has locked, to it.
 
     Returns the attempt's id, None when no block waits or the node is stopped. Raises NodeBusy when blocks that it holds
     have all of its devices.
     """
-    node = connection.execute(select(nodes).where(nodes.c.id == node_id)).one()
     in_use, room = _room(connection, node)
     if node.draining or node.quarantined_reason is not None:
         return None
-    fitting = _NEXT.where(blocks.c.node_class == node.node_class, fits(node))
+    fitting = fits(node)
     if in_use:  # an idle node may also spread a step over more than it has, where devices are virtual
-        fitting = fitting.where(blocks.c.num_devices <= room)
-    block = connection.execute(fitting).first()
-    if block is None:
-        return None
+        fitting &= blocks.c.num_devices <= room
+    block = _next(connection, node.node_class, fitting)
+    return None if block is None else _give(connection, block, node.id, lease_s=lease_s)
+
+
+def _next(connection: Connection, node_class: str, fitting: ColumnElement[bool]) -> Row[Any] | None:
+    """Lock and return the block whose turn it is among the fitting ones.
+
+    An ablation whose fitting blocks are all being claimed at this moment is passed over.
+    """
+    own = select(blocks.c.id).where(blocks.c.ablation_id == ablations.c.id, *_MAY_RUN, fitting)
+    served = select(ablations.c.id).where(ablations.c.node_class == node_class, WAITS, own.exists()).order_by(*ORDER)
+    passed: list[str] = []
+    while (ablation_id := connection.scalar(served.where(ablations.c.id.not_in(passed)).limit(1))) is not None:
+        block = connection.execute(_OF_ONE.where(blocks.c.ablation_id == ablation_id, fitting)).first()
+        if block is not None:
+            return block
+        passed.append(ablation_id)
+    return None
+
+
+def _give(connection: Connection, block: Row[Any], node_id: str, *, lease_s: float) -> str:
     attempt_id = new_id("att")
     attempt_no = block.attempt_no + 1
     transitions = Transitions(connection, block.ablation_id, actor=node_id)
@@ -73,17 +85,12 @@ def claim_block(connection: Connection, node_id: str, *, lease_s: float) -> str 
         )
     )
     connection.execute(update(trials).where(trials.c.block_id == block.id).values(attempt_id=attempt_id))
-    if lock_ablation(connection, block.ablation_id) == AblationState.QUEUED:
-        transitions.move(
-            [block.ablation_id],
-            AblationState.QUEUED,
-            AblationState.RUNNING,
-            reason="first block claimed",
-            started_at=db_now(),
-        )
+    if transitions.lock() == AblationState.QUEUED:
+        queued, running = AblationState.QUEUED, AblationState.RUNNING
+        transitions.move([block.ablation_id], queued, running, reason="first block claimed", started_at=db_now())
         outbox.add(connection, OutboxKind.ANNOUNCE, block.ablation_id)
+    take_turn(connection, transitions, block.ablation_id)
     transitions.flush()
-    took_turn(connection, block)
     return attempt_id
 
 
@@ -111,7 +118,6 @@ def _limit_s(ablation_id: str) -> ColumnElement[float]:
 
 def waiting_node_classes(connection: Connection) -> list[str]:
     """Return the classes of nodes for which a block waits to be claimed now."""
-    waits = select(blocks.c.id).where(
-        blocks.c.state == BlockState.QUEUED, blocks.c.node_class == nodes.c.node_class, blocks.c.not_before <= db_now()
-    )
+    own = select(blocks.c.id).where(blocks.c.ablation_id == ablations.c.id, *_MAY_RUN)
+    waits = select(ablations.c.id).where(ablations.c.node_class == nodes.c.node_class, WAITS, own.exists())
     return list(connection.execute(select(nodes.c.node_class).where(waits.exists()).distinct()).scalars())

@@ -13,7 +13,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Insert,
-    ScalarSelect,
     Select,
     Table,
     bindparam,
@@ -33,7 +32,7 @@ class Target:
     table: Table
     made: Mapping[str, ColumnElement[Any]] = field(default_factory=dict)
     """Columns whose value the database makes."""
-    added: Mapping[str, ScalarSelect[int]] = field(default_factory=dict)
+    added: Mapping[str, ColumnElement[int]] = field(default_factory=dict)
     """Columns whose value in a row counts from a number that the database knows."""
 
 
@@ -65,7 +64,7 @@ def _by_row(target: Target) -> Insert:
 
 
 @lru_cache(maxsize=64)
-def _number(known: ScalarSelect[int]) -> Select[tuple[int]]:
+def _number(known: ColumnElement[int]) -> Select[tuple[int]]:
     return select(known)
 
 

@@ -30,6 +30,8 @@ class LogPage:
 
 def append(connection: Connection, locked: LockedAttempt, chunks: Sequence[LogChunk]) -> None:
     """Store chunks; what is already stored is ignored. Raises Invalid when bytes between would be missing."""
+    if not chunks:
+        return
     known = {row.id for row in locked.trials}
     for number, chunk in enumerate(chunks):
         if chunk.trial_id not in known:

@@ -32,7 +32,7 @@ def go_on(connection: Connection, ablation_id: str, until: int, *, after: int, r
         return
     transitions = Transitions(connection, ablation_id, actor="judge")
     ids = [row.id for row in held if row.block_index < until]
-    join_queue(connection, ablation_id)
+    join_queue(transitions)
     transitions.move(ids, BlockState.HELD, BlockState.QUEUED, reason=reason)
     transitions.flush()
     outbox.add(connection, OutboxKind.WAKE, held[0].node_class)

@@ -40,12 +40,13 @@ def _change(connection: Connection, name: str, **values: Any) -> None:
         raise NotFound(f"there is no node {name!r}; ablate nodes lists all")
 
 
-def note_device(connection: Connection, node_id: str, state: DeviceHealth, reason: str | None) -> None:
-    """Quarantine a node that says so of its device; that it says "ok" again later ends nothing."""
+def note_device(connection: Connection, node_id: str, state: DeviceHealth, reason: str | None) -> bool:
+    """Quarantine a node that says so of its device; return whether it says "ok", which ends no quarantine."""
     if state is DeviceHealth.OK:
-        return
+        return True
     told = f"its worker says: {reason or 'no reason given'}"
     _stop(connection, node_id, told, by="worker")
+    return False
 
 
 def _stop(connection: Connection, node_id: str, reason: str, *, by: str) -> bool:

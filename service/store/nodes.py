@@ -17,6 +17,7 @@ from service.store.running import still_runs
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 
 _ID = re.compile(id_pattern("nod"))
+_WITHOUT_REGISTRATION = [column for column in nodes.c if column.name != "registration"]
 
 
 def check_key(principal: Principal, name: str, node_class: str) -> None:
@@ -61,19 +62,30 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
     return str(known.id)
 
 
-def mark_seen(connection: Connection, node_id: str, *, owner: str | None) -> str:
-    """Note that the node of the key `owner` spoke, and lock it; return its node class.
+def mark_seen(connection: Connection, node_id: str, *, owner: str | None) -> Row[Any]:
+    """Note that the node of the key `owner` spoke, and lock it; return it.
 
     Raises NotFound for an unknown node, Forbidden for one that the key does not belong to.
     """
     if not _ID.fullmatch(node_id):
         raise NotFound(f"{ascii(node_id)[:80]} is not a node id; PUT /v1/nodes/{{name}} returns one")
     seen = update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now())
-    row = connection.execute(seen.returning(nodes.c.node_class, nodes.c.name)).first()
+    row = connection.execute(seen.returning(*_WITHOUT_REGISTRATION)).first()
     if row is None:
         raise NotFound(f"node {node_id!r} is not registered; PUT /v1/nodes/{{name}} first")
     _check_owner(f"node {node_id} is '{row.name}'", row.name, owner)
-    return str(row.node_class)
+    return row
+
+
+def mark_attempt_seen(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
+    """Note that the node to which an attempt was given spoke, and lock it; return the node's id.
+
+    Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
+    """
+    own = select(attempts.c.node_id).where(attempts.c.id == attempt_id).scalar_subquery()
+    seen = update(nodes).where(nodes.c.id == own).values(seen_at=db_now())
+    row = connection.execute(seen.returning(nodes.c.id, nodes.c.name)).first()
+    return _node_of(attempt_id, row, owner)
 
 
 def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
@@ -82,7 +94,10 @@ def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | Non
     Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
     """
     query = select(nodes.c.id, nodes.c.name).join(attempts, attempts.c.node_id == nodes.c.id)
-    row = connection.execute(query.where(attempts.c.id == attempt_id)).first()
+    return _node_of(attempt_id, connection.execute(query.where(attempts.c.id == attempt_id)).first(), owner)
+
+
+def _node_of(attempt_id: str, row: Row[Any, Any] | None, owner: str | None) -> str:
     if row is None:
         raise NotFound(f"there is no attempt {attempt_id!r}")
     _check_owner(f"attempt {attempt_id} was given to node '{row.name}'", row.name, owner)

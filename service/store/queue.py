@@ -3,26 +3,36 @@
 Every function answers for many ablations in one query.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import CTE, Connection, Row, Select, Subquery, func, select, union_all
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    select,
+    union_all,
+)
 
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
 from service.store.placement import Needs
 from service.store.tables import ablations, blocks, nodes
-from service.store.turns import ORDER
+from service.store.turns import WAITS
 
-_FIRST = (
-    func.max(blocks.c.node_class).label("node_class"),
-    func.max(blocks.c.priority).label("priority"),
-    func.min(blocks.c.turn).label("turn"),
-)
-"""Of an ablation's queued blocks, which are all of one class and priority: where the first of them stands."""
 _PACE_OF = 20
 """Newest finished ablations whose blocks tell the pace."""
+
+# The statements are built once: to build them costs more than to run them.
+_IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+_CLASSES: BindParameter[Any] = bindparam("classes", expanding=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,49 +44,56 @@ class QueuePlace:
     """Until one of its blocks may be claimed: a pause after an attempt that broke; 0 or less for none."""
 
 
-def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
-    """Return the place of every ablation among these that has a queued block.
+def _places() -> Select[Any]:
+    """Count without looking at blocks: the queued ones of an ablation have its turn and those that follow."""
+    other = ablations.alias("other")
+    is_higher = other.c.priority > ablations.c.priority
+    turns = ablations.c.turn - other.c.turn + case((other.c.id < ablations.c.id, 1), else_=0)
+    ahead = case((is_higher | (turns > other.c.blocks_queued), other.c.blocks_queued), else_=turns)
+    first = is_higher | ((other.c.priority == ablations.c.priority) & (turns > 0))
+    in_queue = (other.c.node_class == ablations.c.node_class) & (other.c.blocks_queued > literal_column("0"))
+    found = select(ablations.c.id, func.coalesce(func.sum(ahead), 0), _rest_s().label("rest_s"))
+    found = found.select_from(ablations.outerjoin(other, in_queue & first))
+    return found.where(ablations.c.id.in_(_IDS), WAITS).group_by(ablations.c.id)
 
-    The queue is counted in its index, and only as far as the first block of the last of them.
-    """
-    own = select(blocks.c.ablation_id, *_FIRST, (func.min(blocks.c.not_before) - db_now()).label("rest_s"))
-    mine = (blocks.c.state == BlockState.QUEUED, blocks.c.ablation_id.in_(ablation_ids))
-    first = own.where(*mine).group_by(blocks.c.ablation_id).cte("first")
-    queue = _queue_until(first)
-    found = select(first.c.ablation_id, func.min(queue.c.ahead), first.c.rest_s)
-    found = found.join(queue, queue.c.ablation_id == first.c.ablation_id)
-    rows = connection.execute(found.group_by(first.c.ablation_id, first.c.rest_s))
+
+def _rest_s() -> ColumnElement[float]:
+    queued = (blocks.c.ablation_id == ablations.c.id, blocks.c.state == BlockState.QUEUED)
+    may_run = select(blocks.c.id).where(*queued, blocks.c.not_before <= db_now()).exists()
+    first_end = select(func.min(blocks.c.not_before)).where(*queued).scalar_subquery()
+    return case((may_run, 0.0), else_=first_end - db_now())
+
+
+_PLACES = _places()
+
+
+def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
+    """Return the place of every ablation among these that has a queued block."""
+    rows = connection.execute(_PLACES, {"ids": list(ablation_ids)})
     return {name: QueuePlace(blocks_ahead=int(place), rest_s=float(rest)) for name, place, rest in rows}
 
 
-def _queue_until(first: CTE) -> Subquery:
-    """Return the queued blocks, and how many of their class are given out before each, up to the last of `first`."""
-    lowest, latest = (select(it).scalar_subquery() for it in (func.min(first.c.priority), func.max(first.c.turn)))
-    ahead = func.row_number().over(partition_by=blocks.c.node_class, order_by=ORDER) - 1
-    return (
-        select(blocks.c.ablation_id, ahead.label("ahead"))
-        .where(blocks.c.state == BlockState.QUEUED, blocks.c.node_class.in_(select(first.c.node_class)))
-        .where((blocks.c.priority > lowest) | (blocks.c.turn <= latest))
-        .subquery()
-    )
-
-
-def holders(connection: Connection, ablation_ids: Collection[str]) -> list[Row[Any]]:
-    """Return the running blocks of these ablations: node's name, seconds since it spoke, seconds left of the lease."""
-    query = select(
+_HOLDERS = (
+    select(
         blocks.c.ablation_id,
         blocks.c["index"].label("block_index"),
         nodes.c.name,
         (db_now() - nodes.c.seen_at).label("silent_s"),
         (blocks.c.lease_until - db_now()).label("lease_s"),
-    ).join(nodes, nodes.c.id == blocks.c.node_id)
-    mine = (blocks.c.state == BlockState.RUNNING, blocks.c.ablation_id.in_(ablation_ids))
-    return list(connection.execute(query.where(*mine).order_by(blocks.c.ablation_id, blocks.c["index"])))
+    )
+    .join(nodes, nodes.c.id == blocks.c.node_id)
+    .where(blocks.c.state == BlockState.RUNNING, blocks.c.ablation_id.in_(_IDS))
+    .order_by(blocks.c.ablation_id, blocks.c["index"])
+)
 
 
-def nodes_of(connection: Connection, node_classes: Collection[str]) -> list[Row[Any]]:
-    """Return the nodes of these classes: what stops them, lanes and devices, and how long they were silent."""
-    query = select(
+def holders(connection: Connection, ablation_ids: Collection[str]) -> Sequence[Row[Any]]:
+    """Return the running blocks of these ablations: node's name, seconds since it spoke, seconds left of the lease."""
+    return connection.execute(_HOLDERS, {"ids": list(ablation_ids)}).all()
+
+
+_NODES = (
+    select(
         nodes.c.name,
         nodes.c.node_class,
         nodes.c.draining,
@@ -85,7 +102,14 @@ def nodes_of(connection: Connection, node_classes: Collection[str]) -> list[Row[
         nodes.c.num_devices,
         (db_now() - nodes.c.seen_at).label("silent_s"),
     )
-    return list(connection.execute(query.where(nodes.c.node_class.in_(node_classes)).order_by(nodes.c.name)))
+    .where(nodes.c.node_class.in_(_CLASSES))
+    .order_by(nodes.c.name)
+)
+
+
+def nodes_of(connection: Connection, node_classes: Collection[str]) -> Sequence[Row[Any]]:
+    """Return the nodes of these classes: what stops them, lanes and devices, and how long they were silent."""
+    return connection.execute(_NODES, {"classes": list(node_classes)}).all()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +120,6 @@ class Pace:
     trial_s: float
 
 
-def paces(connection: Connection) -> dict[str, Pace]:
-    """Return the pace of late by node class, of those that have finished a block."""
-    newest = union_all(_newest(AblationState.COMPLETED), _newest(AblationState.RUNNING)).subquery()
-    sums = [func.sum(newest.c[name]) for name in ("device_s", "blocks_done", "trials")]
-    rows = connection.execute(select(newest.c.node_class, *sums).group_by(newest.c.node_class))
-    return {
-        node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
-        for node_class, seconds, done, trials in rows
-    }
-
-
 def _newest(state: AblationState) -> Select[Any]:
     trials = (1.0 * ablations.c.blocks_done * ablations.c.trials_planned / ablations.c.blocks_planned).label("trials")
     query = select(ablations.c.node_class, ablations.c.device_s, ablations.c.blocks_done, trials)
@@ -114,9 +127,25 @@ def _newest(state: AblationState) -> Select[Any]:
     return select(query.order_by(ablations.c.id.desc()).limit(_PACE_OF).subquery())
 
 
-def running(connection: Connection, node_classes: Collection[str]) -> list[Row[Any]]:
-    """Return the blocks that run on these classes: what their ablations took so far, and since when they run."""
-    query = select(
+def _paces() -> Select[Any]:
+    newest = union_all(_newest(AblationState.COMPLETED), _newest(AblationState.RUNNING)).subquery()
+    sums = [func.sum(newest.c[name]) for name in ("device_s", "blocks_done", "trials")]
+    return select(newest.c.node_class, *sums).group_by(newest.c.node_class)
+
+
+_PACES = _paces()
+
+
+def paces(connection: Connection) -> dict[str, Pace]:
+    """Return the pace of late by node class, of those that have finished a block."""
+    return {
+        node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
+        for node_class, seconds, done, trials in connection.execute(_PACES)
+    }
+
+
+_RUNNING = (
+    select(
         blocks.c.ablation_id,
         blocks.c.node_class,
         ablations.c.device_s,
@@ -124,14 +153,23 @@ def running(connection: Connection, node_classes: Collection[str]) -> list[Row[A
         ablations.c.blocks_planned,
         ablations.c.trials_planned,
         (db_now() - blocks.c.started_at).label("runs_s"),
-    ).join(ablations, ablations.c.id == blocks.c.ablation_id)
-    return list(
-        connection.execute(query.where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(node_classes)))
     )
+    .join(ablations, ablations.c.id == blocks.c.ablation_id)
+    .where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
+)
+
+
+def running(connection: Connection, node_classes: Collection[str]) -> Sequence[Row[Any]]:
+    """Return the blocks that run on these classes: what their ablations took so far, and since when they run."""
+    return connection.execute(_RUNNING, {"classes": list(node_classes)}).all()
+
+
+_NEEDS = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.num_devices).where(
+    blocks.c["index"] == 0, blocks.c.ablation_id.in_(_IDS)
+)
 
 
 def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Needs]:
     """Return what the blocks of these ablations need, which is the same for all of one."""
-    query = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.num_devices)
-    rows = connection.execute(query.where(blocks.c["index"] == 0, blocks.c.ablation_id.in_(ablation_ids)))
+    rows = connection.execute(_NEEDS, {"ids": list(ablation_ids)})
     return {row.ablation_id: Needs(lanes=row.lanes, devices=row.num_devices) for row in rows}

@@ -25,9 +25,9 @@ from service.store.transitions import Transitions
 from service.store.turns import reached
 
 _ANSWER = Target(table=idempotency, made={"created_at": db_now()})
-_ABLATION = Target(table=ablations, made={"created_at": db_now()})
-_BLOCKS = Target(table=blocks, added={"turn": reached(bindparam("queue_class"), bindparam("queue_priority"))})
-_TRIALS, _QUESTIONS, _LABELS = Target(table=trials), Target(table=questions), Target(table=labels)
+_TURN = reached(bindparam("queue_class"), bindparam("queue_priority"))
+_ABLATION = Target(table=ablations, made={"created_at": db_now()}, added={"turn": _TURN})
+_BLOCKS, _TRIALS, _QUESTIONS, _LABELS = (Target(table=one) for one in (blocks, trials, questions, labels))
 _KNOWN = select(idempotency.c.body_digest, idempotency.c.ablation_id, idempotency.c.answer)
 
 
@@ -107,7 +107,7 @@ def insert_rows(connection: Connection, submission: Submission, ids: Sequence[Bl
 
 
 def _queue(submission: Submission) -> dict[str, Any]:
-    """Return the queue whose turn the blocks count from."""
+    """Return the queue whose turn the ablation starts at."""
     return {"queue_class": submission.plan.node_class, "queue_priority": submission.spec.limits.priority}
 
 
@@ -148,6 +148,7 @@ def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
         "blocks_planned": len(plan.blocks),
         "device_s": 0.0,
         "priority": spec.limits.priority,
+        "turn": 0,
         "blocks_held": len(plan.blocks) - held_from,
         "blocks_queued": held_from,
         "blocks_running": 0,
@@ -170,8 +171,6 @@ def _block_rows(submission: Submission, ids: Sequence[BlockIds], *, held_from: i
             "seed": block.seed,
             "order": json.dumps(block.order),
             "node_class": plan.node_class,
-            "priority": submission.spec.limits.priority,
-            "turn": block.index,
             "lanes": lanes,
             "num_devices": plan.devices,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,

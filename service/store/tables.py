@@ -119,6 +119,7 @@ ablations = Table(
     Column("device_minutes", Double, nullable=False),
     Column("device_s", Double, nullable=False, default=0.0),  # of its attempts, whatever devices each had
     Column("priority", Integer, nullable=False, default=50),
+    Column("turn", BigInteger, nullable=False, default=0),
     Column("submitted_by", String(64), nullable=False),
     Column("token_id", String(30), index=True),
     Column("created_at", Double, nullable=False),
@@ -142,6 +143,17 @@ ablations = Table(
     Column("logs_dropped_at", Double),
     Index("ix_ablations_state_id", "state", "id"),
     Index("ix_ablations_name_id", "name", "id", postgresql_ops={"name": "text_pattern_ops"}),
+)
+_WAITS = ablations.c.blocks_queued > 0
+Index(
+    "ix_ablations_queue",
+    ablations.c.node_class,
+    ablations.c.priority.desc(),
+    ablations.c.turn,
+    ablations.c.id,
+    ablations.c.blocks_queued,
+    sqlite_where=_WAITS,
+    postgresql_where=_WAITS,
 )
 _LOGGED = ablations.c.logs_dropped_at.is_(None)
 Index("ix_ablations_logged", ablations.c.finished_at, sqlite_where=_LOGGED, postgresql_where=_LOGGED)
@@ -174,8 +186,6 @@ blocks = Table(
     Column("seed", BigInteger, nullable=False),
     Column("order", Text, nullable=False),
     Column("node_class", String(32), nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("turn", BigInteger, nullable=False, default=0),
     Column("lanes", String(64), nullable=False, default=""),
     Column("num_devices", Integer, nullable=False, default=1),
     Column("state", String(16), nullable=False),
@@ -194,16 +204,7 @@ blocks = Table(
 )
 _QUEUED = blocks.c.state == BlockState.QUEUED.value
 _RUNNING = blocks.c.state == BlockState.RUNNING.value
-Index(
-    "ix_blocks_queue",
-    blocks.c.node_class,
-    blocks.c.priority.desc(),
-    blocks.c.turn,
-    blocks.c.ablation_id,
-    blocks.c["index"],
-    sqlite_where=_QUEUED,
-    postgresql_where=_QUEUED,
-)
+Index("ix_blocks_queued", blocks.c.ablation_id, blocks.c["index"], sqlite_where=_QUEUED, postgresql_where=_QUEUED)
 Index("ix_blocks_leases", blocks.c.lease_until, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
 Index("ix_blocks_holders", blocks.c.node_id, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
 

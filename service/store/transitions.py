@@ -40,6 +40,14 @@ class Transitions:
         self._rows: list[dict[str, Any]] = []
         self._counted: Counter[str] = Counter()
         self._ended: list[str] = []
+        self._columns: dict[str, Any] = {}
+        self._state: AblationState | None = None
+
+    def lock(self) -> AblationState:
+        """Lock the ablation's row until the transaction ends; return the state that it had when it was locked."""
+        if self._state is None:
+            self._state = lock_ablation(self._connection, self._ablation_id)
+        return self._state
 
     def add_event(
         self,
@@ -85,6 +93,10 @@ class Transitions:
         for subject in ids:
             self.add_event(kind, subject, reason=reason, old=old, new=new)
 
+    def set_columns(self, **values: Any) -> None:
+        """Remember further columns of the ablation that change, together with its counters."""
+        self._columns |= values
+
     def _count(self, ids: Sequence[str], old: State, new: State) -> None:
         """Remember what a move changes in the ablation's counters."""
         if isinstance(new, BlockState):
@@ -98,13 +110,13 @@ class Transitions:
     def flush(self) -> None:
         """Write the events, in order, and the counters, under the ablation's lock."""
         if self._rows:
-            lock_ablation(self._connection, self._ablation_id)
+            self.lock()
             self.flush_new()
             self._add_counts()
 
     def _add_counts(self) -> None:
         """Add what the moves changed, so that nothing ever has to count an ablation's blocks again."""
-        changes: dict[str, Any] = {name: ablations.c[name] + by for name, by in self._counted.items() if by}
+        changes = {name: ablations.c[name] + by for name, by in self._counted.items() if by} | self._columns
         if self._ended:
             seconds = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
                 attempts.c.id.in_(self._ended)
@@ -112,7 +124,7 @@ class Transitions:
             changes["device_s"] = ablations.c.device_s + func.coalesce(seconds.scalar_subquery(), 0.0)
         if changes:
             self._connection.execute(update(ablations).where(ablations.c.id == self._ablation_id).values(**changes))
-        self._counted, self._ended = Counter(), []
+        self._counted, self._ended, self._columns = Counter(), [], {}
 
     def flush_new(self) -> None:
         """Write the events of an ablation that this transaction created, which nobody else can see yet."""

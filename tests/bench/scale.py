@@ -76,10 +76,15 @@ def fill(api: Api) -> tuple[str, list[str]]:
         finished.append(api.submit()["id"])
         api.finish(node)
     settle(api.store, Ledger())
-    variants = {f"v{n}": {"gates": gates} for n, gates in zip(range(ARMS_IN_LARGE - 1), _gates(), strict=False)}
-    large = api.submit(variants=variants, design={"seeds": [1], "blocks": {"count": LARGE_BLOCKS}})
+    large = api.submit(**large_changes())
     assert large["plan"]["trials"] == ARMS_IN_LARGE * LARGE_BLOCKS
     return large["id"], finished
+
+
+def large_changes() -> dict[str, Any]:
+    """Return what makes the tests' spec the large one."""
+    variants = {f"v{n}": {"gates": gates} for n, gates in zip(range(ARMS_IN_LARGE - 1), _gates(), strict=False)}
+    return {"variants": variants, "design": {"seeds": [1], "blocks": {"count": LARGE_BLOCKS}}}
 
 
 def _gates() -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from sqlalchemy import Row, select, update
 
 from service.store import queue
-from service.store.tables import blocks
+from service.store.tables import ablations
 from tests.api_stack import Api, running_api
 
 
@@ -21,15 +20,17 @@ def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
 
 
 def _expected(rows: list[Row[Any]], asked: set[str]) -> dict[str, int]:
-    """Number the whole queue of each class, as a claim would go through it."""
-    queued = sorted(
-        (row for row in rows if row.state == "queued"),
-        key=lambda row: (row.node_class, -row.priority, row.turn, row.ablation_id, row.index),
-    )
+    """Number the whole queue of each class, as claims would go through it: whose turn it is, and that moves on."""
     found: dict[str, int] = {}
-    for _, own in groupby(queued, key=lambda row: row.node_class):
-        for place, row in enumerate(own):
-            found.setdefault(row.ablation_id, place)
+    for node_class in {row.node_class for row in rows}:
+        waiting = {row.id: row.blocks_queued for row in rows if row.node_class == node_class}
+        keys = {row.id: (-row.priority, row.turn, row.id) for row in rows if row.node_class == node_class}
+        for place in range(sum(waiting.values())):
+            first = min((name for name in waiting if waiting[name]), key=lambda name: keys[name])
+            found.setdefault(first, place)
+            waiting[first] -= 1
+            priority, turn, _ = keys[first]
+            keys[first] = (priority, turn + 1, first)
     return {name: place for name, place in found.items() if name in asked}
 
 
@@ -37,23 +38,21 @@ def test_places_are_those_of_the_whole_queue(api: Api) -> None:
     draw = random.Random(11)  # noqa: S311 - a seeded draw
     ids = [api.submit(ablation=f"waiting-{number}")["id"] for number in range(7)]
     for _ in range(25):
-        classes = dict(zip(ids, draw.choices(["cpu", "h200"], weights=[4, 1], k=len(ids)), strict=True))
-        priorities = {name: draw.choice([10, 50, 50, 50, 90]) for name in ids}
         with api.store.write() as connection:
-            for row in connection.execute(select(blocks.c.id, blocks.c.ablation_id)).all():
+            for name in ids:
                 values = {
-                    "priority": priorities[row.ablation_id],
+                    "node_class": draw.choices(["cpu", "h200"], weights=[4, 1])[0],
+                    "priority": draw.choice([10, 50, 50, 50, 90]),
                     "turn": draw.randint(0, 9),
-                    "state": draw.choice(["queued", "queued", "done", "held"]),
-                    "node_class": classes[row.ablation_id],
+                    "blocks_queued": draw.choice([0, 1, 2, 5, 9, 30]),
                 }
-                connection.execute(update(blocks).where(blocks.c.id == row.id).values(**values))
+                connection.execute(update(ablations).where(ablations.c.id == name).values(**values))
         asked = set(draw.sample(ids, draw.randint(1, len(ids))))
         with api.store.read() as connection:
-            rows = list(connection.execute(select(blocks)))
+            rows = list(connection.execute(select(ablations)))
             found = queue.places(connection, asked)
         assert {name: place.blocks_ahead for name, place in found.items()} == _expected(rows, asked)
     with api.store.write() as connection:
-        connection.execute(update(blocks).values(state="done"))
+        connection.execute(update(ablations).values(blocks_queued=0))
     with api.store.read() as connection:
         assert queue.places(connection, ids) == {}

@@ -9,7 +9,7 @@ from unittest import mock
 from kernels import facts, mamba3_mimo
 from kernels.mamba3_mimo import support
 from kernels.mamba3_mimo.cuda.host import op, scan
-from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.host.compiled import program
 from kernels.scan import ScanFact, ScanSwitches
 from tests.kernels import tile_rounding
 
@@ -33,7 +33,7 @@ class _Interpreted:
         self._problem = problem
 
     def __getitem__(self, name: str) -> Callable[..., object]:
-        return partial(tile_rounding.run, KERNELS[name](*self._problem))
+        return partial(tile_rounding.run, program(name, *self._problem))
 
 
 def _build(*_key: object) -> None:

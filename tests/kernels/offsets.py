@@ -15,15 +15,15 @@ def long_rows(name: str, **switches: bool) -> tuple[str, dict[str, int]]:
     """
     import tilelang
 
-    from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, TARGET, pass_configs
+    from kernels.mamba3_mimo.cuda.host.compiled import TARGET, pass_configs, program
     from kernels.mamba3_mimo.cuda.host.shape import ScanShape
     from kernels.mamba3_mimo.cuda.host.variant import Variant
 
     variant = Variant(**switches)
-    program = KERNELS[name](ScanShape(B=9, S=65536, H=64, G=1, N=64, P=64, R=4, A=16), variant, 65536)
+    text = program(name, ScanShape(B=9, S=65536, H=64, G=1, N=64, P=64, R=4, A=16, wide=True), variant)
     options = {key.value: value for key, value in pass_configs(name, variant).items()}
     with tilelang.tvm.target.Target(TARGET), tilelang.tvm.transform.PassContext(opt_level=3, config=options):
-        source = tilelang.lower(program, target=TARGET).kernel_source
+        source = tilelang.lower(text, target=TARGET).kernel_source
     return source, {buffer.name: prod(map(int, buffer.shape)) for buffer in program.buffer_map.values()}
 
 

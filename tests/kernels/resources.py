@@ -1,7 +1,9 @@
 """What the kernels of the gate table cost when compiled for sm_90a: made here without a GPU, kept in resources.json.
 
 Each case is the reference shape or another one with one gate flipped, and names the kernels that the flip changes.
-Kernels compile in processes of their own, so the one that asks imports neither torch nor tilelang.
+Kernels compile in processes of their own, so the one that asks imports neither torch nor tilelang. A kernel whose
+program, compiler options and compilers are those that its row in the table was made from is not compiled again: equal
+programs compile to equal code.
 """
 
 import json
@@ -14,6 +16,7 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,6 @@ WALKS = ("outputs", "gradients", "local_states", "local_gradients")
 PROCESSES = 8
 """Compilers that run at a time at most: each takes up to 1 GB."""
 SLOWEST = ("gradients", "outputs", "local_states", "local_gradients")
-KEPT = (
-    "threads", "registers", "shared_bytes", "stack_bytes", "spill_loads", "spill_stores", "instructions", "tma_loads",
-    "tma_stores", "cp_async", "wgmma", "mma", "mbarrier", "register_reallocations", "barriers", "source_sha256",
-)  # fmt: skip
-"""Columns of a kernel's row that the table holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +80,13 @@ def nvcc_release() -> str | None:
     return found[1] if found else None
 
 
-def compile_cases(cases: Mapping[str, Case], cache: Path) -> dict[str, dict[str, Any]]:
+def compile_cases(
+    cases: Mapping[str, Case], cache: Path, known: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
     """Return for each case {"kernels": rows by name}, {"refused": the reason} or {"failed": {kernel: the error}}.
 
-    `cache` is where compiled kernels go. Processes run in parallel, the slowest kernels first.
+    `cache` is where compiled kernels go. `known` are cases of the table, whose rows stand where a kernel's program is
+    that of its row. Processes run in parallel, the slowest kernels first.
     """
     context = multiprocessing.get_context("spawn")
     processes = min(len(os.sched_getaffinity(0)), PROCESSES)
@@ -93,7 +94,9 @@ def compile_cases(cases: Mapping[str, Case], cache: Path) -> dict[str, dict[str,
         every = pool.submit(_kernel_names).result()
         jobs = [(name, kernel) for name, case in cases.items() for kernel in case.kernels or every]
         jobs.sort(key=lambda job: SLOWEST.index(job[1]) if job[1] in SLOWEST else len(SLOWEST))
-        done = list(pool.map(_compiled, *zip(*((cases[case], kernel) for case, kernel in jobs), strict=True)))
+        rows = [(known or {}).get(case, {}).get("kernels", {}).get(kernel) for case, kernel in jobs]
+        asked = ((cases[case], kernel, row) for (case, kernel), row in zip(jobs, rows, strict=True))
+        done = list(pool.map(_compiled, *zip(*asked, strict=True)))
     found: dict[str, dict[str, Any]] = {name: {} for name in cases}
     for (name, kernel), result in zip(jobs, done, strict=True):
         if "refused" in result:
@@ -119,7 +122,7 @@ def _kernel_names() -> tuple[str, ...]:
     return tuple(compiled.KERNELS)
 
 
-def _compiled(case: Case, kernel: str) -> dict[str, Any]:
+def _compiled(case: Case, kernel: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return {"row": of one compiled kernel}, {"refused": why its variant is}, or {"failed": the error}."""
     from kernels.mamba3_mimo.cuda.host import attest, compiled
     from kernels.mamba3_mimo.cuda.host.shape import ScanShape
@@ -130,15 +133,28 @@ def _compiled(case: Case, kernel: str) -> dict[str, Any]:
         shape = ScanShape(
             **{name: getattr(case, name) for name in ("B", "S", "H", "G", "N", "P", "R", "A", "gated", "reduced")},
             C=variant.chunk_size,
-            L=case.S if variant.schedule == "sequential" else variant.superchunk,
+            L=case.S if variant.schedule == "sequential" else variant.superchunk or 256,
         )
         reason = refusal(variant, shape)
         if reason is not None:
             return {"refused": reason}
-        (row,) = attest.table({kernel: compiled.kernel(kernel, shape, variant, case.S)})
+        program = _program_sha256(kernel, shape, variant, attest.READER)
+        if known is not None and known.get("program_sha256") == program:
+            return {"row": dict(known)}
+        (row,) = attest.table({kernel: compiled.kernel(kernel, shape, variant)})
     except Exception as error:  # of any kind that a compiler may raise: told in the test's report
         return {"failed": f"{type(error).__name__}: {error}"[:2000]}
-    return {"row": row}
+    return {"row": {**row, "program_sha256": program}}
+
+
+def _program_sha256(kernel: str, shape: Any, variant: Any, reader: str) -> str:
+    """Return the digest of a program, its compiler options, the compilers' releases, and of what reads the code."""
+    import tilelang
+
+    from tests.kernels.freeze_programs import options, text
+
+    parts = (text(kernel, shape, variant), *options(kernel, variant), tilelang.__version__, str(nvcc_release()), reader)
+    return sha256("\n".join(parts).encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -154,9 +170,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "cases": {
             name: {"refused": case["refused"]}
             if "refused" in case
-            else {
-                "kernels": {kernel: {key: row[key] for key in KEPT} for kernel, row in sorted(case["kernels"].items())}
-            }
+            else {"kernels": {kernel: dict(sorted(row.items())) for kernel, row in sorted(case["kernels"].items())}}
             for name, case in found.items()
         },
     }

@@ -73,14 +73,13 @@ HOST = """
   (((TVMFFIAny*)stack_ffi_any)[37].v_int64) = (int64_t)0;
 """
 PROGRAM = """
+for h in T.thread_binding(5, thread="blockIdx.x"):
+for s in T.thread_binding(4, thread="blockIdx.y"):
+for b in T.thread_binding(3, thread="blockIdx.z"):
 q = T.match_buffer(q_handle, (3, 1024, 4, 1, 64), "bfloat16", strides=(262144, 256, 64, 64, 1))
 gw_s_1 = T.sblock_alloc_buffer(({shape}), "bfloat16", data=gw_s, scope="shared.dyn")
 T.tma_copy(T.region(q[b, t0, r, h // 2, 0], 1, 1, 16, 1, 1, 64), T.region(gw_s_1[0], 2, 16, 64), barrier=bar_1[0])
 T.tma_copy(T.region(v_[b, t0, h, 0], 1, 1, {tokens}, 1, 64), T.region(v_s_1[0, 0], 2, 16, 64), barrier=bar_1[0])
-"""
-PASSING = """
-local = T.match_buffer(local_handle, (15, {super_chunks}, 4096), strides=(16384, 4096, 1))
-carry = T.match_buffer(carry_handle, (15, {super_chunks}), strides=(4, 1))
 """
 
 
@@ -207,17 +206,26 @@ def test_programs_that_load_other_numbers_of_tokens_show_no_chunk_size(compiled)
     assert not {"chunk_size", "superchunk"} & set(row(compiled))
 
 
-@pytest.mark.parametrize(("super_chunks", "shown"), [("4", 4), ("S // 256", "run time")])
-def test_kernels_that_hand_states_on_show_over_how_many_super_chunks(compiled, super_chunks, shown):
-    compiled.adapter.prim_func.script = lambda: PASSING.format(super_chunks=super_chunks)
-    assert row(compiled, "pass_states")["super_chunks"] == shown
+@pytest.mark.parametrize(("tokens", "shown"), [(1024, 4), (256, 1), (1000, "unproved"), (128, "unproved")])
+def test_super_chunks_of_a_row_are_as_many_as_its_walk_fits_into_it(tokens, shown):
+    (found,) = attest.launched([made("outputs", super_chunks=None, superchunk=256)], tokens=tokens, handed=9)
+    assert found["super_chunks"] == shown
 
 
-@pytest.mark.parametrize(("blocks", "shown"), [("1", 1), ("((S + 255) >> 8)", "run time")])
-def test_grids_may_be_known_at_run_time(compiled, tmp_path, blocks, shown):
-    (tmp_path / "host_kernel.cu").write_text(HOST.format(blocks=blocks))
-    found = row(compiled)
-    assert (found["super_chunks"], found["grid"]) == (shown, f"5 x {shown} x 3")
+@pytest.mark.parametrize(("handed", "shown"), [(4, 4), (None, "unproved")])
+def test_a_kernel_that_hands_states_on_shows_what_it_was_launched_with(handed, shown):
+    (found,) = attest.launched([made("pass_states", super_chunks=None)], tokens=1024, handed=handed)
+    assert found["super_chunks"] == shown
+
+
+def test_a_walk_whose_trips_are_not_known_shows_no_super_chunks():
+    (found,) = attest.launched([made("outputs", super_chunks=None, superchunk=None)], tokens=1024, handed=None)
+    assert "super_chunks" not in found
+
+
+def test_grids_may_be_known_at_run_time(compiled, tmp_path):
+    (tmp_path / "host_kernel.cu").write_text(HOST.format(blocks="walks"))
+    assert row(compiled)["grid"] == "5 x run time x 3"
 
 
 @pytest.mark.parametrize(
@@ -359,7 +367,8 @@ def test_facts_of_a_pass_are_what_all_its_walks_show():
 def test_one_walk_that_differs_or_shows_nothing_makes_a_gate_mixed(gate):
     assert told(forward(**{gate: "another"}))[gate] == "mixed"
     assert told(forward(**{gate: None}))[gate] == "mixed"
-    assert told([made("outputs", **{gate: None}), made("gradients", **{gate: None})])[gate] == "unproved"
+    silent = [made("outputs", **{gate: None}), made("gradients", **{gate: None}), made("pass_states")]
+    assert told(silent)[gate] == "unproved"
 
 
 def test_passes_without_walks_say_nothing_about_gates():
@@ -392,11 +401,11 @@ def test_one_block_for_a_whole_row_shows_no_super_chunk():
     [
         (4, 4, "chunk_parallel"),
         (1, 1, "chunk_parallel"),
-        ("run time", "run time", "chunk_parallel"),
+        ("unproved", 4, "mixed"),
         (1, None, "sequential"),
         (4, None, "mixed"),
         (1, 4, "mixed"),
-        (1, "run time", "mixed"),
+        (4, "unproved", "mixed"),
         (None, None, "mixed"),
         (None, 4, "mixed"),
     ],

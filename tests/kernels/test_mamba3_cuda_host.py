@@ -28,9 +28,10 @@ class Recorded(scan.Scan):
         self.launched = {}
         super().__init__(inputs, variant)
 
-    def run(self, name, *tensors):
+    def run(self, name, *arguments):
         """Keep the tensors."""
         assert name in KERNELS
+        tensors = [argument for argument in arguments if not isinstance(argument, int)]
         assert all(tensor.is_contiguous() for tensor in tensors), name
         self.launched[name] = tensors
 
@@ -86,8 +87,8 @@ def test_kernels_built_before_a_pass_are_those_that_it_launches(name):
     *_, saved = made.forward()
     forward = set(made.launched)
     made.backward(make_grad(inputs, 1), saved)
-    assert forward == set(needed("forward", made.shape, variant))
-    assert set(made.launched) - forward == set(needed("backward", made.shape, variant))
+    assert forward == set(needed("forward", made.shape, made.variant))
+    assert set(made.launched) - forward == set(needed("backward", made.shape, made.variant))
 
 
 def test_optional_tensors_and_caches_decide_what_the_kernels_are_given():
@@ -117,7 +118,7 @@ def test_only_what_the_backward_pass_reads_is_saved():
 
 def test_padding_is_zero_and_documents_are_marked():
     inputs, made, *_ = launched(Case(S=41, documents=2))
-    assert made.shape.S == 48
+    assert (made.shape.S, made.shape.L) == (64, 64)
     assert all(made.t[name][:, 41:].count_nonzero() == 0 for name in ("q", "k", "v", "z", "angles"))
     assert all(made.t[name][..., 41:].count_nonzero() == 0 for name in ("adt", "dt", "trap"))
     reset = made.launched["decays"][3]
@@ -125,7 +126,7 @@ def test_padding_is_zero_and_documents_are_marked():
 
 
 def test_kernels_are_given_aligned_addresses():
-    inputs = make_inputs(Case(S=48), "cpu")
+    inputs = make_inputs(Case(S=64), "cpu")
     shifted = tuple(torch.cat((t.new_zeros(1), t.flatten()))[1:].view(t.shape) for t in inputs.tensors())
     assert all(tensor.data_ptr() % scan.ALIGNMENT for tensor in shifted)
     made = Recorded(inputs.with_tensors(shifted), Variant())
@@ -164,7 +165,8 @@ def test_a_warp_covers_its_tokens_and_angles_once(angles):
 
 def test_edges_cover_the_sequence_at_the_distance_of_a_warp():
     assert EDGE == WARP_TOKENS
-    assert edge_size(replace(SHAPE, S=65 * 8)) == (2, 4, 9, 2, 64)
+    assert edge_size(replace(SHAPE, S=1280, L=640)) == (4, 4, 10, 2, 64)
+    assert edge_size(replace(SHAPE, S=32, L=16)) == (4, 4, 1, 2, 64)
 
 
 @pytest.mark.parametrize("state_size", STATE_SIZES)
@@ -187,6 +189,8 @@ def test_the_default_variant_runs_the_reference_shape():
         (Variant(), replace(SHAPE, C=12), "chunk_size is 12; allowed: 8, 16, 32, 64"),
         (Variant(), replace(SHAPE, C=64), r"chunk_size \* rank is 64 \* 4 = 256; allowed: 32, 64, 128"),
         (Variant(), replace(SHAPE, L=100), "superchunk is 100; allowed: a multiple of chunk_size = 16"),
+        (Variant(), replace(SHAPE, L=48), "superchunk is 48; allowed: a multiple of chunk_size = 16 that"),
+        (Variant(), replace(SHAPE, B=2**15), "super-chunks of a row is 65536; allowed: 65535"),
         (Variant(pipeline_stages=3), SHAPE, "pipeline_stages is 3; allowed: 0, 1, 2"),
         (Variant(chunk_size=8), replace(SHAPE, P=128, C=8), "rank is 32 with N = 64 and P = 128; allowed: 64"),
         (Variant(), replace(SHAPE, N=16, P=128), "rank is 64 with N = 16 and P = 128; allowed: 32"),

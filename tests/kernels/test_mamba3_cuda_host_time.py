@@ -71,5 +71,5 @@ def test_a_launch_is_looked_up_once(monkeypatch):
     monkeypatch.setattr(compiled, "kernel", lambda *problem: Kernel)
     shape = ScanShape(B=7, S=64, H=1, G=1, N=64, P=64, R=4, A=16)
     for _ in range(3):
-        assert compiled.launches(shape, Variant(), 63)["decays"](1, 2) == (1, 2)
+        assert compiled.launches(shape, Variant())["decays"](1, 2) == (1, 2)
     assert looked_up == ["main"]

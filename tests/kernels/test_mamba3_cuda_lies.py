@@ -54,7 +54,7 @@ def nan_filled_buffers():
 def kernels_of_the_default() -> Iterator[None]:
     """Let whatever is asked for be served with the default's kernels, of which a pass knows nothing."""
     shape, plain = shape_of(make_inputs(CASE, "cpu"), Variant()), compiled.kernel
-    with unlaunched(), patch.object(op, "kernel", lambda name, *_: plain(name, shape, Variant(), CASE.S)):
+    with unlaunched(), patch.object(op, "kernel", lambda name, *_: plain(name, shape, Variant())):
         yield
 
 
@@ -93,7 +93,7 @@ def test_the_default_with_sequential_kernels_is_found() -> None:
     shape = shape_of(make_inputs(CASE, "cpu"), Variant(schedule="sequential"))
     plain, served = compiled.kernel, op.kernel
     op._attested.cache_clear()
-    walks = {name: plain(name, shape, Variant(schedule="sequential"), CASE.S) for name in ("outputs", "gradients")}
+    walks = {name: plain(name, shape, Variant(schedule="sequential")) for name in ("outputs", "gradients")}
     with patch.object(op, "kernel", lambda name, *rest: walks.get(name) or served(name, *rest)):
         found = readings()
     op._attested.cache_clear()

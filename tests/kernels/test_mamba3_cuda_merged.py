@@ -10,7 +10,7 @@ pytest.importorskip("tilelang")
 
 import tilelang
 
-from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, TARGET, pass_configs
+from kernels.mamba3_mimo.cuda.host.compiled import TARGET, pass_configs, program
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 
@@ -29,12 +29,12 @@ LOCAL = {
 
 def overlaps(name, shape, variant):
     """Return the pairs of buffers of a kernel that share memory."""
-    program = KERNELS[name](shape, variant, shape.S)
+    text = program(name, shape, variant)
     sizes = {m[4] or m[1]: prod(int(n) for n in m[2].split(",") if n.strip()) * BYTES[m[3] or ""]
-             for m in ALLOCATED.finditer(program.script())}  # fmt: skip
+             for m in ALLOCATED.finditer(text.script())}  # fmt: skip
     options = {getattr(key, "value", key): value for key, value in pass_configs(name, variant).items()}
     with tilelang.tvm.target.Target(TARGET), tilelang.tvm.transform.PassContext(opt_level=3, config=options):
-        source = tilelang.lower(program, target=TARGET).kernel_source
+        source = tilelang.lower(text, target=TARGET).kernel_source
     placed = sorted((int(m[2]), m[1]) for m in BUFFER.finditer(source) if m[1] != "workspace")
     assert len(placed) > 2, "the generated source is not of the form that this test reads"
     return {(a, b) for at, a in placed for start, b in placed if a != b and at <= start < at + sizes[a]}
@@ -43,11 +43,11 @@ def overlaps(name, shape, variant):
 @pytest.mark.parametrize("length", [16, 512])
 @pytest.mark.parametrize("name", ["local_states", "outputs", "local_gradients", "gradients"])
 def test_without_the_merge_every_buffer_has_its_own_memory_however_few_chunks_there_are(name, length):
-    assert overlaps(name, replace(WIDE, S=length), Variant()) == set()
+    assert overlaps(name, replace(WIDE, L=length), Variant()) == set()
 
 
 @pytest.mark.parametrize("length", [16, 512])
 def test_the_merge_lays_only_buffers_of_one_turn_on_each_other(length):
-    found = overlaps("gradients", replace(WIDE, S=length), Variant(aggressive_smem_merge=True))
+    found = overlaps("gradients", replace(WIDE, L=length), Variant(aggressive_smem_merge=True))
     assert found, "nothing is merged"
     assert {buffer for pair in found for buffer in pair} <= LOCAL

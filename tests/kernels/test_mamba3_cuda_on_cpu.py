@@ -16,7 +16,7 @@ pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.cuda.host import scan as host
-from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.host.compiled import program
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
 from tests.kernels import tile_interpreter
@@ -69,8 +69,8 @@ CASES = {
 class Interpreted(host.Scan):
     """The scan's host code with interpreted kernels; buffers are float64 and start as NaN."""
 
-    def run(self, name: str, *tensors: torch.Tensor) -> None:
-        tile_interpreter.run(KERNELS[name](self.shape, self.variant, self.tokens), *tensors)
+    def run(self, name: str, *arguments: torch.Tensor | int) -> None:
+        tile_interpreter.run(program(name, self.shape, self.variant), *arguments)
 
     def empty(self, *size: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         return torch.full(size, float("nan"), dtype=torch.float64)

@@ -16,7 +16,7 @@ pytest.importorskip("tilelang")
 from kernels.mamba3_mimo import ScanInputs, ScanResult, cuda, mamba3_mimo
 from kernels.mamba3_mimo.cuda.host import scan as host
 from kernels.mamba3_mimo.cuda.host.beyond import Beyond
-from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, KNOW_THE_START
+from kernels.mamba3_mimo.cuda.host.compiled import KNOW_THE_START, program
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.state import entered, left_behind
@@ -48,15 +48,15 @@ CASES = {
 
 
 @lru_cache
-def program(name, *problem):
-    return KERNELS[name](*problem)
+def remembered(name, shape, variant):
+    return program(name, shape, variant)
 
 
 class Remembering(Interpreted):
-    """Makes every program once: pieces of a row share most of theirs."""
+    """Makes every program once: pieces of a row share theirs, which are for any batch and length."""
 
-    def run(self, name, *tensors):
-        tile_interpreter.run(program(name, self.shape, self.variant, self.tokens), *tensors)
+    def run(self, name, *arguments):
+        tile_interpreter.run(remembered(name, replace(self.shape, B=0, S=0), self.variant), *arguments)
 
 
 class _InterpretedScan(torch.autograd.Function):
@@ -149,7 +149,7 @@ def test_kernels_that_ask_whether_a_state_enters_are_those_with_it_in_their_key(
     assert set(KNOW_THE_START) == {"gradients", "time_gradients"}
     shape = ScanShape(B=1, S=64, H=1, G=1, N=32, P=32, R=2, A=16, C=16, L=32)
     names = ("reduce_heads", "sum_weights", "sum_biases", "time_gradients")  # those of reductions.py
-    texts = [[KERNELS[n](replace(shape, started=s), Variant(**SWITCHES), 64).script() for n in names] for s in (0, 1)]
+    texts = [[program(n, replace(shape, started=s), Variant(**SWITCHES)).script() for n in names] for s in (0, 1)]
     assert {name for name, without, started in zip(names, *texts, strict=True) if started != without} == {
         "time_gradients"
     }

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import pytest
@@ -12,14 +12,15 @@ pytest.importorskip("tilelang")
 
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
-from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
+from kernels.mamba3_mimo.cuda.host.compiled import program
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 from tests.kernels import tile_interpreter
 
 TOKENS = 2 * EDGE + 9
-SHAPE = ScanShape(B=1, S=2 * EDGE + 16, H=5, G=1, N=64, P=64, R=4, A=16)
+SHAPE = ScanShape(B=2, S=3 * EDGE, H=5, G=1, N=64, P=64, R=4, A=16, L=EDGE)
 ANGLES = {
     "8_angles": replace(SHAPE, N=16, A=8),
     "16_angles": SHAPE,
@@ -62,11 +63,24 @@ def problem(shape: ScanShape, starts: tuple[int, ...]) -> Problem:
         return torch.randn(size, generator=gen, dtype=torch.float64)
 
     s = shape
-    edges, dtheta = normal(*edge_size(s)), normal(s.B, s.H, s.S, s.A)
-    edges[:, :, 0] = math.nan  # nobody writes it
+    edges, dtheta = normal(s.B, s.H, s.S // EDGE, 2, s.N), normal(s.B, s.H, s.S, s.A)
+    edges[:, :, 0] = math.nan  # nobody reads it
     dtheta[:, :, TOKENS:] = 0.0
     dt, angles = normal(s.B, s.H, s.S).exp(), normal(s.B, s.S, s.angle_heads, s.A)
     return Problem(s, starts, dt, angles, normal(s.B, s.H, s.S), normal(s.B, s.H, s.S), dtheta, edges)
+
+
+def by_walks(values_BHS: Tensor, s: ScanShape) -> Tensor:
+    """Return what is known per token as the walks write it, [B*K,H,L,...]."""
+    return values_BHS.unflatten(2, (s.K, s.L)).transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def edges_of_walks(edges: Tensor, s: ScanShape) -> Tensor:
+    found = torch.full(edge_size(s), math.nan, dtype=torch.float64)
+    for b, blk in product(range(s.B), range(s.S // EDGE)):
+        walk, t = s.place(b, blk * EDGE)
+        found[walk, :, t // EDGE] = edges[b, :, blk]
+    return found
 
 
 def computed(p: Problem) -> dict[str, Tensor]:
@@ -74,12 +88,14 @@ def computed(p: Problem) -> dict[str, Tensor]:
     s = p.shape
     reset = torch.zeros(s.B, s.S, dtype=torch.int32)
     reset[:, list(p.starts)] = 1
-    one, none = torch.ones_like(p.dt), torch.zeros_like(p.dt)
+    one, none = torch.ones(s.walks, s.H, s.L).double(), torch.zeros(s.walks, s.H, s.L).double()
+    row_q, row_k, dtheta = (by_walks(values, s) for values in (p.row_q, p.row_k, p.dtheta))
     dadt, ddt, dtrap = (torch.full_like(p.dt, math.nan) for _ in range(3))
     dangles = torch.full_like(p.angles, math.nan)
     tile_interpreter.run(
-        KERNELS["time_gradients"](s, Variant(), TOKENS),
-        p.dt, none, reset, one, p.row_q, p.row_k, none, p.row_k, p.edges, p.angles, p.dtheta, dadt, ddt, dtrap, dangles,
+        program("time_gradients", s, Variant()),
+        p.dt, torch.zeros_like(p.dt), reset, one, row_q, row_k, none, row_k, edges_of_walks(p.edges, s), p.angles,
+        dtheta, dadt, ddt, dtrap, dangles, TOKENS,
     )  # fmt: skip
     return {"adt": dadt[..., :TOKENS], "dt": ddt[..., :TOKENS], "angles": dangles[:, :TOKENS]}
 
@@ -125,6 +141,11 @@ def assert_as_expected(p: Problem) -> None:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_sums_stop_where_documents_end(name):
     assert_as_expected(problem(SHAPE, DOCUMENTS[name]))
+
+
+@pytest.mark.parametrize("length", [16, 32, 3 * EDGE])
+def test_walks_may_be_shorter_or_longer_than_a_block(length):
+    assert_as_expected(problem(replace(SHAPE, L=length), DOCUMENTS["everywhere"]))
 
 
 @pytest.mark.parametrize("name", ANGLES)

@@ -185,6 +185,11 @@ class Machine:
 
     evaluate = func_attr
 
+    def assume(self, holds: Any) -> None:
+        """Check what the compiler may assume."""
+        if not np.all(holds):
+            raise ProgramError("an assumption of the program does not hold")
+
     def sblock(self, *_: Any) -> Any:
         return nullcontext()
 
@@ -573,16 +578,35 @@ def _executable(text: str) -> Any:
     return compile(tree, "<tile program>", "exec")
 
 
-def run(program: Any, *tensors: torch.Tensor, machine: type[Machine] = Machine) -> None:
-    """Run a TileLang program on CPU tensors of any float or integer dtype, in the order of its parameters, in place."""
-    text = program.script()
+def _sizes(program: Any, arguments: tuple[torch.Tensor | int, ...]) -> dict[str, int]:
+    """Return the sizes that the program leaves open, by their names."""
+    found: dict[str, int] = {}
+    buffers = [program.buffer_map[parameter] for parameter in program.params if parameter in program.buffer_map]
+    for buffer, tensor in zip(buffers, arguments, strict=False):
+        assert isinstance(tensor, torch.Tensor)
+        for size, actual in zip(buffer.shape, tensor.shape, strict=True):
+            match = re.fullmatch(r"(\w*[a-z]\w*)(?: \* (\d+))?", str(size))
+            if match:
+                found.setdefault(match[1], actual // int(match[2] or 1))
+    return found
+
+
+def run(program: Any, *arguments: torch.Tensor | int, machine: type[Machine] = Machine) -> None:
+    """Run a TileLang program in place on CPU tensors of any float or integer dtype, in the order of its parameters.
+
+    Sizes that the program leaves open are those of the tensors, as the launch code of a compiled kernel finds them.
+    """
+    text = re.sub(r"^ +[\w, ]+ = T\.int32\(\)(?:, T\.int32\(\))*\n", "", program.script(), flags=re.MULTILINE)
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    numbers = [argument for argument in arguments if isinstance(argument, int)]
     threads = re.search(r'"tl.launch_threads": \[(\d+), 1, 1\]', text)
     assert threads is not None
     space: dict[str, Any] = {"T": machine(int(threads[1])), "metadata": defaultdict(lambda: defaultdict(object))}
+    space |= _sizes(program, arguments)
     exec(_executable(text), space)  # noqa: S102  (the text is our own program, printed)
     function = next(value for name, value in space.items() if isinstance(value, FunctionType))
     arrays = [(t.detach().double() if t.is_floating_point() else t.detach().long()).numpy().copy() for t in tensors]
     with np.errstate(over="ignore", invalid="ignore"):
-        function(*arrays)
+        function(*arrays, *numbers)
     for tensor, array in zip(tensors, arrays, strict=True):
         tensor.detach().copy_(torch.from_numpy(array))

@@ -37,7 +37,7 @@ def sizes(s: ScanShape) -> dict[str, int]:
         "raw_angle": 4 * tokens * s.angle_heads * s.A,  # and its gradient
         "angle": 4 * tokens * s.H * s.A,  # gradients of the cumulated angles
         "rotation": 4 * tokens * s.H * s.A,  # cosine and sine in fp16
-        "chunk_state": 2 * s.B * s.H * s.chunks * s.N * s.P,
+        "chunk_state": 2 * s.walks * s.H * s.chunks * s.N * s.P,
         "state": 4 * s.B * s.H * s.K * s.N * s.P,  # one per super-chunk
         "partial": 4 * s.B * s.K * s.H * (s.M // 8) * s.P,  # sums for the gradient of psi, zeta or phi
         "reset": 4 * tokens,
@@ -78,7 +78,7 @@ q^T g.
 def floors(s: ScanShape, *, psiv_cache: bool = False) -> dict[str, Floor]:
     """Return the floor of every kernel, all its launches in one forward and backward pass together."""
     size = sizes(s)
-    rows = s.B * s.H * s.chunks * s.M
+    rows = s.walks * s.H * s.chunks * s.M
     found = {}
     for name, kinds in MOVED.items():
         moved = sum(count * size[kind] for kind, count in kinds.items())

@@ -61,7 +61,7 @@ def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
     if switches.get("warp_specialize") and rnd.random() < 0.8:  # else nearly every draw of it is refused
         N, P, without = rnd.choice((64, 128)), 64, []
         switches = {"warp_specialize": True, "chunk_size": 64 // R, "superchunk": rnd.choice(SUPERCHUNKS)}
-    S = _length(rnd, (chunk, int(switches.get("superchunk", 256)), 8192 // N), limits.length)
+    S = _length(rnd, (chunk, int(switches.get("superchunk") or 256), 8192 // N), limits.length)
     room = max(1, min(limits.elements // (S * R * max(N, P)), limits.chunks // -(-S // chunk)))
     H = rnd.choice([heads for heads in HEADS if heads <= room])
     return ScanProblem(
@@ -145,7 +145,7 @@ def _nonsense(rnd: Random, shared: ScanProblem) -> dict[str, Any]:
     wrong: dict[str, Any] = rnd.choice([
         {"dtype": "float32"}, {"dtype": "float16"}, {"B": 0}, {"S": 0}, {"N": 48}, {"P": 96}, {"R": 3},
         {"G": 2, "H": 5}, {"without": ("zeta",), "wanted": None}, {"switches": {"pipeline_stages": 3}},
-        {"switches": {"chunk_size": 12}}, {"switches": {"superchunk": 100}}, {"switches": {"superchunk": 0}},
+        {"switches": {"chunk_size": 12}}, {"switches": {"superchunk": 100}}, {"switches": {"superchunk": -64}},
         {"switches": {"schedule": "backwards"}},
     ])  # fmt: skip
     if "superchunk" in wrong.get("switches", {}):

@@ -36,7 +36,7 @@ def compiled(problem: ScanProblem) -> tuple[int, int]:
     directions: tuple[Direction, ...] = ("forward",) if problem.wanted == () else ("forward", "backward")
     with facts.collect() as seen:
         for direction in directions:
-            build(direction, scan.shape, scan.variant, scan.tokens)
+            build(direction, scan.shape, scan.variant)
     return int(seen.get(ScanFact.KERNELS_COMPILED, 0)), int(seen.get(ScanFact.KERNELS_LOADED, 0))
 
 

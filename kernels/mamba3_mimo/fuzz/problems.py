@@ -88,7 +88,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 
 def must_be_refused(problem: ScanProblem) -> str | None:
     """Return the first reason why no lane could run the problem, or None; the lane may have more reasons."""
-    given: dict[str, Any] = {"schedule": "chunk_parallel", "chunk_size": 16, "pipeline_stages": 1, "superchunk": 256}
+    given: dict[str, Any] = {"schedule": "chunk_parallel", "chunk_size": 16, "pipeline_stages": 1, "superchunk": 0}
     given |= problem.switches | problem.model_dump(include={"N", "P", "R", "dtype"})
     for name, values in ALLOWED.items():
         if given[name] not in values:
@@ -99,7 +99,8 @@ def must_be_refused(problem: ScanProblem) -> str | None:
         return "H is no multiple of G"
     if ("z" in problem.without) != ("zeta" in problem.without):
         return "z or zeta alone"
-    whole = given["superchunk"] >= given["chunk_size"] and given["superchunk"] % given["chunk_size"] == 0
-    if given["schedule"] == "chunk_parallel" and not whole:
-        return "superchunk is no multiple of chunk_size"
+    length = given["superchunk"]
+    fits = length % given["chunk_size"] == 0 and (length % 64 == 0 or length in {8, 16, 32}) and length >= 0
+    if given["schedule"] == "chunk_parallel" and not fits:
+        return "superchunk is no multiple of chunk_size, or neither a divisor nor a multiple of 64"
     return None

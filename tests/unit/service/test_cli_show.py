@@ -6,6 +6,7 @@ from rich.console import Console, RenderableType
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
 from experiments.reporting import wording
+from experiments.reporting.verdict_layout import lay_out
 from service.cli import show, show_verdict
 from service.cli.decisions import exit_code
 from service.schemas.submissions import BlockOrder, PlanPublic
@@ -59,12 +60,14 @@ def test_verdict_shows_the_change_of_peak_memory() -> None:
     assert "+3\N{NO-BREAK SPACE}MiB" in _text(show_verdict.verdict(found.model_copy(update={"arms": arms})))
 
 
-def test_explanation_gives_reason_requirements_and_live_gates_of_every_variant() -> None:
+def test_explanation_gives_sentence_requirements_and_live_gates_of_every_variant() -> None:
     found = _verdict(calibrated=True)
     text = "\n".join(show_verdict.explanation(found))
+    said = {one.arm: one for one in lay_out(found).variants}
     for variant in found.variants:
-        assert variant.arm in text
-        assert wording.with_minus(variant.reason) in text
+        assert f"{variant.arm}[/]: {said[variant.arm].sentence}" in text
+        assert said[variant.arm].why in text
+        assert said[variant.arm].why or wording.with_minus(variant.reason) not in text
         assert f"gates live {variant.gates_live}" in text
         assert all(wording.with_minus(one.detail) in text for one in variant.requirements)
 

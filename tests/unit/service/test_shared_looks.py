@@ -60,3 +60,15 @@ def test_the_oldest_place_is_forgotten(most: int) -> None:
         assert await shared.get(0, look) == most + 2
 
     asyncio.run(run())
+
+
+def test_an_unsettled_place_is_shared_while_it_is_looked_at_and_no_longer() -> None:
+    async def run() -> None:
+        look, shared = Look(), SharedLooks[int](most=2)
+        asking = [asyncio.create_task(shared.get("here", look, is_settled=False)) for _ in range(100)]
+        await asyncio.sleep(0)
+        look.may_find.set()
+        assert await asyncio.gather(*asking) == [1] * 100
+        assert await shared.get("here", look, is_settled=False) == 2
+
+    asyncio.run(run())

@@ -19,7 +19,9 @@ def ablation(**given: Any) -> Any:
 
 def surroundings(paces: dict[str, Pace], running: Sequence[tuple[str, float]]) -> _Surroundings:
     blocks = [ablation(ablation_id=of, runs_s=ran, trials_planned=40) for of, ran in running]
-    return _Surroundings(places={}, holders={}, nodes={}, needs={}, paces=paces, running=blocks, silent_s=30)
+    own = {of: [block for block in blocks if block.ablation_id == of] for of, _ in running}
+    nothing: dict[str, Any] = {"places": {}, "holders": {}, "nodes": {}, "needs": {}}
+    return _Surroundings(**nothing, paces=paces, running={"cpu": blocks}, own_running=own, silent_s=30)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -94,3 +94,16 @@ def test_outcome_of_each_class_with_receipt() -> None:
 
 def test_kernel_oom_kills_counts() -> None:
     assert kernel_oom_kills() >= 0
+
+
+@pytest.mark.parametrize("group", ["", "system.slice/ablate-worker.service"])
+def test_out_of_memory_kills_are_those_of_the_workers_own_group(tmp_path: Path, group: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"0::/{group}\n")
+    assert kernel_oom_kills(tmp_path) == 0
+    (tmp_path / "proc/vmstat").write_text("nr_free_pages 1\noom_kill 7\n")
+    assert kernel_oom_kills(tmp_path) == 7, "where the group's are not counted"
+    counts = tmp_path / "sys/fs/cgroup" / group / "memory.events"
+    counts.parent.mkdir(parents=True)
+    counts.write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert kernel_oom_kills(tmp_path) == 3

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from workers import trial_output
+from workers.lease import StopReason
 from workers.paths import TrialPaths
-from workers.trial_output import BlockOutput, LogTail, TrialOutput
+from workers.trial_output import BlockOutput, LogTail, TrialOutput, say_stopped
 
 
 def _read_all(tail: LogTail) -> tuple[str, list[int]]:
@@ -111,3 +112,11 @@ def test_block_feed_tells_last_trial_and_all_logs(tmp_path: Path) -> None:
     assert [chunk.text for chunk in chunks] == ["trl_1\n", "trl_2\n"]
     block.accepted(chunks)
     assert block.chunks() == ()
+
+
+def test_a_log_says_that_its_trial_was_stopped(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("step 1")
+    say_stopped(log, StopReason.TIMEOUT, 12.34)
+    assert log.read_text() == "step 1\n[the worker stopped this trial after 12.3 s: timeout]\n"
+    say_stopped(tmp_path / "gone" / "log.txt", StopReason.TIMEOUT, 1.0)  # nothing to say it in

@@ -15,15 +15,13 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Products, Sums, WalkStaging
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, f32
-
-EDGE = 64
-"""Tokens between two edges; a multiple of every chunk size."""
 
 
 def edge_size(s: ScanShape) -> tuple[int, ...]:
-    """Return the size of the tensor of edges, fp32 [B,H,ceil(S/EDGE),2,N]: see `make_edge`; no kernel writes edge 0."""
-    return s.B, s.H, -(-s.S // EDGE), 2, s.N
+    """Return the size of the tensor of edges, fp32 [B*K,H,ceil(L/EDGE),2,N]: see `make_edge`."""
+    return s.walks, s.H, -(-s.L // EDGE), 2, s.N
 
 
 def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, sums: Sums) -> tuple[Any, Any]:
@@ -37,7 +35,7 @@ def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, su
 
     @T.macro
     def summed(one, t0):
-        if ((t0 & (EDGE - 1)) == 0) & (t0 > 0):
+        if (t0 & (EDGE - 1)) == 0:
             for far in (0, 1):
                 T.clear(sums.part_line)
                 for n, p in T.Parallel(N, P):
@@ -51,7 +49,7 @@ def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, su
     @T.macro
     def written(edges, b, h, t0):
         # shifted, not divided: TileLang 0.1.15 divides a falling index one too low where a chunk has 8 tokens
-        if ((t0 & (EDGE - 1)) == 0) & (t0 > 0):
+        if (t0 & (EDGE - 1)) == 0:
             for far, n in T.Parallel(2, N):
                 edges[b, h, t0 >> EDGE.bit_length() - 1, far, n] = sums.line_s[far * groups, n] + (
                     sums.line_s[far * groups + 1, n] if groups == 2 else 0.0

@@ -104,12 +104,12 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     dqh, dkh bf16 [B,S,R,H,N] per head; dv, dz bf16; dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per
     token `row_q`, `row_k` = <q~, dq~>, <k~, dk~> with the share `diag` of the same step in both, and `same` = d/dgamma
     of the same step, fp32 [B,H,S]. y is linear in q~ and bilinear in k~ and x, so the first two are <g, y> and <x, dx>.
-    Partial sums over one super-chunk: `p_psi`, `p_zeta` (still without its factor phi), `p_phi` [B,K,H,M/8,P], one per
-    8 rows, and `p_d` [B,K,H]. `edges`: see edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if
+    Partial sums over one super-chunk: `p_psi`, `p_zeta` (still without its factor phi), `p_phi` [B,H,M/8,P], one per
+    8 rows, and `p_d` [B,H]. `edges`: see edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if
     reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the
     gradient of the state that enters the rows, only in the sequential schedule: else F2 reversed has it.
     """
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     threads, loads = io.threads_of(s), make_loads(s, v)
     turning, depth = spread(s, threads).angles, A // 4
     across, along, sums_out = io.columns_of(s, M), io.columns_of(s, N), io.make_sums_out(s)
@@ -135,7 +135,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         sk: T.Tensor((B, H, S), F32),
         gm: T.Tensor((B, H, S), F32),
         states: T.Tensor((B, H, S // C, N, P), BF16),
-        leaving: T.Tensor((B, H, K, N, P), F32),
+        leaving: T.Tensor((B, H, N, P), F32),
         psiv: given(v.psiv_cache, (B, H, S // C, M, P), BF16),
         dqh: T.Tensor((B, S, R, H, N), BF16),
         dkh: T.Tensor((B, S, R, H, N), BF16),
@@ -146,14 +146,15 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         row_k: T.Tensor((B, H, S), F32),
         same: T.Tensor((B, H, S), F32),
         diag: T.Tensor((B, H, S), F32),
-        p_psi: T.Tensor((B, K, H, M // 8, P), F32),
-        p_zeta: given(s.gated, (B, K, H, M // 8, P), F32),
-        p_phi: given(s.reduced, (B, K, H, M // 8, P), F32),
-        p_d: T.Tensor((B, K, H), F32),
+        p_psi: T.Tensor((B, H, M // 8, P), F32),
+        p_zeta: given(s.gated, (B, H, M // 8, P), F32),
+        p_phi: given(s.reduced, (B, H, M // 8, P), F32),
+        p_d: T.Tensor((B, H), F32),
         edges: T.Tensor(edge_size(s), F32),
         first: given(started, (B, H, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
+        with T.Kernel(H, B, threads=threads) as (h, b):
+            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             # the barriers below are all that is needed, unless the compiler overlaps buffers
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: not v.aggressive_smem_merge})
             T.import_source(UNPACKED)
@@ -233,8 +234,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             own += (x_s,) if v.psiv_cache else ()
             own += ((z_s, half_zeta_s, zeta_s) if s.gated else ()) + ((phi_s,) if s.reduced else ())
             tx = T.get_thread_binding()
-            nc = T.min(L // C, S // C - sc * (L // C))
-            last = sc * L + (nc - 1) * C
+            nc = L // C
+            last = (nc - 1) * C
             for n in range(loads.ahead):
                 if n < nc:
                     start(b, h, last - n * C, n, tx)
@@ -249,7 +250,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                     phi_s[r, p] = phi[h, r, p]
             if v.aggressive_smem_merge:
                 sink[0] = firsts(own)
-            T.copy(leaving[b, h, sc, :, :], E)
+            T.copy(leaving[b, h, :, :], E)
             skip[0] = D[h]
             T.clear(psi_acc)
             if s.gated:
@@ -263,14 +264,14 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             stored()
             if started:
                 T.copy(E, first[b, h, :, :])
-            sums_out(psi_acc, p_psi, b, sc, h)
+            sums_out(psi_acc, p_psi, b, h)
             if s.gated:
-                sums_out(zeta_acc, p_zeta, b, sc, h)
+                sums_out(zeta_acc, p_zeta, b, h)
             if s.reduced:
-                sums_out(phi_acc, p_phi, b, sc, h)
+                sums_out(phi_acc, p_phi, b, h)
             T.reduce_sum(d_row, total, dim=0)
             for i in T.Parallel(1):
-                p_d[b, sc, h] = total[i]
+                p_d[b, h] = total[i]
             if v.aggressive_smem_merge:
                 sink[0] = firsts(own)
 

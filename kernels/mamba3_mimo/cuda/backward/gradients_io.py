@@ -172,19 +172,19 @@ def make_rows_out(s: ScanShape, sums: Sums, written: Written) -> Any:
 
 
 def make_sums_out(s: ScanShape) -> Any:
-    """Return macro(acc, out [B,K,H,M/8,P], b, sc, h): write the sums over 8 rows of a fragment, in lanes 4 apart."""
+    """Return macro(acc, out [B,H,M/8,P], b, h): write the sums over 8 rows of a fragment, in lanes 4 apart."""
     M, P = s.M, s.P
     rows = fold_of(s)(M - 1) + 1
 
     @T.macro
-    def sums_out(acc, out, b, sc, h):
+    def sums_out(acc, out, b, h):
         for lanes in (4, 8, 16):
             for i, p in T.Parallel(rows, P):
                 acc[i, p] += T.shfl_xor(acc[i, p], lanes)
         for i, p in T.Parallel(rows, P):
             if i % 8 == 0:
-                out[b, sc, h, i // 8 * (M // rows), p] = acc[i, p]
+                out[b, h, i // 8 * (M // rows), p] = acc[i, p]
                 if rows < M:
-                    out[b, sc, h, i // 8 * 2 + 1, p] = 0.0
+                    out[b, h, i // 8 * 2 + 1, p] = 0.0
 
     return sums_out

@@ -57,8 +57,8 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             (s.A % 16 > 0, f"warp_specialize with {s.A} rotary angles; allowed: multiples of 16"),
             (s.R == 8, "warp_specialize with rank 8; allowed: 1, 2, 4, since time gradients were wrong on a GPU"),
             (
-                min(s.L, s.S) // s.C < 3,
-                f"warp_specialize with {min(s.L, s.S) // s.C} chunks in a super-chunk; allowed: 3 or more, since the "
+                s.L // s.C < 3,
+                f"warp_specialize with {s.L // s.C} chunks in a super-chunk; allowed: 3 or more, since the "
                 "compiler refuses the bulk copies of fewer states",
             ),
             (
@@ -83,7 +83,7 @@ def shared_bytes(s: ScanShape) -> int:
 
 def gradients(s: ScanShape, v: Variant) -> Any:
     """B3 of gradients.py with the same tensors: every gradient or its partial sum, from one reverse pass."""
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     NB, NC = N // 64, L // C
     started = s.started and v.schedule == "sequential"
     pool_at, reader, writer = Pool(NB, C), make_reader(s), make_writer(s, started=started)
@@ -108,7 +108,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         sk: T.Tensor((B, H, S), F32),
         gm: T.Tensor((B, H, S), F32),
         states: T.Tensor((B, H, S // C, N, P), BF16),
-        leaving: T.Tensor((B, H, K, N, P), F32),
+        leaving: T.Tensor((B, H, N, P), F32),
         dqh: T.Tensor((B, S, R, H, N), BF16),
         dkh: T.Tensor((B, S, R, H, N), BF16),
         dv: T.Tensor((B, S, H, P), BF16),
@@ -118,14 +118,15 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         row_k: T.Tensor((B, H, S), F32),
         same: T.Tensor((B, H, S), F32),
         diag: T.Tensor((B, H, S), F32),
-        p_psi: T.Tensor((B, K, H, M // 8, P), F32),
-        p_zeta: T.Tensor((B, K, H, M // 8, P), F32),
-        p_phi: T.Tensor((B, K, H, M // 8, P), F32),
-        p_d: T.Tensor((B, K, H), F32),
+        p_psi: T.Tensor((B, H, M // 8, P), F32),
+        p_zeta: T.Tensor((B, H, M // 8, P), F32),
+        p_phi: T.Tensor((B, H, M // 8, P), F32),
+        p_d: T.Tensor((B, H), F32),
         edges: T.Tensor(edge_size(s), F32),
         first: given(started, (B, H, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=2 * GROUP) as (h, sc, b):
+        with T.Kernel(H, B, threads=2 * GROUP) as (h, b):
+            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.annotate_pass_configs(PASS_CONFIGS)
             T.import_source(DEVICE_SOURCE)
             T.annotate_min_blocks_per_sm(blocks)
@@ -143,7 +144,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             T.annotate_layout({pool: make_swizzled_layout(pool)})
             tx = T.get_thread_binding()
             here = T.alloc_local((1,), "int32")
-            nc = T.min(NC, S // C - sc * NC)
+            nc = NC
             here[0] = T.call_extern("int32", "walk::shared", pool.access_ptr("rw"))
             base = here[0]
             skip = T.alloc_local((2,), F32)
@@ -159,7 +160,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 bias_s[0, r, at] = q_bias[h, r, j]
                 bias_s[1, r, at] = k_bias[h, r, j]
             T.sync_threads()
-            block = Block(tx, b, h, sc, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand)
+            block = Block(tx, b, h, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand)
             if tx < GROUP:
                 reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d)
             else:

@@ -73,11 +73,11 @@ def make_gated(s: ScanShape, threads: int) -> Any:
 
 
 def local_gradients(s: ScanShape, v: Variant) -> Any:
-    """B1: local[b,h,k] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,K,N,P].
+    """B1: local[b,h] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,N,P].
 
     `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
     """
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     walk = make_walk(s, v, small=True)
     blocks = {64: 4, 128: 3}.get(N, 0) if (P, C, M) == (64, 16, 64) and v.pipeline_stages < 2 and not walk.split else 0
     loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
@@ -87,8 +87,8 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
     copies = R * len(loads.columns()) + 1 + s.gated + (1 if s.reduced else R)
 
     @T.macro
-    def start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n):
-        t0, slot = sc * L + n * C, loads.slot(n)
+    def start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n):
+        t0, slot = n * C, loads.slot(n)
         loads.rows(q_raw, q, full, b, h, t0, n)
         if s.gated:
             loads.copy(z[b, t0 : t0 + C, h, :], z_s[slot * C : (slot + 1) * C, :], full, n)
@@ -110,9 +110,10 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
         phi: given(s.reduced, (H, R, P), F32),
         cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         wq: T.Tensor((B, H, S), F32),
-        local: T.Tensor((B, H, K, N, P), F32),
+        local: T.Tensor((B, H, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+        with T.Kernel(H, B, threads=walk.block) as (h, b):
+            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
             if blocks:
                 T.annotate_min_blocks_per_sm(blocks)
@@ -130,12 +131,12 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
             full, empty = walk.full(), walk.empty()
             T.annotate_layout({**loads.layouts(q_raw), **outer.layouts(g_s)})
             tx = T.get_thread_binding()
-            nc = T.min(L // C, S // C - sc * (L // C))
+            nc = L // C
             if walk.computes(tx):
                 if not split:
                     for n in tuple(range(ahead)):
                         if n < nc:
-                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
                 outer.begin(acc, held, q_bias, h, tx, desc, g_s)
                 if s.gated:
                     factor(zeta_l, zeta, h, tx)
@@ -144,14 +145,14 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                 if s.reduced:
                     factor(phi_l, phi, h, tx)
                 for t in T.Parallel(L):
-                    wq_s[t] = wq[b, h, T.min(sc * L + t, S - 1)]
+                    wq_s[t] = wq[b, h, t]
                 walk.sync()
                 for n in T.serial(nc):
                     if ahead == 0:
-                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
+                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
                     if walk.early:
                         if n + ahead < nc:
-                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n + ahead)
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n + ahead)
                     loads.wait(full, n, nc, copies)
                     if outer.slots == 1:
                         walk.sync()
@@ -163,12 +164,12 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                         walk.release(empty, n)
                     elif ahead > 0 and not walk.early:
                         if n + ahead < nc:
-                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n + ahead)
+                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n + ahead)
                     outer.add(left, g_s, acc, n, desc)
-                outer.store(acc, local, b, h, sc, tx)
+                outer.store(acc, local, b, h, tx)
             else:
                 for n in T.serial(nc):
                     walk.acquire(empty, n)
-                    start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, sc, n)
+                    start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
 
     return b1_local_gradients

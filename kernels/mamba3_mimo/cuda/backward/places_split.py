@@ -78,7 +78,6 @@ class Block(NamedTuple):
     tx: Any
     b: Any
     h: Any
-    sc: Any
     nc: Any
     base: Any
     skip: Any

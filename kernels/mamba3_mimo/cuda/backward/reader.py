@@ -107,8 +107,8 @@ def make_gate_gradient(s: ScanShape) -> Any:
 
 def make_reader(s: ScanShape) -> Any:
     """Return the macro of the first warp group; its parameters are named as in gradients_split.py."""
-    N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
-    NB, NC, parts = N // 64, L // C, 8 // R
+    N, R, A, C = s.N, s.R, s.A, s.C
+    NB, parts = N // 64, 8 // R
     pool_at = Pool(NB, C)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
     rotated, unrotated = make_rotation(s)
@@ -116,26 +116,26 @@ def make_reader(s: ScanShape) -> Any:
     gate = make_gate_gradient(s)
 
     @T.macro
-    def load_state(pool, full, states, b, h, sc, n, nc):
+    def load_state(pool, full, states, b, h, n, nc):
         slot = n % 2
         for p in T.unroll(NB):
             T.tma_copy(
-                states[b, h, sc * NC + nc - 1 - n, p * 64 : p * 64 + 64, :],
+                states[b, h, nc - 1 - n, p * 64 : p * 64 + 64, :],
                 pool[pool_at.h + (slot * NB + p) * 64 : pool_at.h + (slot * NB + p) * 64 + 64, :],
                 barrier=full[2 + slot],
             )
         T.mbarrier_arrive(full[2 + slot])
 
     @T.macro
-    def load_gate(pool, full, z, do, b, h, sc, n, nc):
-        t0 = sc * L + (nc - 1 - n) * C
+    def load_gate(pool, full, z, do, b, h, n, nc):
+        t0 = (nc - 1 - n) * C
         T.tma_copy(z[b, t0 : t0 + C, h, :], pool[pool_at.z : pool_at.z + C, :], barrier=full[4])
         T.tma_copy(do[b, t0 : t0 + C, h, :], pool[pool_at.do : pool_at.do + C, :], barrier=full[4])
         T.mbarrier_arrive(full[4])
 
     @T.macro
     def reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d):
-        tx, b, h, sc, nc, base, skip, pool, cs_s, sc_s, w_s, _wt_s, turn_s, tab_s, bias_s, full, hand = block
+        tx, b, h, nc, base, skip, pool, cs_s, sc_s, w_s, _wt_s, turn_s, tab_s, bias_s, full, hand = block
         w, g8, quad, q2, rank, row, side = place(tx, R)
         lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
         c0 = (w * 16 + g8) // R
@@ -156,10 +156,10 @@ def make_reader(s: ScanShape) -> Any:
             tab_s=tab_s, y=y, read=read, zl=zl, gl=gl, gw=gw, sums=sums, zeta_acc=zeta_acc, phi_acc=phi_acc
         )
         if tx < 32:
-            load_state(pool, full, states, b, h, sc, 0, nc)
-            load_gate(pool, full, z, do, b, h, sc, 0, nc)
+            load_state(pool, full, states, b, h, 0, nc)
+            load_gate(pool, full, z, do, b, h, 0, nc)
             if nc > 1:
-                load_state(pool, full, states, b, h, sc, 1, nc)
+                load_state(pool, full, states, b, h, 1, nc)
         for e in T.unroll(2):
             mine[e] = T.if_then_else((q2 + e) // R == g8 // R, 1.0, 0.0)
         for i in T.unroll(16):
@@ -169,7 +169,7 @@ def make_reader(s: ScanShape) -> Any:
         for n in T.serial(nc):
             slot = n % 2
             third = n % 3
-            t0 = sc * L + (nc - 1 - n) * C
+            t0 = (nc - 1 - n) * C
             q_at = base + pool_at.q * 128 + slot * (NB * TILE)
             k_at = base + pool_at.k * 128 + slot * (NB * TILE)
             h_at = base + pool_at.h * 128 + slot * (NB * TILE)
@@ -185,7 +185,7 @@ def make_reader(s: ScanShape) -> Any:
             if tx < 32:
                 T.tma_store_wait(0)
                 if (n > 0) & (n + 1 < nc):
-                    load_state(pool, full, states, b, h, sc, n + 1, nc)
+                    load_state(pool, full, states, b, h, n + 1, nc)
             for rh in T.unroll(2):
                 read[rh] = scalar.read_scale(sc_s[third, 0, c0 + rh * parts])
             T.mbarrier_wait_parity(hand[K_READY + slot], n // 2 % 2)
@@ -262,9 +262,9 @@ def make_reader(s: ScanShape) -> Any:
                         dq_rows[b, t0 * R : t0 * R + 64, h, p * 64 : p * 64 + 64],
                     )
                 if n + 1 < nc:
-                    load_gate(pool, full, z, do, b, h, sc, n + 1, nc)
-        flushed(zeta_acc, w_s, p_zeta, b, sc, h, w, g8, quad, 1)
-        flushed(phi_acc, w_s, p_phi, b, sc, h, w, g8, quad, 1)
+                    load_gate(pool, full, z, do, b, h, n + 1, nc)
+        flushed(zeta_acc, w_s, p_zeta, b, h, w, g8, quad, 1)
+        flushed(phi_acc, w_s, p_phi, b, h, w, g8, quad, 1)
         for lanes in (1, 2, 4, 8, 16):
             total[0] += T.shfl_xor(total[0], lanes)
         T.sync_threads(1, GROUP)
@@ -272,7 +272,7 @@ def make_reader(s: ScanShape) -> Any:
             w_s[w] = total[0]
         T.sync_threads(1, GROUP)
         if tx == 0:
-            p_d[b, sc, h] = w_s[0] + w_s[1] + w_s[2] + w_s[3]
+            p_d[b, h] = w_s[0] + w_s[1] + w_s[2] + w_s[3]
         T.tma_store_wait(0)
 
     return reader

@@ -4,18 +4,29 @@ Letters: see shape.py.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0917
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
 import math
 from typing import Any
 
 import tilelang.language as T
+from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans_of
 from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.places import (
+    EDGE,
+    edge_place,
+    inside,
+    of_head,
+    place_before,
+    token,
+    walk_place,
+    whole,
+)
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 from kernels.mamba3_mimo.cuda.pieces.walk import given
 
@@ -38,7 +49,7 @@ def reduce_heads(s: ScanShape) -> Any:
     """
     B, S, H, G, N, R = s.B, s.S, s.H, s.G, s.N, s.R
     per_group, block, lanes = s.heads_per_group, head_block(s), s.N // 8
-    rows, blocks = THREADS // lanes, -(-s.S // head_block(s))
+    rows, blocks = THREADS // lanes, -(-S // block)
 
     @T.prim_func
     def b4_reduce_heads(
@@ -47,6 +58,7 @@ def reduce_heads(s: ScanShape) -> Any:
         p_bias: T.Tensor((B, blocks, H, R, N), F32),
     ):
         with T.Kernel(blocks, R * G, B, threads=THREADS) as (blk, rg, b):
+            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             tx = T.get_thread_binding()
             total = T.alloc_local((ROWS * 8,), F32)
             one = T.alloc_local((ROWS * 8,), BF16)
@@ -93,14 +105,14 @@ def line_sum(tile: Any, which: Any, n: Any, rows: int) -> Any:
     return total
 
 
-def column_sums(kinds: int, blocks: int, rows: int, inner: int, width: int) -> Any:
-    """B6: sums of partial sums, fp32 [kinds,blocks,rows,inner,width] -> [kinds,rows,width]."""
-    lanes = min(width, 32) // 4
+def column_sums(kinds: int, rows: int, inner: int, width: int) -> Any:
+    """B6: sums of partial sums, fp32 [kinds,blocks,rows*inner,width] -> [kinds,rows,width]."""
+    lanes, blocks = min(width, 32) // 4, T.dynamic("blocks")
     ways, ahead = 2 * THREADS // lanes, 8
 
     @T.prim_func
     def b6_column_sums(
-        partial: T.Tensor((kinds, blocks * rows * inner, width), F32),
+        partial: T.Tensor((kinds, blocks, rows * inner, width), F32),
         sums: T.Tensor((kinds, rows, width), F32),
     ):
         with T.Kernel(width // (4 * lanes), rows, kinds, threads=2 * THREADS) as (bx, row, kind):
@@ -114,7 +126,7 @@ def column_sums(kinds: int, blocks: int, rows: int, inner: int, width: int) -> A
                 for u in T.unroll(ahead):
                     at = T.min((turn * ahead + u) * ways + tx // lanes, blocks * inner - 1)
                     for e in T.vectorized(4):
-                        one[u * 4 + e] = partial[kind, (at // inner * rows + row) * inner + at % inner, column + e]
+                        one[u * 4 + e] = partial[kind, at // inner, row * inner + at % inner, column + e]
                 for u in T.unroll(ahead):
                     if (turn * ahead + u) * ways + tx // lanes < blocks * inner:
                         for e in T.unroll(4):
@@ -133,47 +145,56 @@ def column_sums(kinds: int, blocks: int, rows: int, inner: int, width: int) -> A
 
 def sum_weights(s: ScanShape) -> Any:
     """B6: the walk's partial sums of psi, zeta and phi, whichever are given -> [kinds,H*R,P]."""
-    return column_sums(1 + s.gated + s.reduced, s.B * s.K, s.H * s.R, s.C // 8, s.P)
+    return column_sums(1 + s.gated + s.reduced, s.H * s.R, s.C // 8, s.P)
 
 
 def sum_biases(s: ScanShape) -> Any:
     """B6: the partial sums of `reduce_heads` for q and k -> [2,H*R,N]."""
-    return column_sums(2, s.B * -(-s.S // head_block(s)), s.H * s.R, 1, s.N)
+    return column_sums(2, s.H * s.R, 1, s.N)
 
 
-def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
+def time_gradients(s: ScanShape) -> Any:
     """B5: gradients of adt, dt, trap fp32 [B,H,S] and of the raw angles [B,S,heads,A] from the walk's sums.
 
-    `row_q`, `row_k`, `same`, `diag`, `dtheta` and `edges` are the walk's. The gradients of a decay and of an angle are
-    sums of per-token values from the token to the end of its document, held exact at every edge: see spans.py. The edge
-    of the row's first token is read only where a state enters it; without, the sums from there on are zero.
+    `sk`, `row_q`, `row_k`, `same`, `diag` [B*K,H,L], `dtheta` and `edges` are the walk's; `num_tokens` <= S is the true
+    length. The gradients of a decay and of an angle are sums of per-token values from the token to the end of its
+    document, held exact at every edge: see spans.py. The edge of the row's first token is read only where a state
+    enters it; without, the sums from there on are zero.
     Cumulated angles are no concern of this kernel: their gradient is dtheta.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
-    warps, count = THREADS // 32, -(-s.S // EDGE)
+    warps, count, L, walks = THREADS // 32, (s.S + EDGE - 1) // EDGE, s.L, s.walks
     turns = -(-H // warps) if s.shared_angles else 1
-    scalars, turned, stored = make_scalars(s, num_tokens), make_turned(s), make_stored(s)
-    lanes, spans = lanes_for(s), make_spans(s, num_tokens)
+    scalars, turned, stored = make_scalars(s), make_turned(s), make_stored(s)
+    lanes, spans = lanes_for(s), make_spans(s)
 
     @T.prim_func
     def b5_time_gradients(
-        dt: T.Tensor((B, H, S), F32),
-        trap: T.Tensor((B, H, S), F32),
-        reset: T.Tensor((B, S), "int32"),
-        sk: T.Tensor((B, H, S), F32),
-        row_q: T.Tensor((B, H, S), F32),
-        row_k: T.Tensor((B, H, S), F32),
-        same: T.Tensor((B, H, S), F32),
-        diag: T.Tensor((B, H, S), F32),
+        dt_: T.Tensor((B, H, S), F32),
+        trap_: T.Tensor((B, H, S), F32),
+        reset_: T.Tensor((B, S), "int32"),
+        sk: T.Tensor((walks, H, L), F32),
+        row_q: T.Tensor((walks, H, L), F32),
+        row_k: T.Tensor((walks, H, L), F32),
+        same: T.Tensor((walks, H, L), F32),
+        diag: T.Tensor((walks, H, L), F32),
         edges: T.Tensor(edge_size(s), F32),
-        angles: given(not cumulated, (B, S, heads, A), F32),
-        dtheta: given(not cumulated, (B, H, S, A), F32),
-        dadt: T.Tensor((B, H, S), F32),
-        ddt: T.Tensor((B, H, S), F32),
-        dtrap: T.Tensor((B, H, S), F32),
-        dangles: given(not cumulated, (B, S, heads, A), F32),
+        angles_: given(not cumulated, (B, S, heads, A), F32),
+        dtheta: given(not cumulated, (walks, H, L, A), F32),
+        dadt_: T.Tensor((B, H, S), F32),
+        ddt_: T.Tensor((B, H, S), F32),
+        dtrap_: T.Tensor((B, H, S), F32),
+        dangles_: given(not cumulated, (B, S, heads, A), F32),
+        num_tokens: T.int32,
     ):
         with T.Kernel(T.ceildiv(H, warps * turns), count, B, threads=THREADS) as (bh, blk, b):
+            # every place below is one of the tensor's, which the compiler cannot see where sizes are not known
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True})
+            of_heads = (T.Tensor((B * H * S,), F32, t.data) for t in (dt_, trap_, dadt_, ddt_, dtrap_))
+            dt, trap, dadt, ddt, dtrap = of_heads
+            reset = T.Tensor((B * S,), "int32", reset_.data)
+            if not cumulated:
+                angles, dangles = (T.Tensor((B * S, heads, A), F32, t.data) for t in (angles_, dangles_))
             if lanes.run <= 4:  # left alone, the compiler takes more registers than this many blocks have
                 T.annotate_min_blocks_per_sm(4 if s.shared_angles else 5)
             ddt_s = T.alloc_shared((warps * turns, EDGE), F32)
@@ -183,7 +204,7 @@ def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
             tx = T.get_thread_binding()
             warp, lane = tx // 32, tx % 32
             span = spans_of(T.alloc_local, 2)
-            spans(span, reset, b, blk, lane)
+            spans(span, reset, num_tokens, b, blk, lane)
             if not cumulated and tx < 32:
                 for i in T.vectorized(2):
                     span_s.begin[2 * lane + i] = span.begin[i]
@@ -197,7 +218,25 @@ def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
                 at = turn * warps + warp
                 h = bh * turns * warps + at
                 scalars(
-                    dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, b, h, blk, at, lane
+                    dt,
+                    trap,
+                    reset,
+                    sk,
+                    row_q,
+                    row_k,
+                    same,
+                    diag,
+                    edges,
+                    dadt,
+                    dtrap,
+                    ddt_s,
+                    span,
+                    num_tokens,
+                    b,
+                    h,
+                    blk,
+                    at,
+                    lane,
                 )
             T.sync_threads()
             if not cumulated:
@@ -214,55 +253,61 @@ def time_gradients(s: ScanShape, *, num_tokens: int) -> Any:
                 at = turn * warps + warp
                 h = bh * turns * warps + at
                 for i in T.unroll(2):
-                    if blk * EDGE + i * 32 + lane < S:
-                        ddt[b, h, blk * EDGE + i * 32 + lane] = ddt_s[at, i * 32 + lane]
+                    if whole(s) | (blk * EDGE + i * 32 + lane < S):
+                        ddt[of_head(s, b, h, blk * EDGE + i * 32 + lane)] = ddt_s[at, i * 32 + lane]
 
     return b5_time_gradients
 
 
-def make_scalars(s: ScanShape, num_tokens: int) -> Any:
+def make_scalars(s: ScanShape) -> Any:
     """Return the macro of one warp for dadt and dtrap of EDGE tokens, and for ddt but for the angles' share.
 
     Lane `lane` works on tokens 2 * lane and 2 * lane + 1; ddt goes to row `place` of ddt_s.
     """
-    S, N, count, sums = s.S, s.N, -(-s.S // EDGE), make_sums(PAIRS, 1)
+    S, N, count, sums = s.S, s.N, (s.S + EDGE - 1) // EDGE, make_sums(PAIRS, 1)
 
     @T.macro
-    def scalars(dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, b, h, blk, place, lane):
+    def scalars(
+        dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, num_tokens,
+        b, h, blk, place, lane,
+    ):  # fmt: skip
         own, ds = T.alloc_local((2,), F32), T.alloc_local((3,), F32)
         left, right = T.alloc_local((1,), F32), T.alloc_local((1,), F32)
         t0 = blk * EDGE + 2 * lane
         for i in T.unroll(2):
-            at = T.min(t0 + i, S - 1)
-            own[i] = T.if_then_else(t0 + i < num_tokens, row_q[b, h, at] - row_k[b, h, at], 0.0)
+            walk, t = walk_place(s, b, blk, 2 * lane + i)
+            own[i] = T.if_then_else(t0 + i < num_tokens, row_q[walk, h, t] - row_k[walk, h, t], 0.0)
         left[0] = 0.0
         right[0] = 0.0
         for n in T.serial(T.ceildiv(N, 32)):
             if n * 32 + lane < N:
                 if s.started or blk > 0:
-                    left[0] += edges[b, h, blk, 0, n * 32 + lane]
+                    walk, of = edge_place(s, b, blk)
+                    left[0] += edges[walk, h, of, 0, n * 32 + lane]
                 if blk + 1 < count:
-                    right[0] += edges[b, h, blk + 1, 0, n * 32 + lane]
+                    walk, of = edge_place(s, b, blk + 1)
+                    right[0] += edges[walk, h, of, 0, n * 32 + lane]
         for far in (1, 2, 4, 8, 16):
             left[0] += T.shfl_xor(left[0], far)
             right[0] += T.shfl_xor(right[0], far)
         sums(own, left, right, span, lane)
-        for i in T.unroll(3):
+        for i in (0, 1, 2):
             # the token before the first of the two, which looks ahead at it, then the two
-            at = T.max(T.min(t0 + i - 1, S - 1), 0)
+            walk, t = walk_place(s, b, blk, 2 * lane + i - 1) if i > 0 else place_before(s, b, blk, 2 * lane)
             ds[i] = T.if_then_else(
-                (t0 + i > 0) & (sk[b, h, at] > 0.0), (row_k[b, h, at] - diag[b, h, at]) / sk[b, h, at], 0.0
+                (t0 + i > 0) & (sk[walk, h, t] > 0.0), (row_k[walk, h, t] - diag[walk, h, t]) / sk[walk, h, t], 0.0
             )
         for i in T.unroll(2):
             at = t0 + i
-            if at < S:
-                first = reset[b, at] == 1
+            if whole(s) | (at < S):
+                first = reset[token(s, b, at)] == 1
                 looked = T.if_then_else(first, 0.0, ds[i])
-                mix = T.sigmoid(trap[b, h, at])
-                d_gamma = ds[i + 1] + same[b, h, at]
-                dadt[b, h, at] = T.if_then_else(first | (at >= num_tokens), 0.0, own[i])
-                dtrap[b, h, at] = T.if_then_else(
-                    at < num_tokens, scalar.d_trap(mix, dt[b, h, at], d_gamma, looked), 0.0
+                mix = T.sigmoid(trap[of_head(s, b, h, at)])
+                walk, t = walk_place(s, b, blk, 2 * lane + i)
+                d_gamma = ds[i + 1] + same[walk, h, t]
+                dadt[of_head(s, b, h, at)] = T.if_then_else(first | (at >= num_tokens), 0.0, own[i])
+                dtrap[of_head(s, b, h, at)] = T.if_then_else(
+                    at < num_tokens, scalar.d_trap(mix, dt[of_head(s, b, h, at)], d_gamma, looked), 0.0
                 )
                 ddt_s[place, 2 * lane + i] = T.if_then_else(at < num_tokens, scalar.d_dt(mix, d_gamma, looked), 0.0)
 
@@ -277,10 +322,11 @@ def make_at_edge(s: ScanShape) -> Any:
     def at_edge(out, edges, b, h, blk, j0):
         across = T.alloc_local((8,), F32)
         for half in (0, 4):
+            walk, of = edge_place(s, b, blk)
             for e in T.vectorized(4):
-                out[half + e] = edges[b, h, blk, 1, j0 + half + e]
+                out[half + e] = edges[walk, h, of, 1, j0 + half + e]
             for e in T.vectorized(4):
-                across[half + e] = edges[b, h, blk, 1, half_N + j0 + half + e]
+                across[half + e] = edges[walk, h, of, 1, half_N + j0 + half + e]
         for e in T.unroll(8):
             out[e] -= across[e]
 
@@ -292,7 +338,7 @@ def make_turned(s: ScanShape) -> Any:
 
     `total` [8 * run] are the gradients of the lane's angles, see prefix.py `Lanes`.
     """
-    S, count, heads, lanes = s.S, -(-s.S // EDGE), s.angle_heads, lanes_for(s)
+    S, count, heads, lanes = s.S, (s.S + EDGE - 1) // EDGE, s.angle_heads, lanes_for(s)
     run, groups, at_edge, sums = lanes.run, lanes.groups, make_at_edge(s), make_sums(lanes, 8)
 
     @T.macro
@@ -302,14 +348,14 @@ def make_turned(s: ScanShape) -> Any:
         t0 = lane // groups * run
         j0 = tile * lanes.width + lane % groups * 8
         for i in T.unroll(run):
-            at = T.min(blk * EDGE + t0 + i, S - 1)
+            walk, t = walk_place(s, b, blk, t0 + i)
             for e in T.vectorized(4):
-                own[i * 8 + e] = dtheta[b, h, at, j0 + e]
+                own[i * 8 + e] = dtheta[walk, h, t, j0 + e]
             for e in T.vectorized(4):
-                own[i * 8 + 4 + e] = dtheta[b, h, at, j0 + 4 + e]
+                own[i * 8 + 4 + e] = dtheta[walk, h, t, j0 + 4 + e]
         for i in T.unroll(run):
             for e in T.unroll(8):
-                own[i * 8 + e] = T.if_then_else(blk * EDGE + t0 + i < S, own[i * 8 + e], 0.0)
+                own[i * 8 + e] = T.if_then_else(whole(s) | (blk * EDGE + t0 + i < S), own[i * 8 + e], 0.0)
         for e in T.unroll(8):
             left[e] = 0.0
             right[e] = 0.0
@@ -324,16 +370,16 @@ def make_turned(s: ScanShape) -> Any:
             span.share[i] = span_s.share[t0 + i]
         sums(own, left, right, span, lane)
         for i in T.unroll(run):
-            at = T.min(blk * EDGE + t0 + i, S - 1)
+            at = inside(s, blk * EDGE + t0 + i)
             for e in T.vectorized(4):
-                bent[e] = angles[b, at, h % heads, j0 + e]
+                bent[e] = angles[token(s, b, at), h % heads, j0 + e]
             for e in T.vectorized(4):
-                bent[4 + e] = angles[b, at, h % heads, j0 + 4 + e]
+                bent[4 + e] = angles[token(s, b, at), h % heads, j0 + 4 + e]
             part[i] = 0.0
             for e in T.unroll(8):
                 bent[e] = scalar.tanh(bent[e])
                 own[i * 8 + e] *= math.pi
-                total[i * 8 + e] += scalar.d_angle(own[i * 8 + e], dt[b, h, at], bent[e])
+                total[i * 8 + e] += scalar.d_angle(own[i * 8 + e], dt[of_head(s, b, h, at)], bent[e])
                 part[i] += own[i * 8 + e] * bent[e]
         for far in (1, 2):
             if far < groups:
@@ -365,17 +411,17 @@ def make_stored(s: ScanShape) -> Any:
             for u in T.unroll(EDGE * width // THREADS):
                 t = (u * THREADS + tx) // width
                 j = (u * THREADS + tx) % width
-                if blk * EDGE + t < S:
-                    dangles[b, blk * EDGE + t, 0, tile * width + j] = (
+                if whole(s) | (blk * EDGE + t < S):
+                    dangles[token(s, b, blk * EDGE + t), 0, tile * width + j] = (
                         sum_s[0, t, j] + sum_s[1, t, j] + sum_s[2, t, j] + sum_s[3, t, j]
                     )
             T.sync_threads()
         else:
             for i in T.unroll(run):
-                if (blk * EDGE + t0 + i < S) & (h < H):
+                if (whole(s) | (blk * EDGE + t0 + i < S)) & (h < H):
                     for e in T.vectorized(4):
-                        dangles[b, blk * EDGE + t0 + i, h, tile * width + j0 + e] = total[i * 8 + e]
+                        dangles[token(s, b, blk * EDGE + t0 + i), h, tile * width + j0 + e] = total[i * 8 + e]
                     for e in T.vectorized(4):
-                        dangles[b, blk * EDGE + t0 + i, h, tile * width + j0 + 4 + e] = total[i * 8 + 4 + e]
+                        dangles[token(s, b, blk * EDGE + t0 + i), h, tile * width + j0 + 4 + e] = total[i * 8 + 4 + e]
 
     return stored

@@ -14,9 +14,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.edges import EDGE
 from kernels.mamba3_mimo.cuda.forward.prefix import Lanes
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.places import EDGE, inside, token
 from kernels.mamba3_mimo.cuda.pieces.tiles import F32, f32
 
 
@@ -25,21 +25,20 @@ def spans_of(alloc: Any, tokens: int) -> SimpleNamespace:
     return SimpleNamespace(begin=alloc((tokens,), "int32"), end=alloc((tokens,), "int32"), share=alloc((tokens,), F32))
 
 
-def make_spans(s: ScanShape, num_tokens: int) -> Any:
+def make_spans(s: ScanShape) -> Any:
     """Return the macro of one warp that finds the spans of tokens 2 * lane and 2 * lane + 1 of block `blk`.
 
     Each result has two values, one per token. span.begin: the first token of its span; span.end: that of the next span;
     span.share: which part of its span lies from the token on. Padding is a span of its own.
     """
-    S = s.S
 
     @T.macro
-    def spans(span, reset, b, blk, lane):
+    def spans(span, reset, num_tokens, b, blk, lane):
         starts, near = T.alloc_local((2,), "int32"), T.alloc_local((2,), "int32")
         t = 2 * lane
         for i in T.unroll(2):
             at = blk * EDGE + t + i
-            starts[i] = T.if_then_else((t + i == 0) | (at == num_tokens), 1, reset[b, T.min(at, S - 1)])
+            starts[i] = T.if_then_else((t + i == 0) | (at == num_tokens), 1, reset[token(s, b, inside(s, at))])
         span.begin[1] = T.if_then_else(starts[1] == 1, t + 1, T.if_then_else(starts[0] == 1, t, 0))
         span.end[0] = T.if_then_else(starts[0] == 1, t, T.if_then_else(starts[1] == 1, t + 1, EDGE))
         for far in (1, 2, 4, 8, 16):

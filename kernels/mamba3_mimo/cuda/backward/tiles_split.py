@@ -236,7 +236,7 @@ class Parts(NamedTuple):
     column: Any
     """macro(out, tab_s, which, rank, quad, i): the four values of a [R,P] tensor that belong to columns 16 i."""
     flushed: Any
-    """macro(acc, red, out, b, sc, h, w, g8, quad, group): sum the accumulators of the warps, write them."""
+    """macro(acc, red, out, b, h, w, g8, quad, group): sum the accumulators of the warps, write them."""
 
 
 def make_parts(s: ScanShape) -> Parts:
@@ -289,7 +289,7 @@ def make_parts(s: ScanShape) -> Parts:
             out[e] = tab_s[which, rank, quad * 20 + i * 4 + e]
 
     @T.macro
-    def flushed(acc, red, out, b, sc, h, w, g8, quad, group):
+    def flushed(acc, red, out, b, h, w, g8, quad, group):
         # the warps add in turn, so that the order is fixed
         for turn in tuple(range(4)):
             T.sync_threads(group, GROUP)
@@ -302,6 +302,6 @@ def make_parts(s: ScanShape) -> Parts:
                         elif turn < 3:
                             red[at] = red[at] + acc[i * 2 + e]
                         else:
-                            out[b, sc, h, g8 % R * parts + g8 // R, i * 8 + quad * 2 + e] = red[at] + acc[i * 2 + e]
+                            out[b, h, g8 % R * parts + g8 // R, i * 8 + quad * 2 + e] = red[at] + acc[i * 2 + e]
 
     return Parts(angles, biased, weighted, column, flushed)

@@ -34,15 +34,15 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
 
 def make_pair_load(s: ScanShape) -> Any:
     """Return the macro that starts the copies of what both roles read of chunk n."""
-    R, A, C, L = s.R, s.A, s.C, s.L
+    R, A, C = s.R, s.A, s.C
     NB = s.N // 64
     pool_at = Pool(NB, C)
 
     @T.macro
-    def load_pair(pool, cs_s, sc_s, full, q, k, v, cs, lc, sk, gm, b, h, sc, n, nc):
+    def load_pair(pool, cs_s, sc_s, full, q, k, v, cs, lc, sk, gm, b, h, n, nc):
         slot = n % 2
         third = n % 3
-        t0 = sc * L + (nc - 1 - n) * C
+        t0 = (nc - 1 - n) * C
         for p in T.unroll(NB):
             T.tma_copy(
                 q[b, t0 * R : t0 * R + 64, h // s.heads_per_group, p * 64 : p * 64 + 64],
@@ -73,7 +73,7 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
 
     `started`: it writes the gradient of the state that enters the rows to `first`.
     """
-    N, R, A, C, L = s.N, s.R, s.A, s.C, s.L
+    N, R, A, C = s.N, s.R, s.A, s.C
     NB, parts = N // 64, 8 // R
     pool_at = Pool(NB, C)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
@@ -85,7 +85,7 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
     def writer(
         block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi, first
     ):
-        tx, b, h, sc, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand = block
+        tx, b, h, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand = block
         w, g8, quad, q2, rank, row, side = place(tx, R)
         lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
         c0 = (w * 16 + g8) // R
@@ -101,12 +101,12 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
         write = T.alloc_local((3,), F32)
         psi_acc = T.alloc_local((16,), F32)
         if t < 32:
-            load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, sc, 0, nc)
+            load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, 0, nc)
             if nc > 1:
-                load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, sc, 1, nc)
+                load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, 1, nc)
         for i in T.unroll(N // 4):
             for e in T.vectorized(2):
-                E[i * 2 + e] = leaving[b, h, sc, i // 16 * 64 + w * 16 + g8 + i % 2 * 8, i // 2 % 8 * 8 + q2 + e]
+                E[i * 2 + e] = leaving[b, h, i // 16 * 64 + w * 16 + g8 + i % 2 * 8, i // 2 % 8 * 8 + q2 + e]
         for i in T.unroll(16):
             psi_acc[i] = 0.0
         for step in T.serial(nc + 1):
@@ -143,7 +143,7 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
                 n = step - 1
                 slot = n % 2
                 third = n % 3
-                t0 = sc * L + (nc - 1 - n) * C
+                t0 = (nc - 1 - n) * C
                 q_at = base + pool_at.q * 128 + slot * (NB * TILE)
                 k_at = base + pool_at.k * 128 + slot * (NB * TILE)
                 x_at = base + pool_at.x * 128 + slot * TILE
@@ -246,13 +246,18 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
                             dk_rows[b, t0 * R : t0 * R + 64, h, p * 64 : p * 64 + 64],
                         )
                     if n + 2 < nc:
-                        load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, sc, n + 2, nc)
+                        load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, n + 2, nc)
         if started:
             for i in T.unroll(N // 4):
                 for e in T.vectorized(2):
                     first[b, h, i // 16 * 64 + w * 16 + g8 + i % 2 * 8, i // 2 % 8 * 8 + q2 + e] = E[i * 2 + e]
-        flushed(psi_acc, wt_s, p_psi, b, sc, h, w, g8, quad, 2)
+        flushed(psi_acc, wt_s, p_psi, b, h, w, g8, quad, 2)
         if t < 32:
             T.tma_store_wait(0)
+        rounded(el, E, N // 2)
+        T.sync_threads(2, GROUP)
+        store_tile(base + pool_at.e * 128, lane_at, el, all_k)
+        T.sync_threads(2, GROUP)
+        edge(pool, pool_at.e, states, edges, b, h, 0, t)
 
     return writer

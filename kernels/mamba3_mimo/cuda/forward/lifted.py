@@ -113,12 +113,12 @@ def make_state(s: ScanShape) -> tuple[Any, Any]:
     N, P = s.N, s.P
 
     @T.macro
-    def read(state, source, b, h, sc, tx):
+    def read(state, source, b, h, tx):
         for j in T.unroll(N // 64):
             for c in T.unroll(P // 4):
                 for e in T.vectorized(2):
                     state[j * (P // 2) + c * 2 + e] = source[
-                        b, h, sc, (j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2), c // 2 * 8 + tx % 4 * 2 + e
+                        b, h, (j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2), c // 2 * 8 + tx % 4 * 2 + e
                     ]
 
     @T.macro

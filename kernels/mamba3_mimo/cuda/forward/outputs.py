@@ -45,8 +45,8 @@ from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
-    """F1: local[b,h,k] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,K,N,P]."""
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P]."""
+    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     walk = make_walk(s, v, small=True)
     blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) and not walk.split else 0  # measured
     loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
@@ -56,8 +56,8 @@ def local_states(s: ScanShape, v: Variant) -> Any:
     part, copies = pieces(s, threads), R * len(loads.columns()) + 2
 
     @T.macro
-    def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, sc, n):
-        t0, slot = sc * L + n * C, loads.slot(n)
+    def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, n):
+        t0, slot = n * C, loads.slot(n)
         loads.rows(k_raw, k, full, b, h, t0, n)
         loads.copy(v_in[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
         loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
@@ -71,9 +71,10 @@ def local_states(s: ScanShape, v: Variant) -> Any:
         psi: T.Tensor((H, R, P), F32),
         cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
         wk: T.Tensor((B, H, S), F32),
-        local: T.Tensor((B, H, K, N, P), F32),
+        local: T.Tensor((B, H, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+        with T.Kernel(H, B, threads=walk.block) as (h, b):
+            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
             if blocks:
                 T.annotate_min_blocks_per_sm(blocks)
@@ -89,23 +90,23 @@ def local_states(s: ScanShape, v: Variant) -> Any:
             full, empty = walk.full(), walk.empty()
             T.annotate_layout({**loads.layouts(k_raw), **outer.layouts(x_s)})
             tx = T.get_thread_binding()
-            nc = T.min(L // C, S // C - sc * (L // C))
+            nc = L // C
             if walk.computes(tx):
                 if not split:
                     for n in tuple(range(ahead)):
                         if n < nc:
-                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
                 outer.begin(acc, held, k_bias, h, tx, desc, x_s)
                 factor(psi_l, psi, h, tx)
                 for t in T.Parallel(L):
-                    wk_s[t] = wk[b, h, T.min(sc * L + t, S - 1)]
+                    wk_s[t] = wk[b, h, t]
                 walk.sync()
                 for n in T.serial(nc):
                     if ahead == 0:
-                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
+                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
                     if walk.early:
                         if n + ahead < nc:
-                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n + ahead)
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
                     loads.wait(full, n, nc, copies)
                     if outer.slots == 1:
                         walk.sync()
@@ -118,13 +119,13 @@ def local_states(s: ScanShape, v: Variant) -> Any:
                         walk.release(empty, n)
                     elif ahead > 0 and not walk.early:
                         if n + ahead < nc:
-                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n + ahead)
+                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
                     outer.add(left, x_s, acc, n, desc)
-                outer.store(acc, local, b, h, sc, tx)
+                outer.store(acc, local, b, h, tx)
             else:
                 for n in T.serial(nc):
                     walk.acquire(empty, n)
-                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, sc, n)
+                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
 
     return f1_local_states
 
@@ -132,66 +133,66 @@ def local_states(s: ScanShape, v: Variant) -> Any:
 def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
     """F2: replace every local state by the state that enters its super-chunk; `final` is the one that leaves the last.
 
-    In place on local [B,H,K,N,P] fp32; carry [B,H,K] fp32 is the decay of a whole super-chunk. With `reverse` the
+    In place on local [B,K,H,N,P] fp32; carry [B,K,H] fp32 is the decay of a whole super-chunk. With `reverse` the
     super-chunks are walked from the last to the first. The next `ahead` super-chunks are loaded while those before
     them are added.
     """
     B, H, N, P, K = s.B, s.H, s.N, s.P, s.K
     wide = 4 if N * P % (4 * threads) == 0 else 2
-    ahead = 8 if K > 4 else 4
-    per_block, rounds = threads * wide, -(-K // ahead)
+    ahead, per_block = 8, threads * wide
+    rounds = (K + ahead - 1) // ahead
 
     @T.macro
-    def fetch(entry, decay, local, carry, bh, at, group):
+    def fetch(entry, decay, local, carry, b, h, at, group):
         for u in T.unroll(ahead):
             near = T.min(group * ahead + u, K - 1)
             for e in T.vectorized(wide):
-                entry[u * wide + e] = local[bh, K - 1 - near if reverse else near, at + e]
-            decay[u] = carry[bh, K - 1 - near if reverse else near]
+                entry[u * wide + e] = local[b, K - 1 - near if reverse else near, h, at + e]
+            decay[u] = carry[b, K - 1 - near if reverse else near, h]
 
     @T.macro
-    def passed(state, entry, decay, local, bh, at, group):
+    def passed(state, entry, decay, local, b, h, at, group):
         for u in T.unroll(ahead):
             if group * ahead + u < K:
                 sc = K - 1 - (group * ahead + u) if reverse else group * ahead + u
                 for e in T.vectorized(wide):
-                    local[bh, sc, at + e] = state[e]
+                    local[b, sc, h, at + e] = state[e]
                 for e in T.vectorized(wide):
                     state[e] = state[e] * decay[u] + entry[u * wide + e]
 
     @T.prim_func
     def f2_pass_states(
-        local: T.Tensor((B * H, K, N * P), F32),
-        carry: T.Tensor((B * H, K), F32),
-        final: T.Tensor((B * H, N * P), F32),
+        local: T.Tensor((B, K, H, N * P), F32),
+        carry: T.Tensor((B, K, H), F32),
+        final: T.Tensor((B, H, N * P), F32),
     ):
-        with T.Kernel(N * P // per_block, B * H, threads=threads) as (bx, bh):
+        with T.Kernel(N * P // per_block, H, B, threads=threads) as (bx, h, b):
             state = T.alloc_local((wide,), F32)
             entry, later = T.alloc_local((ahead * wide,), F32), T.alloc_local((ahead * wide,), F32)
             decay, decay_later = T.alloc_local((ahead,), F32), T.alloc_local((ahead,), F32)
             at = bx * per_block + T.get_thread_binding() * wide
             for e in T.vectorized(wide):
                 state[e] = 0.0
-            fetch(entry, decay, local, carry, bh, at, 0)
-            for pair in T.serial(-(-rounds // 2)):
-                fetch(later, decay_later, local, carry, bh, at, pair * 2 + 1)
-                passed(state, entry, decay, local, bh, at, pair * 2)
-                fetch(entry, decay, local, carry, bh, at, pair * 2 + 2)
-                passed(state, later, decay_later, local, bh, at, pair * 2 + 1)
+            fetch(entry, decay, local, carry, b, h, at, 0)
+            for pair in T.serial((rounds + 1) // 2):
+                fetch(later, decay_later, local, carry, b, h, at, pair * 2 + 1)
+                passed(state, entry, decay, local, b, h, at, pair * 2)
+                fetch(entry, decay, local, carry, b, h, at, pair * 2 + 2)
+                passed(state, later, decay_later, local, b, h, at, pair * 2 + 1)
             for e in T.vectorized(wide):
-                final[bh, at + e] = state[e]
+                final[b, h, at + e] = state[e]
 
     return f2_pass_states
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
-    """F3: o bf16 from the states `start` [B,H,K,N,P] fp32 that enter the super-chunks.
+    """F3: o bf16 from the states `start` [B,H,N,P] fp32 that enter the walks.
 
     o is [B,S,H,P], or [B,S,R,H,P] without phi. Also the state that enters every chunk, bf16 [B,H,S/C,N,P]. With
     `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential schedule also the state that leaves the last chunk,
     `final` fp32 [B,H,N,P].
     """
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     if lifts(s):
         return outputs_lifted.outputs(s, v)
     walk, W = make_walk(s, v), window(s)
@@ -223,13 +224,14 @@ def outputs(s: ScanShape, v: Variant) -> Any:
         lc: T.Tensor((B, H, S), F32),
         sk: T.Tensor((B, H, S), F32),
         gm: T.Tensor((B, H, S), F32),
-        entering: T.Tensor((B, H, K, N, P), F32),
+        entering: T.Tensor((B, H, N, P), F32),
         o: T.Tensor(out_shape, BF16),
         states: T.Tensor((B, H, S // C, N, P), BF16),
         psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
         final: given(sequential, (B, H, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+        with T.Kernel(H, B, threads=walk.block) as (h, b):
+            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             if N * P <= 64 * 64 and M == 64 and ahead <= 1:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
@@ -256,12 +258,12 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             if s.gated:
                 T.annotate_layout({z_s: make_swizzled_layout(z_s)})
             tx = T.get_thread_binding()
-            nc = T.min(L // C, S // C - sc * (L // C))
+            nc = L // C
             if walk.computes(tx):
                 if not split:
                     for n in tuple(range(ahead)):
                         if n < nc:
-                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
                 T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
                 T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
                 for r, p in T.Parallel(R, P):
@@ -270,8 +272,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     if s.reduced:
                         phi_s[r, p] = phi[h, r, p]
                 if L == W:
-                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L)
-                T.copy(entering[b, h, sc, :, :], state)
+                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, 0)
+                T.copy(entering[b, h, :, :], state)
                 skip[0] = D[h]
                 factor(psi_l, psi, h, tx)
                 for u in T.unroll(part.units):
@@ -280,11 +282,11 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     if L > W:
                         if n % (W // C) == 0:
                             walk.sync()
-                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L + n * C)
+                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
                             walk.sync()
                     at = n * C % W
                     if ahead == 0:
-                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
                     weights(w_s, lc_s, sk_s, gm_s, at)
                     T.copy(state, h_s)
                     for i, p in T.Parallel(N, P):
@@ -302,7 +304,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                         walk.release(empty, n)
                     elif ahead > 0:
                         if n + ahead < nc:
-                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n + ahead)
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
                     if paired:
                         T.wgmma_gemm(q_s, h_s, y, clear_accum=True, policy=by_rows)
                         T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True, policy=by_rows)
@@ -313,9 +315,9 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                         T.gemm(q_s, h_s, y, clear_accum=True)
                         T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
                         T.gemm(k_s, xw_s, state, transpose_A=True)
-                    T.copy(h_s, states[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
+                    T.copy(h_s, states[b, h, n, :, :], disable_tma=stored)
                     if psiv_cache:
-                        T.copy(x_s, psiv[b, h, sc * (L // C) + n, :, :], disable_tma=stored)
+                        T.copy(x_s, psiv[b, h, n, :, :], disable_tma=stored)
                     for i, j in T.Parallel(M, M):
                         mixed[i, j] = bf16(scalar.weighted(score[i, j], w_s[i % C, j % C], i == j, skip[0]))
                     for i, p in T.Parallel(M, P):
@@ -334,15 +336,15 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     T.copy(y, x_s)
                     if s.reduced:
                         for c, p in T.Parallel(C, P):
-                            o[b, sc * L + n * C + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
+                            o[b, n * C + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
                     else:
                         for i, p in T.Parallel(M, P):
-                            o[b, sc * L + n * C + i % C, i // C, h, p] = x_s[i, p]
+                            o[b, n * C + i % C, i // C, h, p] = x_s[i, p]
                 if sequential:
                     T.copy(state, final[b, h, :, :])
             else:
                 for n in T.serial(nc):
                     walk.acquire(empty, n)
-                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
 
     return f3_outputs

@@ -43,7 +43,7 @@ from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_
 
 def outputs(s: ScanShape, v: Variant) -> Any:
     """F3 of `outputs.outputs`, which says what it takes and writes."""
-    B, S, H, G, N, P, R, A, C, M, L, K = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L, s.K
+    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     walk, W, rows = make_walk(s, v), window(s), Rows(s)
     loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.loads.ahead
     angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at, paired=True)
@@ -76,13 +76,14 @@ def outputs(s: ScanShape, v: Variant) -> Any:
         lc: T.Tensor((B, H, S), F32),
         sk: T.Tensor((B, H, S), F32),
         gm: T.Tensor((B, H, S), F32),
-        entering: T.Tensor((B, H, K, N, P), F32),
+        entering: T.Tensor((B, H, N, P), F32),
         o: T.Tensor(out_shape, BF16),
         states: T.Tensor((B, H, S // C, N, P), BF16),
         psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
         final: given(sequential, (B, H, N, P), F32),
     ):
-        with T.Kernel(H, K, B, threads=walk.block) as (h, sc, b):
+        with T.Kernel(H, B, threads=walk.block) as (h, b):
+            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             if N * P <= 64 * 64 and C <= 32 and ahead <= 1 and not split:
@@ -110,20 +111,20 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             if s.gated:
                 T.annotate_layout({z_s: make_swizzled_layout(z_s)})
             tx = T.get_thread_binding()
-            nc = T.min(L // C, S // C - sc * (L // C))
+            nc = L // C
             if walk.computes(tx):
                 if not split:
                     for n in tuple(range(ahead)):
                         if n < nc:
-                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
                 T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
                 T.copy(psi[h : h + 1, :, :], psi_s, disable_tma=True)
                 load_gates(gates_s, zeta, phi, h, tx)
                 hold(held, q_bias, h, tx)
                 if L == W:
-                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L)
+                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, 0)
                     walk.sync()
-                read_state(state, entering, b, h, sc, tx)
+                read_state(state, entering, b, h, tx)
                 skip[0] = D[h]
                 prepare(entering_d, written_d, left_d, right_d, values_d, h_s, k_s, x_s, xw_s)
                 for u in T.unroll(part.units):
@@ -131,11 +132,11 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 for n in T.serial(nc):
                     if L > W:
                         if n % (W // C) == 0:
-                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, sc * L + n * C)
+                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
                             walk.sync()
                     at = n * C % W
                     if ahead == 0:
-                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
                     write_state(h_s, state, tx)
                     for c in T.unroll(N * P // 128):
                         state[c] = state[c] * read_s[at + C - 1]
@@ -155,12 +156,12 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                         walk.release(empty, n)
                     read(y, score, left, entering_d, written_d)
                     write(state, left_d, right_d)
-                    save(h_s, states[b, h, sc * (L // C) + n, :, :])
+                    save(h_s, states[b, h, n, :, :])
                     if psiv_cache:
-                        save(x_s, psiv[b, h, sc * (L // C) + n, :, :])
+                        save(x_s, psiv[b, h, n, :, :])
                     if ahead > 0 and not split:  # after the products: one thread issues copies for a long time
                         if n + ahead < nc:
-                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n + ahead)
+                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
                     end_batch(1, y, score)
                     weighted(mixed, score, w, skip[0], tx)
                     for upper in (0, 1):
@@ -169,7 +170,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                                 y[block * 4 + upper * 2 + e] *= read_s[at + rows.token(tx // 32, tx % 32 // 4, upper)]
                     mix(y, mixed, values_d)
                     end_batch(0, y, state)
-                    finish(y, o, z_s, gates_s, b, h, sc * L + n * C, loads.held_slot(n) * C, tx)
+                    finish(y, o, z_s, gates_s, b, h, n * C, loads.held_slot(n) * C, tx)
                     saved()
                     walk.sync()
                 if sequential:
@@ -183,6 +184,6 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             else:
                 for n in T.serial(nc):
                     walk.acquire(empty, n)
-                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n)
+                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
 
     return f3_outputs

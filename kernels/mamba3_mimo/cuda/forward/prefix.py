@@ -80,12 +80,17 @@ def make_steps(s: ScanShape) -> Any:
     return steps
 
 
+def blocks_of(s: ScanShape) -> int:
+    """Return the blocks of the kernels of the angles along time."""
+    return (s.S + BLOCK - 1) // BLOCK
+
+
 def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
     """F0a: sum of the angle steps pi * tanh(angle) * dt over every BLOCK tokens, fp32 [B,H,ceil(S/BLOCK),A].
 
     The raw angles are [B,S,heads,A], heads = 1 when all heads share them.
     """
-    B, S, H, A, blocks = s.B, s.S, s.H, s.A, -(-s.S // BLOCK)
+    B, S, H, A, blocks = s.B, s.S, s.H, s.A, blocks_of(s)
     lanes, steps = lanes_for(s), make_steps(s)
 
     @T.prim_func
@@ -122,11 +127,11 @@ def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
 
 
 def tables(s: ScanShape, *, threads: int = 128) -> Any:
-    """F0b: cos and sin table [B,H,S/C,A/4,C,8] fp16, 8 angles of cos then the same of sin.
+    """F0b: cos and sin table [B*K,H,L/C,A/4,C,8] fp16, 8 angles of cos then the same of sin.
 
     `sums` as from `angle_sums`; a block adds up those before it.
     """
-    B, S, H, A, C, blocks = s.B, s.S, s.H, s.A, s.C, -(-s.S // BLOCK)
+    B, S, H, A, C, L, blocks = s.B, s.S, s.H, s.A, s.C, s.L, blocks_of(s)
     lanes, steps, parts = lanes_for(s), make_steps(s), threads // s.A
 
     @T.prim_func
@@ -134,7 +139,7 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
         angles: T.Tensor((B, S, s.angle_heads, A), F32),
         dt: T.Tensor((B, H, S), F32),
         sums: T.Tensor((B, H, blocks, A), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
+        cs: T.Tensor((s.walks, H, L // C, A // 4, C, 8), F16),
     ):
         with T.Kernel(H, blocks, B, threads=threads) as (h, blk, b):
             step = T.alloc_local((8 * lanes.run,), F32)
@@ -181,23 +186,24 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
                         cos[e] = T.Cast(F16, T.cos(theta[e]))
                         sin[e] = T.Cast(F16, T.sin(theta[e]))
                     if t0 + i < S:
+                        walk, t = s.place(b, t0 + i)
                         for e in T.vectorized(8):
-                            cs[b, h, (t0 + i) // C, j0 // 8 * 2, (t0 + i) % C, e] = cos[e]
+                            cs[walk, h, t // C, j0 // 8 * 2, t % C, e] = cos[e]
                         for e in T.vectorized(8):
-                            cs[b, h, (t0 + i) // C, j0 // 8 * 2 + 1, (t0 + i) % C, e] = sin[e]
+                            cs[walk, h, t // C, j0 // 8 * 2 + 1, t % C, e] = sin[e]
 
     return f0_tables
 
 
-def decays(s: ScanShape, *, num_tokens: int, parallel: bool, threads: int = 128) -> Any:
+def decays(s: ScanShape, *, parallel: bool, threads: int = 128) -> Any:
     """F0c: the scalars of every token. adt, dt, trap fp32 [B,H,S]; reset int32 [B,S], 1 at document starts.
 
-    `num_tokens` <= S is the true length: rows beyond it get sk = gm = wk = 0 and no decay. wk, wq and carry are made
-    for the super-chunks of a `parallel` schedule only.
+    `num_tokens` <= S is the true length: rows beyond it get sk = gm = wk = 0 and no decay. What is written is
+    [B*K,H,L], carry [B*K,H]; wk, wq and carry are made for the super-chunks of a `parallel` schedule only.
     """
-    B, S, H, C = s.B, s.S, s.H, s.C
-    L = s.L if parallel else BLOCK
-    NC, K = L // C, -(-S // L)
+    B, S, H, C, L, walks = s.B, s.S, s.H, s.C, s.L, s.walks
+    block = L if parallel else BLOCK
+    NC = block // C
 
     @T.prim_func
     def f0_decays(
@@ -205,20 +211,21 @@ def decays(s: ScanShape, *, num_tokens: int, parallel: bool, threads: int = 128)
         dt: T.Tensor((B, H, S), F32),
         trap: T.Tensor((B, H, S), F32),
         reset: T.Tensor((B, S), "int32"),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
-        wk: given(parallel, (B, H, S), F32),
-        wq: given(parallel, (B, H, S), F32),
-        carry: given(parallel, (B, H, K), F32),
+        lc: T.Tensor((walks, H, L), F32),
+        sk: T.Tensor((walks, H, L), F32),
+        gm: T.Tensor((walks, H, L), F32),
+        wk: given(parallel, (walks, H, L), F32),
+        wq: given(parallel, (walks, H, L), F32),
+        carry: given(parallel, (walks, H), F32),
+        num_tokens: T.int32,
     ):
-        with T.Kernel(H, K, B, threads=threads) as (h, sc, b):
+        with T.Kernel(H, (S + block - 1) // block, B, threads=threads) as (h, blk, b):
             log_s = T.alloc_shared((NC, C), F32)
             scale_s = T.alloc_shared((NC, C), F32)
             left_s = T.alloc_shared((NC,), F32)
             right_s = T.alloc_shared((NC,), F32)
             for n, c in T.Parallel(NC, C):
-                at = sc * L + n * C + c
+                at = blk * block + n * C + c
                 log_s[n, c] = T.if_then_else(
                     at < num_tokens, adt[b, h, at] * LOG2E + T.Cast(F32, reset[b, at]) * RESET, 0.0
                 )
@@ -230,7 +237,8 @@ def decays(s: ScanShape, *, num_tokens: int, parallel: bool, threads: int = 128)
                 )
                 scale_s[n, c] = gamma + sigma
                 if at < S:
-                    gm[b, h, at] = gamma
+                    walk, t = s.place(b, at)
+                    gm[walk, h, t] = gamma
             T.cumsum(log_s, dim=1)
             if parallel:
                 for n in T.Parallel(NC):
@@ -239,15 +247,16 @@ def decays(s: ScanShape, *, num_tokens: int, parallel: bool, threads: int = 128)
                 T.cumsum(left_s, dim=0)
                 T.cumsum(right_s, dim=0, reverse=True)
             for n, c in T.Parallel(NC, C):
-                at = sc * L + n * C + c
+                at = blk * block + n * C + c
                 if at < S:
-                    lc[b, h, at] = log_s[n, c]
-                    sk[b, h, at] = scale_s[n, c]
+                    walk, t = s.place(b, at)
+                    lc[walk, h, t] = log_s[n, c]
+                    sk[walk, h, t] = scale_s[n, c]
                     if parallel:
-                        wq[b, h, at] = T.exp2(left_s[n] - log_s[n, C - 1] + log_s[n, c])
-                        wk[b, h, at] = scale_s[n, c] * T.exp2(right_s[n] - log_s[n, c])
+                        wq[walk, h, t] = T.exp2(left_s[n] - log_s[n, C - 1] + log_s[n, c])
+                        wk[walk, h, t] = scale_s[n, c] * T.exp2(right_s[n] - log_s[n, c])
             if parallel:
                 for n in T.Parallel(1):
-                    carry[b, h, sc] = T.exp2(right_s[n])
+                    carry[b * s.K + blk, h] = T.exp2(right_s[n])
 
     return f0_decays

@@ -83,6 +83,24 @@ def table(kernels: Mapping[str, Any]) -> tuple[Row, ...]:
     return tuple(_stored(name, kernel) for name, kernel in kernels.items())
 
 
+def launched(rows: Iterable[Row], *, tokens: int, handed: int | None) -> tuple[Row, ...]:
+    """Return the rows with the super-chunks of a row of `tokens` tokens: kernels are compiled for any number of them.
+
+    For a walk as many as what its code walks goes into the row; for a kernel that hands states on the number it was
+    launched with, `handed`.
+    """
+    return tuple(row | _super_chunks(row, tokens, handed) for row in rows)
+
+
+def _super_chunks(row: Row, tokens: int, handed: int | None) -> Row:
+    if row["name"] in PASSES:
+        return {"super_chunks": UNPROVED if handed is None else handed}
+    walked = row.get("superchunk")
+    if row["name"] not in WALKS or not isinstance(walked, int):
+        return {}
+    return {"super_chunks": tokens // walked if tokens % walked == 0 else UNPROVED}
+
+
 def facts(rows: Iterable[Row]) -> dict[str, Fact]:
     """Return what the rows of one pass (forward or backward) say about the gates, by the names of `ScanFact`.
 
@@ -96,8 +114,10 @@ def facts(rows: Iterable[Row]) -> dict[str, Fact]:
     for kind in ("source", "binary"):
         if all(f"{kind}_sha256" in row for row in rows):
             found[f"{kind}_hash"] = _digest(f"{row['name']} {row[f'{kind}_sha256']}" for row in rows)
+    handed = any(row["name"] in PASSES for row in rows)
     for gate, kernels in SHOWN_BY.items():
-        values = {row.get(gate, UNPROVED) for row in rows if row["name"] in kernels and _must_show(gate, row)}
+        shown = (row for row in rows if row["name"] in kernels and _must_show(gate, row, handed=handed))
+        values = {row.get(gate, UNPROVED) for row in shown}
         if values:
             found[gate] = values.pop() if len(values) == 1 else "mixed"
     if any(row["name"] in WALKS for row in rows):
@@ -105,16 +125,17 @@ def facts(rows: Iterable[Row]) -> dict[str, Fact]:
     return {ScanFact.of(name): value for name, value in found.items()}
 
 
-def _must_show(gate: str, row: Row) -> bool:
+def _must_show(gate: str, row: Row, *, handed: bool) -> bool:
     """Tell whether the kernel of this row would show the gate.
 
     Whether float instructions flush denormal numbers is not in the source; the walk with two roles reads q and k
-    without staging them; one block that walks a whole row shows no super-chunk; and a walk of one chunk has none ahead.
+    without staging them; where no states are `handed` on there are no super-chunks; and a walk of one chunk has none
+    ahead.
     """
     if gate == "fast_math":
         return row["read_from"] == "sass"
     if gate == "superchunk":
-        return row.get("super_chunks") != 1
+        return handed
     if gate == "pipeline_stages" and "superchunk" in row and row["superchunk"] == row.get("chunk_size"):
         return False
     return not (gate in ("layout_2d", "pipeline_stages") and row["name"] == "gradients" and row.get("warp_specialize"))
@@ -154,18 +175,19 @@ def _stored(name: str, kernel: Any) -> Row:
 
 
 def _read(name: str, folder: Path, kernel: Any) -> Row:
-    source = (folder / "device_kernel.cu").read_text(encoding="utf-8")
-    row: Row = {"name": name, **_from_source(source, (folder / "host_kernel.cu").read_text(encoding="utf-8"))}
+    source, program = (folder / "device_kernel.cu").read_text(encoding="utf-8"), kernel.adapter.prim_func.script()
+    host = (folder / "host_kernel.cu").read_text(encoding="utf-8")
+    row: Row = {"name": name, **_from_source(source, host, program.count('thread="blockIdx.'))}
     tool = disassembler()
     if tool is not None:
         code = cubin((folder / "executable.so").read_bytes())
         static = _from_machine_code(_disassembled(tool, code))
         row |= {**static, "read_from": "sass", "shared_bytes": int(row["shared_bytes"]) + int(static["shared_bytes"])}
-    return row | _gates(row, source, kernel)
+    return row | _gates(row, source, program, kernel)
 
 
-def _from_source(source: str, host: str) -> Row:
-    """Read what generated CUDA source and its launch code say."""
+def _from_source(source: str, host: str, axes: int) -> Row:
+    """Read what generated CUDA source and its launch code say of a kernel whose grid has `axes` axes."""
     bounds = re.search(r"__launch_bounds__\((\d+)", source)
     launch = re.findall(r"\.v_int64\) = \(\(int64_t\)(.+)\);", host)
     if bounds is None or not launch:
@@ -175,7 +197,7 @@ def _from_source(source: str, host: str) -> Row:
         "read_from": "source",
         "threads": int(bounds[1]),
         "shared_bytes": shared,
-        "grid": " x ".join(size if size.isdigit() else RUN_TIME for size in launch[-6:-3]),
+        "grid": " x ".join(size if size.isdigit() else RUN_TIME for size in launch[-3 - axes : -3]),
         **{count: len(re.findall(call, source)) for count, call in CALLS.items()},
         "source_sha256": sha256(normalised(source).encode()).hexdigest(),
     }
@@ -240,18 +262,16 @@ def _is(opcode: str, names: tuple[str, ...]) -> bool:
     return any(opcode == name or opcode.startswith(f"{name}.") for name in names)
 
 
-def _gates(row: Row, source: str, kernel: Any) -> Row:
+def _gates(row: Row, source: str, program: str, kernel: Any) -> Row:
     """Return the gates as this kernel shows them; absent where it cannot.
 
     Only `aggressive_smem_merge` is read from the compiler options of the kernel: nothing else tells it from the merging
     that the compiler does anyway. Whether it changed anything is for the hashes to say.
     """
-    program = kernel.adapter.prim_func.script()
     seen: Row = {
         "tma": False if row["tma_loads"] == 0 else True if row["cp_async"] == 0 else "mixed",
         "warp_specialize": roles(source) > 1,
         "psiv_cache": bool(re.search(r"__global__[^{;]*\bpsiv(?:_desc)?\b", source)),
-        "super_chunks": _passed(program) if row["name"] in PASSES else _known(str(row["grid"]).split(" x ")[1]),
     }
     ahead = chunks_ahead(source)
     if ahead is not None:
@@ -272,16 +292,6 @@ def _gates(row: Row, source: str, kernel: Any) -> Row:
         seen["chunk_size"] = tokens.pop()
         seen |= {} if chunks is None else {"superchunk": int(seen["chunk_size"]) * chunks}
     return seen
-
-
-def _known(number: str) -> int | str:
-    return int(number) if number.isdigit() else RUN_TIME
-
-
-def _passed(program: str) -> int | str:
-    """Return over how many super-chunks a kernel hands states on: the second size of its first buffer."""
-    sizes = re.search(r"match_buffer\(\w+, \(([^()]*)\)", program)
-    return _known(sizes[1].split(",")[1].strip()) if sizes else UNPROVED
 
 
 def _tokens_loaded(program: str) -> set[int]:

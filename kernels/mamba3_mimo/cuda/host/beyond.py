@@ -7,13 +7,14 @@ what is left would be rounding. But the whole span is known to sum to the edge a
 rounded in <E, S>, and in the writes that E met, so it is put there. Letters: see shape.py.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.backward.edges import EDGE
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 from kernels.mamba3_mimo.operands import running_sum
 
 TINY = 1e-30
@@ -67,13 +68,13 @@ def last_span(reset_BS: Tensor, num_tokens: int) -> Span:
     return Span(tokens, at_n >= first_B.unsqueeze(1), starts_Bn.amax(1) == 0)
 
 
-def shares(span: Span, adt_BHS: Tensor, scale_BHS: Tensor) -> Tensor:
+def shares(span: Span, adt_BHn: Tensor, scale_BHn: Tensor) -> Tensor:
     """Return which part of what a span misses belongs to each token [B,H,n]: half of it to <E, S>, at the last."""
-    total_BHn = running_sum(adt_BHS[:, :, span.tokens].double(), dim=2)
-    met_BHn = (total_BHn[..., -1:] - total_BHn).exp() * scale_BHS[:, :, span.tokens] * span.inside_Bn.unsqueeze(1)
+    total_BHn = running_sum(adt_BHn.double(), dim=2)
+    met_BHn = (total_BHn[..., -1:] - total_BHn).exp() * scale_BHn * span.inside_Bn.unsqueeze(1)
     share_BHn = met_BHn.square() / met_BHn.square().sum(-1, keepdim=True).clamp_min(TINY) / 2
     share_BHn[..., -1] = 1 - share_BHn[..., :-1].sum(-1)
-    return share_BHn.to(scale_BHS.dtype)
+    return share_BHn.to(scale_BHn.dtype)
 
 
 def missing(own_BHnX: Tensor, span: Span, share_BHn: Tensor, begin_BHX: Tensor, end_BHX: Tensor) -> Tensor:
@@ -86,20 +87,50 @@ def missing(own_BHnX: Tensor, span: Span, share_BHn: Tensor, begin_BHX: Tensor, 
     return added_BHnX
 
 
+class _Parts(NamedTuple):
+    """Where the tokens of a span lie: in one walk, or in several that are shorter than the distance of two edges."""
+
+    shape: ScanShape
+    tokens: slice
+
+    def views(self, walked: Tensor) -> Iterator[Tensor]:
+        """Yield the parts [B,H,some,...] of a tensor of walks [B*K,H,L,...]."""
+        s, at = self.shape, self.tokens.start
+        rows = torch.unflatten(walked, 0, (s.B, s.K))
+        while at < self.tokens.stop:
+            k, first = s.place(0, at)
+            count = min(s.L - first, self.tokens.stop - at)
+            yield rows[:, k, :, first : first + count]
+            at += count
+
+    def read(self, walked: Tensor) -> Tensor:
+        """Return the span [B,H,n,...] of a tensor of walks."""
+        return torch.cat(tuple(self.views(walked)), dim=2)
+
+    def add(self, walked: Tensor, more: Tensor) -> None:
+        """Add `more` [B,H,n,...] to the span of a tensor of walks."""
+        at = 0
+        for view in self.views(walked):
+            view += more[:, :, at : at + view.shape[2]]
+            at += view.shape[2]
+
+
 def add_beyond(walked: dict[str, Tensor], shape: ScanShape, num_tokens: int, given: dict[str, Tensor]) -> None:
     """Add what lies behind the rows to `row_q` and `dtheta` of the walk.
 
     `given`: reset, adt and sk as the kernels have them, and the final `state` and its `gradient`, see Beyond.
     """
     span = last_span(given["reset"], num_tokens)
-    share_BHn = shares(span, given["adt"], given["sk"])
-    begin_BH2N, end_BH2N = walked["edges"][:, :, span.tokens.start // EDGE], edge(given["gradient"], given["state"])
+    parts, (k, first) = _Parts(shape, span.tokens), shape.place(0, span.tokens.start)
+    share_BHn = shares(span, given["adt"][:, :, span.tokens], parts.read(given["sk"]))
+    begin_BH2N = torch.unflatten(walked["edges"], 0, (shape.B, shape.K))[:, k, :, first // EDGE]
+    end_BH2N = edge(given["gradient"], given["state"])
     if span.tokens.start == 0 and not shape.started:
         begin_BH2N = torch.zeros_like(end_BH2N)
     begins, ends = sums(begin_BH2N, shape.A), sums(end_BH2N, shape.A)
-    row_q_BHn, row_k_BHn = (walked[name][:, :, span.tokens] for name in ("row_q", "row_k"))
+    row_q_BHn, row_k_BHn = (parts.read(walked[name]) for name in ("row_q", "row_k"))
     decay_BHn1 = (row_q_BHn - row_k_BHn).unsqueeze(-1)
-    row_q_BHn += missing(decay_BHn1, span, share_BHn, begins[0], ends[0]).squeeze(-1)
+    parts.add(walked["row_q"], missing(decay_BHn1, span, share_BHn, begins[0], ends[0]).squeeze(-1))
     if not shape.cumulated:
-        dtheta_BHnA = walked["dtheta"][:, :, span.tokens]
-        dtheta_BHnA += missing(dtheta_BHnA, span, share_BHn, begins[1], ends[1])
+        dtheta_BHnA = parts.read(walked["dtheta"])
+        parts.add(walked["dtheta"], missing(dtheta_BHnA, span, share_BHn, begins[1], ends[1]))

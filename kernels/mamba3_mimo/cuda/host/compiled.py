@@ -3,12 +3,13 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Literal, TypeAlias
 
 import tilelang
+import tilelang.language as T  # noqa: N812  (the language's own name)
 from tilelang import PassConfigKey
 
 from kernels import facts
@@ -23,29 +24,33 @@ Direction: TypeAlias = Literal["forward", "backward"]
 TARGET = {"kind": "cuda", "arch": "sm_90a"}
 """Named, not probed: the same cache key on a machine without a GPU."""
 
-KERNELS: dict[str, Callable[[ScanShape, Variant, int], Any]] = {
-    "angle_sums": lambda s, v, n: prefix.angle_sums(s),
-    "tables": lambda s, v, n: prefix.tables(s),
-    "decays": lambda s, v, n: prefix.decays(s, num_tokens=n, parallel=v.schedule == "chunk_parallel"),
-    "local_states": lambda s, v, n: outputs.local_states(s, v),
-    "pass_states": lambda s, v, n: outputs.pass_states(s, reverse=False),
-    "outputs": lambda s, v, n: outputs.outputs(s, v),
-    "local_gradients": lambda s, v, n: local_gradients.local_gradients(s, v),
-    "pass_gradients": lambda s, v, n: outputs.pass_states(s, reverse=True),
-    "gradients": lambda s, v, n: _walk(v)(s, v),
-    "reduce_heads": lambda s, v, n: reductions.reduce_heads(s),
-    "sum_weights": lambda s, v, n: reductions.sum_weights(s),
-    "sum_biases": lambda s, v, n: reductions.sum_biases(s),
-    "time_gradients": lambda s, v, n: reductions.time_gradients(s, num_tokens=n),
+KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
+    "angle_sums": lambda s, v: prefix.angle_sums(s),
+    "tables": lambda s, v: prefix.tables(s),
+    "decays": lambda s, v: prefix.decays(s, parallel=v.schedule == "chunk_parallel"),
+    "local_states": lambda s, v: outputs.local_states(s, v),
+    "pass_states": lambda s, v: outputs.pass_states(s, reverse=False),
+    "outputs": lambda s, v: outputs.outputs(s, v),
+    "local_gradients": lambda s, v: local_gradients.local_gradients(s, v),
+    "pass_gradients": lambda s, v: outputs.pass_states(s, reverse=True),
+    "gradients": lambda s, v: _walk(v)(s, v),
+    "reduce_heads": lambda s, v: reductions.reduce_heads(s),
+    "sum_weights": lambda s, v: reductions.sum_weights(s),
+    "sum_biases": lambda s, v: reductions.sum_biases(s),
+    "time_gradients": lambda s, v: reductions.time_gradients(s),
 }
-"""Name -> builder of the TileLang program for (shape, variant, true sequence length)."""
+"""Name -> builder of the TileLang program for (shape, variant)."""
 
-KNOW_THE_LENGTH = ("decays", "time_gradients")
-"""Kernels that depend on the true sequence length; the others only on the padded one."""
+OF_WALKS = ("local_states", "outputs", "local_gradients", "gradients", "reduce_heads")
+"""Kernels to which every super-chunk is a row."""
+OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", "sum_weights", "sum_biases")
+"""Kernels that do not depend on how long a super-chunk is."""
 
 KNOW_THE_START = ("gradients", "time_gradients")
 """Kernels that depend on whether a state enters the rows; the others read it from buffers that they have anyway."""
 
+_ready: dict[tuple[str, ScanShape, Variant], Any] = {}
+"""Kernels that this process has compiled or loaded."""
 _writing = Lock()
 """TileLang's builder is Python, so programs are written one at a time; its compiler and nvcc run beside each other."""
 
@@ -54,6 +59,28 @@ def _walk(variant: Variant) -> Callable[..., Any]:
     if variant.warp_specialize:
         return gradients_split.gradients
     return gradients.gradients
+
+
+def program(name: str, shape: ScanShape, variant: Variant) -> Any:
+    """Return the TileLang program of kernel `name`, for every batch and length."""
+    return KERNELS[name](_opened(name, shape), variant)
+
+
+def _opened(name: str, s: ScanShape) -> ScanShape:
+    """Return the sizes as the kernel sees them, those that are known when it is launched as variables."""
+    if name in OF_WALKS:
+        return replace(s, B=T.dynamic("walks"), S=s.L)
+    super_chunks = T.dynamic("super_chunks")
+    return _OpenRows(**vars(s) | {"B": T.dynamic("batch"), "S": super_chunks * s.L, "super_chunks": super_chunks})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpenRows(ScanShape):
+    super_chunks: Any
+
+    @property
+    def K(self) -> Any:  # noqa: N802  (not what is left of S / L: the compiler would not see that it is one number)
+        return self.super_chunks
 
 
 MERGED = ("gradients",)
@@ -79,13 +106,13 @@ def pass_configs(name: str, variant: Variant) -> dict[Any, Any]:
 class Launches(dict[str, Callable[..., object]]):
     """The compiled kernels of one problem, name -> function that launches it, each looked up once.
 
-    It takes torch tensors in the order of the kernel's program, outputs included, and launches on torch's current
-    stream. To call the compiled kernel itself does the same, after 4 us of Python at every launch.
+    It takes torch tensors and numbers in the order of the kernel's program, outputs included, and launches on torch's
+    current stream. To call the compiled kernel itself does the same, after 4 us of Python at every launch.
     """
 
-    def __init__(self, shape: ScanShape, variant: Variant, num_tokens: int) -> None:
+    def __init__(self, shape: ScanShape, variant: Variant) -> None:
         super().__init__()
-        self._problem = shape, variant, num_tokens
+        self._problem = shape, variant
 
     def __missing__(self, name: str) -> Callable[..., object]:
         function = kernel(name, *self._problem).adapter.get_exportable_executable()["main"]
@@ -94,16 +121,24 @@ class Launches(dict[str, Callable[..., object]]):
 
 
 @lru_cache(maxsize=256)
-def launches(shape: ScanShape, variant: Variant, num_tokens: int) -> Launches:
+def launches(shape: ScanShape, variant: Variant) -> Launches:
     """Return what launches the kernels of one problem: to be asked for once a pass, not once a kernel."""
-    return Launches(shape, variant, num_tokens)
+    return Launches(shape, variant)
 
 
-def kernel(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
-    """Return the compiled kernel `name`; it takes torch tensors in the order of its program, outputs included."""
-    if shape.started and name not in KNOW_THE_START:
-        shape = replace(shape, started=False)
-    return _compiled(name, shape, variant, num_tokens if name in KNOW_THE_LENGTH else shape.S)
+def kernel(name: str, shape: ScanShape, variant: Variant) -> Any:
+    """Return the compiled kernel `name`, the same for every batch and length: see `Launches` for what it takes."""
+    key = _for_any_size(name, shape, variant)
+    if key not in _ready:
+        _ready[key] = _compiled(*key)
+    return _ready[key]
+
+
+def _for_any_size(name: str, shape: ScanShape, variant: Variant) -> tuple[str, ScanShape, Variant]:
+    """Return what the kernel is compiled for."""
+    length = shape.C if name in OF_ANY_SUPER_CHUNKS else shape.L
+    started = shape.started and name in KNOW_THE_START
+    return name, replace(shape, B=0, S=0, L=length, started=started), replace(variant, superchunk=0)
 
 
 def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[str, ...]:
@@ -123,27 +158,28 @@ def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[st
 
 
 @lru_cache(maxsize=256)
-def build(direction: Direction, shape: ScanShape, variant: Variant, num_tokens: int) -> None:
-    """Make the kernels of one pass ready, those that no run has compiled yet side by side.
+def build(direction: Direction, shape: ScanShape, variant: Variant) -> None:
+    """Make the kernels of one pass ready, those that this process has not yet side by side.
 
-    Records how many were compiled now and how many TileLang had kept on disk.
+    Records how many were compiled now and how many TileLang had kept on disk: none of either for another batch or
+    length.
     """
     names = needed(direction, shape, variant)
+    names = tuple(name for name in names if _for_any_size(name, shape, variant) not in _ready)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile") as pool:
-        made = list(pool.map(lambda name: kernel(name, shape, variant, num_tokens), names))
+        made = list(pool.map(lambda name: kernel(name, shape, variant), names))
     new = sum(one.artifact is not None for one in made)
     facts.add(ScanFact.KERNELS_COMPILED, new)
     facts.add(ScanFact.KERNELS_LOADED, len(made) - new)
 
 
-@lru_cache(maxsize=256)
-def _compiled(name: str, shape: ScanShape, variant: Variant, num_tokens: int) -> Any:
+def _compiled(name: str, shape: ScanShape, variant: Variant) -> Any:
     with _writing:
-        program = KERNELS[name](shape, variant, num_tokens)
+        text = program(name, shape, variant)
     options = pass_configs(name, variant)
-    return tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=options)
+    return tilelang.compile(text, target=TARGET, execution_backend="tvm_ffi", pass_configs=options)
 
 
 def kernels_made() -> int:
     """Return how many kernels this process has made ready so far, compiled or loaded from TileLang's cache."""
-    return _compiled.cache_info().misses
+    return len(_ready)

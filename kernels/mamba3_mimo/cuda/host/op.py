@@ -6,7 +6,7 @@ drift from those of the real one. The facts are recorded here, when the kernels 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
 from kernels.mamba3_mimo.cuda.host.beyond import Beyond, beyond_of
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
+from kernels.mamba3_mimo.cuda.host.lengths import chosen
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -121,24 +122,30 @@ class _Launched(Scan):
         self._direction = direction
         self._launched: list[str] = []
         self._touched: list[int] = []
+        self._handed: int | None = None
         super().__init__(inputs, variant)
-        build(direction, self.shape, variant, self.tokens)
+        build(direction, self.shape, self.variant)
 
-    def run(self, name: str, *tensors: Tensor) -> None:
+    def run(self, name: str, *arguments: Tensor | int) -> None:
         """Launch one kernel."""
-        super().run(name, *tensors)
+        super().run(name, *arguments)
         self._launched.append(name)
+        if name in attest.PASSES and isinstance(arguments[0], Tensor):
+            self._handed = arguments[0].shape[1]
         if facts.collecting():
-            self._touched += [tensor.data_ptr() for tensor in tensors]
+            self._touched += [tensor.data_ptr() for tensor in arguments if isinstance(tensor, Tensor)]
 
     def record(self, saved: Sequence[Tensor]) -> None:
         """Record what ran, as its code shows it; `saved` are the tensors kept between the two passes."""
         if not facts.collecting():
             return
         names = tuple(dict.fromkeys(self._launched))
-        rows, found = _attested(self.shape, self.variant, self.tokens, names)
+        rows, found = _attested(self.shape, self.variant, names, self._handed)
         self._record_psiv(dict(zip(self.saved, saved, strict=True)).get("psiv"), rows)
         facts.record(ScanFact.HEADS_HALVED, self.halved)
+        s, left_open = self.shape, replace(self.variant, schedule="chunk_parallel", superchunk=0)
+        suited = chosen(left_open, rows=s.B * s.H, tokens=self.tokens, state=s.N * s.P)
+        facts.record(ScanFact.SUPERCHUNK_OF_SIZES, suited.superchunk)
         for row in rows:
             facts.describe(str(row["name"]), row)
         for name, value in found.items():
@@ -156,10 +163,11 @@ class _Launched(Scan):
 
 @lru_cache(maxsize=256)
 def _attested(
-    shape: ScanShape, variant: Variant, num_tokens: int, names: tuple[str, ...]
+    shape: ScanShape, variant: Variant, names: tuple[str, ...], handed: int | None
 ) -> tuple[tuple[attest.Row, ...], dict[str, facts.Fact]]:
     """Return the rows and facts of these compiled kernels, read from disk once: every layer of every step asks."""
-    rows = attest.table({name: kernel(name, shape, variant, num_tokens) for name in names})
+    rows = attest.table({name: kernel(name, shape, variant) for name in names})
+    rows = attest.launched(rows, tokens=shape.S, handed=handed)
     return rows, attest.facts(rows)
 
 
@@ -176,7 +184,7 @@ class _Shapes(Scan):
         """Return the tensor: it has no address."""
         return tensor
 
-    def run(self, name: str, *tensors: Tensor) -> None:
+    def run(self, name: str, *arguments: Tensor | int) -> None:
         """Launch nothing."""
 
 

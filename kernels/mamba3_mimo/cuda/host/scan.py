@@ -5,6 +5,7 @@ tensor's content, and nothing waits for the device.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -19,6 +20,7 @@ from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
+from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
@@ -28,6 +30,8 @@ from kernels.mamba3_mimo.operands import state_turned_back
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")
+WALKED = ("q", "k", "v", "z")
+"""Tensors that only kernels read to which every super-chunk is a row."""
 NARROW = ("q", "k", "v", "z", "q_bias", "k_bias")
 """Tensors that the kernels read as bfloat16; the others are float32."""
 
@@ -38,6 +42,7 @@ class Scan:
     """One scan's shape, variant and prepared tensors; `saved` names what `forward` returns for `backward`."""
 
     def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
+        variant = resolved(inputs, variant)
         self.shape = shape_of(inputs, variant)
         self.halved = halves.are_needed(self.shape)
         if self.halved:
@@ -73,7 +78,8 @@ class Scan:
             tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
         if missing and name in TIME_LAST:
             tensor = functional.pad(tensor, (0, missing))
-        return self.aligned(laid_out(tensor, torch.bfloat16 if name in NARROW else torch.float32))
+        ready = self.aligned(laid_out(tensor, torch.bfloat16 if name in NARROW else torch.float32))
+        return ready.view(self.shape.walks, self.shape.L, *tensor.shape[2:]) if name in WALKED else ready
 
     def aligned(self, tensor: Tensor) -> Tensor:
         """Return the tensor at an address that bulk copies and wide loads take: a multiple of 16 bytes."""
@@ -82,11 +88,11 @@ class Scan:
     @cached_property
     def launches(self) -> Launches:
         """What launches the kernels."""
-        return launches(self.shape, self.variant, self.tokens)
+        return launches(self.shape, self.variant)
 
-    def run(self, name: str, *tensors: Tensor) -> None:
-        """Launch one kernel."""
-        self.launches[name](*tensors)
+    def run(self, name: str, *arguments: Tensor | int) -> None:
+        """Launch one kernel: the tensors of its program, then its numbers."""
+        self.launches[name](*arguments)
 
     def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return an uninitialised tensor on the scan's device."""
@@ -102,38 +108,40 @@ class Scan:
         pre = {"reset": torch.zeros(s.B, s.S, dtype=torch.int32, device=self.device)}
         if self.segment_ids is not None:
             pre["reset"][:, : self.tokens] = document_starts(self.segment_ids)
-        pre["cs"] = self.empty(s.B, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
+        pre["cs"] = self.empty(s.walks, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
         if s.cumulated:
-            theta = torch.remainder(t["angles"].transpose(1, 2), TAU).view(s.B, s.H, s.chunks, s.C, s.A // 8, 8)
+            angles = t["angles"].view(s.walks, s.L, s.H, s.A).transpose(1, 2)
+            theta = torch.remainder(angles, TAU).view(s.walks, s.H, s.chunks, s.C, s.A // 8, 8)
             table = torch.stack((theta.cos(), theta.sin()), dim=5)
             pre["cs"].copy_(table.permute(0, 1, 2, 4, 5, 3, 6).reshape(pre["cs"].shape))
         else:
             sums = self.empty(s.B, s.H, -(-s.S // BLOCK), s.A)
             self.run("angle_sums", t["angles"], t["dt"], sums)
             self.run("tables", t["angles"], t["dt"], sums, pre["cs"])
-        pre |= {name: self.empty(s.B, s.H, s.S) for name in ("lc", "sk", "gm")}
+        pre |= {name: self.empty(s.walks, s.H, s.L) for name in ("lc", "sk", "gm")}
         if self.parallel:
-            pre |= {name: self.empty(s.B, s.H, s.S) for name in ("wk", "wq")} | {"carry": self.empty(s.B, s.H, s.K)}
+            pre |= {name: self.empty(s.walks, s.H, s.L) for name in ("wk", "wq")} | {"carry": self.empty(s.walks, s.H)}
         of_super_chunks = (pre[name] for name in ("wk", "wq", "carry") if self.parallel)
         self.run(
-            "decays", t["adt"], t["dt"], t["trap"], pre["reset"], pre["lc"], pre["sk"], pre["gm"], *of_super_chunks
-        )
+            "decays", t["adt"], t["dt"], t["trap"], pre["reset"], pre["lc"], pre["sk"], pre["gm"], *of_super_chunks,
+            self.tokens,
+        )  # fmt: skip
         return pre
 
     def forward(self, *, return_final_state: bool = False) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
         """Return (o, final state fp32 [B,H,N,P] or None, the tensors of `saved`)."""
         s, t, pre = self.shape, self.t, self.prefix()
         if self.parallel:
-            pre["start"] = self.empty(s.B, s.H, s.K, s.N, s.P)
+            pre["start"] = self.empty(s.walks, s.H, s.N, s.P)
             self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"], pre["start"])
             final = self._pass("pass_states", pre["start"], pre["carry"], t.get("entering"))
         else:
             pre["start"], final = self._one(t.get("entering")), self.empty(s.B, s.H, s.N, s.P)
         ranks = () if s.reduced else (s.R,)
-        out = self.empty(s.B, s.S, *ranks, s.H, s.P, dtype=torch.bfloat16)
-        pre["states"] = self.empty(s.B, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
+        out = self.empty(s.walks, s.L, *ranks, s.H, s.P, dtype=torch.bfloat16)
+        pre["states"] = self.empty(s.walks, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
         if self.variant.psiv_cache:
-            pre["psiv"] = self.empty(s.B, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
+            pre["psiv"] = self.empty(s.walks, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
         self.run(
             "outputs",
             *self._some("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D"),
@@ -142,18 +150,22 @@ class Scan:
             *(pre[name] for name in ("states", "psiv") if name in pre),
             *(() if self.parallel else (final,)),
         )
-        out = out[:, : self.tokens]
+        out = self._rows(out)[:, : self.tokens]
         if self.halved:
             out = halves.joined_width(out)
         saved = tuple(pre[name] for name in self.saved)
         return out, self._handed_on(final, pre) if return_final_state else None, saved
 
     def _one(self, outside: Tensor | None) -> Tensor:
-        """Return what enters or leaves the one super-chunk of the sequential schedule, fp32 [B,H,1,N,P]."""
+        """Return what enters or leaves the one super-chunk of the sequential schedule, fp32 [B,H,N,P]."""
         s = self.shape
         if outside is None:
-            return torch.zeros(s.B, s.H, 1, s.N, s.P, device=self.device)
-        return outside.unsqueeze(2)
+            return torch.zeros(s.B, s.H, s.N, s.P, device=self.device)
+        return outside
+
+    def _rows(self, walked: Tensor) -> Tensor:
+        """Return a tensor [B*K,L,...] of tokens as [B,S,...]."""
+        return walked.view(self.shape.B, self.shape.S, *walked.shape[2:])
 
     def _pass(self, name: str, local: Tensor, carry: Tensor, outside: Tensor | None) -> Tensor:
         """Turn the super-chunks' own states into those at their edges; return the one behind the last of them.
@@ -163,18 +175,20 @@ class Scan:
         """
         s = self.shape
         first, behind = s.K - 1 if name == "pass_gradients" else 0, self.empty(s.B, s.H, s.N, s.P)
-        flat = (s.B * s.H, s.K, s.N * s.P)
+        local, carry = local.view(s.B, s.K, s.H, -1), carry.view(s.B, s.K, s.H)
         if outside is not None:
-            local[:, :, first] += carry[:, :, first, None, None] * outside
-        self.run(name, local.view(flat), carry.view(flat[:2]), behind.view(flat[0], flat[2]))
+            local[:, first] += carry[:, first, :, None] * outside.flatten(2)
+        self.run(name, local, carry, behind.view(s.B, s.H, -1))
         if outside is not None:
-            local[:, :, first] = outside
+            local[:, first] = outside.flatten(2)
         return behind
 
     def _last_turn(self, pre: Tensors) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of the last token's angles, fp32 [B,H,A]."""
-        s, at = self.shape, self.tokens - 1
-        table = pre["cs"][:, :, at // s.C, :, at % s.C].float().view(s.B, s.H, s.A // 8, 2, 8)
+        s = self.shape
+        k, t = s.place(0, self.tokens - 1)
+        table = torch.unflatten(pre["cs"], 0, (s.B, s.K))[:, k, :, t // s.C, :, t % s.C]
+        table = table.float().view(s.B, s.H, s.A // 8, 2, 8)
         return table[:, :, :, 0].flatten(2), table[:, :, :, 1].flatten(2)
 
     def _handed_on(self, final: Tensor, pre: Tensors) -> Tensor:
@@ -197,7 +211,7 @@ class Scan:
             known = {"reset": pre["reset"], "sk": pre["sk"], "adt": self.t["adt"]}
             add_beyond(walked, self.shape, self.tokens, known | beyond._asdict())
         grads: Tensors = {name: walked[name] for name in ("v", "z", "entering") if name in walked}
-        grads |= {"D": walked["D"].sum((0, 1))} | self._weight_gradients(walked) | self._reduced_heads(walked)
+        grads |= {"D": walked["D"].sum(0)} | self._weight_gradients(walked) | self._reduced_heads(walked)
         grads |= self._time_gradients(pre, walked)
         grads = {name: self._trimmed(name, grads[name]) for name in self.given}
         if self.halved:
@@ -215,14 +229,14 @@ class Scan:
         return state_turned_back(gradient, cos, -sin)
 
     def _leaving(self, pre: Tensors, do: Tensor, behind: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient of the state that leaves every super-chunk [B,H,K,N,P], and of that which enters the row.
+        """Return the gradient of the state that leaves every super-chunk [B*K,H,N,P], and of that which enters the row.
 
         Both fp32; the walk of the sequential schedule has the second one.
         """
         s = self.shape
         if not self.parallel:
             return self._one(behind), None
-        leaving = self.empty(s.B, s.H, s.K, s.N, s.P)
+        leaving = self.empty(s.walks, s.H, s.N, s.P)
         self.run(
             "local_gradients", *self._some("q", "z"), do, *self._some("q_bias", "zeta", "phi"),
             pre["cs"], pre["wq"], leaving,
@@ -233,12 +247,12 @@ class Scan:
         """Run the walk: per-head gradients of q and k, gradients of v and z, and what the others are summed from."""
         s = self.shape
         leaving, first = self._leaving(pre, do, self._behind(pre, beyond))
-        walked = {name: self.empty(s.B, s.S, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
+        walked = {name: self.empty(s.walks, s.L, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
         walked |= {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
-        walked["dtheta"] = self.empty(s.B, s.H, s.S, s.A)
-        walked |= {name: self.empty(s.B, s.H, s.S) for name in ("row_q", "row_k", "same", "diag")}
-        walked["weights"] = self.empty(len(self._weights()), s.B, s.K, s.H, s.M // 8, s.P)
-        walked |= {"D": self.empty(s.B, s.K, s.H), "edges": self.empty(*edge_size(s))}
+        walked["dtheta"] = self.empty(s.walks, s.H, s.L, s.A)
+        walked |= {name: self.empty(s.walks, s.H, s.L) for name in ("row_q", "row_k", "same", "diag")}
+        walked["weights"] = self.empty(len(self._weights()), s.walks, s.H, s.M // 8, s.P)
+        walked |= {"D": self.empty(s.walks, s.H), "edges": self.empty(*edge_size(s))}
         if s.started and first is None:
             walked["entering"] = self.empty(s.B, s.H, s.N, s.P)
         self.run(
@@ -253,14 +267,14 @@ class Scan:
         )
         if s.started:
             walked["entering"] = walked["entering"] if first is None else first
-            walked["edges"][:, :, 0] = edge(walked["entering"], self.t["entering"])
+            torch.unflatten(walked["edges"], 0, (s.B, s.K))[:, 0, :, 0] = edge(walked["entering"], self.t["entering"])
         return walked
 
     def _weight_gradients(self, walked: Tensors) -> Tensors:
         """Return the gradients of psi, zeta and phi."""
         s, partial = self.shape, walked["weights"]
         sums = self.empty(partial.shape[0], s.H * s.R, s.P)
-        self.run("sum_weights", partial.view(partial.shape[0], -1, s.P), sums)
+        self.run("sum_weights", partial.view(partial.shape[0], s.walks, -1, s.P), sums)
         grads = dict(zip(self._weights(), sums.view(-1, s.H, s.R, s.P), strict=True))
         if s.gated and s.reduced:
             grads["zeta"] *= self.t["phi"]
@@ -270,10 +284,11 @@ class Scan:
         """Return the gradients of q, k and their biases; takes the per-head gradients out of `walked`."""
         s = self.shape
         grads = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
-        partial, sums = self.empty(2, s.B, -(-s.S // head_block(s)), s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
+        blocks = -(-s.L // head_block(s))
+        partial, sums = self.empty(2, s.walks, blocks, s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
         for at, name in enumerate(grads):
             self.run("reduce_heads", walked.pop(name), grads[name], partial[at])
-        self.run("sum_biases", partial.view(2, -1, s.N), sums)
+        self.run("sum_biases", partial.view(2, s.walks * blocks, -1, s.N), sums)
         return grads | dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
 
     def _weights(self) -> tuple[str, ...]:
@@ -283,18 +298,23 @@ class Scan:
     def _time_gradients(self, pre: Tensors, walked: Tensors) -> Tensors:
         t, cumulated = self.t, self.shape.cumulated
         grads = {name: torch.empty_like(t[name]) for name in ("adt", "dt", "trap")}
-        grads["angles"] = walked["dtheta"].transpose(1, 2) if cumulated else torch.empty_like(t["angles"])
+        grads["angles"] = torch.empty_like(t["angles"])
+        if cumulated:
+            grads["angles"] = self._rows(walked["dtheta"].transpose(1, 2).contiguous())
         self.run(
             "time_gradients", t["dt"], t["trap"], pre["reset"], pre["sk"],
             *(walked[name] for name in ("row_q", "row_k", "same", "diag", "edges")),
             *(() if cumulated else (t["angles"], walked["dtheta"])),
             *(grads[name] for name in ("adt", "dt", "trap")),
             *(() if cumulated else (grads["angles"],)),
+            self.tokens,
         )  # fmt: skip
         return grads
 
     def _trimmed(self, name: str, grad: Tensor) -> Tensor:
         """Return the gradient without the padding."""
+        if name in WALKED:
+            grad = self._rows(grad)
         if name == "angles" and self.angles < self.shape.A:
             grad = grad[..., : self.angles]
         if self.tokens == self.shape.S:
@@ -309,26 +329,32 @@ def laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
 
 
+def resolved(inputs: ScanInputs, variant: Variant) -> Variant:
+    """Return the variant with what it leaves to the sizes of `inputs`: see lengths.py."""
+    B, tokens, H, P = inputs.v.shape
+    return chosen(variant, rows=int(B * H), tokens=int(tokens), state=int(inputs.q.shape[4] * P))
+
+
 def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
     """Return the sizes of the kernels for `inputs`."""
     B, tokens, R, G, N = inputs.q.shape
     H, P = inputs.v.shape[2:]
-    C = variant.chunk_size
-    padded = -(-tokens // C) * C
-    return ScanShape(
+    L = walked(resolved(inputs, variant), tokens)
+    shape = ScanShape(
         B=B,
-        S=padded,
+        S=-(-tokens // L) * L,
         H=H,
         G=G,
         N=N,
         P=P,
         R=R,
         A=padded_angles(inputs.angles.shape[-1], N),
-        C=C,
-        L=variant.superchunk if variant.schedule == "chunk_parallel" else padded,
+        C=variant.chunk_size,
+        L=L,
         gated=inputs.z is not None,
         reduced=inputs.phi is not None,
         cumulated=inputs.angles_cumulated,
         shared_angles=inputs.angles.shape[2] < H,
         started=inputs.entering is not None,
     )
+    return replace(shape, wide=True) if shape.walks >= shape.most_walks else shape

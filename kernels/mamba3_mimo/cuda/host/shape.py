@@ -1,24 +1,32 @@
-"""Static sizes that one set of compiled kernels is specialised for.
+"""Sizes of one scan, and which of them a compiled kernel is specialised for: all but the batch and the length.
 
-Letters: B batch, S padded sequence (a multiple of C), H value heads, G groups sharing q and k, N state size, P head
+Letters: B batch, S padded sequence (a multiple of L), H value heads, G groups sharing q and k, N state size, P head
 width, R MIMO rank, A rotary angles of the tables, C tokens per chunk, M = R * C rows of one chunk in (rank, time)
-order, L tokens per super-chunk, K super-chunks.
+order, L tokens per super-chunk, K super-chunks of a row.
+
+A super-chunk is a row of its own for the kernels that walk chunks: they see a batch of B * K rows of L tokens, which is
+the same memory, [B,S,...] = [B*K,L,...]. So every loop and stride in them is a constant, and the batch and the length
+are the size of their grid.
 """
 # ruff: noqa: N802
 
 from dataclasses import dataclass
+from typing import Any
 
 from kernels.scan import ScanSwitches
+
+MOST_BLOCKS = 2**16 - 1
+"""Blocks that a grid can have along any axis but its first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanShape:
-    """Sizes of one scan, hashable: the key of the kernel cache."""
+    """Sizes of one scan. In a kernel's program B and S are expressions, known when it is launched."""
 
     B: int
     """Batch."""
     S: int
-    """Sequence length, a multiple of C."""
+    """Sequence length, a multiple of L."""
     H: int
     """Value heads."""
     G: int
@@ -33,8 +41,8 @@ class ScanShape:
     """Rotary angles of the tables: see `padded_angles`."""
     C: int = ScanSwitches.chunk_size
     """Tokens per chunk."""
-    L: int = ScanSwitches.superchunk
-    """Tokens per super-chunk, a multiple of C; S when one block walks the whole sequence."""
+    L: int = 256
+    """Tokens that one block walks, a multiple of C: a super-chunk, or S, the whole row, in the sequential schedule."""
     gated: bool = True
     """Whether z and zeta are given."""
     reduced: bool = True
@@ -45,6 +53,8 @@ class ScanShape:
     """Whether the raw angles given are one set for all heads, [B,S,1,A]."""
     started: bool = False
     """Whether a state enters the rows: see `compiled.KNOW_THE_START`."""
+    wide: bool = False
+    """Whether some tensor has more than 2^31 numbers, so that offsets need 64 bits."""
 
     @property
     def M(self) -> int:
@@ -53,18 +63,24 @@ class ScanShape:
 
     @property
     def K(self) -> int:
-        """Super-chunks."""
-        return -(-self.S // self.L)
+        """Super-chunks of a row."""
+        return self.S // self.L
 
     @property
-    def NC(self) -> int:
-        """Chunks in a full super-chunk."""
-        return self.L // self.C
+    def walks(self) -> int:
+        """Super-chunks of all rows."""
+        return self.B * self.K
 
     @property
     def chunks(self) -> int:
-        """Chunks of the whole sequence."""
-        return self.S // self.C
+        """Chunks of a super-chunk."""
+        return self.L // self.C
+
+    @property
+    def most_walks(self) -> int:
+        """More walks than there are: what a kernel's program may assume of its place in the grid."""
+        per_token = max(self.R * self.H * self.N, self.R * self.H * self.P, self.H * self.N * self.P // self.C)
+        return MOST_BLOCKS + 1 if self.wide else (2**31 - 1) // (self.L * per_token)
 
     @property
     def heads_per_group(self) -> int:
@@ -75,6 +91,10 @@ class ScanShape:
     def angle_heads(self) -> int:
         """Sets of raw angles."""
         return 1 if self.shared_angles else self.H
+
+    def place(self, b: Any, t: Any) -> tuple[Any, Any]:
+        """Return the walk that has token t of row b, and the token's number in it."""
+        return b * self.K + t // self.L, t % self.L
 
 
 def padded_angles(angles: int, state_size: int) -> int:

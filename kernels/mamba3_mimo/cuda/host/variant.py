@@ -7,7 +7,7 @@ from importlib import import_module
 
 from kernels import scan
 from kernels.backends import Lane
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.shape import MOST_BLOCKS, ScanShape
 from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
@@ -53,8 +53,12 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             "outputs two layouts",
         ),
         (
-            v.schedule == "chunk_parallel" and (s.L < s.C or s.L % s.C > 0),
-            f"superchunk is {s.L}; allowed: a multiple of chunk_size = {s.C}",
+            v.schedule == "chunk_parallel" and (s.L < s.C or s.L % s.C > 0 or (s.L % 64 > 0 and 64 % s.L > 0)),
+            f"superchunk is {s.L}; allowed: a multiple of chunk_size = {s.C} that is 8, 16, 32 or a multiple of 64",
+        ),
+        (
+            s.walks > MOST_BLOCKS,
+            f"batch * super-chunks of a row is {s.walks}; allowed: {MOST_BLOCKS}, as many blocks as a grid can have",
         ),
         (
             v.pipeline_stages not in PIPELINE_STAGES,

@@ -53,7 +53,7 @@ class Outer:
     add: Any
     """macro(left, x_s, acc, n, desc): add chunk n. All threads have passed a barrier after writing x_s."""
     store: Any
-    """macro(acc, out [B,H,K,N,P], b, h, sc, tx): write the sum."""
+    """macro(acc, out [B,H,N,P], b, h, tx): write the sum."""
 
 
 def make_outer(s: ScanShape, threads: int, loads: Any) -> Outer:
@@ -83,8 +83,8 @@ def _staged(s: ScanShape, threads: int, loads: Any) -> Outer:
         T.gemm(left, x_s, acc, transpose_A=True)
 
     @T.macro
-    def store(acc, out, b, h, sc, tx):
-        T.copy(acc, out[b, h, sc, :, :])
+    def store(acc, out, b, h, tx):
+        T.copy(acc, out[b, h, :, :])
 
     return Outer(
         lambda: T.alloc_fragment((N, P), F32), lambda: T.alloc_shared((M, N), BF16),
@@ -177,13 +177,13 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
         T.warpgroup_commit_batch()
 
     @T.macro
-    def store(acc, out, b, h, sc, tx):
+    def store(acc, out, b, h, tx):
         end_batch(0, acc)
         for j in T.unroll(blocks):
             for c in T.unroll(P // 4):
                 state = (j * warps + tx // 32) * 8 + tx % 32 // 4 + c % 2 * half
                 for e in T.vectorized(2):
-                    out[b, h, sc, state, c // 2 * 8 + tx % 4 * 2 + e] = acc[j * (P // 2) + c * 2 + e]
+                    out[b, h, state, c // 2 * 8 + tx % 4 * 2 + e] = acc[j * (P // 2) + c * 2 + e]
 
     return Outer(
         lambda: T.alloc_local((regs,), F32), lambda: T.alloc_local((blocks * steps * 8,), BF16),

@@ -103,11 +103,11 @@ def make_walk(s: ScanShape, v: Variant, *, small: bool = False) -> Walk:
 
 def make_output_start(s: ScanShape, loads: Loads) -> tuple[Any, int]:
     """Return F3's macro that starts the copies of chunk n, and how many copies that are."""
-    A, C, L, P = s.A, s.C, s.L, s.P
+    A, C, P = s.A, s.C, s.P
 
     @T.macro
-    def start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, sc, n):
-        t0, slot, held = sc * L + n * C, loads.slot(n), loads.held_slot(n)
+    def start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n):
+        t0, slot, held = n * C, loads.slot(n), loads.held_slot(n)
         loads.rows(q_raw, q, full, b, h, t0, n)
         loads.rows(k_raw, k, full, b, h, t0, n)
         loads.copy(v[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)

@@ -63,3 +63,16 @@ def test_one_node_is_told_without_any_of_it() -> None:
     assert "by_node" not in view.verdict.model_dump_json()
     assert lay_out(view.verdict).heading.endswith("blocks on cpu, against baseline")
     assert {run.tags["ablation.nodes"] for run in arm_runs(view)} == {"two-core"}
+
+
+def test_two_machines_of_unequal_speed_are_no_drift() -> None:
+    view = views.view(arms=ARMS, num_blocks=9, node_class="cpu", timed=4, noise=1e-4, nodes={"fast": 1.7, "slow": 0.5})
+    alone = views.view(
+        arms=ARMS, num_blocks=40, node_class="cpu", timed=4, noise=1e-4, nodes={"fast": 1.7, "slow": 0.5}
+    )
+    told = [[line for line in (first_screen(one).warnings) if "moved by" in line] for one in (view, alone)]  # type: ignore[union-attr]
+    assert told[0] == []
+    assert len(told[1]) == 1
+    moved = float(told[1][0].split(" by \N{MINUS SIGN}")[1].split("\N{NO-BREAK SPACE}")[0])
+    assert 2.0 < moved < 2.6, "0.06 % from block to block, 38 blocks apart"
+    assert told[1][0].endswith("to the last on fast; pairs share it.")
