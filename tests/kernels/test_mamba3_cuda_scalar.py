@@ -84,7 +84,7 @@ def test_a_chunk_of_weights_and_scales_is_the_recurrence(random):
             y += value(mixed, t, u, q[cut + t] @ k[cut + u], weight, values["D"][0]) * x[cut + u]
         assert y == pytest.approx(oracle.y[0, 0, cut + t, 0])
         leaves = leaves + value(scalar.write_scale, lc[-1], lc[t], sk[cut + t]) * np.outer(k[cut + t], x[cut + t])
-    assert leaves == pytest.approx(oracle.final_state[0, 0])
+    assert leaves == pytest.approx(oracle.states[0, 0, -1])
 
 
 def mixed(t, u, score, weight, skip):
