@@ -45,7 +45,7 @@ def every_variant_allowed(monkeypatch):
 def launched(case, variant=None):
     inputs = make_inputs(case, "cpu")
     made = Recorded(inputs, variant or Variant())
-    out, state, saved = made.forward()
+    out, state, saved = made.forward(return_final_state=True)
     grads = made.backward(make_grad(inputs, 1), saved)
     return inputs, made, (out, state, saved), grads
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from greenlet import getcurrent, greenlet
 
+from tests.kernels.open_sizes import sizes
 from tests.kernels.tile_registers import Descriptor, Pointer, accumulate, from_registers, load_matrices
 
 AXES = 6
@@ -578,19 +579,6 @@ def _executable(text: str) -> Any:
     return compile(tree, "<tile program>", "exec")
 
 
-def _sizes(program: Any, arguments: tuple[torch.Tensor | int, ...]) -> dict[str, int]:
-    """Return the sizes that the program leaves open, by their names."""
-    found: dict[str, int] = {}
-    buffers = [program.buffer_map[parameter] for parameter in program.params if parameter in program.buffer_map]
-    for buffer, tensor in zip(buffers, arguments, strict=False):
-        assert isinstance(tensor, torch.Tensor)
-        for size, actual in zip(buffer.shape, tensor.shape, strict=True):
-            match = re.fullmatch(r"(\w*[a-z]\w*)(?: \* (\d+))?", str(size))
-            if match:
-                found.setdefault(match[1], actual // int(match[2] or 1))
-    return found
-
-
 def run(program: Any, *arguments: torch.Tensor | int, machine: type[Machine] = Machine) -> None:
     """Run a TileLang program in place on CPU tensors of any float or integer dtype, in the order of its parameters.
 
@@ -602,7 +590,7 @@ def run(program: Any, *arguments: torch.Tensor | int, machine: type[Machine] = M
     threads = re.search(r'"tl.launch_threads": \[(\d+), 1, 1\]', text)
     assert threads is not None
     space: dict[str, Any] = {"T": machine(int(threads[1])), "metadata": defaultdict(lambda: defaultdict(object))}
-    space |= _sizes(program, arguments)
+    space |= sizes(program, arguments)
     exec(_executable(text), space)  # noqa: S102  (the text is our own program, printed)
     function = next(value for name, value in space.items() if isinstance(value, FunctionType))
     arrays = [(t.detach().double() if t.is_floating_point() else t.detach().long()).numpy().copy() for t in tensors]

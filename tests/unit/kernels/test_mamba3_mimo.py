@@ -67,8 +67,13 @@ def test_mamba3_mimo_records_what_ran():
         "mamba3_mimo.lane": "reference",
         "mamba3_mimo.schedule": "chunk_parallel",
         "mamba3_mimo.chunk_size": 8,
+        "mamba3_mimo.dtype": "float32",
     }
-    assert stepped == {"mamba3_mimo.lane": "reference", "mamba3_mimo.schedule": "sequential"}
+    assert stepped == {
+        "mamba3_mimo.lane": "reference",
+        "mamba3_mimo.schedule": "sequential",
+        "mamba3_mimo.dtype": "float32",
+    }
 
 
 @pytest.mark.parametrize(
@@ -107,6 +112,6 @@ def test_scan_inputs_half_a_gate_is_refused(given, missing):
 
 def test_scan_inputs_names_are_those_given():
     inputs = replace(random_inputs(SHAPE), D=None, phi=None)
-    assert set(DIFFERENTIABLE) - set(inputs.names) == {"D", "phi"}
+    assert set(DIFFERENTIABLE) - set(inputs.names) == {"D", "phi", "entering"}
     assert len(inputs.tensors()) == len(inputs.names)
     assert inputs.with_tensors(inputs.tensors()).phi is None

@@ -13,7 +13,7 @@ import tilelang.language as T  # noqa: N812  (the language's own name)
 from tilelang import PassConfigKey
 
 from kernels import facts
-from kernels.mamba3_mimo.cuda.backward import gradients, gradients_split, local_gradients, reductions
+from kernels.mamba3_mimo.cuda.backward import gradients, gradients_split, local_gradients, reductions, time_gradients
 from kernels.mamba3_mimo.cuda.forward import outputs, prefix
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -37,7 +37,7 @@ KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
     "reduce_heads": lambda s, v: reductions.reduce_heads(s),
     "sum_weights": lambda s, v: reductions.sum_weights(s),
     "sum_biases": lambda s, v: reductions.sum_biases(s),
-    "time_gradients": lambda s, v: reductions.time_gradients(s),
+    "time_gradients": lambda s, v: time_gradients.time_gradients(s),
 }
 """Name -> builder of the TileLang program for (shape, variant)."""
 

@@ -1,0 +1,307 @@
+"""The gradients of decay, step size, mix and raw angles, from what the walk leaves behind. Letters: see shape.py."""
+
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
+
+import math
+from typing import Any
+
+import tilelang.language as T
+from tilelang import PassConfigKey
+
+from kernels.mamba3_mimo.cuda.backward.edges import edge_size
+from kernels.mamba3_mimo.cuda.backward.reductions import THREADS
+from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans_of
+from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.places import (
+    EDGE,
+    edge_place,
+    inside,
+    of_head,
+    place_before,
+    token,
+    walk_place,
+    whole,
+)
+from kernels.mamba3_mimo.cuda.pieces.tiles import F32
+from kernels.mamba3_mimo.cuda.pieces.walk import given
+
+PAIRS = Lanes(groups=1, parts=32, run=2, rounds=1)
+"""How a warp shares out the scalars of EDGE tokens."""
+
+
+def time_gradients(s: ScanShape) -> Any:
+    """B5: gradients of adt, dt, trap fp32 [B,H,S] and of the raw angles [B,S,heads,A] from the walk's sums.
+
+    `sk`, `row_q`, `row_k`, `same`, `diag` [B*K,H,L], `dtheta` and `edges` are the walk's; `num_tokens` <= S is the true
+    length. The gradients of a decay and of an angle are sums of per-token values from the token to the end of its
+    document, held exact at every edge: see spans.py. The edge of the row's first token is read only where a state
+    enters it; without, the sums from there on are zero.
+    Cumulated angles are no concern of this kernel: their gradient is dtheta.
+    """
+    B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
+    warps, count, L, walks = THREADS // 32, (s.S + EDGE - 1) // EDGE, s.L, s.walks
+    turns = -(-H // warps) if s.shared_angles else 1
+    scalars, turned, stored = make_scalars(s), make_turned(s), make_stored(s)
+    lanes, spans = lanes_for(s), make_spans(s)
+
+    @T.prim_func
+    def b5_time_gradients(
+        dt_: T.Tensor((B, H, S), F32),
+        trap_: T.Tensor((B, H, S), F32),
+        reset_: T.Tensor((B, S), "int32"),
+        sk: T.Tensor((walks, H, L), F32),
+        row_q: T.Tensor((walks, H, L), F32),
+        row_k: T.Tensor((walks, H, L), F32),
+        same: T.Tensor((walks, H, L), F32),
+        diag: T.Tensor((walks, H, L), F32),
+        edges: T.Tensor(edge_size(s), F32),
+        angles_: given(not cumulated, (B, S, heads, A), F32),
+        dtheta: given(not cumulated, (walks, H, L, A), F32),
+        dadt_: T.Tensor((B, H, S), F32),
+        ddt_: T.Tensor((B, H, S), F32),
+        dtrap_: T.Tensor((B, H, S), F32),
+        dangles_: given(not cumulated, (B, S, heads, A), F32),
+        num_tokens: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(H, warps * turns), count, B, threads=THREADS) as (bh, blk, b):
+            # every place below is one of the tensor's, which the compiler cannot see where sizes are not known
+            T.annotate_pass_configs({PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True})
+            of_heads = (T.Tensor((B * H * S,), F32, t.data) for t in (dt_, trap_, dadt_, ddt_, dtrap_))
+            dt, trap, dadt, ddt, dtrap = of_heads
+            reset = T.Tensor((B * S,), "int32", reset_.data)
+            if not cumulated:
+                angles, dangles = (T.Tensor((B * S, heads, A), F32, t.data) for t in (angles_, dangles_))
+            if lanes.run <= 4:  # left alone, the compiler takes more registers than this many blocks have
+                T.annotate_min_blocks_per_sm(4 if s.shared_angles else 5)
+            ddt_s = T.alloc_shared((warps * turns, EDGE), F32)
+            sum_s = T.alloc_shared((warps, EDGE, lanes.width), F32)
+            span_s = spans_of(T.alloc_shared, EDGE)
+            total = T.alloc_local((8 * lanes.run,), F32)
+            tx = T.get_thread_binding()
+            warp, lane = tx // 32, tx % 32
+            span = spans_of(T.alloc_local, 2)
+            spans(span, reset, num_tokens, b, blk, lane)
+            if not cumulated and tx < 32:
+                for i in T.vectorized(2):
+                    span_s.begin[2 * lane + i] = span.begin[i]
+                for i in T.vectorized(2):
+                    span_s.end[2 * lane + i] = span.end[i]
+                for i in T.vectorized(2):
+                    span_s.share[2 * lane + i] = span.share[i]
+            # the heads of this warp; unrolled, their loops would take twice the registers
+            mine = T.min(T.ceildiv(H - bh * turns * warps - warp, warps), turns)
+            for turn in T.unroll(mine, unroll_factor=1):
+                at = turn * warps + warp
+                h = bh * turns * warps + at
+                scalars(
+                    dt,
+                    trap,
+                    reset,
+                    sk,
+                    row_q,
+                    row_k,
+                    same,
+                    diag,
+                    edges,
+                    dadt,
+                    dtrap,
+                    ddt_s,
+                    span,
+                    num_tokens,
+                    b,
+                    h,
+                    blk,
+                    at,
+                    lane,
+                )
+            T.sync_threads()
+            if not cumulated:
+                for tile in T.serial(lanes.rounds):
+                    for e in T.unroll(8 * lanes.run):
+                        total[e] = 0.0
+                    for turn in T.unroll(mine, unroll_factor=1):
+                        at = turn * warps + warp
+                        h = bh * turns * warps + at
+                        turned(total, ddt_s, angles, dt, dtheta, edges, span_s, b, h, blk, tile, at, lane)
+                    stored(dangles, total, sum_s, b, bh * warps + warp, blk, tile, tx)
+                T.sync_threads()
+            for turn in T.unroll(mine, unroll_factor=1):
+                at = turn * warps + warp
+                h = bh * turns * warps + at
+                for i in T.unroll(2):
+                    if whole(s) | (blk * EDGE + i * 32 + lane < S):
+                        ddt[of_head(s, b, h, blk * EDGE + i * 32 + lane)] = ddt_s[at, i * 32 + lane]
+
+    return b5_time_gradients
+
+
+def make_scalars(s: ScanShape) -> Any:
+    """Return the macro of one warp for dadt and dtrap of EDGE tokens, and for ddt but for the angles' share.
+
+    Lane `lane` works on tokens 2 * lane and 2 * lane + 1; ddt goes to row `place` of ddt_s.
+    """
+    S, N, count, sums = s.S, s.N, (s.S + EDGE - 1) // EDGE, make_sums(PAIRS, 1)
+
+    @T.macro
+    def scalars(
+        dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, num_tokens,
+        b, h, blk, place, lane,
+    ):  # fmt: skip
+        own, ds = T.alloc_local((2,), F32), T.alloc_local((3,), F32)
+        left, right = T.alloc_local((1,), F32), T.alloc_local((1,), F32)
+        t0 = blk * EDGE + 2 * lane
+        for i in T.unroll(2):
+            walk, t = walk_place(s, b, blk, 2 * lane + i)
+            own[i] = T.if_then_else(t0 + i < num_tokens, row_q[walk, h, t] - row_k[walk, h, t], 0.0)
+        left[0] = 0.0
+        right[0] = 0.0
+        for n in T.serial(T.ceildiv(N, 32)):
+            if n * 32 + lane < N:
+                if s.started or blk > 0:
+                    walk, of = edge_place(s, b, blk)
+                    left[0] += edges[walk, h, of, 0, n * 32 + lane]
+                if blk + 1 < count:
+                    walk, of = edge_place(s, b, blk + 1)
+                    right[0] += edges[walk, h, of, 0, n * 32 + lane]
+        for far in (1, 2, 4, 8, 16):
+            left[0] += T.shfl_xor(left[0], far)
+            right[0] += T.shfl_xor(right[0], far)
+        sums(own, left, right, span, lane)
+        for i in (0, 1, 2):
+            # the token before the first of the two, which looks ahead at it, then the two
+            walk, t = walk_place(s, b, blk, 2 * lane + i - 1) if i > 0 else place_before(s, b, blk, 2 * lane)
+            ds[i] = T.if_then_else(
+                (t0 + i > 0) & (sk[walk, h, t] > 0.0), (row_k[walk, h, t] - diag[walk, h, t]) / sk[walk, h, t], 0.0
+            )
+        for i in T.unroll(2):
+            at = t0 + i
+            if whole(s) | (at < S):
+                first = reset[token(s, b, at)] == 1
+                looked = T.if_then_else(first, 0.0, ds[i])
+                mix = T.sigmoid(trap[of_head(s, b, h, at)])
+                walk, t = walk_place(s, b, blk, 2 * lane + i)
+                d_gamma = ds[i + 1] + same[walk, h, t]
+                dadt[of_head(s, b, h, at)] = T.if_then_else(first | (at >= num_tokens), 0.0, own[i])
+                dtrap[of_head(s, b, h, at)] = T.if_then_else(
+                    at < num_tokens, scalar.d_trap(mix, dt[of_head(s, b, h, at)], d_gamma, looked), 0.0
+                )
+                ddt_s[place, 2 * lane + i] = T.if_then_else(at < num_tokens, scalar.d_dt(mix, d_gamma, looked), 0.0)
+
+    return scalars
+
+
+def make_at_edge(s: ScanShape) -> Any:
+    """Return macro(out [8], edges, b, h, blk, j0): what the gradients of 8 angles sum to from the edge `blk` on."""
+    half_N = s.N // 2
+
+    @T.macro
+    def at_edge(out, edges, b, h, blk, j0):
+        across = T.alloc_local((8,), F32)
+        for half in (0, 4):
+            walk, of = edge_place(s, b, blk)
+            for e in T.vectorized(4):
+                out[half + e] = edges[walk, h, of, 1, j0 + half + e]
+            for e in T.vectorized(4):
+                across[half + e] = edges[walk, h, of, 1, half_N + j0 + half + e]
+        for e in T.unroll(8):
+            out[e] -= across[e]
+
+    return at_edge
+
+
+def make_turned(s: ScanShape) -> Any:
+    """Return the macro of one warp for EDGE tokens of one tile of angles: adds to `total` and to row `place` of ddt_s.
+
+    `total` [8 * run] are the gradients of the lane's angles, see prefix.py `Lanes`.
+    """
+    S, count, heads, lanes = s.S, (s.S + EDGE - 1) // EDGE, s.angle_heads, lanes_for(s)
+    run, groups, at_edge, sums = lanes.run, lanes.groups, make_at_edge(s), make_sums(lanes, 8)
+
+    @T.macro
+    def turned(total, ddt_s, angles, dt, dtheta, edges, span_s, b, h, blk, tile, place, lane):
+        own, bent, part = T.alloc_local((8 * run,), F32), T.alloc_local((8,), F32), T.alloc_local((run,), F32)
+        left, right, span = T.alloc_local((8,), F32), T.alloc_local((8,), F32), spans_of(T.alloc_local, run)
+        t0 = lane // groups * run
+        j0 = tile * lanes.width + lane % groups * 8
+        for i in T.unroll(run):
+            walk, t = walk_place(s, b, blk, t0 + i)
+            for e in T.vectorized(4):
+                own[i * 8 + e] = dtheta[walk, h, t, j0 + e]
+            for e in T.vectorized(4):
+                own[i * 8 + 4 + e] = dtheta[walk, h, t, j0 + 4 + e]
+        for i in T.unroll(run):
+            for e in T.unroll(8):
+                own[i * 8 + e] = T.if_then_else(whole(s) | (blk * EDGE + t0 + i < S), own[i * 8 + e], 0.0)
+        for e in T.unroll(8):
+            left[e] = 0.0
+            right[e] = 0.0
+        if s.started or blk > 0:
+            at_edge(left, edges, b, h, blk, j0)
+        if blk + 1 < count:
+            at_edge(right, edges, b, h, blk + 1, j0)
+        span.begin[0] = span_s.begin[t0]
+        for i in T.vectorized(run):
+            span.end[i] = span_s.end[t0 + i]
+        for i in T.vectorized(run):
+            span.share[i] = span_s.share[t0 + i]
+        sums(own, left, right, span, lane)
+        for i in T.unroll(run):
+            at = inside(s, blk * EDGE + t0 + i)
+            for e in T.vectorized(4):
+                bent[e] = angles[token(s, b, at), h % heads, j0 + e]
+            for e in T.vectorized(4):
+                bent[4 + e] = angles[token(s, b, at), h % heads, j0 + 4 + e]
+            part[i] = 0.0
+            for e in T.unroll(8):
+                bent[e] = scalar.tanh(bent[e])
+                own[i * 8 + e] *= math.pi
+                total[i * 8 + e] += scalar.d_angle(own[i * 8 + e], dt[of_head(s, b, h, at)], bent[e])
+                part[i] += own[i * 8 + e] * bent[e]
+        for far in (1, 2):
+            if far < groups:
+                for i in T.unroll(run):
+                    part[i] += T.shfl_xor(part[i], far)
+        if lane % groups == 0:
+            for i in T.unroll(run):
+                ddt_s[place, t0 + i] += part[i]
+
+    return turned
+
+
+def make_stored(s: ScanShape) -> Any:
+    """Return the macro of one block that writes `total` of every warp to dangles, for angles of all heads their sum."""
+    S, H, lanes = s.S, s.H, lanes_for(s)
+    run, groups, width = lanes.run, lanes.groups, lanes.width
+
+    @T.macro
+    def stored(dangles, total, sum_s, b, h, blk, tile, tx):
+        t0 = tx % 32 // groups * run
+        j0 = tx % groups * 8
+        if s.shared_angles:
+            for i in T.unroll(run):
+                for e in T.vectorized(4):
+                    sum_s[tx // 32, t0 + i, j0 + e] = total[i * 8 + e]
+                for e in T.vectorized(4):
+                    sum_s[tx // 32, t0 + i, j0 + 4 + e] = total[i * 8 + 4 + e]
+            T.sync_threads()
+            for u in T.unroll(EDGE * width // THREADS):
+                t = (u * THREADS + tx) // width
+                j = (u * THREADS + tx) % width
+                if whole(s) | (blk * EDGE + t < S):
+                    dangles[token(s, b, blk * EDGE + t), 0, tile * width + j] = (
+                        sum_s[0, t, j] + sum_s[1, t, j] + sum_s[2, t, j] + sum_s[3, t, j]
+                    )
+            T.sync_threads()
+        else:
+            for i in T.unroll(run):
+                if (whole(s) | (blk * EDGE + t0 + i < S)) & (h < H):
+                    for e in T.vectorized(4):
+                        dangles[token(s, b, blk * EDGE + t0 + i), h, tile * width + j0 + e] = total[i * 8 + e]
+                    for e in T.vectorized(4):
+                        dangles[token(s, b, blk * EDGE + t0 + i), h, tile * width + j0 + 4 + e] = total[i * 8 + 4 + e]
+
+    return stored
