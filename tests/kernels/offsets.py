@@ -7,6 +7,9 @@ from math import prod
 _WIDE = re.compile(r"\(int64_t\)(?:\(\(int\)(?:blockIdx|threadIdx)\.[xyz]\)|\w+)")
 """A number, a variable or an index of the launch as 64 bits."""
 
+WALKS = 9 * 65536 // 256
+"""Super-chunks of all rows."""
+
 
 def long_rows(name: str, **switches: bool) -> tuple[str, dict[str, int]]:
     """Return a kernel's source for 9 rows of 65,536 tokens with 64 heads, and how many numbers its tensors have.
@@ -24,7 +27,8 @@ def long_rows(name: str, **switches: bool) -> tuple[str, dict[str, int]]:
     options = {key.value: value for key, value in pass_configs(name, variant).items()}
     with tilelang.tvm.target.Target(TARGET), tilelang.tvm.transform.PassContext(opt_level=3, config=options):
         source = tilelang.lower(text, target=TARGET).kernel_source
-    return source, {buffer.name: prod(map(int, buffer.shape)) for buffer in program.buffer_map.values()}
+    sizes = {buffer.name: [str(size) for size in buffer.shape] for buffer in text.buffer_map.values()}
+    return source, {name: prod(WALKS if size == "walks" else int(size) for size in of) for name, of in sizes.items()}
 
 
 def parameters(source: str) -> list[str]:

@@ -219,11 +219,13 @@ def test_both_passes_run_with_the_device_of_their_tensors_as_the_current_one(mon
     inputs = trained_inputs(shape=replace(SHAPE, length=60))
     with unlaunched():
         monkeypatch.setattr(torch.cuda, "device_of", device_of)
-
-        def launched(*given):
-            seen.append((list(current), {t.device for t in given if isinstance(t, torch.Tensor)}))
-
-        launches = defaultdict(lambda: launched)
+        launches = defaultdict(
+            lambda: (
+                lambda *tensors: seen.append(
+                    (list(current), {t.device for t in tensors if isinstance(t, torch.Tensor)})
+                )
+            )
+        )
         monkeypatch.setattr(scan, "launches", lambda *_: launches)
         out = mamba3_mimo(inputs, CUDA).out
         forward = len(seen)

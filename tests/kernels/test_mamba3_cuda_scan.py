@@ -13,6 +13,7 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, over_limits
 from kernels.mamba3_mimo.cuda.host.check import check, ours
+from kernels.mamba3_mimo.cuda.host.compiled import kernels_made
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.exact import reference
 from kernels.scan import ScanSwitches
@@ -112,6 +113,14 @@ def test_scan_twice_gives_equal_bits(name):
     inputs = make_inputs(CASES[name])
     first, second = (ours(inputs, make_grad(inputs, 1), Variant()) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_another_batch_or_length_compiles_nothing_and_is_right():
+    assert_right(Case(B=2, S=300, H=4), Variant(superchunk=64))
+    before = kernels_made()
+    for batch, length in ((3, 1000), (1, 1), (5, 64), (1, 65)):
+        assert_right(Case(B=batch, S=length, H=4), Variant(superchunk=64))
+    assert kernels_made() == before
 
 
 def test_psiv_cache_changes_no_bit():
