@@ -63,6 +63,7 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "layout_3d": {"layout_2d": False},
     "layout_3d_tma_off": {"layout_2d": False, "tma": False},
     "psiv_cache": {"psiv_cache": True},
+    "psiv_cache_synchronous": {"psiv_cache": True, "pipeline_stages": 0},
     "exact_math": {"fast_math": False},
     "sequential": {"schedule": "sequential"},
     "sequential_cached": {"schedule": "sequential", "psiv_cache": True},
@@ -86,7 +87,7 @@ MERGED = {
 }
 """Problems and switches beside `aggressive_smem_merge`."""
 
-WIDE = ("tma_off", "aggressive_smem_merge", "layout_3d", "psiv_cache", "synchronous")
+WIDE = ("tma_off", "aggressive_smem_merge", "layout_3d", "psiv_cache_synchronous", "synchronous")
 """Those of SWITCHES that `switched_wide` tries with two warp groups."""
 
 

@@ -207,6 +207,17 @@ def test_the_default_variant_runs_the_reference_shape():
             "psiv_cache with 64 rows of width 128",
         ),
         (
+            Variant(psiv_cache=True),
+            replace(SHAPE, N=128),
+            "64 rows in a chunk and pipeline_stages 1, which takes two warp groups; allowed: 64 rows with pipeline_stages",
+        ),
+        (
+            Variant(psiv_cache=True, pipeline_stages=0, chunk_size=8),
+            replace(SHAPE, N=128, C=8),
+            "32 rows in a chunk and pipeline_stages 0, which takes two warp groups",
+        ),
+        (Variant(), replace(SHAPE, N=32, P=128, R=2), "rank 2 with N = 32, P = 128 and chunk_size 16; allowed: chunk_"),
+        (
             Variant(warp_specialize=True, chunk_size=8),
             replace(SHAPE, R=8, C=8),
             "warp_specialize with rank 8; allowed: 1, 2, 4",

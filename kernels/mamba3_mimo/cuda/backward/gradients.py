@@ -68,14 +68,14 @@ def _least_bytes(s: ScanShape, v: Variant) -> int:
 
 def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
     """Return what this walk cannot do."""
-    need = shared_bytes(s, v)
+    need, two_groups = shared_bytes(s, v), io.threads_of(s) == 256
     return (
         (
             not v.warp_specialize and need > SHARED_LIMIT,
             f"the walk needs {need} bytes of shared memory (N={s.N}, P={s.P}, {s.M} rows); allowed: {SHARED_LIMIT}",
         ),
         (
-            not v.warp_specialize and v.pipeline_stages == 2 and io.threads_of(s) == 256 and 32 in {s.P, s.M},
+            not v.warp_specialize and v.pipeline_stages == 2 and two_groups and 32 in {s.P, s.M},
             f"pipeline_stages is 2 with P = {s.P}, {s.M} rows and two warp groups; allowed: 0, 1, since in the layout "
             "the compiler gives to two slots of states one slot is not contiguous (plain SMEM layout is not a "
             "bijection)",
@@ -94,6 +94,17 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             v.psiv_cache and (s.M > 64 or s.M * s.P > 64 * 64),
             f"psiv_cache with {s.M} rows of width {s.P} in a chunk; allowed: up to 64 rows and 64 * 64 numbers, since "
             "gradients from larger cached tiles were wrong on a GPU",
+        ),
+        (
+            v.psiv_cache and two_groups and (s.M, v.pipeline_stages) != (64, 0),
+            f"psiv_cache with state size {s.N}, head width {s.P}, {s.M} rows in a chunk and pipeline_stages "
+            f"{v.pipeline_stages}, which takes two warp groups; allowed: 64 rows with pipeline_stages 0, since with "
+            "loads in flight the gradients of z, zeta and phi were wrong on a GPU, and tiles of 32 rows do not compile",
+        ),
+        (
+            (s.N, s.P, s.R, s.M) == (32, 128, 2, 32),
+            "rank 2 with N = 32, P = 128 and chunk_size 16; allowed: chunk_size 32, since the outputs were wrong on a "
+            "GPU",
         ),
     )
 

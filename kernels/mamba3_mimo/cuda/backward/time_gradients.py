@@ -39,14 +39,15 @@ def time_gradients(s: ScanShape) -> Any:
     `sk`, `row_q`, `row_k`, `same`, `diag` [B*K,H,L], `dtheta` and `edges` are the walk's; `num_tokens` <= S is the true
     length. The gradients of a decay and of an angle are sums of per-token values from the token to the end of its
     document, held exact at every edge: see spans.py. The edge of the row's first token is read only where a state
-    enters it; without, the sums from there on are zero.
+    enters it; without, the sums from there on are zero. So are those behind the last token: what a final state adds
+    there is in the last token's own value already, see host/beyond.py.
     Cumulated angles are no concern of this kernel: their gradient is dtheta.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
     warps, count, L, walks = THREADS // 32, (s.S + EDGE - 1) // EDGE, s.L, s.walks
     turns = -(-H // warps) if s.shared_angles else 1
     scalars, turned, stored = make_scalars(s), make_turned(s), make_stored(s)
-    lanes, spans = lanes_for(s), make_spans(s)
+    lanes, spans, head_of = lanes_for(s), make_spans(s), _heads(H, warps)
 
     @T.prim_func
     def b5_time_gradients(
@@ -93,10 +94,9 @@ def time_gradients(s: ScanShape) -> Any:
                 for i in T.vectorized(2):
                     span_s.share[2 * lane + i] = span.share[i]
             # the heads of this warp; unrolled, their loops would take twice the registers
-            mine = T.min(T.ceildiv(H - bh * turns * warps - warp, warps), turns)
-            for turn in T.unroll(mine, unroll_factor=1):
+            for turn in T.unroll(turns, unroll_factor=1):
                 at = turn * warps + warp
-                h = bh * turns * warps + at
+                h, has = head_of(bh * turns * warps + at)
                 scalars(
                     dt,
                     trap,
@@ -114,6 +114,7 @@ def time_gradients(s: ScanShape) -> Any:
                     num_tokens,
                     b,
                     h,
+                    has,
                     blk,
                     at,
                     lane,
@@ -123,20 +124,33 @@ def time_gradients(s: ScanShape) -> Any:
                 for tile in T.serial(lanes.rounds):
                     for e in T.unroll(8 * lanes.run):
                         total[e] = 0.0
-                    for turn in T.unroll(mine, unroll_factor=1):
+                    for turn in T.unroll(turns, unroll_factor=1):
                         at = turn * warps + warp
-                        h = bh * turns * warps + at
-                        turned(total, ddt_s, angles, dt, dtheta, edges, span_s, b, h, blk, tile, at, lane)
+                        h, has = head_of(bh * turns * warps + at)
+                        turned(
+                            total, ddt_s, angles, dt, dtheta, edges, span_s, num_tokens, b, h, has, blk, tile, at, lane
+                        )
                     stored(dangles, total, sum_s, b, bh * warps + warp, blk, tile, tx)
                 T.sync_threads()
-            for turn in T.unroll(mine, unroll_factor=1):
+            for turn in T.unroll(turns, unroll_factor=1):
                 at = turn * warps + warp
-                h = bh * turns * warps + at
+                h, has = head_of(bh * turns * warps + at)
                 for i in T.unroll(2):
-                    if whole(s) | (blk * EDGE + i * 32 + lane < S):
+                    if has & (whole(s) | (blk * EDGE + i * 32 + lane < S)):
                         ddt[of_head(s, b, h, blk * EDGE + i * 32 + lane)] = ddt_s[at, i * 32 + lane]
 
     return b5_time_gradients
+
+
+def _heads(heads: int, warps: int) -> Any:
+    """Return the function from a warp's number among all blocks' to (head, whether the head is its own).
+
+    A warp behind the last head does that head's work once more and keeps nothing of it: the shuffles of a warp that
+    sits a turn out would be lifted out of its condition by the compiler, and their loads would pass the tensors' ends.
+    """
+    if heads % warps == 0:
+        return lambda number: (number, True)
+    return lambda number: (T.min(number, heads - 1), number < heads)
 
 
 def make_scalars(s: ScanShape) -> Any:
@@ -144,12 +158,12 @@ def make_scalars(s: ScanShape) -> Any:
 
     Lane `lane` works on tokens 2 * lane and 2 * lane + 1; ddt goes to row `place` of ddt_s.
     """
-    S, N, count, sums = s.S, s.N, (s.S + EDGE - 1) // EDGE, make_sums(PAIRS, 1)
+    S, N, sums = s.S, s.N, make_sums(PAIRS, 1)
 
     @T.macro
     def scalars(
         dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, num_tokens,
-        b, h, blk, place, lane,
+        b, h, has, blk, place, lane,
     ):  # fmt: skip
         own, ds = T.alloc_local((2,), F32), T.alloc_local((3,), F32)
         left, right = T.alloc_local((1,), F32), T.alloc_local((1,), F32)
@@ -164,7 +178,7 @@ def make_scalars(s: ScanShape) -> Any:
                 if s.started or blk > 0:
                     walk, of = edge_place(s, b, blk)
                     left[0] += edges[walk, h, of, 0, n * 32 + lane]
-                if blk + 1 < count:
+                if (blk + 1) * EDGE < num_tokens:
                     walk, of = edge_place(s, b, blk + 1)
                     right[0] += edges[walk, h, of, 0, n * 32 + lane]
         for far in (1, 2, 4, 8, 16):
@@ -179,7 +193,7 @@ def make_scalars(s: ScanShape) -> Any:
             )
         for i in T.unroll(2):
             at = t0 + i
-            if whole(s) | (at < S):
+            if has & (whole(s) | (at < S)):
                 first = reset[token(s, b, at)] == 1
                 looked = T.if_then_else(first, 0.0, ds[i])
                 mix = T.sigmoid(trap[of_head(s, b, h, at)])
@@ -218,11 +232,11 @@ def make_turned(s: ScanShape) -> Any:
 
     `total` [8 * run] are the gradients of the lane's angles, see prefix.py `Lanes`.
     """
-    S, count, heads, lanes = s.S, (s.S + EDGE - 1) // EDGE, s.angle_heads, lanes_for(s)
+    S, heads, lanes = s.S, s.angle_heads, lanes_for(s)
     run, groups, at_edge, sums = lanes.run, lanes.groups, make_at_edge(s), make_sums(lanes, 8)
 
     @T.macro
-    def turned(total, ddt_s, angles, dt, dtheta, edges, span_s, b, h, blk, tile, place, lane):
+    def turned(total, ddt_s, angles, dt, dtheta, edges, span_s, num_tokens, b, h, has, blk, tile, place, lane):
         own, bent, part = T.alloc_local((8 * run,), F32), T.alloc_local((8,), F32), T.alloc_local((run,), F32)
         left, right, span = T.alloc_local((8,), F32), T.alloc_local((8,), F32), spans_of(T.alloc_local, run)
         t0 = lane // groups * run
@@ -241,7 +255,7 @@ def make_turned(s: ScanShape) -> Any:
             right[e] = 0.0
         if s.started or blk > 0:
             at_edge(left, edges, b, h, blk, j0)
-        if blk + 1 < count:
+        if (blk + 1) * EDGE < num_tokens:
             at_edge(right, edges, b, h, blk + 1, j0)
         span.begin[0] = span_s.begin[t0]
         for i in T.vectorized(run):
@@ -259,7 +273,8 @@ def make_turned(s: ScanShape) -> Any:
             for e in T.unroll(8):
                 bent[e] = scalar.tanh(bent[e])
                 own[i * 8 + e] *= math.pi
-                total[i * 8 + e] += scalar.d_angle(own[i * 8 + e], dt[of_head(s, b, h, at)], bent[e])
+                of_angle = scalar.d_angle(own[i * 8 + e], dt[of_head(s, b, h, at)], bent[e])
+                total[i * 8 + e] += of_angle if has is True else T.if_then_else(has, of_angle, 0.0)
                 part[i] += own[i * 8 + e] * bent[e]
         for far in (1, 2):
             if far < groups:
