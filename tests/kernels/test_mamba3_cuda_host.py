@@ -209,7 +209,7 @@ def test_the_default_variant_runs_the_reference_shape():
         (
             Variant(psiv_cache=True),
             replace(SHAPE, N=128),
-            "64 rows in a chunk and pipeline_stages 1, which takes two warp groups; allowed: 64 rows with pipeline_stages",
+            "pipeline_stages 1, which takes two warp groups; allowed: 64 rows with pipeline_stages 0",
         ),
         (
             Variant(psiv_cache=True, pipeline_stages=0, chunk_size=8),
