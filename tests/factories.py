@@ -56,6 +56,10 @@ def make_spec(**changes: Any) -> AblationSpec:
     return AblationSpec.model_validate(spec_values(**changes))
 
 
+SUPERCHUNK_OF_SIZES = 1024
+"""What lane cuda chooses for its reference shape where the super-chunk is left to it."""
+
+
 def make_plan(spec: AblationSpec | None = None) -> Plan:
     """Return the plan of `spec`, by default that of make_spec(): baseline, psiv-on, chunk-32 over 6 blocks."""
     return plan_of(spec or make_spec())
@@ -74,7 +78,9 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
     }
     if gates["lane"] == "cuda":
         switches = ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math")
-        facts |= {ScanFact.of(name): gates[name] for name in ("superchunk", *switches)}
+        facts |= {ScanFact.of(name): gates[name] for name in switches}
+        facts[ScanFact.SUPERCHUNK_OF_SIZES] = SUPERCHUNK_OF_SIZES
+        facts[ScanFact.SUPERCHUNK] = gates["superchunk"] or SUPERCHUNK_OF_SIZES
     if gates["schedule"] == "chunk_parallel":
         facts[ScanFact.CHUNK_SIZE] = gates["chunk_size"]
         facts[ScanFact.PSIV_SAVED_BYTES if gates["psiv_cache"] else ScanFact.PSIV_RECOMPUTES] = 4096
