@@ -44,9 +44,9 @@ from kernels.mamba3_mimo.cuda.host import compiled
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 found = []
-for tokens in (8192, 8190):
+for rows, tokens in ((8, 8192), (3, 4096)):
     with facts.collect() as seen:
-        compiled.build("forward", ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16), Variant(), tokens)
+        compiled.build("forward", ScanShape(B=rows, S=tokens, H=16, G=1, N=64, P=64, R=4, A=16), Variant())
     found.append(seen)
 print(json.dumps(found))
 """
@@ -97,12 +97,13 @@ def _worse(row, table, kernel):
 
 @pytest.mark.parametrize("name", CASES)
 def test_code_shows_the_gates_that_were_asked_for(compiled, name):
+    """Not the schedule: that is how many walks are launched, which code for every size does not say."""
     if "refused" in compiled[name]:
         pytest.skip(f"refused: {compiled[name]['refused']}")
     asked = {
         "tma": True, "warp_specialize": False, "aggressive_smem_merge": False, "layout_2d": True, "pipeline_stages": 1,
         "fast_math": True, "psiv_cache": False,
-    } | CASES[name].switches  # fmt: skip
+    } | {gate: value for gate, value in CASES[name].switches.items() if gate != "schedule"}  # fmt: skip
     observed = attest.facts(compiled[name]["kernels"].values())
     shown = {gate: observed.get(f"mamba3_mimo.{gate}") for gate in asked if f"mamba3_mimo.{gate}" in observed}
     assert shown == {gate: value for gate, value in asked.items() if gate in shown}
@@ -120,14 +121,14 @@ def test_flipped_gate_changes_the_machine_code(compiled, name):
     assert len(same) < len(code[name]), f"nothing changed in {same}"
 
 
-def test_fresh_process_loads_what_was_compiled_and_compiles_what_is_new(compiled, cache):
+def test_fresh_process_loads_what_was_compiled_and_another_length_takes_nothing_more(compiled, cache):
     assert "failed" not in compiled["baseline"]
     command = [sys.executable, "-c", BUILD]
     where = os.environ | {"TILELANG_CACHE_DIR": str(cache)}
     said = subprocess.run(command, env=where, capture_output=True, text=True, check=True, timeout=1800).stdout
     same, shorter = json.loads(said.splitlines()[-1])
     assert same == {"mamba3_mimo.kernels_compiled": 0, "mamba3_mimo.kernels_loaded": 6}
-    assert shorter == {"mamba3_mimo.kernels_compiled": 1, "mamba3_mimo.kernels_loaded": 5}
+    assert shorter == {"mamba3_mimo.kernels_compiled": 0, "mamba3_mimo.kernels_loaded": 0}
 
 
 @pytest.mark.parametrize(("program", "is_compiled"), [("that of the row", False), ("another", True)])
