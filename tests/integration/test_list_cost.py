@@ -33,8 +33,10 @@ def _statements(api: Api, path: str) -> int:
 
 
 def test_a_list_asks_no_question_for_each_row(api: Api) -> None:
-    api.get("/v1/ablations?limit=1")  # the token is known from here on
-    few, many = (_statements(api, f"/v1/ablations?limit={limit}&state=queued") for limit in (2, 100))
+    # the least of three: what is kept for a while, tokens and looks, may have to be asked for again on a busy machine
+    few, many = (
+        min(_statements(api, f"/v1/ablations?limit={limit}&state=queued") for _ in range(3)) for limit in (2, 100)
+    )
     assert few == many <= 8
 
 
