@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, StrictBool
+from pydantic import ConfigDict, Field, StrictBool, StrictFloat
 
 from kernels.backends import NODE_CLASSES
 from service.principals import Scope
@@ -17,7 +17,7 @@ DAY_S = 86_400.0
 HumanScope = Literal[Scope.READ, Scope.SUBMIT, Scope.OPERATE, Scope.ADMIN]
 """A worker has the key of its node instead."""
 DeviceMinutes = Annotated[
-    float | None, Field(ge=0, allow_inf_nan=False, description="Device minutes in all; null for no limit.")
+    StrictFloat | None, Field(ge=0, allow_inf_nan=False, description="Device minutes in all; null for no limit.")
 ]
 NodeClassName = Annotated[str, Field(json_schema_extra={"enum": list(NODE_CLASSES)}, examples=["h200"])]
 Why = Annotated[str, Field(pattern=REASON, description="People will read it.", examples=["Ada left"])]
@@ -47,7 +47,9 @@ class NodeKeyRequest(AccessRequest):
 class RotateRequest(AccessRequest):
     """How a secret is replaced."""
 
-    grace_s: float = Field(default=DAY_S, ge=0, le=MAX_GRACE_S, description="So long do the secrets before it count.")
+    grace_s: StrictFloat = Field(
+        default=DAY_S, ge=0, le=MAX_GRACE_S, description="So long do the secrets before it count."
+    )
 
 
 class RevokeRequest(AccessRequest):

@@ -45,7 +45,9 @@ CASES = {
     "rank_8": Case(shape={"ranks": 8}, switches={"chunk_size": 8}),
     "wide_state": Case(shape={"state": 128, "heads": 1}),
     "widest_state": Case(shape={"state": 256, "heads": 1, "length": 33}, switches={"chunk_size": 8}),
-    "wide_state,psiv_cache=true": Case(shape={"state": 128, "heads": 1}, switches={"psiv_cache": True}),
+    "wide_state,psiv_cache=true": Case(
+        shape={"state": 128, "heads": 1}, switches={"psiv_cache": True, "pipeline_stages": 0}
+    ),
     "narrow_state": Case(shape={"state": 32}),
     "wide_head": Case(shape={"state": 32, "width": 128, "heads": 1}, switches={"chunk_size": 8}),
     "halved_heads": Case(shape={"width": 128, "ranks": 1}, switches={"chunk_size": 64, "superchunk": 64}, starts=(9,)),
