@@ -41,6 +41,7 @@ def trial_row(**changes: Any) -> TrialPublic:
         "role": "variant",
         "position": 0,
         "state": "queued",
+        "runs_now": changes.get("state") == "running",
         "outcome": None,
         "progress": None,
         "receipt_digest": None,

@@ -14,7 +14,8 @@ import typer
 from typer.main import get_group
 
 from experiments.outcomes import ExitCode
-from experiments.runtime.program import ManyCommands
+from experiments.runtime.outline import outlines
+from experiments.runtime.program import Folder, ManyCommands
 from experiments.runtime.version import print_version
 
 GROUP = "ablate.commands"
@@ -48,14 +49,24 @@ class _Program(ManyCommands):
     """The commands of all groups; a group is imported when a command is asked for that none before it has."""
 
     entries: ClassVar[tuple[EntryPoint, ...]] = ()
+    _writes_help = False
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Write the help; for its list no command is imported."""
+        self._writes_help = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._writes_help = False
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
         """Return the names of all commands."""
-        groups = map(_group, self.entries)
-        return [name for group in groups for name in ([group.name] if group.name else group.list_commands(ctx))]
+        return [name for entry in self.entries for name in _listed(entry)]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Return a command; None when no group has it."""
+        if self._writes_help:
+            return next(_listed(entry)[cmd_name] for entry in self.entries if cmd_name in _listed(entry))
         for entry in sorted(self.entries, key=lambda entry: entry.name != cmd_name):
             group = _group(entry)
             found = group if group.name == cmd_name else None if group.name else group.get_command(ctx, cmd_name)
@@ -71,6 +82,17 @@ def _group(entry: EntryPoint) -> Any:
     except ModuleNotFoundError as error:
         app = _lacking(entry.name, error.name or str(error))
     return get_group(app)
+
+
+@cache
+def _listed(entry: EntryPoint) -> dict[str, Any]:
+    """Return by name what help lists of a group: read from its file or its folder, else asked of the group."""
+    if declared := outlines(entry.module):
+        return dict(declared)
+    group = _group(entry)
+    if isinstance(group, Folder):
+        return dict(group.listed())
+    return {group.name: group} if group.name else group.commands
 
 
 def _lacking(name: str, package: str) -> typer.Typer:

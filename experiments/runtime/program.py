@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from experiments.outcomes import ExitCode
+from experiments.runtime.outline import outlines
 
 _USAGE = 2
 """Typer's own code for wrong usage, which is that of a decision here."""
@@ -42,10 +43,12 @@ def commands_in(package: ModuleType) -> type[ManyCommands]:
 
     A module is imported when its command is asked for.
     """
-    return type("Folder", (_Folder,), {"package": package})
+    return type("Folder", (Folder,), {"package": package})
 
 
-class _Folder(ManyCommands):
+class Folder(ManyCommands):
+    """The commands of a folder."""
+
     package: ClassVar[ModuleType]
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
@@ -58,6 +61,11 @@ class _Folder(ManyCommands):
             group = get_group(import_module(f"{self.package.__name__}.{_module(cmd_name)}").app)
             self.commands[cmd_name] = group if group.name else group.commands[cmd_name]
         return self.commands.get(cmd_name)
+
+    def listed(self) -> dict[str, TyperCommand]:
+        """Return by name what help lists of the commands, without importing them."""
+        modules = sorted(found.name for found in pkgutil.iter_modules(self.package.__path__))
+        return {name: one for module in modules for name, one in outlines(f"{self.package.__name__}.{module}").items()}
 
 
 def _command(module: str) -> str:

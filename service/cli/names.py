@@ -82,7 +82,7 @@ def _last(trials: list[TrialPublic]) -> TrialPublic:
     """Return the trial that runs, else the one that ran last."""
     waits = (TrialState.QUEUED, TrialState.CANCELLED)
     begun = [trial for trial in trials if trial.state not in waits] or trials[:1]
-    return next((trial for trial in begun if trial.state == TrialState.RUNNING), begun[-1])
+    return next((trial for trial in begun if trial.runs_now), begun[-1])
 
 
 def _at(trials: list[TrialPublic], place: str) -> TrialPublic:

@@ -14,7 +14,6 @@ from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
 from service.schemas.ablations import AblationPublic, TrialPublic
-from service.schemas.handing_in import RAN, have_run
 from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 if TYPE_CHECKING:
@@ -59,6 +58,9 @@ def blocks(row: AblationPublic) -> str:
     failed = f", {row.blocks.failed:,} failed" if row.blocks.failed else ""
     return f"{row.blocks.done:,}/{row.blocks.planned:,}{failed}"
 
+RAN = "ran"
+"""The state of a trial that ran while its block goes on; for the service it runs until the block is handed in."""
+
 
 def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableType:
     """Show one ablation with its trials."""
@@ -81,7 +83,6 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
 
 
 def _trials(rows: Sequence[TrialPublic]) -> TerminalTable:
-    ran = have_run(rows)
     made = TerminalTable(
         *names("arm"),
         *numbers("block", "place"),
@@ -96,7 +97,7 @@ def _trials(rows: Sequence[TrialPublic]) -> TerminalTable:
             escape(row.arm),
             number,
             place,
-            RAN if row.id in ran else state(row.state),
+            RAN if row.had_its_turn else state(row.state),
             row.outcome or "",
             escape(row.reason or ""),
             row.id,

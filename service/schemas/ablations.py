@@ -105,7 +105,13 @@ class TrialPublic(Public):
     role: str
     position: int = Field(description="Place in the block's order, from 0.")
     state: TrialState
+    runs_now: bool = Field(description="Of the running trials of a block: the one whose process computes now.")
     outcome: str | None
     reason: str | None = Field(default=None, description="Why it is over without a measurement.")
     progress: Progress | None
     receipt_digest: str | None
+
+    @property
+    def had_its_turn(self) -> bool:
+        """Whether it ran, or a slice of it, and its block goes on: a block hands in all trials together, at its end."""
+        return self.state is TrialState.RUNNING and not self.runs_now

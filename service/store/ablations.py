@@ -9,6 +9,7 @@ from experiments.outcomes import AblationState, Outcome
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
 from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
+from service.store.running import runs_now
 from service.store.tables import ablations, blocks, labels, receipts, trials
 from service.store.transitions import Transitions, lock_ablation
 
@@ -83,6 +84,9 @@ def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablati
     return list(connection.execute(query.order_by(index)))
 
 
+_RUNS_NOW = runs_now().label("runs_now")
+
+
 def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
     """Return up to `limit` trials after (block index, position), in running order, with why they did not measure.
 
@@ -94,7 +98,7 @@ def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, a
     place = (trials.c.block_index, trials.c.position)
     of_page = (tuple_(*place) > after, trials.c.block_index <= after[0] + 1 + limit // arms)
     query = (
-        select(trials, receipts.c.payload.label("unmeasured"), blocks.c.message.label("block_message"))
+        select(trials, receipts.c.payload.label("unmeasured"), blocks.c.message.label("block_message"), _RUNS_NOW)
         .join(blocks, blocks.c.id == trials.c.block_id)
         .outerjoin(receipts, and_(receipts.c.trial_id == trials.c.id, trials.c.outcome != Outcome.MEASURED))
         .where(trials.c.ablation_id == ablation_id, *of_page)

@@ -13,7 +13,7 @@ from service.errors import Forbidden, NodeTaken, NotFound
 from service.principals import Principal
 from service.store.columns import db_now
 from service.store.placement import lanes_that_ran
-from service.store.running import still_runs
+from service.store.running import runs_now
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 
 _ID = re.compile(id_pattern("nod"))
@@ -120,7 +120,7 @@ def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     query = (
         select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], trials.c.arm)
         .join(ablations, ablations.c.id == blocks.c.ablation_id)
-        .outerjoin(trials, (trials.c.block_id == blocks.c.id) & still_runs())
+        .outerjoin(trials, (trials.c.block_id == blocks.c.id) & runs_now())
         .where(blocks.c.state == BlockState.RUNNING)
         .order_by(blocks.c.ablation_id, blocks.c["index"], trials.c.position)
     )

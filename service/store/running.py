@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect, func, select
 
 from experiments.outcomes import TrialState
 from service.lifecycle import EventKind
@@ -13,20 +13,30 @@ MOST_POINTS = 400
 """Heartbeats of one trial that are read, the newest."""
 
 
-def still_runs() -> ColumnElement[bool]:
-    """Return the condition for a running trial: not one that did its steps before the next of its block began."""
-    later = trials.alias("later")
-    followed = (later.c.block_id == trials.c.block_id) & (later.c.position > trials.c.position)
-    is_followed = select(later.c.id).where(followed, later.c.state == TrialState.RUNNING).exists()
-    did_its_steps = func.coalesce(trials.c.steps_done >= trials.c.steps_total - 1, False)
-    return (trials.c.state == TrialState.RUNNING) & ~(is_followed & did_its_steps)
+def runs_now() -> ColumnElement[bool]:
+    """Return the condition for the one trial of a block that runs now.
+
+    Trials start in their block's order and one runs at a time; in slices the others wait for their turn. So it is the
+    last that started and has told nothing yet, else the one that told of its steps last.
+    """
+    other = trials.alias("other")
+    told, other_told = _last_told(trials.c.id), _last_told(other.c.id)
+    started_later = (other.c.position > trials.c.position) & (told.is_(None) | other_told.is_(None))
+    beside = (other.c.block_id == trials.c.block_id, other.c.state == TrialState.RUNNING)
+    overtaken = select(other.c.id).where(*beside, started_later | (other_told > told)).exists()
+    return (trials.c.state == TrialState.RUNNING) & ~overtaken
+
+
+def _last_told(trial_id: ColumnElement[str]) -> ScalarSelect[int]:
+    told = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
+    return select(func.max(events.c.seq)).where(*told).scalar_subquery()
 
 
 def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
     """Return the trials that run, with the node's name."""
     query = select(trials, nodes.c.name.label("node")).join(blocks, blocks.c.id == trials.c.block_id)
     query = query.outerjoin(nodes, nodes.c.id == blocks.c.node_id)
-    mine = (trials.c.ablation_id == ablation_id, still_runs())
+    mine = (trials.c.ablation_id == ablation_id, runs_now())
     return list(connection.execute(query.where(*mine).order_by(trials.c.block_index, trials.c.position).limit(limit)))
 
 

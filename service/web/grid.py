@@ -10,7 +10,6 @@ from experiments.block_numbers import block_number
 from experiments.outcomes import BlockState, Outcome, TrialState
 from experiments.reporting.table import Tone
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
-from service.schemas.handing_in import have_run
 from service.serializers import block_public, trial_public
 from service.store import ablations
 
@@ -81,8 +80,7 @@ def _first_shown(row: AblationPublic, width: int) -> int:
 def make_grid(arms: Sequence[str], blocks: Sequence[BlockPublic], trials: Sequence[TrialPublic], planned: int) -> Grid:
     """Return the grid of these blocks."""
     held = {block.index for block in blocks if block.state is BlockState.HELD}
-    ran = have_run(trials)
-    cells = {(one.arm, one.block_index): _HAS_RUN if one.id in ran else _cell(one, held) for one in trials}
+    cells = {(one.arm, one.block_index): _HAS_RUN if one.had_its_turn else _cell(one, held) for one in trials}
     return Grid(
         numbers=tuple(block_number(block.index) for block in blocks),
         rows=tuple((arm, tuple(cells.get((arm, block.index), _NOTHING) for block in blocks)) for arm in arms),
