@@ -5,27 +5,40 @@ document; a service that cannot be reached as `Unreachable`.
 """
 
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-from service.client_ablations import Ablations, StillRunning, Trials
-from service.client_settings import get_client_settings
-from service.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from experiments.analysis.history_series import HistorySeries
     from experiments.design.gate import GatePublic
+    from service.client_ablations import Ablations, StillRunning, Trials
     from service.client_access import Tokens
     from service.client_nodes import Keys, NodeKeys, NodeStates
+    from service.connection import ClientError, Refused, ServiceFailed, Unreachable
     from service.schemas.calibrations import CalibrationList
     from service.schemas.nodes import NodePublic
 
 __all__ = ["Client", "ClientError", "Refused", "ServiceFailed", "StillRunning", "Unreachable"]
+_ELSEWHERE = {
+    "StillRunning": "service.client_ablations",
+    **dict.fromkeys(("ClientError", "Refused", "ServiceFailed", "Unreachable"), "service.connection"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return an error's class; all that speaks HTTP is imported when it is needed, so that programs start fast."""
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_ELSEWHERE[name]), name)
 
 
 class Client:
     """A connection to the service; use it as a context manager or call `close`."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        from service.client_settings import get_client_settings
+        from service.connection import Connection
+
         settings = get_client_settings()
         self._connection = Connection(url or settings.api_url, token or settings.bearer_token)
 
@@ -45,13 +58,17 @@ class Client:
         return self._connection.url
 
     @cached_property
-    def ablations(self) -> Ablations:
+    def ablations(self) -> "Ablations":
         """Calls about ablations."""
+        from service.client_ablations import Ablations
+
         return Ablations(self._connection)
 
     @cached_property
-    def trials(self) -> Trials:
+    def trials(self) -> "Trials":
         """Calls about trials."""
+        from service.client_ablations import Trials
+
         return Trials(self._connection)
 
     @cached_property

@@ -10,7 +10,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import httpx_sse
 
 from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
@@ -19,12 +18,12 @@ from service.lifecycle import OVER, EventKind
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.events import Event
 from service.schemas.problems import Problem
-from service.schemas.submissions import AblationAccepted, PlanPublic, SpecBody, SpecText
 
 if TYPE_CHECKING:
     from experiments.analysis.verdicts import Verdict
     from experiments.records.signed_receipt import SignedReceipt
     from service.schemas.imports import ImportPublic
+    from service.schemas.submissions import AblationAccepted, PlanPublic, SpecBody
 
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 _WATCH_PATIENCE_S = 60.0
@@ -45,8 +44,10 @@ class Ablations:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def plan(self, spec: SpecBody | Mapping[str, Any] | str | PathLike[str]) -> PlanPublic:
+    def plan(self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "PlanPublic":
         """Say what a spec would run, without running it: a mapping, or the path of a file."""
+        from service.schemas.submissions import PlanPublic, SpecBody
+
         body = SpecBody.of(spec)
         answer = self._connection.call(
             "POST", "/v1/ablations:plan", content=body.content, headers={"Content-Type": body.content_type}
@@ -54,9 +55,11 @@ class Ablations:
         return PlanPublic.model_validate(answer.json())
 
     def submit(
-        self, spec: SpecBody | Mapping[str, Any] | str | PathLike[str], *, idempotency_key: str | None = None
-    ) -> AblationAccepted:
+        self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]", *, idempotency_key: str | None = None
+    ) -> "AblationAccepted":
         """Submit a spec: a mapping, or the path of a file. The same key with the same spec gives the same ablation."""
+        from service.schemas.submissions import AblationAccepted, SpecBody
+
         body = SpecBody.of(spec)
         headers = {"Content-Type": body.content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
@@ -150,8 +153,10 @@ class Ablations:
 
         return self._connection.get(f"/v1/ablations/{ablation_id}/verdict", Verdict)
 
-    def spec(self, ablation_id: str) -> SpecBody:
+    def spec(self, ablation_id: str) -> "SpecBody":
         """Return the spec as it was submitted."""
+        from service.schemas.submissions import SpecBody, SpecText
+
         found = self._connection.get(f"/v1/ablations/{ablation_id}/spec", SpecText)
         return SpecBody(content=found.text.encode(), content_type=found.content_type)
 
@@ -190,6 +195,8 @@ class Ablations:
             time.sleep(PAUSE_S)
 
     def _stream(self, ablation_id: str, after: int) -> Iterator[Event]:
+        import httpx_sse
+
         path, headers = f"/v1/ablations/{ablation_id}/events", {"Last-Event-ID": str(after)}
         with httpx_sse.connect_sse(
             self._connection.http, "GET", path, headers=headers, timeout=_STREAM_TIMEOUT

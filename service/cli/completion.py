@@ -6,10 +6,13 @@ imports this module, so each list is imported where it is offered.
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from experiments.block_numbers import block_number
 from experiments.errors import ExperimentError
-from service.client import Client, ClientError
+
+if TYPE_CHECKING:
+    from service.client import Client
 
 LATEST = "latest"
 _MOST = 50
@@ -76,14 +79,14 @@ def keys(incomplete: str) -> list[str]:
     return _asked(lambda client: (row.key for row in client.keys.list().items if row.revoked_at is None), incomplete)
 
 
-def _ablations(client: Client, incomplete: str) -> Iterator[str]:
+def _ablations(client: "Client", incomplete: str) -> Iterator[str]:
     rows = list(islice(client.ablations.list(), _MOST))
     if incomplete.startswith("abl_"):
         return (row.id for row in rows)
     return iter(dict.fromkeys([LATEST, *(row.name for row in rows)]))
 
 
-def _trials(client: Client, incomplete: str) -> Iterator[str]:
+def _trials(client: "Client", incomplete: str) -> Iterator[str]:
     ablation, *rest = incomplete.split("/")
     if not rest:
         return (f"{name}/" for name in _ablations(client, incomplete))
@@ -93,7 +96,9 @@ def _trials(client: Client, incomplete: str) -> Iterator[str]:
     return (f"{ablation}/{rest[0]}/{arm}" for arm in dict.fromkeys(row.arm for row in rows))
 
 
-def _asked(ask: Callable[[Client], Iterable[str]], incomplete: str) -> list[str]:
+def _asked(ask: Callable[["Client"], Iterable[str]], incomplete: str) -> list[str]:
+    from service.client import Client, ClientError
+
     try:
         with Client() as client:
             return _beginning(ask(client), incomplete)

@@ -1,7 +1,7 @@
 """How people name things: an ablation by name, id, a beginning of one or `latest`; a trial by its place in one."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -10,9 +10,11 @@ from experiments.block_numbers import block_index, block_list, block_name
 from experiments.outcomes import TrialState
 from service.cli import completion
 from service.cli.output import err
-from service.client import Client
 from service.errors import Ambiguous, NotFound
-from service.schemas.ablations import TrialPublic
+
+if TYPE_CHECKING:
+    from service.client import Client
+    from service.schemas.ablations import TrialPublic
 
 CALLED = "its name, its id, a beginning that only it has, or `latest`"
 
@@ -45,7 +47,7 @@ RegisteredNodeArgument = Annotated[
 ]
 
 
-def ablation_id(client: Client, called: str) -> str:
+def ablation_id(client: "Client", called: str) -> str:
     """Return the id of the ablation that is called so, and say which one that is where the word leaves it open."""
     if called == client.ablations.id_of(called):
         return called
@@ -55,7 +57,7 @@ def ablation_id(client: Client, called: str) -> str:
     return row.id
 
 
-def node_name(client: Client, called: str) -> str:
+def node_name(client: "Client", called: str) -> str:
     """Return the node of this name or beginning. Raises Ambiguous; what fits none is left to the service to refuse."""
     found = _called(called, [row.name for row in client.nodes()])
     if len(found) > 1:
@@ -63,12 +65,12 @@ def node_name(client: Client, called: str) -> str:
     return found[0] if found else called
 
 
-def trial_id(client: Client, called: str) -> str:
+def trial_id(client: "Client", called: str) -> str:
     """Return the id of a trial; raises NotFound or Ambiguous with what there is."""
     return called if called.startswith("trl_") else trial_at(client, called).id
 
 
-def trial_at(client: Client, called: str) -> TrialPublic:
+def trial_at(client: "Client", called: str) -> "TrialPublic":
     """Return the trial at ABLATION/BLOCK/ARM, or what runs or ran last; raises NotFound or Ambiguous."""
     ablation, _, place = called.partition("/")
     trials = list(client.ablations.trials(ablation_id(client, ablation)))
@@ -78,14 +80,14 @@ def trial_at(client: Client, called: str) -> TrialPublic:
     return chosen
 
 
-def _last(trials: list[TrialPublic]) -> TrialPublic:
+def _last(trials: "list[TrialPublic]") -> "TrialPublic":
     """Return the trial that runs, else the one that ran last."""
     waits = (TrialState.QUEUED, TrialState.CANCELLED)
     begun = [trial for trial in trials if trial.state not in waits] or trials[:1]
     return next((trial for trial in begun if trial.runs_now), begun[-1])
 
 
-def _at(trials: list[TrialPublic], place: str) -> TrialPublic:
+def _at(trials: "list[TrialPublic]", place: str) -> "TrialPublic":
     number, _, arm = place.partition("/")
     index = block_index(int(number)) if number.isascii() and number.isdigit() else -1
     block = [trial for trial in trials if trial.block_index == index]

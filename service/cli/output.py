@@ -5,10 +5,9 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO, TypeVar
 
 import typer
-from pydantic import BaseModel
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
@@ -16,9 +15,12 @@ from rich.segment import Segment
 from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ExitCode
 from experiments.runtime.logs import UNSEEN, visible
-from service.client import ClientError
 from service.errors import ServiceError
-from service.schemas.problems import Problem, ProblemDetail
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from service.schemas.problems import Problem
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 StreamOption = Annotated[
@@ -63,12 +65,12 @@ def print_text(text: str) -> None:
     typer.echo(visible(text), nl=False)
 
 
-def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any] | list[Any]) -> None:
+def print_json(value: "BaseModel | Iterable[BaseModel] | dict[str, Any] | list[Any]") -> None:
     """Print a model, models, or plain values as one JSON document."""
     sys.stdout.write(_json_text(json.dumps(_plain(value), indent=2, ensure_ascii=False)) + "\n")
 
 
-def print_json_line(**value: BaseModel) -> None:
+def print_json_line(**value: "BaseModel") -> None:
     """Print one line of a stream: a JSON object whose only key says what its value is."""
     sys.stdout.write(_json_text(json.dumps(_plain(value), ensure_ascii=False)) + "\n")
     sys.stdout.flush()
@@ -84,6 +86,8 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    from pydantic import BaseModel
+
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
     if isinstance(value, dict):
@@ -102,15 +106,27 @@ def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
             return command(*args, **kwargs)
         except BrokenPipeError:  # whoever read our output left; the program ends quietly
             raise
-        except (ClientError, ExperimentError, ServiceError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, _told()):
+                raise
             show_problem(problem_of(error), as_json=bool(kwargs.get("as_json")))
             raise typer.Exit(ExitCode.ERROR) from error
 
     return run
 
 
-def problem_of(error: Exception) -> Problem:
+def _told() -> tuple[type[Exception], ...]:
+    """Return what a user can cause."""
+    from service.connection import ClientError
+
+    return (ClientError, ExperimentError, ServiceError, OSError)
+
+
+def problem_of(error: Exception) -> "Problem":
     """Describe an error as a problem document."""
+    from service.connection import ClientError
+    from service.schemas.problems import Problem, ProblemDetail
+
     if isinstance(error, ClientError):
         return error.problem
     if isinstance(error, SpecError | BundleError):
@@ -119,7 +135,7 @@ def problem_of(error: Exception) -> Problem:
     return Problem(title="Error", detail=str(error))
 
 
-def show_problem(problem: Problem, *, as_json: bool = False) -> None:
+def show_problem(problem: "Problem", *, as_json: bool = False) -> None:
     """Print a problem document to standard error: a list that reads well, or the document itself."""
     if as_json:
         document = problem.model_dump_json(indent=2, exclude_none=True, exclude_unset=True)
@@ -130,7 +146,7 @@ def show_problem(problem: Problem, *, as_json: bool = False) -> None:
         console.print(line)
 
 
-def problem_lines(problem: Problem) -> list[str]:
+def problem_lines(problem: "Problem") -> list[str]:
     """Return a problem document as lines of rich markup: title, every entry with pointer and hint, request id."""
     status = f" ({problem.status})" if problem.status else ""
     lines = [f"[bold red]{escape(problem.title)}[/]{status}"]

@@ -13,12 +13,12 @@ from experiments.block_numbers import block_number, place_number
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
-from service.schemas.ablations import AblationPublic, TrialPublic
-from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 if TYPE_CHECKING:
+    from service.schemas.ablations import AblationPublic, TrialPublic
     from service.schemas.calibrations import CalibrationList
     from service.schemas.nodes import NodePublic, NodeRuns
+    from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 STATES: dict[str, str] = {
     AblationState.COMPLETED: "green",
@@ -36,7 +36,7 @@ def state(name: str) -> str:
     return f"[{colour}]{name}[/]" if colour else name
 
 
-def ablations(rows: Iterable[AblationPublic]) -> RenderableType:
+def ablations(rows: "Iterable[AblationPublic]") -> RenderableType:
     """Show a list of ablations."""
     made = TerminalTable(
         *names("name"),
@@ -53,7 +53,7 @@ def ablations(rows: Iterable[AblationPublic]) -> RenderableType:
     return made if made.rows else Text("No ablation yet. Submit one: ablate submit demo")
 
 
-def blocks(row: AblationPublic) -> str:
+def blocks(row: "AblationPublic") -> str:
     """Say how many blocks are done and how many failed."""
     failed = f", {row.blocks.failed:,} failed" if row.blocks.failed else ""
     return f"{row.blocks.done:,}/{row.blocks.planned:,}{failed}"
@@ -62,7 +62,7 @@ RAN = "ran"
 """The state of a trial that ran while its block goes on; for the service it runs until the block is handed in."""
 
 
-def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableType:
+def ablation(row: "AblationPublic", trials: "Sequence[TrialPublic]") -> RenderableType:
     """Show one ablation with its trials."""
     waits = [("waits for", escape(row.waiting_for))] if row.waiting_for else []
     known = facts(
@@ -82,7 +82,7 @@ def ablation(row: AblationPublic, trials: Sequence[TrialPublic]) -> RenderableTy
     return Group(known, _trials(trials), Text(f"log of one: ablate log {row.name}/BLOCK/ARM", "dim"))
 
 
-def _trials(rows: Sequence[TrialPublic]) -> TerminalTable:
+def _trials(rows: "Sequence[TrialPublic]") -> TerminalTable:
     made = TerminalTable(
         *names("arm"),
         *numbers("block", "place"),
@@ -115,7 +115,7 @@ def facts(*pairs: tuple[str, str]) -> Table:
     return made
 
 
-def plan(answer: PlanPublic) -> RenderableType:
+def plan(answer: "PlanPublic") -> RenderableType:
     """Show what a spec would run, where, and what it could detect."""
     arms = ", ".join(escape(arm.name) for arm in answer.arms)
     cost = answer.expected_device_minutes
@@ -140,7 +140,7 @@ def plan(answer: PlanPublic) -> RenderableType:
     return Group(known, made)
 
 
-def _detects(answer: PlanPublic) -> str:
+def _detects(answer: "PlanPublic") -> str:
     if answer.mde_pct_per_sd_pct is None:
         return "any change: the metric that decides is exact"
     if answer.sizing is not None:
@@ -154,7 +154,7 @@ def _detects(answer: PlanPublic) -> str:
     return f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
 
 
-def _eligible(row: NodeClassAnswer) -> str:
+def _eligible(row: "NodeClassAnswer") -> str:
     if row.eligible:
         return f"[green]can run it[/] ({wording.counted(row.live_nodes, 'live node')})"
     return f"[yellow]cannot run it now[/]: {escape(row.reason or 'no reason given')}"
