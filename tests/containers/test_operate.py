@@ -104,18 +104,33 @@ def newer_image(tmp_path):
     stack.engine("tag", before, name)
 
 
+def images_of_the_service() -> set[str]:
+    names = [*stack.containers("api"), *stack.containers("background")]
+    return {stack.engine("inspect", "--format", "{{.Image}}", name).strip() for name in names}
+
+
 def test_an_upgrade_replaces_every_process_and_no_request_is_lost(environment, newer_image, tmp_path):
-    commands = stack.documented("Upgrade")
-    assert commands[0] == "docker compose build"
+    build, look, *replace = stack.documented("Upgrade")[:4]
+    assert build == "docker compose build"
+    assert "no migration waits" in stack.typed(look, tmp_path)
     submitter = Submitter(environment)
     submitter.start()
-    for command in commands[1:]:
+    for command in replace:
         stack.typed(command, tmp_path)
     submitter.over.set()
     submitter.join(60)
-    for name in (*stack.containers("api"), *stack.containers("background")):
-        assert stack.engine("inspect", "--format", "{{.Image}}", name).strip() == newer_image
+    assert images_of_the_service() == {newer_image}
     assert submitter.odd == []
     assert len(submitter.ids) > 20
     assert all(get(environment, f"/v1/ablations/{one}").get("id") == one for one in submitter.ids)
+    eventually(lambda: get(environment, "/readyz").get("degraded") == [], "readiness")
+
+
+def test_an_upgrade_of_the_schema_stops_all_old_code_first(environment, newer_image, tmp_path):
+    stop, migrate, start = stack.documented("Upgrade")[4:]
+    stack.typed(stop, tmp_path)
+    assert get(environment, "/readyz") == {}
+    assert "no migration waits" in stack.typed(migrate, tmp_path)
+    stack.typed(start, tmp_path)
+    assert images_of_the_service() == {newer_image}
     eventually(lambda: get(environment, "/readyz").get("degraded") == [], "readiness")
