@@ -14,6 +14,7 @@ from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
 from model.facts import ModelFact
 
 ON_CUDA = (Lane.CUDA,)
+NOT_XLA_NOR_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane not in {Lane.XLA, Lane.CUDA})
 NOT_XLA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.XLA)
 NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
 
@@ -131,12 +132,14 @@ _ENTRIES = (
         values=(False, True),
         path="model.scan.remat",
         claim=Claim.RE_ASSOCIATES,
-        lanes={True: (Lane.XLA,)},
-        unused_with=NOT_XLA,
+        lanes={True: (Lane.XLA, Lane.CUDA)},
+        unused_with=NOT_XLA_NOR_CUDA,
         block="M",
-        proof="operations that the traced backward graph has in common with the forward graph, PsiV's apart; schedule "
-        "chunk_parallel: what that graph takes are as many bytes as pass the barriers of the lowered step",
-        blind_to="what XLA itself decides to make again; schedule sequential: whether the lowered loop is that graph",
+        proof="lane xla: operations that the traced backward graph has in common with the forward graph, PsiV's apart; "
+        "schedule chunk_parallel: what that graph takes are as many bytes as pass the barriers of the lowered step. "
+        "Lane cuda: the kernel of the outputs was launched in the backward pass, and no chunk's state was kept",
+        blind_to="lane xla: what XLA itself decides to make again; schedule sequential: whether the lowered loop is "
+        "that graph. Lane cuda: nothing that matters to the gate",
         **_told_by(ScanFact.REMAT),
     ),
     Gate(

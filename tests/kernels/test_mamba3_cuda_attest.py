@@ -422,16 +422,12 @@ def test_source_hash_changes_with_any_kernel_and_binary_hash_by_itself():
     assert one["mamba3_mimo.binary_hash"] == other["mamba3_mimo.binary_hash"]
 
 
-OF_XLA = {"remat"}
-"""Switches that lane xla alone reads."""
-
-
 def test_every_switch_is_read_by_the_kernels():
     folder = Path(attest.__file__).parents[1]
     text = "".join(path.read_text() for path in folder.rglob("*.py") if path.name not in {"attest.py", "variant.py"})
-    assert {switch.name for switch in fields(ScanSwitches)} - set(re.findall(r"\.(\w+)", text)) == {"lane", *OF_XLA}
+    assert {switch.name for switch in fields(ScanSwitches)} - set(re.findall(r"\.(\w+)", text)) == {"lane"}
 
 
 def test_every_switch_is_read_from_the_code_unless_the_launch_itself_shows_it():
-    of_the_launch = {"lane", "schedule", *OF_XLA}
+    of_the_launch = {"lane", "schedule", "remat"}
     assert {switch.name for switch in fields(ScanSwitches)} - of_the_launch == set(attest.SHOWN_BY) - {"dtype"}

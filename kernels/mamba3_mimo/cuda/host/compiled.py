@@ -138,7 +138,7 @@ def _for_any_size(name: str, shape: ScanShape, variant: Variant) -> tuple[str, S
     """Return what the kernel is compiled for."""
     length = shape.C if name in OF_ANY_SUPER_CHUNKS else shape.L
     started = shape.started and name in KNOW_THE_START
-    return name, replace(shape, B=0, S=0, L=length, started=started), replace(variant, superchunk=0)
+    return name, replace(shape, B=0, S=0, L=length, started=started), replace(variant, superchunk=0, remat=False)
 
 
 def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[str, ...]:
@@ -150,8 +150,8 @@ def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[st
             "local_states": parallel, "pass_states": parallel, "outputs": True,
         },
         "backward": {
-            "local_gradients": parallel, "pass_gradients": parallel, "gradients": True, "reduce_heads": True,
-            "sum_weights": True, "sum_biases": True, "time_gradients": True,
+            "outputs": variant.remat, "local_gradients": parallel, "pass_gradients": parallel, "gradients": True,
+            "reduce_heads": True, "sum_weights": True, "sum_biases": True, "time_gradients": True,
         },
     }[direction]  # fmt: skip
     return tuple(name for name, does in launched.items() if does)
