@@ -178,7 +178,7 @@ _ENTRIES = (
         "warp_specialize",
         "Do warp groups with different roles overlap loads, exchange and arithmetic?",
         requires={"tma": True, "layout_2d": True, "pipeline_stages": 1, "psiv_cache": False},
-        proof="branches on the thread that each wait at barriers, in the CUDA source of every walk that was launched",
+        proof="branches on the thread that each wait at barriers, in the CUDA source of the backward walk",
         blind_to="whether the roles overlap in time",
     ),
     _kernel_gate(
@@ -209,9 +209,8 @@ _ENTRIES = (
         "pipeline_stages",
         "How many chunks ahead of the arithmetic should tiles be loaded?",
         values=PIPELINE_STAGES,
-        unused_with=(*NOT_CUDA, {"warp_specialize": True}),
         proof="loads that start before the loop over chunks for each load inside it, in the CUDA source of every walk "
-        "that was launched",
+        "that was launched; the one with two roles loads in another way",
         blind_to="whether a load has arrived when it is waited for",
     ),
     _kernel_gate(
