@@ -61,6 +61,7 @@ def test_the_gateway_asks_every_api_and_goes_on_when_one_is_gone(environment):
         assert answered(left) - count == 20
         stack.engine("start", gone)
         stack.wait_healthy(gone)
+        eventually(lambda gone=gone: ask(environment, 4) or answered(gone), "the gateway's look for processes")
 
 
 class Submitter(threading.Thread):
