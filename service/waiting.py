@@ -16,6 +16,7 @@ from service.store.queue import Pace, QueuePlace
 
 _OVERDUE_SHARE = 0.5
 """A block that runs for longer than was expected is taken to need this share of that time again."""
+_NAMED = 3  # ablations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,15 @@ def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waitin
     words = f"a free node of class '{row.node_class}' ({working} live, {counted} ahead in the queue"
     if starts_in_s is not None:
         words += f", about {_duration(starts_in_s)} at the pace of late"
-    return Waiting(waiting_for=f"{words})", blocks_ahead=place.blocks_ahead, starts_in_s=starts_in_s)
+    words += f"){_runs(around.running.get(row.node_class, ()), working)}"
+    return Waiting(waiting_for=words, blocks_ahead=place.blocks_ahead, starts_in_s=starts_in_s)
+
+
+def _runs(held: Sequence[Row[Any]], working: int) -> str:
+    """Say what the nodes run when none is free."""
+    names = list(dict.fromkeys(f"'{one.name}'" for one in held))
+    more = ["others"] if len(names) > _NAMED else []
+    return f"; running now: {wording.listed([*names[:_NAMED], *more])}" if len(held) >= working else ""
 
 
 def _sorted_nodes(row: Row[Any], around: _Surroundings) -> tuple[int, list[str]]:

@@ -22,6 +22,7 @@ _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 64
 _SHOWN = 120  # characters
 _HOLDER_PATIENCE_S = 1.0
+_WAY_OUT = "stop that process, or leave it part of the machine: docs/operate.md, 'Add a worker'"
 
 
 class DeviceLock:
@@ -48,7 +49,7 @@ class DeviceLock:
         deadline = time.monotonic() + patience_s
         while (busy := self._try()) is not None:
             if time.monotonic() >= deadline:
-                raise DeviceBusy(f"{_device(busy)} of this machine is held by {_holder(busy)}")
+                raise DeviceBusy(f"{_device(busy)} of this machine is held by {_holder(busy)}; {_WAY_OUT}")
             time.sleep(_LOOK_EVERY_S)
 
     def release(self) -> None:

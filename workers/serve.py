@@ -13,7 +13,7 @@ from experiments.records.signing import Signer
 from experiments.runtime.logs import configure_logging
 from workers.blocks import NodeContext
 from workers.device_lock import DeviceLock
-from workers.environment_variables import wait_passively
+from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import ApiUnreachable, WorkerError
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian
@@ -68,6 +68,7 @@ def _serve(settings: Settings, console: Console) -> None:
         signer = node_signer(settings.home_dir / KEY_FILE)
         console.print(f"signs with {signer.key}")
         wait_passively()
+        keep_logs_plain()
         server = ForkServer()
         with Guardian() as guardian:
             server.check()

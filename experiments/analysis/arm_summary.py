@@ -23,7 +23,7 @@ def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
     """Summarise the receipts of one arm, all from blocks that count (`WholeBlocks.of`)."""
     measured = measured_trials(receipts)
     summaries = [receipt.summary for receipt in measured]
-    memory = [receipt.memory for receipt in receipts if receipt.memory is not None]
+    memory = [found.memory for found in receipts if found.memory is not None and found.outcome in _HAVE_PEAKS]
     return ArmSummary(
         **_means(_MEANS, measured),
         mfu=_mean([None if summary is None else summary.mfu for summary in summaries]),
@@ -33,6 +33,10 @@ def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
         outcomes=dict(sorted(Counter(str(receipt.outcome) for receipt in receipts).items())),
         by_node=_by_node(measured),
     )
+
+
+_HAVE_PEAKS = (Outcome.MEASURED, Outcome.OOM)
+"""What was in use when another trial was stopped is no peak of its arm; where memory ran out it is at least that."""
 
 
 def _by_node(measured: Sequence[Receipt]) -> dict[str, NodeMeans] | None:

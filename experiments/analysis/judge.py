@@ -195,8 +195,9 @@ class _Judge:
 
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:
-    live = [reading.live for receipt in receipts for reading in receipt.gates.values()]
-    return f"{sum(live)}/{len(live)}"
+    live = [(name, reading.live) for receipt in receipts for name, reading in receipt.gates.items()]
+    idle = ", ".join(sorted({name for name, is_live in live if not is_live}))
+    return f"{sum(is_live for _, is_live in live)}/{len(live)}" + (f", not live: {idle}" if idle else "")
 
 
 def _block_minutes(plan: Plan, whole: WholeBlocks) -> float:

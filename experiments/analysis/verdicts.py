@@ -105,7 +105,7 @@ class VariantVerdict(Frozen):
     """Other metrics on the same footing, for information."""
     requirements: tuple[RequirementResult, ...] = ()
     gates_live: str
-    """For example "18/18"."""
+    """For example "18/18" or "17/18, not live: lane"."""
     chances: Mapping[int, float] = {}
     """Chance that another ablation of so many blocks answers, given these samples; when inconclusive."""
     blocks_needed: int | None = None
@@ -135,7 +135,7 @@ class ArmSummary(Frozen):
     loss_val: float | None
     compile_s: float | None
     peak_allocated_bytes: int | None
-    """Largest over all trials, those that ran out of memory among them; None where none recorded it."""
+    """Largest over the trials that measured or ran out of memory; None where none recorded it."""
     peak_reserved_bytes: int | None
     outlier_steps: int
     """Timed steps of measured trials far above their trial's median; they count in the means all the same."""

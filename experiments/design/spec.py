@@ -210,7 +210,10 @@ class Limits(_SpecPart):
     """Budgets of the ablation and its place in the queue."""
 
     trial: Seconds = Field(
-        default=1200, description="Wall time after which one trial is stopped.", json_schema_extra={"default": "20m"}
+        default=1200,
+        description="Wall time after which one trial is stopped. Preparing the dataset, once on each node, has the "
+        "same limit and begins again when it was stopped: leave it time.",
+        json_schema_extra={"default": "20m"},
     )
     device_minutes: float = Field(
         default=180.0,

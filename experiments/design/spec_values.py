@@ -135,8 +135,8 @@ def _check_gates(value: object) -> object:
             detail = f"unknown gate {shown(name)}; known: {listed(GATES)}"
             found.append((str(name), refuse(detail, nearest(str(name), GATES)), given))
         elif not gate.allows(given):
-            allowed = listed(show(known) for known in gate.values)
-            found.append((name, refuse(f"gate '{name}' is {shown(given)}; allowed: {allowed}"), given))
+            detail = f"gate '{name}' is {shown(given)}; allowed: {listed(map(show, gate.values))}"
+            found.append((name, refuse(detail, nearest(str(given), map(show, gate.values))), given))
     raise_all(found)
     return value
 

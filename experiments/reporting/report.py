@@ -92,7 +92,7 @@ def _circumstances(verdict: Verdict) -> Iterator[Fact]:
     exact = "not needed, the metric is exact"
     yield Fact("Calibrated", exact if is_exact(verdict) else measured if verdict.calibrated else "no", CALIBRATIONS)
     if known.attempts:
-        yield Fact("Reruns", f"{wording.counted(len(known.attempts), 'attempt')} did not count", ATTEMPTS)
+        yield Fact("Reruns", "which and why", ATTEMPTS)
     if known.family.earlier:
         yield Fact("Asked", f"{known.family.number} times", FAMILY)
 

@@ -31,8 +31,14 @@ LEADS: dict[Decision, str] = {
 def lead(variants: Sequence[VariantVerdict]) -> str:
     """Return the decisions on all variants in one sentence, with what keeps one from being compared in brackets."""
     arms = {decision: [_named(v) for v in variants if v.decision is decision] for decision in LEADS}
-    clauses = [say.format(wording.listed(arms[decision])) for decision, say in LEADS.items() if arms[decision]]
+    clauses = [_clause(decision, arms[decision]) for decision in LEADS if arms[decision]]
     return f"{_capital('; '.join(clauses))}."
+
+
+def _clause(decision: Decision, arms: list[str]) -> str:
+    """Return a clause of the lead; variants were held against the baseline alone, so of several one can be adopted."""
+    one_of = "one of " if decision is Decision.ADOPT and len(arms) > 1 else ""
+    return LEADS[decision].format(f"{one_of}{wording.listed(arms)}")
 
 
 def _named(variant: VariantVerdict) -> str:
@@ -46,8 +52,12 @@ def confound(variant: VariantVerdict) -> str | None:
     """Return that a variant is another numerical model, and whether its losses were compared; None where it is not."""
     if variant.other_model is None:
         return None
-    losses = any(found.compared and found.metric in LOSS_METRICS for found in variant.requirements)
-    return f"another numerical model: {variant.other_model}" + ("" if losses else ", losses not compared")
+    losses = "" if _losses_compared(variant) else ", losses not compared"
+    return f"another numerical model: {variant.other_model}{losses}"
+
+
+def _losses_compared(variant: VariantVerdict) -> bool:
+    return any(found.compared and found.metric in LOSS_METRICS for found in variant.requirements)
 
 
 def sentence(verdict: Verdict, variant: VariantVerdict) -> str:
@@ -213,7 +223,8 @@ def broken_attempts(verdict: Verdict) -> Iterator[str]:
         blocks = sorted({attempt.block_index for attempt in own})
         who = f"arm {arm}" if arm else "no arm in particular"
         where = f"block{'s' if len(blocks) > 1 else ''} {block_list(blocks)}"
-        yield f"{wording.counted(len(own), 'attempt')} did not count, in {where}: {who}, {failure}: {own[0].message}"
+        why = own[0].message.removeprefix(f"arm '{arm}': ")
+        yield f"{wording.counted(len(own), 'attempt')} did not count, in {where}: {who}, {failure}: {why}"
 
 
 def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
@@ -228,7 +239,8 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
         yield "Not one byte: what its gates change is not where the peak is. Where it is, the answer may be another."
     model = None if variant.verdict in WITHOUT_STATISTICS else confound(variant)
     if model is not None and variant.cause is not Cause.OTHER_WORK:
-        yield f"{_capital(model)}. A loss that shall decide too needs a max_delta under require."
+        bound = "" if _losses_compared(variant) else " A loss that shall decide too needs a max_delta under require."
+        yield f"{_capital(model)}.{bound}"
     command = verdict.circumstances.admission.mended_by
     if variant.cause is Cause.UNCALIBRATED and command:
         yield f"To have this word published: {command}."

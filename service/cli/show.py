@@ -58,6 +58,7 @@ def blocks(row: "AblationPublic") -> str:
     failed = f", {row.blocks.failed:,} failed" if row.blocks.failed else ""
     return f"{row.blocks.done:,}/{row.blocks.planned:,}{failed}"
 
+
 RAN = "ran"
 """The state of a trial that ran while its block goes on; for the service it runs until the block is handed in."""
 

@@ -148,6 +148,7 @@ _RUNNING = (
     select(
         blocks.c.ablation_id,
         blocks.c.node_class,
+        ablations.c.name,
         ablations.c.device_s,
         ablations.c.blocks_done,
         ablations.c.blocks_planned,

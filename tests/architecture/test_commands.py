@@ -38,6 +38,18 @@ def unknown_in(text: str) -> str | None:
     return None
 
 
+def lacking_in(text: str) -> list[str]:
+    """Return the options that a command line of `ablate` must have and has not; none where it asks for help."""
+    found, context = PROGRAM, typer.Context(PROGRAM)
+    words = shlex.split(text, comments=True)[1:]
+    for word in words:
+        if isinstance(found, TyperGroup) and (command := found.get_command(context, word)) is not None:
+            found = command
+    given = {word.partition("=")[0] for word in words}
+    needed = [one for one in found.params if one.required and one.param_type_name == "option"]
+    return [] if "--help" in given else [one.opts[0] for one in needed if not given & set(one.opts)]
+
+
 def takes(command: TyperCommand | TyperGroup, option: str) -> bool:
     known = [name for one in command.params for name in (*one.opts, *one.secondary_opts)]
     return option in (*known, "--help")
@@ -47,10 +59,35 @@ def takes(command: TyperCommand | TyperGroup, option: str) -> bool:
 def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = [" ".join(span.split()) for span in SPAN.findall(text)]
-    typed = [re.sub(r"^(\w+=\S+ )*(\.venv/bin/)?", "", command.text) for command in commands_of(page)]
-    lines = [line for line in [*named, *typed] if line.startswith("ablate ")]
+    lines = [line for line in [*named, *typed_in(page)] if line.startswith("ablate ")]
     wrong = {line: word for line in lines if (word := unknown_in(line)) is not None}
     assert wrong == {}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/LOG.md"])
+def test_command_lines_of_blocks_give_the_options_that_are_needed(page: str) -> None:
+    lines = [line for line in typed_in(page) if line.startswith("ablate ")]
+    assert {line: options for line in lines if (options := lacking_in(line))} == {}
+
+
+def typed_in(page: str) -> list[str]:
+    """Return the command lines of a page's blocks, run by tests or not, without the settings before them."""
+    prefix = r"(?:(?:\w+=(?:\$\([^)]*\)|\S)+|taskset -c \S+|sudo) )*(?:\.venv/bin/)?"
+    parts = [part for command in commands_of(page) for part in command.text.split(" && ")]
+    return [re.sub(f"^{prefix}", "", part) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("ablate nodes revoke-key cpu-2    # --reason is asked for", ["--reason"]),
+        ("ablate nodes revoke-key cpu-2 --reason='taken down'", []),
+        ("ablate nodes revoke-key --help", []),
+        ("ablate nodes", []),
+    ],
+)
+def test_a_missing_option_is_found(line: str, options: list[str]) -> None:
+    assert lacking_in(line) == options
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ def test_kill_costs_the_running_block_only_and_the_next_run_goes_on(killed: Run)
     assert bundle.digests == (answer["digest"],)
     assert {t.receipt.outcome for b in bundle.blocks for t in b.trials} == {"measured"}
     assert "step    4 timed" in bundle.blocks[0].trials[0].log
+    assert "USDT" not in bundle.blocks[0].trials[0].log, "the profiler's own lines"
     assert read_bundle_files(killed.folder / "bundle.tar") == read_bundle_files(killed.bundle)
     assert not processes_of(killed.folder)
 

@@ -121,7 +121,8 @@ def test_waiting_says_the_place_and_when_it_starts(api: Api) -> None:
     assert (shown(api, first)["waiting_for"], shown(api, first)["blocks_ahead"]) == (None, None)
     waits = shown(api, second)
     assert (waits["blocks_ahead"], waits["starts_in_s"]) == (0, None)
-    assert waits["waiting_for"] == "a free node of class 'cpu' (1 live, 0 blocks ahead in the queue)"
+    told = "a free node of class 'cpu' (1 live, 0 blocks ahead in the queue); running now: 'psiv'"
+    assert waits["waiting_for"] == told
     with api.store.write() as connection:
         long_ago = update(attempts).where(attempts.c.id == block["attempt_id"])
         connection.execute(long_ago.values(started_at=db_now() - 600))

@@ -29,7 +29,7 @@ from experiments.records.signing import Signer
 from workers.blocks import BlockRunner, NodeContext
 from workers.device_lock import DeviceLock
 from workers.devices import only_when_asked
-from workers.environment_variables import state_folder, wait_passively
+from workers.environment_variables import keep_logs_plain, state_folder, wait_passively
 from workers.errors import ExecRefused, WorkerError
 from workers.forkserver import ForkServer
 from workers.guardian import Guardian
@@ -176,6 +176,7 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
     stopping = StopFlag(wake_event)
     stopping.install()
     wait_passively()
+    keep_logs_plain()
     proof = node.devices.proof()
     problem = proof.problem()
     if problem is not None:

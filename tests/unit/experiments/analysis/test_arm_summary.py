@@ -48,7 +48,7 @@ def test_a_value_that_a_measured_trial_lacks_has_no_mean(swap: dict[str, Any], l
     assert {name for name in MEANS if getattr(summary, name) is None} == lost
 
 
-def test_trials_that_did_not_measure_enter_no_mean_and_every_peak() -> None:
+def test_trials_that_ran_out_of_memory_enter_no_mean_and_the_peaks() -> None:
     whole = summarise_arm(baseline())
     broken = summarise_arm(baseline(outcome="oom", message="no memory", compile_s=600.0, peak_bytes=9 * GIB))
     assert broken.outcomes == {"measured": 5, "oom": 1}
@@ -57,10 +57,12 @@ def test_trials_that_did_not_measure_enter_no_mean_and_every_peak() -> None:
     assert (broken.peak_reserved_bytes, whole.peak_reserved_bytes) == (9 * GIB, GIB)
 
 
-def test_an_arm_without_a_measured_trial_has_peaks_only() -> None:
-    summary = summarise_arm([make_receipt(PLAN, 0, "baseline", outcome="failed", message="it broke")])
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.MEASURED])
+def test_of_an_arm_without_a_measured_trial_only_running_out_of_memory_has_a_peak(outcome: Outcome) -> None:
+    summary = summarise_arm([make_receipt(PLAN, 0, "baseline", outcome=outcome, message="it broke")])
     assert {getattr(summary, name) for name in MEANS} == {None}
-    assert summary.peak_reserved_bytes == GIB
+    peak = GIB if outcome is Outcome.OOM else None
+    assert (summary.peak_allocated_bytes is None, summary.peak_reserved_bytes) == (peak is None, peak)
     assert summarise_arm([]).outcomes == {}
 
 

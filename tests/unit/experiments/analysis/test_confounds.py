@@ -99,8 +99,13 @@ def test_other_work_is_said_wherever_the_answer_is() -> None:
 
 def test_losses_that_were_compared_are_not_called_missing() -> None:
     bound = ({"metric": "loss_val", "max_delta": 0.1},)
-    lead = lay_out(judged({"dtype": "bfloat16"}, "tokens_per_s", require=bound)).lead
+    laid_out = lay_out(judged({"dtype": "bfloat16"}, "tokens_per_s", require=bound))
+    lead = laid_out.lead
     assert "adopt asked (another numerical model: dtype bfloat16 instead of float32)" in lead.replace("Adopt", "adopt")
+    (line,) = laid_out.variants
+    assert not [remark for remark in line.remarks if "max_delta" in remark], "the spec has it"
+    without = next(one for one in lay_out(judged({"dtype": "bfloat16"}, "tokens_per_s")).variants if one.arm == "asked")
+    assert [remark for remark in without.remarks if "needs a max_delta under require" in remark]
 
 
 def test_a_requirement_rejects_other_work_too() -> None:

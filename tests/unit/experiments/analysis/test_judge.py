@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from experiments.analysis.judge import judge
+from experiments.analysis.judge import _gates_live, judge
 from experiments.analysis.verdicts import Cause, RequirementResult, VariantVerdict, Verdict
 from experiments.design.gates import GATES
 from experiments.design.spec import AblationSpec
@@ -51,6 +51,15 @@ def test_judge_adopts_what_is_better_beyond_the_bound() -> None:
     assert found.primary.blocks == len(found.primary.differences_pct) == 6
     assert found.gates_live == "/".join([str(6 * len(GATES))] * 2)
     assert found.reason.startswith("tokens_per_s +")
+
+
+def test_gates_that_are_not_live_are_named() -> None:
+    receipt = make_receipt(make_plan(), 0, "baseline")
+    name, other = sorted(receipt.gates)[:2]
+    idle = {gate: receipt.gates[gate].model_copy(update={"live": False}) for gate in (other, name)}
+    dark = receipt.model_copy(update={"gates": {**receipt.gates, **idle}})
+    total = 2 * len(receipt.gates)
+    assert _gates_live([receipt, dark]) == f"{total - 2}/{total}, not live: {name}, {other}"
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_submit_reports_every_illegal_override_at_once() -> None:
     [
         ({"bloks": 1, "desing": {}}, "did you mean 'design'?"),
         ({GATES: {"psiv_cach": True}}, "did you mean 'psiv_cache'?"),
+        ({GATES: {"dtype": "bf16"}}, "did you mean 'bfloat16'?"),
         ({"workload__overrides": {"chunk_size": 8}}, "'chunk_size' is a gate: put it under gates"),
         ({"workload__overrides": {"d_model": 100}}, "override 'headdim' as well"),
         ({GATES: {"lane": "cuda"}}, f"values of 'lane' that run on cpu: {listed(NODE_CLASSES['cpu'].lanes)}"),

@@ -256,6 +256,7 @@ def test_render_links_the_glance_to_evidence_attempts_and_earlier_askings() -> N
     foot = "0 false words in 59 A/A ablations: at most 4.95 % false words, with 95 % confidence"
     for words in ("yes, 24 A/A blocks", "1 attempt did not count", "2 times", foot):
         assert words in text
+    assert text.count("1 attempt did not count") == 1
     assert "blocks 1-3 of h200-03, signed by" in text
     assert KEY_OF_NODE in text
     assert "nobody: whoever held the files" in text

@@ -148,12 +148,21 @@ def test_intervals_are_named_by_their_own_confidence() -> None:
     assert interval_heading(both.model_copy(update={"variants": (one, other)})) == "interval"
 
 
+def test_of_several_that_may_be_adopted_one_is() -> None:
+    (first,) = verdict(decision=Decision.ADOPT).variants
+    second = first.model_copy(update={"arm": "other"})
+    third = first.model_copy(update={"arm": "third", "decision": Decision.REJECT})
+    assert sentences.lead((first, second, third)) == "Adopt one of psiv-on and other; do not adopt third."
+    assert sentences.lead((first, third)) == "Adopt psiv-on; do not adopt third."
+
+
 def test_attempts_that_broke_are_said_by_arm_and_reason() -> None:
     def broke(index: int, arm: str | None, message: str) -> AttemptRecord:
         failure = FailureClass.TIMEOUT if arm else FailureClass.INFRA_NODE
         return AttemptRecord(block_index=index, number=1, failure_class=failure, arm=arm, message=message, node="a")
 
-    attempts = (broke(0, "psiv-on", "90 s are over"), broke(2, "psiv-on", "91 s"), broke(1, None, "the node is gone"))
+    first = broke(0, "psiv-on", "arm 'psiv-on': 90 s are over")  # its name stands before the message as well
+    attempts = (first, broke(2, "psiv-on", "91 s"), broke(1, None, "the node is gone"))
     assert list(sentences.broken_attempts(verdict(Circumstances(attempts=attempts)))) == [
         "2 attempts did not count, in blocks 1, 3: arm psiv-on, timeout: 90 s are over",
         "1 attempt did not count, in block 2: no arm in particular, infra_node: the node is gone",
