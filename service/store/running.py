@@ -29,7 +29,7 @@ def runs_now() -> ColumnElement[bool]:
 
 def _last_told(trial_id: ColumnElement[str]) -> ScalarSelect[int]:
     told = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
-    return select(func.max(events.c.seq)).where(*told).scalar_subquery()
+    return select(func.max(events.c.seq)).where(*told).correlate_except(events).scalar_subquery()
 
 
 def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
