@@ -160,7 +160,9 @@ _SECONDS = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
 
 
 @lru_cache(maxsize=256)
-def _change(counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], ended: bool) -> Update:
+def _change(
+    counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], ended: bool
+) -> Update:
     """Return the change of an ablation by counters and columns, those without an expression by their values.
 
     Statements are built once: to build them costs more than to run them.
