@@ -228,7 +228,7 @@ def end_without_result(
     transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, ended_at=db_now(), **known)
     broken = breaks_of(connection, block.ablation_id)
     last = Break(block.index, failure.failure_class, failure.arm)
-    now = BlockState.QUEUED
+    now, _ = BlockState.QUEUED, locked.trials  # read before others have to wait for the ablation
     if transitions.lock() == AblationState.CANCELLING:
         now = BlockState.CANCELLED
         _end(transitions, locked, now, TrialState.CANCELLED, "the ablation is being cancelled")
@@ -237,8 +237,7 @@ def end_without_result(
         _end(transitions, locked, now, TrialState.FAILED, reason)
     else:
         _requeue(connection, transitions, locked, reason, broken=broken, last=last)
-    transitions.flush()
-    complete_if_done(connection, block.ablation_id)
+    complete_if_done(connection, block.ablation_id, transitions.flush())
     return now
 
 

@@ -10,33 +10,22 @@ from experiments.retries import budget_spent
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
-from service.store.placement import BUSY_DEVICES
+from service.store.counters import COUNTERS
 from service.store.tables import ablations, blocks, trials
 from service.store.transitions import Transitions
 
-_COUNTERS = (
-    select(
-        ablations.c.id,
-        ablations.c.state,
-        ablations.c.device_s,
-        ablations.c.device_minutes,
-        select(BUSY_DEVICES)
-        .where(blocks.c.ablation_id == ablations.c.id, blocks.c["index"] == 0)
-        .scalar_subquery()
-        .label("devices"),
-        *(ablations.c[f"blocks_{state}"] for state in BlockState),
-    )
-    .where(ablations.c.id == bindparam("ablation"))
-    .with_for_update()
-)
+_LOCK = select(*COUNTERS).where(ablations.c.id == bindparam("ablation")).with_for_update()
 
 NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": None}
 """Columns of an ablation of which MLflow shows nothing, or not all that there is."""
 
 
-def complete_if_done(connection: Connection, ablation_id: str) -> None:
-    """Move the ablation on when none of its blocks is left to run. Costs the same however many blocks it has."""
-    row = _locked(connection, ablation_id)
+def complete_if_done(connection: Connection, ablation_id: str, row: Row[Any] | None = None) -> None:
+    """Move the ablation on when none of its blocks is left to run. Costs the same however many blocks it has.
+
+    `row` are its counters, where the caller has locked it and knows them.
+    """
+    row = row or _locked(connection, ablation_id)
     if row.state in OVER:
         return
     if _stop_when_spent(connection, row):
@@ -50,7 +39,7 @@ def complete_if_done(connection: Connection, ablation_id: str) -> None:
 
 def _locked(connection: Connection, ablation_id: str) -> Row[Any]:
     """Lock an ablation; return its state, its counters and what it may use."""
-    return connection.execute(_COUNTERS, {"ablation": ablation_id}).one()
+    return connection.execute(_LOCK, {"ablation": ablation_id}).one()
 
 
 def _stop_when_spent(connection: Connection, row: Row[Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    CursorResult,
     Insert,
     Select,
     Table,
@@ -54,8 +55,10 @@ def insert_all(
     parameters: Mapping[str, Any] | None = None,
     *,
     then: Update | None = None,
-) -> None:
+) -> CursorResult[Any] | None:
     """Insert every part, in this order where the order can be seen, and execute `then`, which reads none of them.
+
+    Return the result of `then`, None without one.
 
     `parameters` are those of `then` and of the targets' `added`; none of them has a column's name. Statements are kept:
     `then` has to be the same object again for the same change.
@@ -64,14 +67,13 @@ def insert_all(
     if connection.dialect.name == "postgresql":
         texts = {_rows_name(place): json.dumps(rows) for place, (_, rows) in enumerate(filled)}
         shape = tuple((target, tuple(rows[0])) for target, rows in filled)
-        connection.execute(_in_one_statement(shape, then), {**texts, **(parameters or {})})
-        return
+        written = connection.execute(_in_one_statement(shape, then), {**texts, **(parameters or {})})
+        return None if then is None else written
     for target, rows in filled:
         starts = {name: connection.scalar(_number(known), parameters) or 0 for name, known in target.added.items()}
         counted = [{**row, **{name: row[name] + start for name, start in starts.items()}} for row in rows]
         connection.execute(_by_row(target), counted)
-    if then is not None:
-        connection.execute(then, parameters)
+    return None if then is None else connection.execute(then, parameters)
 
 
 def _rows_name(place: int) -> str:

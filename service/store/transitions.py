@@ -10,12 +10,14 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, Row, Table, Update, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Connection, Integer, Row, Table, bindparam, func, select, update
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
 from service.store.columns import db_now
+from service.store.counters import COUNTERS
 from service.store.inserts import Part, Target, insert_all
 from service.store.tables import ablations, attempts, blocks, events, trials
 
@@ -121,16 +123,20 @@ class Transitions:
         elif old is AttemptState.RUNNING:
             self._ended += ids
 
-    def flush(self) -> None:
-        """Write the events, in order, all rows and the counters, under the ablation's lock."""
-        if not self._rows:
-            return
-        self.lock()
-        parts = [*self._inserts, self.new_events()]
-        insert_all(self._connection, parts, self._changes(), then=self._change())
-        self._inserts, self._counted, self._ended, self._columns = [], Counter(), [], {}
+    def flush(self) -> Row[Any] | None:
+        """Write the events, in order, all rows and the counters, under the ablation's lock.
 
-    def _change(self) -> Update | None:
+        Return the counters as they are now, None when none has changed.
+        """
+        if not self._rows:
+            return None
+        self.lock()
+        parts, change = [*self._inserts, self.new_events()], self._change()
+        written = insert_all(self._connection, parts, self._changes(), then=change)
+        self._inserts, self._counted, self._ended, self._columns = [], Counter(), [], {}
+        return None if change is None or written is None else written.one()
+
+    def _change(self) -> ReturningUpdate[Any] | None:
         """Return what adds what the moves changed, so that nothing ever has to count an ablation's blocks again."""
         counted = tuple(sorted(name for name, by in self._counted.items() if by))
         columns = ((name, to if isinstance(to, ColumnElement) else None) for name, to in self._columns.items())
@@ -162,7 +168,7 @@ _SECONDS = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
 @lru_cache(maxsize=256)
 def _change(
     counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], ended: bool
-) -> Update:
+) -> ReturningUpdate[Any]:
     """Return the change of an ablation by counters and columns, those without an expression by their values.
 
     Statements are built once: to build them costs more than to run them.
@@ -172,7 +178,7 @@ def _change(
         values[name] = bindparam(f"to_{name}", type_=ablations.c[name].type) if to is None else to
     if ended:
         values["device_s"] = ablations.c.device_s + func.coalesce(_SECONDS.scalar_subquery(), 0.0)
-    return update(ablations).where(ablations.c.id == bindparam("changed")).values(**values)
+    return update(ablations).where(ablations.c.id == bindparam("changed")).values(**values).returning(*COUNTERS)
 
 
 _LOCK = select(ablations.c.state).where(ablations.c.id == bindparam("ablation")).with_for_update()
