@@ -160,7 +160,7 @@ _RENEW = (
     .values(lease_until=case((blocks.c.limit_at < _UNTIL, blocks.c.limit_at), else_=_UNTIL))
     .returning(
         (blocks.c.limit_at - db_now()).label("limit_s"),
-        select(ablations.c.state).where(ablations.c.id == blocks.c.ablation_id).scalar_subquery().label("state"),
+        select(ablations.c.state).where(ablations.c.id == bindparam("ablation")).scalar_subquery().label("state"),
     )
 )
 
@@ -171,7 +171,8 @@ def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float
     The ablation is read, not locked: its workers do not wait for each other, and a cancellation that comes at this
     moment is told by the next heartbeat.
     """
-    row = connection.execute(_RENEW, {"own": locked.block.id, "lease_s": lease_s})
+    own = {"own": locked.block.id, "ablation": locked.block.ablation_id}
+    row = connection.execute(_RENEW, {**own, "lease_s": lease_s})
     limit_s, now = row.one()
     return now == AblationState.CANCELLING, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
 

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import BindParameter, Connection, Row, bindparam, select
 
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.retries import budget_spent
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
-from service.store.counters import COUNTERS
+from service.store.counters import counters
 from service.store.tables import ablations, blocks, trials
 from service.store.transitions import Transitions
 
-_LOCK = select(*COUNTERS).where(ablations.c.id == bindparam("ablation")).with_for_update()
+_ID: BindParameter[str] = bindparam("ablation", type_=ablations.c.id.type)
+_LOCK = select(*counters(_ID)).where(ablations.c.id == _ID).with_for_update()
 
 NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": None}
 """Columns of an ablation of which MLflow shows nothing, or not all that there is."""

@@ -8,14 +8,13 @@ from experiments.outcomes import BlockState
 from service.store.placement import BUSY_DEVICES
 from service.store.tables import ablations, blocks
 
-_FIRST = select(BUSY_DEVICES).where(blocks.c.ablation_id == ablations.c.id, blocks.c["index"] == 0)
 
-COUNTERS: tuple[ColumnElement[Any], ...] = (
-    ablations.c.id,
-    ablations.c.state,
-    ablations.c.device_s,
-    ablations.c.device_minutes,
-    _FIRST.scalar_subquery().label("devices"),
-    *(ablations.c[f"blocks_{state}"] for state in BlockState),
-)
-"""Columns of an ablation; `devices` are those that one of its blocks keeps busy."""
+def counters(ablation: ColumnElement[str]) -> tuple[ColumnElement[Any], ...]:
+    """Return columns of the ablation with this id; `devices` are those that one of its blocks keeps busy.
+
+    The id has to be a value: what a change returns names columns without their table on SQLite.
+    """
+    first = select(BUSY_DEVICES).where(blocks.c.ablation_id == ablation, blocks.c["index"] == 0)
+    devices = first.scalar_subquery().label("devices")
+    own = (ablations.c.id, ablations.c.state, ablations.c.device_s, ablations.c.device_minutes)
+    return (*own, devices, *(ablations.c[f"blocks_{state}"] for state in BlockState))

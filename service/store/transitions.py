@@ -10,14 +10,14 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, Row, Table, bindparam, func, select, update
+from sqlalchemy import BindParameter, ColumnElement, Connection, Integer, Row, Table, bindparam, func, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
 from service.store.columns import db_now
-from service.store.counters import COUNTERS
+from service.store.counters import counters
 from service.store.inserts import Part, Target, insert_all
 from service.store.tables import ablations, attempts, blocks, events, trials
 
@@ -165,6 +165,9 @@ _SECONDS = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
 )
 
 
+_CHANGED: BindParameter[str] = bindparam("changed", type_=ablations.c.id.type)
+
+
 @lru_cache(maxsize=256)
 def _change(
     counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], ended: bool
@@ -178,7 +181,7 @@ def _change(
         values[name] = bindparam(f"to_{name}", type_=ablations.c[name].type) if to is None else to
     if ended:
         values["device_s"] = ablations.c.device_s + func.coalesce(_SECONDS.scalar_subquery(), 0.0)
-    return update(ablations).where(ablations.c.id == bindparam("changed")).values(**values).returning(*COUNTERS)
+    return update(ablations).where(ablations.c.id == _CHANGED).values(**values).returning(*counters(_CHANGED))
 
 
 _LOCK = select(ablations.c.state).where(ablations.c.id == bindparam("ablation")).with_for_update()
