@@ -39,6 +39,8 @@ class Services:
     """Idempotency keys that are being answered, as (token id, key)."""
     large_bodies: CapacityLimiter
     """Lets one large body be parsed at a time."""
+    worker_calls: CapacityLimiter
+    """Lets few calls of workers run at a time, in the order in which they came."""
 
 
 async def _services(request: Request) -> Services:  # a plain function would cost a trip to another thread

@@ -24,6 +24,7 @@ from service.lifecycle import OVER, EventKind
 from service.schemas.events import Event
 from service.serializers import event_public
 from service.shared_looks import SharedLooks
+from service.store.ablations import check_exists
 from service.store.changes import ALL, Mark, ablation_marks, last_event, log_marks, marks_of_all
 from service.store.columns import rfc3339
 from service.store.logs import read_log
@@ -65,13 +66,19 @@ class Streams:
         self._stopping = stopping
         self._threads = CapacityLimiter(_THREADS)
         self._looks: SharedLooks[EventBatch] = SharedLooks(most=_LOOKS_KEPT)
+        self._known: SharedLooks[None] = SharedLooks(most=_LOOKS_KEPT)
         self._store = store
         self._ablations = ChangeFeed(store, ablation_marks, stopping=stopping)
         self._logs = ChangeFeed(store, log_marks, stopping=stopping)
         self._all = ChangeFeed(store, marks_of_all, stopping=stopping)
 
-    def of_ablation(self, ablation_id: str, position: int) -> EventSourceResponse:
-        """Follow an ablation's events after a sequence number. Raises Unavailable when too many streams are open."""
+    async def of_ablation(self, ablation_id: str, position: int) -> EventSourceResponse:
+        """Follow an ablation's events after a sequence number.
+
+        Raises NotFound, and Unavailable when too many streams are open.
+        """
+        check = partial(to_thread.run_sync, self._check_exists, ablation_id, limiter=self._threads)
+        await self._known.get(ablation_id, check)  # once for hundreds that come at once: no ablation is ever deleted
         return self._answer(self._ablations, ablation_id, ablation_events(self._store, ablation_id), position)
 
     def of_log(self, trial_id: str, position: int) -> EventSourceResponse:
@@ -81,6 +88,10 @@ class Streams:
     def of_all(self, position: int) -> EventSourceResponse:
         """Tell of changes anywhere after a sequence number. Raises Unavailable when too many streams are open."""
         return self._answer(self._all, ALL, changes(self._store), position)
+
+    def _check_exists(self, ablation_id: str) -> None:
+        with self._store.read() as connection:
+            check_exists(connection, ablation_id)
 
     def _answer(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> EventSourceResponse:
         if self._open >= self._most:

@@ -3,11 +3,12 @@
 Nothing here runs inside a transaction.
 """
 
+import threading
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from experiments.design.plan import Plan
 from experiments.digest import canonical_json, digest
@@ -31,8 +32,9 @@ from service.store.reports import VerifiedReceipt
 from service.store.session import Store
 from service.store.tables import ablations, attempts, blocks, trials
 
-_ATTEMPT = (
+_CLAIMED = (
     select(
+        trials.c.id.label("trial_id"),
         attempts.c.id,
         attempts.c.number,
         attempts.c.token,
@@ -42,9 +44,20 @@ _ATTEMPT = (
         ablations.c.trial_timeout_s,
         ablations.c.request_id,
     )
-    .join(blocks, blocks.c.id == attempts.c.block_id)
+    .join_from(attempts, blocks, blocks.c.id == attempts.c.block_id)
     .join(ablations, ablations.c.id == blocks.c.ablation_id)
+    .join(trials, trials.c.block_id == blocks.c.id)
+    .where(attempts.c.id == bindparam("attempt"))
+    .order_by(trials.c.position)
 )
+_ONE_AT_A_TIME = threading.Lock()
+"""A fleet that begins at once reads a plan once: nobody has it ready yet, and a large one takes long."""
+
+
+def plan_of(store: Store, ablation_id: str) -> Plan:
+    """Return the plan of an ablation."""
+    with _ONE_AT_A_TIME:
+        return _plan_of(store, ablation_id)
 
 
 @lru_cache(maxsize=64)
@@ -59,12 +72,11 @@ def claimed_block(
     store: Store, attempt_id: str, *, lease_s: float = UNLIMITED_S, heartbeat_s: float = UNLIMITED_S
 ) -> ClaimedBlock:
     """Return the block that an attempt was given, as its worker receives it."""
-    query = _ATTEMPT.where(attempts.c.id == attempt_id)
     with store.read() as connection:
-        row = connection.execute(query).one()
+        rows = connection.execute(_CLAIMED, {"attempt": attempt_id}).all()
+        row = rows[0]
         broken = breaks_of(connection, row.ablation_id)
-        own = select(trials.c.id).where(trials.c.block_id == row.block_id).order_by(trials.c.position)
-        ids = BlockIds(block_id=row.block_id, trial_ids=tuple(connection.execute(own).scalars()))
+    ids = BlockIds(block_id=row.block_id, trial_ids=tuple(one.trial_id for one in rows))
     lease = AttemptLease(
         attempt_id=row.id,
         attempt_no=row.number,
@@ -79,7 +91,7 @@ def claimed_block(
         broken=broken,
         request_id=row.request_id,
     )
-    return identity.claimed_block(_plan_of(store, row.ablation_id), ids, work, lease)
+    return identity.claimed_block(plan_of(store, row.ablation_id), ids, work, lease)
 
 
 def report_digest(report: BlockReport) -> str:

@@ -237,14 +237,11 @@ def _why_not(name: str, state: AblationState) -> str:
         **secured(404, 422),
     },
 )
-def stream_events(
+async def stream_events(
     request: Request,
     ablation_id: AblationId,
-    services: ServicesDep,
     principal: Reader,
     last_event_id: Annotated[str, Header(pattern=_SEQUENCE, description="Replay what came after this one.")] = "0",
 ) -> Response:
     """Replay events after Last-Event-ID, follow new ones, and close with an `end` event."""
-    with services.store.read() as connection:
-        store_ablations.check_exists(connection, ablation_id)
-    return streams_of(request).of_ablation(ablation_id, int(last_event_id))
+    return await streams_of(request).of_ablation(ablation_id, int(last_event_id))

@@ -4,17 +4,18 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Depends, Response
 
-from experiments.outcomes import AttemptState, BlockState
+from experiments.outcomes import AttemptState, BlockState, FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
+from experiments.retries import SPEAKS_AGAINST_NODE
 from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
-from service.patient_json import LargeBodyRoute
 from service.responses import secured
 from service.schemas.attempts import AttemptClosed
 from service.signatures import checked_signature
 from service.store import attempts, claims, keys, late_results, logs, node_states, nodes, reports
 from service.verification import claimed_block, report_digest, verify_report
+from service.worker_calls import WorkerRoute
 
-router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=LargeBodyRoute)
+router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=WorkerRoute)
 
 
 @router.post(
@@ -87,7 +88,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
             reports.store_break(connection, locked, report, report_digest=digest)
         keys.store_signature(connection, attempt_id, signature)
     if report.failure_class is not None:
-        _judge_node(services, locked.attempt.node_id)
+        _judge_node(services, locked.attempt.node_id, report.failure_class)
     services.wakes.notify()
     return _closed(services, attempt_id)
 
@@ -100,18 +101,20 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
 )
 def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep, principal: Worker) -> AttemptClosed:
     """End the attempt; the block waits for another worker, or is over when its attempts are used up."""
+    why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
     with services.store.write() as connection:
-        nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
-        locked = attempts.lock_attempt(connection, attempt_id, release.token)
-        why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
-        attempts.end_without_result(connection, locked, AttemptState.RELEASED, why, actor=locked.attempt.node_id)
-    _judge_node(services, locked.attempt.node_id)
+        locked = attempts.lock_own(connection, attempt_id, release.token, owner=principal.node)
+        node_id, released = locked.attempt.node_id, AttemptState.RELEASED
+        state = attempts.end_without_result(connection, locked, released, why, actor=node_id)
+    _judge_node(services, node_id, release.failure_class)
     services.wakes.notify()
-    return _closed(services, attempt_id)
+    return AttemptClosed(attempt_id=attempt_id, block_id=locked.block.id, block_state=state)
 
 
-def _judge_node(services: Services, node_id: str) -> None:
+def _judge_node(services: Services, node_id: str, failure: FailureClass) -> None:
     """See whether the node broke too often, in a transaction of its own: nodes are locked before blocks."""
+    if failure not in SPEAKS_AGAINST_NODE:
+        return
     with services.store.write() as connection:
         node_states.judge_node(connection, node_id, limit=services.settings.node_breaks)
 

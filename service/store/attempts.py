@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, func, select, update
+from sqlalchemy import Connection, Row, bindparam, case, func, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
 from experiments.records.messages import TrialProgress
@@ -22,8 +23,9 @@ from service.store import outbox
 from service.store.breaks import breaks_of
 from service.store.columns import db_now, storable
 from service.store.completion import complete_if_done
+from service.store.nodes import check_owner
 from service.store.placement import ELSEWHERE_S, works_elsewhere
-from service.store.tables import ablations, attempts, blocks, trials
+from service.store.tables import ablations, attempts, blocks, nodes, trials
 from service.store.transitions import Transitions
 from service.store.turns import join_queue
 
@@ -37,14 +39,17 @@ class LockedAttempt:
     """A block and the attempt that holds it, locked."""
 
     connection: Connection
-    attempt: Row[Any]
-    block: Row[Any]
+    attempt: SimpleNamespace
+    """Its columns, as they were before the block was locked."""
+    block: SimpleNamespace
+    """Its columns."""
+    node: str
+    """Name of the attempt's node."""
 
     @cached_property
     def trials(self) -> Sequence[Row[Any]]:
         """The block's trials, by place; read when they are asked for, which most heartbeats do not."""
-        own = select(trials).where(trials.c.block_id == self.block.id)
-        return self.connection.execute(own.order_by(trials.c.position)).all()
+        return self.connection.execute(_TRIALS, {"block": self.block.id}).all()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,16 @@ class AttemptFailure:
     """The arm whose trial ended it; None where it cannot be told."""
 
 
+_TRIALS = select(trials).where(trials.c.block_id == bindparam("block")).order_by(trials.c.position)
+_LOCK = (
+    select(*attempts.c, *blocks.c, nodes.c.name)
+    .join_from(attempts, blocks, blocks.c.id == attempts.c.block_id)
+    .join(nodes, nodes.c.id == attempts.c.node_id)
+    .where(attempts.c.id == bindparam("attempt"))
+    .with_for_update(of=blocks)
+)
+
+
 def lock_attempt(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
     """Lock the block of an attempt for the worker that shows its token. Raises NotFound or StaleToken."""
     locked = lock_holder(connection, attempt_id)
@@ -64,12 +79,34 @@ def lock_attempt(connection: Connection, attempt_id: str, token: str) -> LockedA
     return locked
 
 
+def lock_own(connection: Connection, attempt_id: str, token: str, *, owner: str | None) -> LockedAttempt:
+    """Lock the block of an attempt for the worker that has the key of node `owner` and shows the attempt's token.
+
+    Raises NotFound, Forbidden for another node's attempt, or StaleToken.
+    """
+    locked = lock_block(connection, attempt_id)
+    check_owner(attempt_id, locked.node, owner)
+    _check_holder(locked.block, attempt_id)
+    _check_token(locked.attempt, token)
+    return locked
+
+
 def lock_holder(connection: Connection, attempt_id: str) -> LockedAttempt:
     """Lock the block that an attempt still holds, for work of the service itself. Raises NotFound or StaleToken."""
-    attempt = find_attempt(connection, attempt_id)
-    block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id).with_for_update()).one()
-    _check_holder(block, attempt_id)
-    return LockedAttempt(connection=connection, attempt=attempt, block=block)
+    locked = lock_block(connection, attempt_id)
+    _check_holder(locked.block, attempt_id)
+    return locked
+
+
+def lock_block(connection: Connection, attempt_id: str) -> LockedAttempt:
+    """Lock the block of an attempt, whoever holds it. Raises NotFound."""
+    row = connection.execute(_LOCK, {"attempt": attempt_id}).first()
+    if row is None:
+        raise _unknown(attempt_id)
+    known = len(attempts.c)
+    own = SimpleNamespace(**dict(zip(attempts.c.keys(), row[:known], strict=True)))
+    block = SimpleNamespace(**dict(zip(blocks.c.keys(), row[known:-1], strict=True)))
+    return LockedAttempt(connection=connection, attempt=own, block=block, node=row.name)
 
 
 def check_holds(connection: Connection, attempt_id: str, token: str) -> None:
@@ -79,7 +116,7 @@ def check_holds(connection: Connection, attempt_id: str, token: str) -> None:
     _check_token(attempt, token)
 
 
-def _check_holder(block: Row[Any], attempt_id: str) -> None:
+def _check_holder(block: Row[Any] | SimpleNamespace, attempt_id: str) -> None:
     if block.state != BlockState.RUNNING or block.attempt_id != attempt_id:
         raise StaleToken(
             f"attempt {attempt_id} does not hold block {block.id} (block {block.state}, "
@@ -87,12 +124,12 @@ def _check_holder(block: Row[Any], attempt_id: str) -> None:
         )
 
 
-def _check_token(attempt: Row[Any], token: str) -> None:
+def _check_token(attempt: Row[Any] | SimpleNamespace, token: str) -> None:
     if not shows_token(attempt, token):
         raise StaleToken(f"attempt {attempt.id} has another token than the one that was sent; nothing was changed")
 
 
-def shows_token(attempt: Row[Any], token: str) -> bool:
+def shows_token(attempt: Row[Any] | SimpleNamespace, token: str) -> bool:
     """Tell whether `token` is the attempt's; nothing is that of an attempt which no worker of ours held."""
     return attempt.token is not None and secrets.compare_digest(attempt.token, token)
 
@@ -101,8 +138,12 @@ def find_attempt(connection: Connection, attempt_id: str) -> Row[Any]:
     """Return the attempt's row. Raises NotFound."""
     attempt = connection.execute(select(attempts).where(attempts.c.id == attempt_id)).first()
     if attempt is None:
-        raise NotFound(f"there is no attempt {attempt_id!r}")
+        raise _unknown(attempt_id)
     return attempt
+
+
+def _unknown(attempt_id: str) -> NotFound:
+    return NotFound(f"there is no attempt {attempt_id!r}")
 
 
 def block_state(connection: Connection, attempt_id: str) -> tuple[str, str]:
@@ -112,16 +153,26 @@ def block_state(connection: Connection, attempt_id: str) -> tuple[str, str]:
     return row.id, row.state
 
 
+_UNTIL = db_now() + bindparam("lease_s")
+_RENEW = (
+    update(blocks)
+    .where(blocks.c.id == bindparam("own"))
+    .values(lease_until=case((blocks.c.limit_at < _UNTIL, blocks.c.limit_at), else_=_UNTIL))
+    .returning(
+        (blocks.c.limit_at - db_now()).label("limit_s"),
+        select(ablations.c.state).where(ablations.c.id == bindparam("ablation")).scalar_subquery().label("state"),
+    )
+)
+
+
 def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float) -> tuple[bool, float]:
     """Extend the lease up to the block's limit; return whether the worker is asked to stop, and what is left of it.
 
     The ablation is read, not locked: its workers do not wait for each other, and a cancellation that comes at this
     moment is told by the next heartbeat.
     """
-    until = case((blocks.c.limit_at < db_now() + lease_s, blocks.c.limit_at), else_=db_now() + lease_s)
-    renewed = update(blocks).where(blocks.c.id == locked.block.id).values(lease_until=until)
-    state = select(ablations.c.state).where(ablations.c.id == locked.block.ablation_id).scalar_subquery()
-    row = connection.execute(renewed.returning((blocks.c.limit_at - db_now()).label("limit_s"), state.label("state")))
+    own = {"own": locked.block.id, "ablation": locked.block.ablation_id}
+    row = connection.execute(_RENEW, {**own, "lease_s": lease_s})
     limit_s, now = row.one()
     return now == AblationState.CANCELLING, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
 
@@ -163,8 +214,8 @@ def end_without_result(
     failure: AttemptFailure,
     *,
     actor: str,
-) -> None:
-    """End an attempt without a result: requeue its block whole, or fail or cancel it.
+) -> BlockState:
+    """End an attempt without a result: requeue its block whole, or fail or cancel it; return the block's state.
 
     A block fails when it had as many attempts as its failure class allows, and is cancelled with its ablation. Raises
     Invalid for an arm that the block does not hold.
@@ -177,21 +228,25 @@ def end_without_result(
     reason = f"{failure.failure_class}: {message}"
     transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, ended_at=db_now(), **known)
     broken = breaks_of(connection, block.ablation_id)
-    last = Break(locked.trials[0].block_index, failure.failure_class, failure.arm)
+    last = Break(block.index, failure.failure_class, failure.arm)
+    now, _ = BlockState.QUEUED, locked.trials  # read before others have to wait for the ablation
     if transitions.lock() == AblationState.CANCELLING:
-        _end(transitions, locked, BlockState.CANCELLED, TrialState.CANCELLED, "the ablation is being cancelled")
+        now = BlockState.CANCELLED
+        _end(transitions, locked, now, TrialState.CANCELLED, "the ablation is being cancelled")
     elif not may_retry(broken, last):
-        reason = f"{reason} ({attempt_words(broken, last)})"
-        _end(transitions, locked, BlockState.FAILED, TrialState.FAILED, reason)
+        now, reason = BlockState.FAILED, f"{reason} ({attempt_words(broken, last)})"
+        _end(transitions, locked, now, TrialState.FAILED, reason)
     else:
         _requeue(connection, transitions, locked, reason, broken=broken, last=last)
-    transitions.flush()
-    complete_if_done(connection, block.ablation_id)
+    complete_if_done(connection, block.ablation_id, transitions.flush())
+    return now
 
 
 def _check_arm(locked: LockedAttempt, arm: str | None) -> None:
+    if arm is None:
+        return
     known = sorted(row.arm for row in locked.trials)
-    if arm is not None and arm not in known:
+    if arm not in known:
         raise Invalid(f"arm {arm!r} is not part of block {locked.block.id}; its arms: {', '.join(known)}")
 
 
@@ -223,10 +278,10 @@ def _requeue(
         message=reason,
     )
     join_queue(transitions)
-    outbox.add(connection, OutboxKind.WAKE, block.node_class)
+    transitions.add_row(outbox.NEW, outbox.row(OutboxKind.WAKE, block.node_class))
 
 
-def _avoided(connection: Connection, block: Row[Any], failure: FailureClass) -> str | None:
+def _avoided(connection: Connection, block: SimpleNamespace, failure: FailureClass) -> str | None:
     """Return the node that should not get a broken block again: the last one, if another one takes work."""
     elsewhere = RETRY_RULES[failure].elsewhere and works_elsewhere(connection, block.node_id, block.node_class)
     return block.node_id if elsewhere else None

@@ -3,59 +3,60 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import BindParameter, Connection, Row, bindparam, select
 
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.retries import budget_spent
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
-from service.store.placement import BUSY_DEVICES
+from service.store.counters import counters
 from service.store.tables import ablations, blocks, trials
-from service.store.transitions import Transitions, lock_ablation
+from service.store.transitions import Transitions
 
-_COUNTERS = select(
-    ablations.c.id,
-    ablations.c.device_s,
-    ablations.c.device_minutes,
-    select(BUSY_DEVICES)
-    .where(blocks.c.ablation_id == ablations.c.id, blocks.c["index"] == 0)
-    .scalar_subquery()
-    .label("devices"),
-    *(ablations.c[f"blocks_{state}"] for state in BlockState),
-)
+_ID: BindParameter[str] = bindparam("ablation", type_=ablations.c.id.type)
+_LOCK = select(*counters(_ID)).where(ablations.c.id == _ID).with_for_update()
 
 NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": None}
 """Columns of an ablation of which MLflow shows nothing, or not all that there is."""
 
 
-def complete_if_done(connection: Connection, ablation_id: str) -> None:
-    """Move the ablation on when none of its blocks is left to run. Costs the same however many blocks it has."""
-    state = lock_ablation(connection, ablation_id)
-    if state in OVER:
+def complete_if_done(connection: Connection, ablation_id: str, row: Row[Any] | None = None) -> None:
+    """Move the ablation on when none of its blocks is left to run. Costs the same however many blocks it has.
+
+    `row` are its counters, where the caller has locked it and knows them.
+    """
+    row = row or _locked(connection, ablation_id)
+    if row.state in OVER:
         return
-    _stop_when_spent(connection, ablation_id)
-    row = connection.execute(_COUNTERS.where(ablations.c.id == ablation_id)).one()
+    if _stop_when_spent(connection, row):
+        row = _locked(connection, ablation_id)
     if row.blocks_queued + row.blocks_running == 0:
         if row.blocks_held == 0:
-            _end(connection, row, state)
+            _end(connection, row)
         else:
             outbox.add(connection, OutboxKind.LOOK, ablation_id)
 
 
-def _stop_when_spent(connection: Connection, ablation_id: str) -> None:
+def _locked(connection: Connection, ablation_id: str) -> Row[Any]:
+    """Lock an ablation; return its state, its counters and what it may use."""
+    return connection.execute(_LOCK, {"ablation": ablation_id}).one()
+
+
+def _stop_when_spent(connection: Connection, row: Row[Any]) -> bool:
     """Cancel the blocks that still wait once the attempts, broken ones included, have used the device minutes up.
 
     A block that is being claimed at this moment is skipped instead of waited for: locks are taken on blocks first.
+    Return whether they are used up while blocks wait.
     """
-    row = connection.execute(_COUNTERS.where(ablations.c.id == ablation_id)).one()
     reason = budget_spent(row.devices * row.device_s / 60, row.device_minutes)
     if reason is None or row.blocks_queued + row.blocks_held == 0:
-        return
-    transitions = Transitions(connection, ablation_id, actor="service")
-    waiting = lock_waiting(connection, ablation_id, wait=False)
-    cancel_blocks(connection, transitions, ablation_id, waiting, reason=reason)
+        return False
+    transitions = Transitions(connection, row.id, actor="service", locked=AblationState(row.state))
+    waiting = lock_waiting(connection, row.id, wait=False)
+    cancel_blocks(connection, transitions, row.id, waiting, reason=reason)
     transitions.flush()
+    return True
 
 
 def lock_waiting(connection: Connection, ablation_id: str, *, wait: bool) -> list[Row[Any]]:
@@ -65,7 +66,8 @@ def lock_waiting(connection: Connection, ablation_id: str, *, wait: bool) -> lis
     return list(connection.execute(query.order_by(blocks.c.id).with_for_update(skip_locked=not wait)))
 
 
-def _end(connection: Connection, row: Row[Any], old: AblationState) -> None:
+def _end(connection: Connection, row: Row[Any]) -> None:
+    old = AblationState(row.state)
     done, failed, cancelled = row.blocks_done, row.blocks_failed, row.blocks_cancelled
     if old == AblationState.CANCELLING and cancelled:
         new, reason, next_kind = AblationState.CANCELLED, "no block is running any more", OutboxKind.REPORT
@@ -74,7 +76,7 @@ def _end(connection: Connection, row: Row[Any], old: AblationState) -> None:
         new, reason, next_kind = AblationState.COMPLETED, f"{done} blocks done, {failed} failed{left}", OutboxKind.JUDGE
     else:
         new, reason, next_kind = AblationState.FAILED, f"no block counted, {failed} failed", OutboxKind.JUDGE
-    transitions = Transitions(connection, row.id, actor="service")
+    transitions = Transitions(connection, row.id, actor="service", locked=old)
     transitions.move([row.id], old, new, reason=reason, finished_at=db_now(), **NOT_SHOWN)
     transitions.flush()
     rank = outbox.Rank.LATER if new == AblationState.CANCELLED else outbox.Rank.FIRST

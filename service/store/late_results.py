@@ -4,13 +4,14 @@ A whole block was measured, its receipts name the attempt, and the block would o
 somebody else has claimed it, or it is over, the late one changes nothing.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
 from experiments.outcomes import AttemptState, BlockState
 from service.errors import StaleToken
-from service.store.attempts import LockedAttempt, check_holds, find_attempt, lock_attempt, shows_token
+from service.store.attempts import LockedAttempt, check_holds, find_attempt, lock_attempt, lock_block, shows_token
 from service.store.columns import db_now
 from service.store.tables import attempts, blocks, trials
 from service.store.transitions import Transitions
@@ -24,7 +25,7 @@ def check_wanted(connection: Connection, attempt_id: str, token: str) -> None:
         check_holds(connection, attempt_id, token)
 
 
-def _nobody_since(attempt: Row[Any], block: Row[Any]) -> bool:
+def _nobody_since(attempt: Row[Any] | SimpleNamespace, block: Row[Any] | SimpleNamespace) -> bool:
     """Tell whether an attempt's lease ran out and its block waits: nobody has claimed it since."""
     last = bool(block.state == BlockState.QUEUED and block.attempt_no == attempt.number)
     return last and bool(attempt.state == AttemptState.EXPIRED)
@@ -32,8 +33,8 @@ def _nobody_since(attempt: Row[Any], block: Row[Any]) -> bool:
 
 def lock_wanted(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
     """Lock the block of an attempt for its result, and give it back to an attempt that expired. Raises StaleToken."""
-    attempt = find_attempt(connection, attempt_id)
-    block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id).with_for_update()).one()
+    locked = lock_block(connection, attempt_id)
+    attempt, block = locked.attempt, locked.block
     if not _nobody_since(attempt, block):
         return lock_attempt(connection, attempt_id, token)
     if not shows_token(attempt, token):

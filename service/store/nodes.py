@@ -4,7 +4,7 @@ import re
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
 from experiments.outcomes import BlockState
@@ -18,6 +18,7 @@ from service.store.tables import ablations, attempts, blocks, nodes, trials
 
 _ID = re.compile(id_pattern("nod"))
 _WITHOUT_REGISTRATION = [column for column in nodes.c if column.name != "registration"]
+_SEEN = update(nodes).where(nodes.c.id == bindparam("node")).values(seen_at=db_now()).returning(*_WITHOUT_REGISTRATION)
 
 
 def check_key(principal: Principal, name: str, node_class: str) -> None:
@@ -69,12 +70,21 @@ def mark_seen(connection: Connection, node_id: str, *, owner: str | None) -> Row
     """
     if not _ID.fullmatch(node_id):
         raise NotFound(f"{ascii(node_id)[:80]} is not a node id; PUT /v1/nodes/{{name}} returns one")
-    seen = update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now())
-    row = connection.execute(seen.returning(*_WITHOUT_REGISTRATION)).first()
+    row = connection.execute(_SEEN, {"node": node_id}).first()
     if row is None:
         raise NotFound(f"node {node_id!r} is not registered; PUT /v1/nodes/{{name}} first")
     _check_owner(f"node {node_id} is '{row.name}'", row.name, owner)
     return row
+
+
+_OF_ATTEMPT = select(attempts.c.node_id).where(attempts.c.id == bindparam("attempt"))
+_ATTEMPT_SEEN = (
+    update(nodes)
+    .where(nodes.c.id == _OF_ATTEMPT.scalar_subquery())
+    .values(seen_at=db_now())
+    .returning(nodes.c.id, nodes.c.name)
+)
+_NODE = select(nodes.c.id, nodes.c.name).where(nodes.c.id == _OF_ATTEMPT.scalar_subquery())
 
 
 def mark_attempt_seen(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
@@ -82,10 +92,7 @@ def mark_attempt_seen(connection: Connection, attempt_id: str, *, owner: str | N
 
     Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
     """
-    own = select(attempts.c.node_id).where(attempts.c.id == attempt_id).scalar_subquery()
-    seen = update(nodes).where(nodes.c.id == own).values(seen_at=db_now())
-    row = connection.execute(seen.returning(nodes.c.id, nodes.c.name)).first()
-    return _node_of(attempt_id, row, owner)
+    return _node_of(attempt_id, connection.execute(_ATTEMPT_SEEN, {"attempt": attempt_id}).first(), owner)
 
 
 def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
@@ -93,15 +100,19 @@ def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | Non
 
     Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
     """
-    query = select(nodes.c.id, nodes.c.name).join(attempts, attempts.c.node_id == nodes.c.id)
-    return _node_of(attempt_id, connection.execute(query.where(attempts.c.id == attempt_id)).first(), owner)
+    return _node_of(attempt_id, connection.execute(_NODE, {"attempt": attempt_id}).first(), owner)
 
 
 def _node_of(attempt_id: str, row: Row[Any, Any] | None, owner: str | None) -> str:
     if row is None:
         raise NotFound(f"there is no attempt {attempt_id!r}")
-    _check_owner(f"attempt {attempt_id} was given to node '{row.name}'", row.name, owner)
+    check_owner(attempt_id, row.name, owner)
     return str(row.id)
+
+
+def check_owner(attempt_id: str, node: str, owner: str | None) -> None:
+    """Raise Forbidden unless the key `owner` is that of the node that an attempt was given to."""
+    _check_owner(f"attempt {attempt_id} was given to node '{node}'", node, owner)
 
 
 def _check_owner(what: str, name: str, owner: str | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, case, or_, select
+from sqlalchemy import BindParameter, ColumnElement, Connection, Row, bindparam, case, or_, select
 
 from experiments.design.plan import Plan
 from kernels.backends import NODE_CLASSES
@@ -28,6 +28,9 @@ _TAKES_WORK = (
     nodes.c.draining.is_(False),
 )
 
+
+NODE_ID: BindParameter[str] = bindparam("to_node", type_=blocks.c.node_id.type)
+"""The node that asks for a block."""
 
 BUSY_DEVICES: ColumnElement[int] = case(
     (blocks.c.node_class.in_(sorted(name for name, entry in NODE_CLASSES.items() if entry.occupied(2) == 1)), 1),
@@ -56,12 +59,26 @@ def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:
     return None if lanes is None else json.dumps(sorted(lane for lane, problem in lanes.items() if problem is None))
 
 
-def fits(node: Row[Any]) -> ColumnElement[bool]:
-    """Return the condition that a waiting block may be given to `node`."""
-    avoid = blocks.c.avoid_node_id
-    free = or_(avoid.is_(None), avoid != node.id, blocks.c.avoid_until <= db_now())
-    free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
-    return free if node.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
+@dataclass(frozen=True)
+class Fits:
+    """What decides which waiting blocks may be given to a node; nodes alike share their statements."""
+
+    node_class: str
+    num_devices: int
+    lanes: str | None
+    """As they are stored with the node."""
+    room: int | None
+    """Devices that are left; None for an idle node, which may also spread a step over more than it has."""
+
+    @property
+    def condition(self) -> ColumnElement[bool]:
+        """The condition on a block, for the node of the parameter `to_node`."""
+        avoid = blocks.c.avoid_node_id
+        free = or_(avoid.is_(None), avoid != NODE_ID, blocks.c.avoid_until <= db_now())
+        free &= blocks.c.num_devices.in_(NODE_CLASSES[self.node_class].spreads(self.num_devices))
+        if self.room is not None:
+            free &= blocks.c.num_devices <= self.room
+        return free if self.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(self.lanes)))
 
 
 def _runnable(lanes: list[str]) -> list[str]:

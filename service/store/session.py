@@ -1,12 +1,15 @@
 """Connections: one writer and several readers for SQLite, one pool for PostgreSQL. Only the URL chooses."""
 
+import select
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.pool import ConnectionPoolEntry
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
@@ -14,6 +17,10 @@ from service.errors import ConfigurationError
 
 BUSY_TIMEOUT_MS = 15_000
 POOL_TIMEOUT_S = 20.0
+KEPT = 12
+"""Connections to PostgreSQL that are kept: each new one is a process that first reads the catalogue."""
+MORE = 12
+"""Connections beyond them, which end with their use."""
 _READ_ONLY = "25006"
 """PostgreSQL: the transaction may only read."""
 
@@ -27,10 +34,7 @@ class Store:
         if backend == "sqlite":
             self.writer, self.reader = _sqlite(url)
         elif backend == "postgresql":
-            self.writer = create_engine(
-                url, pool_size=10, max_overflow=10, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT_S
-            )
-            event.listen(self.writer, "handle_error", _forget_read_only)
+            self.writer = _postgresql(url)
             self.reader = self.writer.execution_options(isolation_level="AUTOCOMMIT")
         else:
             raise ConfigurationError(
@@ -52,6 +56,13 @@ class Store:
         with self.reader.connect() as connection:
             yield connection
 
+    def warm(self) -> None:
+        """Open the connections that are kept, so that those who come first do not wait for them."""
+        engine = self.writer if self.writer.dialect.name == "postgresql" else self.reader
+        with ExitStack() as held:
+            for _ in range(min(KEPT, engine.pool.size())):  # type: ignore[attr-defined]  # a queue's
+                held.enter_context(engine.connect())
+
     def close(self) -> None:
         """Close every connection; one that a thread still holds is closed when it comes back."""
         self._closed = True
@@ -61,6 +72,26 @@ class Store:
     def _end_if_closed(self, connection: object | None, record: ConnectionPoolEntry) -> None:
         if self._closed and connection is not None:
             record.invalidate()
+
+
+def _postgresql(url: str) -> Engine:
+    """Return the engine; what was used last is used first, for its process has the statements prepared."""
+    engine = create_engine(url, pool_size=KEPT, max_overflow=MORE, pool_use_lifo=True, pool_timeout=POOL_TIMEOUT_S)
+    event.listen(engine, "handle_error", _forget_read_only)
+    event.listen(engine, "checkout", partial(_check_open, engine))
+    return engine
+
+
+def _check_open(engine: Engine, driver: Any, _record: object, _proxy: object) -> None:
+    """Replace a connection that ended while nobody used it. Only where something has arrived the server is asked."""
+    arrived = select.poll()
+    arrived.register(driver.fileno(), select.POLLIN)
+    if not arrived.poll(0):
+        return
+    try:
+        engine.dialect.do_ping(driver)
+    except engine.dialect.loaded_dbapi.Error as error:
+        raise InvalidatePoolError from error
 
 
 def _sqlite(url: str) -> tuple[Engine, Engine]:

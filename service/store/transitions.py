@@ -7,14 +7,17 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, func, select, update
+from sqlalchemy import BindParameter, ColumnElement, Connection, Integer, Row, Table, bindparam, func, select, update
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
 from service.store.columns import db_now
+from service.store.counters import counters
 from service.store.inserts import Part, Target, insert_all
 from service.store.tables import ablations, attempts, blocks, events, trials
 
@@ -33,7 +36,10 @@ _EVENTS = Target(table=events, made={"at": db_now()})
 class Transitions:
     """What one transaction changes in one ablation; `flush` writes its events and keeps its counters."""
 
-    def __init__(self, connection: Connection, ablation_id: str, *, actor: str) -> None:
+    def __init__(
+        self, connection: Connection, ablation_id: str, *, actor: str, locked: AblationState | None = None
+    ) -> None:
+        """Begin; `locked` is the ablation's state where the caller has locked it."""
         self._connection = connection
         self._ablation_id = ablation_id
         self._actor = actor
@@ -41,7 +47,8 @@ class Transitions:
         self._counted: Counter[str] = Counter()
         self._ended: list[str] = []
         self._columns: dict[str, Any] = {}
-        self._state: AblationState | None = None
+        self._inserts: list[Part] = []
+        self._state = locked
 
     def lock(self) -> AblationState:
         """Lock the ablation's row until the transaction ends; return the state that it had when it was locked."""
@@ -81,7 +88,7 @@ class Transitions:
         if not ids:
             return
         check_move(old, new)
-        table, kind = _TABLES[type(old)], STATE_EVENTS[type(old)]
+        table = _TABLES[type(old)]
         for start in range(0, len(ids), _IDS_PER_STATEMENT):
             part = ids[start : start + _IDS_PER_STATEMENT]
             changed = self._connection.execute(
@@ -89,13 +96,22 @@ class Transitions:
             )
             if changed.rowcount != len(part):
                 raise IllegalMove(f"{len(part) - changed.rowcount} of {len(part)} {table.name} were not {old.value!r}")
+        self.add_moves(ids, old, new, reason=reason)
+
+    def add_moves(self, ids: Sequence[str], old: State, new: State, *, reason: str) -> None:
+        """Remember moves that a statement of the caller's made. Raises IllegalMove."""
+        check_move(old, new)
         self._count(ids, old, new)
         for subject in ids:
-            self.add_event(kind, subject, reason=reason, old=old, new=new)
+            self.add_event(STATE_EVENTS[type(old)], subject, reason=reason, old=old, new=new)
 
     def set_columns(self, **values: Any) -> None:
         """Remember further columns of the ablation that change, together with its counters."""
         self._columns |= values
+
+    def add_row(self, target: Target, row: Mapping[str, Any]) -> None:
+        """Remember a row of another table, which is written together with the events."""
+        self._inserts.append((target, [row]))
 
     def _count(self, ids: Sequence[str], old: State, new: State) -> None:
         """Remember what a move changes in the ablation's counters."""
@@ -107,24 +123,32 @@ class Transitions:
         elif old is AttemptState.RUNNING:
             self._ended += ids
 
-    def flush(self) -> None:
-        """Write the events, in order, and the counters, under the ablation's lock."""
-        if self._rows:
-            self.lock()
-            self.flush_new()
-            self._add_counts()
+    def flush(self) -> Row[Any] | None:
+        """Write the events, in order, all rows and the counters, under the ablation's lock.
 
-    def _add_counts(self) -> None:
-        """Add what the moves changed, so that nothing ever has to count an ablation's blocks again."""
-        changes = {name: ablations.c[name] + by for name, by in self._counted.items() if by} | self._columns
-        if self._ended:
-            seconds = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
-                attempts.c.id.in_(self._ended)
-            )
-            changes["device_s"] = ablations.c.device_s + func.coalesce(seconds.scalar_subquery(), 0.0)
-        if changes:
-            self._connection.execute(update(ablations).where(ablations.c.id == self._ablation_id).values(**changes))
-        self._counted, self._ended, self._columns = Counter(), [], {}
+        Return the counters as they are now, None when none has changed.
+        """
+        if not self._rows:
+            return None
+        self.lock()
+        parts, change = [*self._inserts, self.new_events()], self._change()
+        written = insert_all(self._connection, parts, self._changes(), then=change)
+        self._inserts, self._counted, self._ended, self._columns = [], Counter(), [], {}
+        return None if change is None or written is None else written.one()
+
+    def _change(self) -> ReturningUpdate[Any] | None:
+        """Return what adds what the moves changed, so that nothing ever has to count an ablation's blocks again."""
+        counted = tuple(sorted(name for name, by in self._counted.items() if by))
+        columns = ((name, to if isinstance(to, ColumnElement) else None) for name, to in self._columns.items())
+        if not (counted or self._columns or self._ended):
+            return None
+        return _change(counted, tuple(sorted(columns, key=lambda column: column[0])), bool(self._ended))
+
+    def _changes(self) -> dict[str, Any]:
+        """Return the parameters of `_change`."""
+        plain = {f"to_{name}": to for name, to in self._columns.items() if not isinstance(to, ColumnElement)}
+        ended = {"ended_ids": self._ended} if self._ended else {}
+        return {"changed": self._ablation_id, **{f"by_{n}": by for n, by in self._counted.items()}, **plain, **ended}
 
     def flush_new(self) -> None:
         """Write the events of an ablation that this transaction created, which nobody else can see yet."""
@@ -136,10 +160,36 @@ class Transitions:
         return _EVENTS, rows
 
 
+_SECONDS = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
+    attempts.c.id.in_(bindparam("ended_ids", expanding=True))
+)
+
+
+_CHANGED: BindParameter[str] = bindparam("changed", type_=ablations.c.id.type)
+
+
+@lru_cache(maxsize=256)
+def _change(
+    counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], ended: bool
+) -> ReturningUpdate[Any]:
+    """Return the change of an ablation by counters and columns, those without an expression by their values.
+
+    Statements are built once: to build them costs more than to run them.
+    """
+    values: dict[str, Any] = {n: ablations.c[n] + bindparam(f"by_{n}", type_=Integer) for n in counted}
+    for name, to in columns:
+        values[name] = bindparam(f"to_{name}", type_=ablations.c[name].type) if to is None else to
+    if ended:
+        values["device_s"] = ablations.c.device_s + func.coalesce(_SECONDS.scalar_subquery(), 0.0)
+    return update(ablations).where(ablations.c.id == _CHANGED).values(**values).returning(*counters(_CHANGED))
+
+
+_LOCK = select(ablations.c.state).where(ablations.c.id == bindparam("ablation")).with_for_update()
+
+
 def lock_ablation(connection: Connection, ablation_id: str) -> AblationState:
     """Lock the ablation's row until the transaction ends; return its state."""
-    query = select(ablations.c.state).where(ablations.c.id == ablation_id).with_for_update()
-    return AblationState(connection.execute(query).scalar_one())
+    return AblationState(connection.execute(_LOCK, {"ablation": ablation_id}).scalar_one())
 
 
 def events_after(connection: Connection, ablation_id: str, seq: int, *, limit: int = 500) -> list[Row[Any]]:

@@ -8,10 +8,11 @@ and neither a claim nor a retry touches the other blocks of an ablation.
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, case, func, literal_column, select, text
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, func, literal_column, select
 
 from service.errors import AblationOver
 from service.lifecycle import OVER, EventKind
+from service.store.inserts import Target
 from service.store.tables import ablations, turns
 from service.store.transitions import Transitions
 
@@ -24,10 +25,7 @@ WAITS: ColumnElement[bool] = ablations.c.blocks_queued > literal_column("0")
 CATCH_UP = 3
 """Turns that an ablation may make up for at once after a time in which nobody could take its blocks."""
 
-_REACH = text(
-    "INSERT INTO turns (node_class, priority, turn) VALUES (:node_class, :priority, :turn) "
-    "ON CONFLICT (node_class, priority) DO UPDATE SET turn = excluded.turn WHERE turns.turn < excluded.turn"
-)
+_REACHED_BY = Target(table=turns, raised="turn")
 
 
 def reached(node_class: ColumnElement[str] | str, priority: ColumnElement[int] | int) -> ColumnElement[int]:
@@ -37,24 +35,34 @@ def reached(node_class: ColumnElement[str] | str, priority: ColumnElement[int] |
 
 
 _REACHED = reached(ablations.c.node_class, ablations.c.priority)
-_PLACE = select(ablations.c.node_class, ablations.c.priority, ablations.c.turn, _REACHED.label("reached"))
+_PLACE = (
+    select(ablations.c.state, ablations.c.node_class, ablations.c.priority, ablations.c.turn, _REACHED.label("reached"))
+    .where(ablations.c.id == bindparam("ablation"))
+    .with_for_update()
+)
+_GO_ON = case((WAITS | (ablations.c.turn > _REACHED), ablations.c.turn), else_=_REACHED)
 
 
-def take_turn(connection: Connection, transitions: Transitions, ablation_id: str) -> None:
-    """Note that a block of an ablation, which is locked, is given out.
+def lock_place(connection: Connection, ablation_id: str) -> Row[Any]:
+    """Lock an ablation; return its state and its place in the queue."""
+    return connection.execute(_PLACE, {"ablation": ablation_id}).one()
+
+
+def take_turn(transitions: Transitions, place: Row[Any]) -> None:
+    """Note that a block of the ablation that has this place, and is locked, is given out.
 
     An ablation that stayed far behind, because nobody could take its blocks, goes on with the others.
     """
-    now: Row[Any] = connection.execute(_PLACE.where(ablations.c.id == ablation_id)).one()
-    if now.turn > now.reached:
-        connection.execute(_REACH, {"node_class": now.node_class, "priority": now.priority, "turn": now.turn})
-    behind = now.turn < now.reached - CATCH_UP
-    transitions.set_columns(turn=(now.reached if behind else now.turn) + 1)
+    if place.turn > place.reached:
+        reached_by = {"node_class": place.node_class, "priority": place.priority, "turn": place.turn}
+        transitions.add_row(_REACHED_BY, reached_by)
+    behind = place.turn < place.reached - CATCH_UP
+    transitions.set_columns(turn=(place.reached if behind else place.turn) + 1)
 
 
 def join_queue(transitions: Transitions) -> None:
     """Let an ablation of which no block waited, and which is locked, go on no earlier than where its queue is now."""
-    transitions.set_columns(turn=case((WAITS | (ablations.c.turn > _REACHED), ablations.c.turn), else_=_REACHED))
+    transitions.set_columns(turn=_GO_ON)
 
 
 def set_priority(connection: Connection, ablation_id: str, priority: int, *, actor: str) -> None:

@@ -12,7 +12,7 @@ from service.routes.calibrations import read_noise
 from service.schemas.calibrations import CalibrationPublic
 from service.shared_answer import SharedAnswer
 from service.sse import streams_of
-from service.store import ablations, names
+from service.store import names
 from service.store.changes import last_event
 from service.store.session import Store
 from service.web.ablation_page import ablation_page, live_part
@@ -98,18 +98,15 @@ def show_live_ablation(
 
 
 @router.get("/a/{ablation_id}/events", response_class=Response)
-def stream_ablation(
+async def stream_ablation(
     request: Request,
     ablation_id: AblationId,
-    services: ServicesDep,
     visitor: ReadingVisitor,
     after: After = 0,
     last_event_id: LastEvent = None,
 ) -> Response:
     """Follow the ablation's events, as the same stream of the REST interface does."""
-    with services.store.read() as connection:
-        ablations.check_exists(connection, ablation_id)
-    return streams_of(request).of_ablation(ablation_id, after if last_event_id is None else last_event_id)
+    return await streams_of(request).of_ablation(ablation_id, after if last_event_id is None else last_event_id)
 
 
 @router.get("/history/{recipe}/{gate}")

@@ -1,0 +1,116 @@
+"""What a worker's calls ask the database, counted: every statement is a wait; and what they may not depend on."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, event, select, text
+from sqlalchemy.engine import make_url
+
+from service import worker_calls
+from service.store.inserts import Target, insert_all
+from service.store.tables import turns
+from tests.api_stack import Api, running_api
+
+MOST = {"claim": 8, "heartbeat": 3, "release": 8}
+"""Statements of a call on an ablation that runs, without those that begin and end a transaction."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
+    with running_api(request.param, tmp_path) as running:
+        yield running
+
+
+@contextmanager
+def counted(api: Api) -> Iterator[list[str]]:
+    """List what is asked meanwhile, but for what the publisher of wake-ups looks for."""
+    asked: list[str] = []
+
+    def note(*given: Any) -> None:
+        if "FROM outbox" not in given[2] and not given[2].startswith("BEGIN"):
+            asked.append(given[2])
+
+    engines = (
+        {api.store.writer} if api.store.writer.dialect.name == "postgresql" else {api.store.writer, api.store.reader}
+    )
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", note)
+    yield asked
+    for engine in engines:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def test_calls_of_workers_take_few_statements(api: Api) -> None:
+    api.submit()
+    node, extra = api.register(), {"sqlite": 3, "postgresql": 0}[api.store.writer.dialect.name]
+    for _ in range(2):  # the first block also starts its ablation, whose plan is read
+        with counted(api) as of_claim:
+            block = api.claim(node)
+        assert block is not None
+        with counted(api) as of_heartbeat:
+            assert api.attempt(block, "heartbeat").status_code == 200
+        with counted(api) as of_release:
+            assert api.attempt(block, "release", failure_class="preempted", message="x").status_code == 200
+    assert len(of_claim) <= MOST["claim"] + extra, of_claim
+    assert len(of_heartbeat) <= MOST["heartbeat"], of_heartbeat
+    assert len(of_release) <= MOST["release"] + extra, of_release
+
+
+def test_a_raised_column_is_the_largest_that_was_written(api: Api) -> None:
+    chance, target, largest = random.Random(10), Target(table=turns, raised="turn"), dict[tuple[str, int], int]()  # noqa: S311
+    for _ in range(60):
+        key = chance.choice(["a", "b", "c"]), chance.randrange(2)
+        turn = chance.randrange(50)
+        largest[key] = max(turn, largest.get(key, turn))
+        with api.store.write() as connection:
+            insert_all(connection, [(target, [{"node_class": key[0], "priority": key[1], "turn": turn}])])
+    with api.store.read() as connection:
+        assert {(row.node_class, row.priority): row.turn for row in connection.execute(select(turns))} == largest
+
+
+def test_connections_that_the_server_ended_are_replaced_before_anybody_uses_them(tmp_path: Path) -> None:
+    with running_api("postgresql", tmp_path) as api:
+        api.store.warm()
+        engine = create_engine(make_url(api.store.url).set(database="postgres"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            ended = text("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = :name")
+            name = make_url(api.store.url).database
+            assert connection.execute(ended, {"name": name}).all()
+        engine.dispose()
+        assert [api.get("/v1/ablations").status_code for _ in range(30)] == [200] * 30
+
+
+def test_calls_of_workers_run_few_at_a_time_and_hold_up_nobody_else(tmp_path: Path) -> None:
+    with running_api("postgresql", tmp_path) as api:
+        api.submit()
+        nodes = [(api.worker_of(f"n{n}"), api.register(f"n{n}")) for n in range(3 * worker_calls.AT_ONCE)]
+        answers, calls = [], ThreadPoolExecutor(len(nodes))
+        with api.store.write() as connection:  # whoever wants its node waits
+            connection.execute(text("SELECT id FROM nodes FOR UPDATE"))
+            for headers, node in nodes:
+                ask = {"headers": headers, "json": {"node_id": node}}
+                answers.append(calls.submit(api.client.post, "/v1/blocks:claim", **ask))
+            deadline = time.monotonic() + 30
+            while _waiting(api) < worker_calls.AT_ONCE and time.monotonic() < deadline:
+                threading.Event().wait(0.05)
+            assert api.get("/v1/ablations").status_code == 200
+            assert _waiting(api) == worker_calls.AT_ONCE
+        found = [answer.result(timeout=60) for answer in answers]
+        calls.shutdown()
+    blocks = [answer.json()["block_id"] for answer in found if answer.status_code == 200]
+    assert {answer.status_code for answer in found} == {200, 204}
+    assert len(blocks) == len(set(blocks)) == 6
+
+
+def _waiting(api: Api) -> int:
+    """Return how many connections to this database wait for a lock."""
+    with api.store.read() as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        return int(connection.execute(text(query)).scalar_one())
