@@ -23,7 +23,6 @@ from service.store.tables import ablations, blocks, trials
 from tests import mlflow_server
 from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url, receipts_of
 from tests.bench.api import free_port, server
-from tests.chaos.ledger import Ledger
 
 CALLS = ("claim", "heartbeat", "report", "poll")
 _SETTLED = 5
@@ -181,7 +180,7 @@ def follow_up(store: Store, folder: Path, stack: ExitStack) -> tuple[float, floa
     """Return the mean wall seconds of verdict and report, and of the projection, of finished ablations."""
     (folder / "mlflow").mkdir()
     url = stack.enter_context(mlflow_server.running(folder / "mlflow"))
-    handlers = OutboxHandlers(store, Ledger())  # type: ignore[arg-type]  # it takes projections as a sink does
+    handlers = OutboxHandlers(store)
     for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):  # the first of each imports and draws for the first time
         handlers.run_due(kind)
     began = time.monotonic()
