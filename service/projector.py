@@ -32,8 +32,10 @@ Ending = Callable[[Connection], None]
 class ProjectionSink(Protocol):
     """Where ablations are written."""
 
-    def project(self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check) -> Projection:
-        """Bring it to the state of `view`, with `check` before every call."""
+    def project(
+        self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check, was_tried: bool
+    ) -> Projection:
+        """Bring it to the state of `view`, with `check` before every call; distrust what is there if it `was_tried`."""
 
 
 def holder_name() -> str:
@@ -82,24 +84,24 @@ class Projector:
     def _ask_again(self, ablation_id: str, rows: list[outbox.OutboxRow]) -> None:
         with self._store.write() as connection:
             for kind in {row.kind for row in rows}:
-                outbox.add(connection, kind, ablation_id)
+                outbox.add(connection, kind, ablation_id, tries=1)
 
     def _bring_up_to_date(self, ablation_id: str, rows: list[outbox.OutboxRow]) -> Ending:
         """Write what the rows ask for; return what becomes of them."""
-        ids = [row.id for row in rows]
+        ids, tries = [row.id for row in rows], max(row.tries for row in rows)
         try:
-            ending = self._show(ablation_id, ids)
+            ending = self._show(ablation_id, ids, was_tried=tries > 0)
         except (ProjectionUnfinished, LeaseLost) as unfinished:
             log.info("%s goes on in MLflow later: %s", ablation_id, unfinished)
             return lambda connection: outbox.put_back(connection, ids)
         except Exception as error:  # the boundary of a projection: recorded in its rows, tried again later
-            said, delay_s = f"{type(error).__name__}: {error}", retry_delay_s(max(row.tries for row in rows))
+            said, delay_s = f"{type(error).__name__}: {error}", retry_delay_s(tries)
             log.warning("%s is not in MLflow, trying again in %.0f s: %s", ablation_id, delay_s, error)
             return lambda connection: outbox.retry(connection, ids, delay_s=delay_s, error=said)
         log.info("%s is in MLflow", ablation_id)
         return ending
 
-    def _show(self, ablation_id: str, ids: list[int]) -> Ending:
+    def _show(self, ablation_id: str, ids: list[int], *, was_tried: bool) -> Ending:
         """Write what there is to show now; what is over and has no report yet is asked for by its report."""
         with self._store.read() as connection:
             view = results.ablation_view(connection, ablation_id)
@@ -107,7 +109,7 @@ class Projector:
         if html is None and not is_open(view.state):
             return lambda connection: outbox.done(connection, ids)
         with self._lease.writing():
-            shown = self._sink.project(view, html, slice_s=SLICE_S, check=self._lease.check)
+            shown = self._sink.project(view, html, slice_s=SLICE_S, check=self._lease.check, was_tried=was_tried)
 
         def ending(connection: Connection) -> None:
             place = {"experiment_id": shown.experiment_id, "run_id": shown.parent_run_id}

@@ -55,12 +55,19 @@ class Sink:
     """Of one HTTP call, in the SDK; repeating the whole projection is the caller's part."""
 
     def project(
-        self, view: AblationView, report_html: str | None, *, slice_s: float = math.inf, check: Check = _allow
+        self,
+        view: AblationView,
+        report_html: str | None,
+        *,
+        slice_s: float = math.inf,
+        check: Check = _allow,
+        was_tried: bool = False,
     ) -> Projection:
         """Bring MLflow to the state of `view`; repeating it changes nothing, and it may be killed at any point.
 
         After `slice_s` no further run is begun: what is missing is written by the next call. What `check` raises is
-        passed on.
+        passed on. When it `was_tried`, a call of that try may have come late, and the parent, which alone changes with
+        time, is written again although it is marked as complete.
 
         Raises:
             ProjectionError: MLflow cannot be reached or refuses.
@@ -73,7 +80,8 @@ class Sink:
         from mlflow.exceptions import MlflowException
 
         try:
-            return _Writer(client, _experiment_id(client, self.experiment), view, until=until).write(report_html)
+            writer = _Writer(client, _experiment_id(client, self.experiment), view, until=until)
+            return writer.write(report_html, was_tried=was_tried)
         except (MlflowException, OSError) as error:
             raise ProjectionError(f"MLflow at {self.tracking_uri}: {error}{_hint(error)}") from error
 
@@ -144,7 +152,7 @@ class _Writer:
         self._experiment_id = experiment_id
         self._view = view
 
-    def write(self, report_html: str | None) -> Projection:
+    def write(self, report_html: str | None, *, was_tried: bool) -> Projection:
         """Write the children, then the parent, whose completion says that everything is there."""
         known = self._known_runs()
         top = parent(self._view, report_html)
@@ -154,7 +162,7 @@ class _Writer:
         for child in mlflow_runs.children(self._view):
             self._write_child(child, known.pop(child.identity, None), parent_id)
             names.add(child.identity)
-        if not _is_complete(parent_run, top):
+        if was_tried or not _is_complete(parent_run, top):
             self._rename(parent_run, top)
             self._fill(parent_id, top, {**top.texts, **mlflow_runs.plots(self._view)})
         self._delete_others(self._known_runs() if self._created else known, names)

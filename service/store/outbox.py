@@ -35,9 +35,9 @@ class OutboxRow:
     """Tries before this one."""
 
 
-def add(connection: Connection, kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST) -> None:
-    """Ask for `kind` to be done about `key` (an ablation id, or a node class for a wake-up)."""
-    insert_all(connection, [(NEW, [row(kind, key, rank=rank)])])
+def add(connection: Connection, kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST, tries: int = 0) -> None:
+    """Ask for `kind` to be done about `key` (an ablation id, or a node class for a wake-up), tried before or not."""
+    insert_all(connection, [(NEW, [row(kind, key, rank=rank) | {"tries": tries}])])
 
 
 def row(kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST) -> dict[str, str | int]:
@@ -102,8 +102,9 @@ def retry(connection: Connection, ids: list[int], *, delay_s: float, error: str)
 
 
 def put_back(connection: Connection, ids: list[int]) -> None:
-    """Make rows due behind the others of their rank: a part of the work is done, and none of it failed."""
-    connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(due_at=db_now(), tries=0, last_error=None))
+    """Make rows due behind the others of their rank, as if not tried: a part is done, and nothing failed."""
+    untried = {"due_at": db_now(), "tries": outbox.c.tries - 1, "last_error": None}
+    connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(**untried))
 
 
 def drop_older(connection: Connection, kind: OutboxKind, *, age_s: float) -> int:

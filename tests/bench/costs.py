@@ -65,7 +65,7 @@ def measure(kind: str, folder: Path, *, queued: int, calls: int) -> Costs:
         stack.callback(store.close)
         api = Api(client, store)
         first = api.submit()["id"]
-        multiply(store, first, queued - 1)
+        copies(store, first, queued - 1)
         meter = Meter(process.pid)
         node, names = api.register("meter"), itertools.count()
         idle = api.register("idle", "h200")
@@ -123,8 +123,8 @@ def _used(pid: int) -> float:
         return 0.0
 
 
-def multiply(store: Store, ablation: str, times: int) -> None:
-    """Store `times` copies of a queued ablation, straight into the tables."""
+def copies(store: Store, ablation: str, times: int) -> list[str]:
+    """Store `times` copies of a queued ablation, straight into the tables; return their ids."""
     with store.read() as connection:
         rows = {
             table: [dict(row._mapping) for row in connection.execute(select(table).where(where))]
@@ -140,6 +140,7 @@ def multiply(store: Store, ablation: str, times: int) -> None:
             made = [_copy(row, table.name, name) for name in fresh for row in templates]
             for start in range(0, len(made), _ROWS):
                 connection.execute(insert(table), made[start : start + _ROWS])
+    return fresh
 
 
 def _copy(row: dict[str, Any], table: str, ablation: str) -> dict[str, Any]:

@@ -23,7 +23,9 @@ class Ledger:
     def __init__(self) -> None:
         self.runs: dict[str, list[Run]] = {}
 
-    def project(self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check) -> Projection:
+    def project(
+        self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check, was_tried: bool
+    ) -> Projection:
         """Keep what MLflow would hold; all of it at once, however short `slice_s` is."""
         check()
         contents = [parent(view, report_html), *children(view)]

@@ -40,7 +40,9 @@ class RecordingSink:
         self.failures = failures
         self.views: list[AblationView] = []
 
-    def project(self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check) -> Projection:
+    def project(
+        self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check, was_tried: bool
+    ) -> Projection:
         check()
         if self.failures:
             self.failures -= 1

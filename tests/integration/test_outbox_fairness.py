@@ -37,7 +37,9 @@ class Sink:
         self.order: list[str] = []
         self.unfinished = 0
 
-    def project(self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check) -> Projection:
+    def project(
+        self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check, was_tried: bool
+    ) -> Projection:
         check()
         if self.unfinished:
             self.unfinished -= 1
