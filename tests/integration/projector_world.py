@@ -55,7 +55,7 @@ class Steps:
 
     def __init__(self, world: World, client: Any) -> None:
         self.world, self.client = world, client
-        self.is_armed = self.is_killed = self.fails_next = False
+        self.is_armed = self.is_frozen = self.is_killed = self.fails_next = False
         self._turn, self._parked = threading.Semaphore(0), threading.Semaphore(0)
         self.projector = Projector(self, self, lease_s=LEASE_S, alarm=self)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run)
@@ -124,8 +124,9 @@ class Steps:
         """Write with the real sink, and note that nobody else does, and that nobody goes back in time."""
         name, rank = view.ablation_id, RANKS[view.state]
         inside = self.world.inside.setdefault(name, [])
-        if name not in self.world.stolen and (inside or rank < self.world.shown.get(name, 0)):
-            self.world.problems.append(f"{name}: {len(inside)} write it already; state {rank} comes late")
+        others = [one for one in inside if not one.is_frozen]
+        if name not in self.world.stolen and (others or rank < self.world.shown.get(name, 0)):
+            self.world.problems.append(f"{name}: {len(others)} write it already; state {rank} comes late")
         inside.append(self)
         self.world.shown[name] = max(rank, self.world.shown.get(name, 0))
         self.world.together = max(self.world.together, sum(map(len, self.world.inside.values())))
