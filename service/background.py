@@ -1,6 +1,7 @@
 """The background process, `python -m service.background`: reconciler, judge and projector, each in its own thread.
 
-Two of these processes do no harm: every duty has a row lease that one of them holds.
+Several of these processes share the work: every duty has a lease that one of them holds, and all of them project,
+each another ablation.
 """
 
 import logging
@@ -18,12 +19,15 @@ from experiments.runtime.logs import configure_logging
 from service.dispatch import WakeResender
 from service.duties import TICK_S, Duty, Keeper
 from service.errors import ConfigurationError
+from service.lease_alarm import Alarm, LeaseAlarm
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
+from service.projector import Projector
 from service.reconciler import Reconciler
 from service.serializers import silent_limit_s
 from service.settings import ServiceSettings, get_settings
 from service.store.migrate import current_revision, newest_revision
+from service.store.projections import PROJECTOR
 from service.store.retention import Retention
 from service.store.session import Store
 from service.webhooks import webhook_of
@@ -59,7 +63,7 @@ class StopSignals:
         return bool(select.select([self._came], [], [], patience_s)[0])
 
 
-def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event) -> list[threading.Thread]:
+def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event, alarm: Alarm) -> list[threading.Thread]:
     """Build the threads of this process: one for each duty, and the one that keeps their leases."""
     reconciler = Reconciler(
         store,
@@ -69,7 +73,8 @@ def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event) -
     )
     resender = WakeResender(store, settings.celery_url)
     sink = Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment)
-    handlers = OutboxHandlers(store, sink, webhook_of(settings))
+    projector = Projector(store, sink, lease_s=settings.projector_lease_s, alarm=alarm)
+    handlers = OutboxHandlers(store, webhook_of(settings))
 
     def reconcile() -> bool:
         reconciler.tick()
@@ -79,9 +84,6 @@ def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event) -
         done = [handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT)]
         return any(done)  # one of each kind in turn: none waits until all of another are done
 
-    def project() -> bool:
-        return handlers.run_due(OutboxKind.PROJECT) or handlers.run_due(OutboxKind.ANNOUNCE)
-
     def tell() -> bool:
         return handlers.run_due(OutboxKind.HOOK)
 
@@ -89,12 +91,12 @@ def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event) -
         "reconciler": reconcile,
         "wakes": resender.run_due,
         "judge": judge,
-        "projector": project,
         "webhooks": tell,
         "retention": Retention(store, age_s=settings.log_days * 86_400).round,
     }
     duties = [Duty(store, name, work, stop=stop) for name, work in works.items()]
-    keeper = Keeper([*(duty.renew for duty in duties), handlers.renew_holds], stop=stop)
+    duties.append(Duty(store, PROJECTOR, projector.run_due, stop=stop, holder=projector.holder))
+    keeper = Keeper([projector.renew, *(duty.renew for duty in duties), handlers.renew_holds], stop=stop)
     return [keeper.thread, *(duty.thread for duty in duties)]
 
 
@@ -129,7 +131,7 @@ def main() -> int:
         if not wait_for_schema(store, signals):
             return 0
         stop = threading.Event()
-        running = threads(store, settings, stop=stop)
+        running = threads(store, settings, stop=stop, alarm=LeaseAlarm())
     except (ConfigurationError, SQLAlchemyError) as error:
         log.error("cannot start: %s", error)
         return 1

@@ -24,14 +24,19 @@ TRY_EVERY_S = 1.0
 
 
 class Duty:
-    """A loop that one process at a time runs; a failing round is logged and the next one tries again."""
+    """A loop that one process at a time runs; a failing round is logged and the next one tries again.
 
-    def __init__(self, store: Store, name: str, work: Callable[[], bool], *, stop: threading.Event) -> None:
+    With a `holder` every process has a duty of its own under this name, and runs it beside the others.
+    """
+
+    def __init__(
+        self, store: Store, name: str, work: Callable[[], bool], *, stop: threading.Event, holder: str | None = None
+    ) -> None:
         self._store = store
-        self._name = name
+        self._name = name if holder is None else leaders.duty_of_its_own(name, holder)
         self._work = work
         self._stop = stop
-        self._holder = new_id("duty")
+        self._holder = holder or new_id("duty")
         self._held_until = 0.0
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 

@@ -33,6 +33,10 @@ class ConfigurationError(ServiceError):
     """The settings do not allow a start."""
 
 
+class LeaseLost(ServiceError):
+    """Another process may have taken this over: its lease ran out."""
+
+
 class StackError(ServiceError):
     """The embedded stack could not do what was asked."""
 

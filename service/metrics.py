@@ -13,7 +13,7 @@ from experiments.records.calibration import Ledger
 from service.schemas.health import DependencyCheck
 from service.serializers import silent_limit_s
 from service.settings import ServiceSettings
-from service.store import leaders, nodes, outbox
+from service.store import leaders, nodes, outbox, projections
 from service.store.ablations import count_by_state
 from service.store.calibrations import read_ledger
 from service.store.session import Store
@@ -61,6 +61,7 @@ class StoreCollector(Collector):
             yield age
             yield _nodes(connection, self._silent_s)
             yield _duties(connection)
+            yield _projectors(connection)
             yield from _ledger(read_ledger(connection))
 
 
@@ -89,6 +90,15 @@ def _duties(connection: Connection) -> Metric:
     lapsed = leaders.lapsed_duties(connection)
     for duty in leaders.DUTIES:
         gauge.add_metric([duty], float(duty not in lapsed))
+    return gauge
+
+
+def _projectors(connection: Connection) -> Metric:
+    """Return what every living projector is behind with."""
+    what = "Age of the oldest outbox row that a projector answers now; 0 when it has none in hand."
+    gauge = GaugeMetricFamily("ablate_projector_lag_seconds", what, labels=["projector"])
+    for holder, lag_s in sorted(projections.lags(connection).items()):
+        gauge.add_metric([holder], lag_s)
     return gauge
 
 

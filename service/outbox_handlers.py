@@ -1,4 +1,4 @@
-"""Handlers of the outbox rows that follow the blocks of an ablation: look, verdict, report, MLflow, webhook.
+"""Handlers of the outbox rows that follow the blocks of an ablation: look, verdict, report, webhook.
 
 Each is idempotent, is done outside any transaction, and is tried again with growing pauses until it succeeds.
 """
@@ -12,11 +12,7 @@ from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
-from experiments.errors import ProjectionUnfinished
-from experiments.reporting.mlflow_runs import is_open
-from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.report import render
-from experiments.reporting.view import AblationView
 from service.lifecycle import OutboxKind
 from service.store import calibrations, looks, outbox, results
 from service.store.ablations import get_whole
@@ -28,20 +24,22 @@ log = logging.getLogger(__name__)
 
 HOLD_S = 30.0
 """A row whose taker died is due again after this long; a taker that lives renews it."""
-SLICE_S = 60.0
-"""A projection goes on later when it took this long: others are waiting."""
 LAST_FIRST_EVERY = 4
 """One row in so many is of the rank that otherwise comes last."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 
 
+def retry_delay_s(tries: int) -> float:
+    """Return how long a row waits that failed after `tries` failures."""
+    return min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**tries)
+
+
 class OutboxHandlers:
     """Takes due rows of one kind from the outbox and handles them."""
 
-    def __init__(self, store: Store, sink: Sink, webhook: Webhook | None = None) -> None:
+    def __init__(self, store: Store, webhook: Webhook | None = None) -> None:
         self._store = store
-        self._sink = sink
         self._webhook = webhook
         self._takes: Counter[OutboxKind] = Counter()
         self._in_hand: set[int] = set()
@@ -49,8 +47,6 @@ class OutboxHandlers:
             OutboxKind.LOOK: self._look,
             OutboxKind.JUDGE: self._judge,
             OutboxKind.REPORT: self._report,
-            OutboxKind.PROJECT: self._project,
-            OutboxKind.ANNOUNCE: self._announce,
             OutboxKind.HOOK: self._hook,
         }
 
@@ -73,13 +69,8 @@ class OutboxHandlers:
     def _run(self, row: outbox.OutboxRow) -> None:
         try:
             self._handle(row)
-        except ProjectionUnfinished as unfinished:
-            log.info("%s of %s goes on later: %s", row.kind, row.key, unfinished)
-            with self._store.write() as connection:
-                outbox.put_back(connection, row.id)
-            return
         except Exception as error:  # the boundary of a handler: recorded in the row, tried again later
-            delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**row.tries)
+            delay_s = retry_delay_s(row.tries)
             log.warning("%s of %s failed, trying again in %.0f s: %s", row.kind, row.key, delay_s, error)
             with self._store.write() as connection:
                 outbox.retry(connection, [row.id], delay_s=delay_s, error=f"{type(error).__name__}: {error}")
@@ -149,27 +140,3 @@ class OutboxHandlers:
             row = get_whole(connection, ablation_id)
         verdict = None if row.verdict is None else Verdict.model_validate_json(row.verdict)
         self._webhook.send(f"msg_{row.id}", content_of(row.id, row.name, row.state, verdict))
-
-    def _project(self, ablation_id: str) -> None:
-        with self._store.read() as connection:
-            view = results.ablation_view(connection, ablation_id)
-            html = results.read_report(connection, ablation_id)
-        self._show(view, html)
-
-    def _announce(self, ablation_id: str) -> None:
-        """Show an ablation that waits or runs; one that is over meanwhile is projected after its report."""
-        with self._store.read() as connection:
-            view = results.ablation_view(connection, ablation_id)
-        if is_open(view.state):
-            self._show(view, None)
-
-    def _show(self, view: AblationView, html: str | None) -> None:
-        projection = self._sink.project(view, html, slice_s=SLICE_S)
-        with self._store.write() as connection:
-            results.store_projection(
-                connection,
-                view.ablation_id,
-                experiment_id=projection.experiment_id,
-                run_id=projection.parent_run_id,
-                whole=html is not None,
-            )

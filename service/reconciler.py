@@ -8,7 +8,7 @@ import time
 
 from service import sentinels
 from service.lifecycle import OutboxKind
-from service.store import attempts, completion, node_states, outbox, submissions
+from service.store import attempts, completion, leaders, node_states, outbox, submissions
 from service.store.session import Store
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Reconciler:
     def _clean(self) -> None:
         with self._store.write() as connection:
             submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
+            leaders.forget_lapsed(connection)
             given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
         if given_up:
             log.warning("%d webhooks were given up: nobody took them for a day", given_up)

@@ -47,6 +47,8 @@ class ServiceSettings(BaseSettings):
     """Base URL of the MLflow server in links for people; empty means ABLATE_MLFLOW_URL."""
     mlflow_experiment: str = "ablate"
     """MLflow experiment that ablations go to."""
+    projector_lease_s: float = Field(default=30.0, ge=2)
+    """Another background process writes an ablation into MLflow when the one that did was silent for this long."""
     lease_s: float = Field(default=30.0, gt=0)
     """A block goes back to the queue when its worker was silent for this long."""
     heartbeat_s: float = Field(default=1.0, gt=0)

@@ -33,7 +33,7 @@ def answering(api: Api, changed: dict[str, dict[str, Any]] | None = None, *, rep
     over, node, failures = threading.Event(), api.register("answerer"), list[BaseException]()
 
     def answer() -> None:
-        handlers = OutboxHandlers(api.store, None)  # type: ignore[arg-type]  # nothing is projected
+        handlers = OutboxHandlers(api.store)
         try:
             while not over.wait(0.05):
                 while block := api.claim(node):

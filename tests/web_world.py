@@ -124,7 +124,7 @@ def beat(api: Api, block: dict[str, Any], steps: range) -> None:
 
 def settle(api: Api) -> None:
     """Let verdicts and reports be made."""
-    handlers = OutboxHandlers(api.store, None)  # type: ignore[arg-type]  # nothing is projected here
+    handlers = OutboxHandlers(api.store)
     for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):
         while handlers.run_due(kind):
             pass

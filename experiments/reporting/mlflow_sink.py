@@ -8,9 +8,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.reporting import mlflow_runs, mlflow_views
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 METRICS_PER_CALL = 500
 RUNS_PER_PAGE = 1000
 LONGEST_DATASET_DIGEST = 36
+
+Check = Callable[[], None]
+"""Called before every call to MLflow: raises when it may not be made any more."""
+
+
+def _allow() -> None:
+    """Let every call be made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +54,20 @@ class Sink:
     max_retries: int = 1
     """Of one HTTP call, in the SDK; repeating the whole projection is the caller's part."""
 
-    def project(self, view: AblationView, report_html: str | None, *, slice_s: float = math.inf) -> Projection:
+    def project(
+        self,
+        view: AblationView,
+        report_html: str | None,
+        *,
+        slice_s: float = math.inf,
+        check: Check = _allow,
+        was_tried: bool = False,
+    ) -> Projection:
         """Bring MLflow to the state of `view`; repeating it changes nothing, and it may be killed at any point.
 
-        After `slice_s` no further run is begun: what is missing is written by the next call.
+        After `slice_s` no further run is begun: what is missing is written by the next call. What `check` raises is
+        passed on. When it `was_tried`, a call of that try may have come late, and the parent, which alone changes with
+        time, is written again although it is marked as complete.
 
         Raises:
             ProjectionError: MLflow cannot be reached or refuses.
@@ -58,11 +75,13 @@ class Sink:
 
         """
         until = time.monotonic() + slice_s
-        client = connect(self.tracking_uri, timeout_s=self.timeout_s, max_retries=self.max_retries)
+        made = connect(self.tracking_uri, timeout_s=self.timeout_s, max_retries=self.max_retries)
+        client = cast("MlflowClient", _Checked(made, check))
         from mlflow.exceptions import MlflowException
 
         try:
-            return _Writer(client, _experiment_id(client, self.experiment), view, until=until).write(report_html)
+            writer = _Writer(client, _experiment_id(client, self.experiment), view, until=until)
+            return writer.write(report_html, was_tried=was_tried)
         except (MlflowException, OSError) as error:
             raise ProjectionError(f"MLflow at {self.tracking_uri}: {error}{_hint(error)}") from error
 
@@ -80,6 +99,18 @@ def connect(tracking_uri: str, *, timeout_s: int, max_retries: int) -> "MlflowCl
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=tracking_uri)
+
+
+class _Checked:
+    """A client that asks before every call whether it may be made."""
+
+    def __init__(self, client: "MlflowClient", check: Check) -> None:
+        self._client = client
+        self._check = check
+
+    def __getattr__(self, name: str) -> Any:
+        self._check()
+        return getattr(self._client, name)
 
 
 def _hint(error: Exception) -> str:
@@ -117,23 +148,31 @@ class _Writer:
         self._client = client
         self._until = until
         self._written = 0
+        self._created = 0
         self._experiment_id = experiment_id
         self._view = view
 
-    def write(self, report_html: str | None) -> Projection:
+    def write(self, report_html: str | None, *, was_tried: bool) -> Projection:
         """Write the children, then the parent, whose completion says that everything is there."""
         known = self._known_runs()
         top = parent(self._view, report_html)
         parent_run = known.pop(PARENT, None)
         parent_id = parent_run.info.run_id if parent_run else self._create(top, parent_id=None)
+        names = {PARENT}
         for child in mlflow_runs.children(self._view):
             self._write_child(child, known.pop(child.identity, None), parent_id)
-        for superseded in known.values():
-            self._client.delete_run(superseded.info.run_id)
-        if not _is_complete(parent_run, top):
+            names.add(child.identity)
+        if was_tried or not _is_complete(parent_run, top):
             self._rename(parent_run, top)
             self._fill(parent_id, top, {**top.texts, **mlflow_runs.plots(self._view)})
+        self._delete_others(self._known_runs() if self._created else known, names)
         return Projection(parent_run_id=parent_id, experiment_id=self._experiment_id)
+
+    def _delete_others(self, known: "Mapping[str, Run]", names: Collection[str]) -> None:
+        """Delete superseded runs, and what a projector that died meanwhile created late."""
+        for identity, run in known.items():
+            if identity not in names:
+                self._client.delete_run(run.info.run_id)
 
     def _known_runs(self) -> dict[str, "Run"]:
         """Return this ablation's runs by identity; a run that exists twice, because an answer got lost, is mended."""
@@ -182,6 +221,7 @@ class _Writer:
         run = self._client.create_run(
             self._experiment_id, start_time=content.started_ms, tags=tags, run_name=content.name
         )
+        self._created += 1
         return str(run.info.run_id)
 
     def _rename(self, run: "Run | None", content: RunContent) -> None:

@@ -35,9 +35,9 @@ class OutboxRow:
     """Tries before this one."""
 
 
-def add(connection: Connection, kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST) -> None:
-    """Ask for `kind` to be done about `key` (an ablation id, or a node class for a wake-up)."""
-    insert_all(connection, [(NEW, [row(kind, key, rank=rank)])])
+def add(connection: Connection, kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST, tries: int = 0) -> None:
+    """Ask for `kind` to be done about `key` (an ablation id, or a node class for a wake-up), tried before or not."""
+    insert_all(connection, [(NEW, [row(kind, key, rank=rank) | {"tries": tries}])])
 
 
 def row(kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST) -> dict[str, str | int]:
@@ -47,12 +47,26 @@ def row(kind: OutboxKind, key: str, *, rank: Rank = Rank.FIRST) -> dict[str, str
 
 def due(connection: Connection, kind: OutboxKind, *, limit: int) -> list[OutboxRow]:
     """Return due rows without taking them, oldest first."""
-    query = _due(kind, limit)
-    return [_outbox_row(row) for row in connection.execute(query.order_by(outbox.c.due_at, outbox.c.id))]
+    return rows_of(connection, due_rows(kind, limit=limit).order_by(outbox.c.due_at, outbox.c.id))
 
 
-def _due(kind: OutboxKind, limit: int) -> Select[Any]:
+def due_rows(kind: OutboxKind, *, limit: int) -> Select[Any]:
+    """Ask for rows of `kind` that are due."""
     return select(outbox).where(outbox.c.kind == kind, outbox.c.due_at <= db_now()).limit(limit)
+
+
+def in_order(query: Select[Any], *, last_first: bool) -> Select[Any]:
+    """Ask for them by rank, or by rank backwards, and then the oldest first.
+
+    Whoever takes for ever asks for the last rank first now and then, so that it is not put off for ever.
+    """
+    rank = outbox.c.rank.desc() if last_first else outbox.c.rank
+    return query.order_by(rank, outbox.c.due_at, outbox.c.id)
+
+
+def rows_of(connection: Connection, query: Select[Any]) -> list[OutboxRow]:
+    """Return the rows that `query` asks for."""
+    return [_outbox_row(row) for row in connection.execute(query)]
 
 
 def _outbox_row(row: Row[Any]) -> OutboxRow:
@@ -62,17 +76,13 @@ def _outbox_row(row: Row[Any]) -> OutboxRow:
 def take(
     connection: Connection, kind: OutboxKind, *, hold_s: float, limit: int = 1, last_first: bool = False
 ) -> list[OutboxRow]:
-    """Take due rows, by rank and then the oldest, and hide them for `hold_s`: a taker that dies only delays them.
-
-    Whoever takes for ever asks for the last rank first now and then, so that it is not put off for ever.
-    """
-    rank = outbox.c.rank.desc() if last_first else outbox.c.rank
-    query = _due(kind, limit).order_by(rank, outbox.c.due_at, outbox.c.id)
-    rows = connection.execute(query.with_for_update(skip_locked=True)).all()
+    """Take due rows, by rank and then the oldest, and hide them for `hold_s`: a taker that dies only delays them."""
+    query = in_order(due_rows(kind, limit=limit), last_first=last_first)
+    rows = rows_of(connection, query.with_for_update(skip_locked=True))
     if rows:
         taken = update(outbox).where(outbox.c.id.in_([row.id for row in rows]))
         connection.execute(taken.values(due_at=db_now() + hold_s, tries=outbox.c.tries + 1))
-    return [_outbox_row(row) for row in rows]
+    return rows
 
 
 def hold(connection: Connection, ids: Sequence[int], *, hold_s: float) -> None:
@@ -91,9 +101,10 @@ def retry(connection: Connection, ids: list[int], *, delay_s: float, error: str)
     connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(**values))
 
 
-def put_back(connection: Connection, row_id: int) -> None:
-    """Make a row due behind the others of its rank: a part of its work is done, and none of it failed."""
-    connection.execute(update(outbox).where(outbox.c.id == row_id).values(due_at=db_now(), tries=0, last_error=None))
+def put_back(connection: Connection, ids: list[int]) -> None:
+    """Make rows due behind the others of their rank, as if not tried: a part is done, and nothing failed."""
+    untried = {"due_at": db_now(), "tries": outbox.c.tries - 1, "last_error": None}
+    connection.execute(update(outbox).where(outbox.c.id.in_(ids)).values(**untried))
 
 
 def drop_older(connection: Connection, kind: OutboxKind, *, age_s: float) -> int:

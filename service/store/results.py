@@ -62,10 +62,11 @@ def _is_shown(row: Row[Any]) -> bool:
     return row.reported or row.state not in OVER
 
 
-def read_report(connection: Connection, ablation_id: str) -> str:
-    """Return the stored report."""
+def read_report(connection: Connection, ablation_id: str) -> str | None:
+    """Return the stored report, None while there is none."""
     query = select(ablations.c.report_html).where(ablations.c.id == ablation_id)
-    return str(connection.execute(query).scalar_one())
+    html: str | None = connection.execute(query).scalar_one()
+    return html
 
 
 def store_projection(connection: Connection, ablation_id: str, *, experiment_id: str, run_id: str, whole: bool) -> None:

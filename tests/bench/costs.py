@@ -23,7 +23,6 @@ from service.store.tables import ablations, blocks, trials
 from tests import mlflow_server
 from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url, receipts_of
 from tests.bench.api import free_port, server
-from tests.chaos.ledger import Ledger
 
 CALLS = ("claim", "heartbeat", "report", "poll")
 _SETTLED = 5
@@ -66,7 +65,7 @@ def measure(kind: str, folder: Path, *, queued: int, calls: int) -> Costs:
         stack.callback(store.close)
         api = Api(client, store)
         first = api.submit()["id"]
-        multiply(store, first, queued - 1)
+        copies(store, first, queued - 1)
         meter = Meter(process.pid)
         node, names = api.register("meter"), itertools.count()
         idle = api.register("idle", "h200")
@@ -124,8 +123,8 @@ def _used(pid: int) -> float:
         return 0.0
 
 
-def multiply(store: Store, ablation: str, times: int) -> None:
-    """Store `times` copies of a queued ablation, straight into the tables."""
+def copies(store: Store, ablation: str, times: int) -> list[str]:
+    """Store `times` copies of a queued ablation, straight into the tables; return their ids."""
     with store.read() as connection:
         rows = {
             table: [dict(row._mapping) for row in connection.execute(select(table).where(where))]
@@ -141,6 +140,7 @@ def multiply(store: Store, ablation: str, times: int) -> None:
             made = [_copy(row, table.name, name) for name in fresh for row in templates]
             for start in range(0, len(made), _ROWS):
                 connection.execute(insert(table), made[start : start + _ROWS])
+    return fresh
 
 
 def _copy(row: dict[str, Any], table: str, ablation: str) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def follow_up(store: Store, folder: Path, stack: ExitStack) -> tuple[float, floa
     """Return the mean wall seconds of verdict and report, and of the projection, of finished ablations."""
     (folder / "mlflow").mkdir()
     url = stack.enter_context(mlflow_server.running(folder / "mlflow"))
-    handlers = OutboxHandlers(store, Ledger())  # type: ignore[arg-type]  # it takes projections as a sink does
+    handlers = OutboxHandlers(store)
     for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):  # the first of each imports and draws for the first time
         handlers.run_due(kind)
     began = time.monotonic()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.chaos.people import People
 from tests.chaos.processes import signal_all
 from tests.chaos.proxies import Trick
-from tests.chaos.system import System
+from tests.chaos.system import BACKGROUNDS, System
 
 TRICKS = ("lose_request", "lose_answer", "double", "late", "replay")
 _VERBS = ("claim", "heartbeat", "report")
@@ -59,10 +59,10 @@ def catalogue(system: System) -> Iterator[tuple[str, str]]:
     """Yield every (kind, target) that can happen on this machine and store."""
     below = [f"{part}:{node}" for part in _BELOW_NODE for node in system.nodes]
     servers = ["database"] if system.database.part is not None else []
-    for target in ["api", "background", "broker", "mlflow", *servers, *system.nodes, *below]:
+    for target in ["api", *BACKGROUNDS, "broker", "mlflow", *servers, *system.nodes, *below]:
         yield "kill", target
         yield "freeze", target
-    for target in ["api", "background", *system.nodes]:
+    for target in ["api", *BACKGROUNDS, *system.nodes]:
         yield "end", target
     for target in [*system.nodes, "broker", *servers]:
         yield "cut", target

@@ -1,20 +1,20 @@
 """Books of a service that runs in this process: its tables, and what it would have written into MLflow."""
 
 import json
-import math
 from typing import Any
 
 from sqlalchemy import text
 
 from experiments.reporting.mlflow_parent import parent
 from experiments.reporting.mlflow_runs import children
-from experiments.reporting.mlflow_sink import Projection
+from experiments.reporting.mlflow_sink import Check, Projection
 from experiments.reporting.view import AblationView
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from service.store.session import Store
 from tests.chaos.books import Books, Run
 from tests.chaos.databases import TABLES
+from tests.projectors import projector
 
 
 class Ledger:
@@ -23,8 +23,11 @@ class Ledger:
     def __init__(self) -> None:
         self.runs: dict[str, list[Run]] = {}
 
-    def project(self, view: AblationView, report_html: str | None, *, slice_s: float = math.inf) -> Projection:
+    def project(
+        self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check, was_tried: bool
+    ) -> Projection:
         """Keep what MLflow would hold; all of it at once, however short `slice_s` is."""
+        check()
         contents = [parent(view, report_html), *children(view)]
         found = []
         for number, content in enumerate(contents):
@@ -38,9 +41,9 @@ class Ledger:
 
 def settle(store: Store, ledger: Ledger) -> None:
     """Do everything that the outbox asks for."""
-    handlers = OutboxHandlers(store, ledger)  # type: ignore[arg-type]  # it takes projections as a sink does
-    kinds = (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT, OutboxKind.ANNOUNCE)
-    while any(handlers.run_due(kind) for kind in kinds):
+    handlers, mlflow = OutboxHandlers(store), projector(store, ledger)
+    kinds = (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT)
+    while any(handlers.run_due(kind) for kind in kinds) or mlflow.run_due():
         pass
     with store.write() as connection:
         connection.execute(text("DELETE FROM outbox WHERE kind = 'wake'"))

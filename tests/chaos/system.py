@@ -1,4 +1,5 @@
-"""A whole installation of real processes on this machine: database, broker, MLflow, API, background process, nodes.
+"""A whole installation of real processes on this machine: database, broker, MLflow, API, two background
+processes, nodes.
 
 Every link that a network could break goes through a proxy. Each node has a home on a small disk of its own and cores of
 its own, so that two nodes never share a device.
@@ -28,6 +29,8 @@ ADMIN = "admin-secret-of-the-chaos-run"
 _START_S = 240
 _STOP_S = 15
 _NODES = ("node-a", "node-b")
+BACKGROUNDS = ("background", "background-2")
+"""Both project; of every other duty one does it."""
 
 
 class System:
@@ -100,7 +103,8 @@ class System:
             "mlflow", _mlflow(self.home / "mlflow", self._ports["mlflow"]), _QUIET, works=b"startup complete"
         )
         yield self._part("api", [sys.executable, "-m", "service.app"], environment, works=b"Uvicorn running")
-        yield self._part("background", [sys.executable, "-m", "service.background"], environment, works=b"running: ")
+        for name in BACKGROUNDS:
+            yield self._part(name, [sys.executable, "-m", "service.background"], environment, works=b"running: ")
 
     @property
     def _faked_clock(self) -> dict[str, str]:
@@ -131,6 +135,7 @@ class System:
             "ABLATE_MLFLOW_URL": f"http://127.0.0.1:{self._ports['mlflow']}",
             "ABLATE_ADMIN_TOKEN": ADMIN,
             "ABLATE_LEASE_S": str(self.lease_s),
+            "ABLATE_PROJECTOR_LEASE_S": str(self.lease_s),
             "ABLATE_HEARTBEAT_S": "0.4",
             "ABLATE_CLAIM_POLL_S": "1",
             "ABLATE_CONTROL_EVERY": "0",

@@ -89,7 +89,7 @@ def test_a_variant_that_dies_every_time_has_its_word_and_the_others_theirs(tmp_p
                 shown = ended(api, made["links"]["self"])
         assert (shown["state"], shown["blocks"]["done"]) == ("completed", 2)
         assert len(killer.killed) == 4
-        assert OutboxHandlers(api.store, None).run_due(OutboxKind.JUDGE)  # type: ignore[arg-type]
+        assert OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
         with api.store.read() as connection:
             view = ablation_view(connection, made["id"])
     assert view.verdict is not None

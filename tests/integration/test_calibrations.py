@@ -55,7 +55,7 @@ def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, *
             receipts.append(made.model_dump(mode="json"))
         answer = api.attempt(block, "report", receipts=receipts)
         assert answer.status_code == 200, answer.text
-    OutboxHandlers(api.store, None).run_due(OutboxKind.JUDGE)  # type: ignore[arg-type]  # nothing is projected
+    OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
 
 
 def answer(api: Api, path: str) -> Any:
@@ -118,7 +118,7 @@ def test_other_software_is_another_key_and_capped_again(api: Api) -> None:
 def test_judging_again_stores_no_block_twice(api: Api) -> None:
     ablation = submit_aa(api)
     run(api, aa_spec())
-    OutboxHandlers(api.store, None)._judge(ablation)  # type: ignore[arg-type]
+    OutboxHandlers(api.store)._judge(ablation)
     assert answer(api, "/v1/calibrations")["items"][0]["calibration"]["blocks"] == 20
 
 

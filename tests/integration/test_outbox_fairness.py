@@ -10,19 +10,23 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from experiments.errors import ProjectionUnfinished
-from experiments.reporting.mlflow_sink import Projection
+from experiments.reporting.mlflow_sink import Check, Projection
 from experiments.reporting.view import AblationView
 from service import duties
 from service.duties import Duty, Keeper
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import LAST_FIRST_EVERY, OutboxHandlers
-from service.store import leaders, outbox
+from service.store import leaders, outbox, projections
 from service.store.columns import db_now
 from service.store.outbox import Rank
+from service.store.tables import leaders as leaders_table
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, running_api
+from tests.projectors import projector
 
-QUERY = " SELECT * FROM outbox WHERE kind = 'project' AND due_at <= 1e12 ORDER BY rank, due_at, id LIMIT 1"
+QUERY = """ SELECT * FROM outbox WHERE kind = 'project' AND due_at <= 1e12
+AND 'p:' || key NOT IN (SELECT duty FROM leaders WHERE duty LIKE 'p:%%' AND holder != 'me' AND until > 1)
+ORDER BY rank, due_at, id LIMIT 1"""
 PROJECTED = Projection(parent_run_id="run1", experiment_id="7")
 
 
@@ -32,17 +36,27 @@ class Sink:
     def __init__(self) -> None:
         self.order: list[str] = []
         self.unfinished = 0
-        self.entered, self.leave = threading.Event(), threading.Event()
-        self.leave.set()
 
-    def project(self, view: AblationView, report_html: str | None, *, slice_s: float) -> Projection:
-        self.entered.set()
-        assert self.leave.wait(60)
+    def project(
+        self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check, was_tried: bool
+    ) -> Projection:
+        check()
         if self.unfinished:
             self.unfinished -= 1
             raise ProjectionUnfinished("3 runs were written in this round")
         self.order.append(view.ablation_id)
         return PROJECTED
+
+
+class SlowReceiver:
+    """Stands where a webhook stands, and takes its time."""
+
+    def __init__(self) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def send(self, _message: str, _content: object) -> None:
+        self.entered.set()
+        assert self.leave.wait(60)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -75,22 +89,23 @@ def run_all(handlers: OutboxHandlers, *kinds: OutboxKind) -> None:
 
 def test_new_verdict_passes_a_mass_of_cancelled_ablations_and_they_are_not_put_off_for_ever(api: Api) -> None:
     sink = Sink()
-    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    handlers, mlflow = OutboxHandlers(api.store), projector(api.store, sink)
     mass = [cancelled(api) for _ in range(12)]
     wanted = finished(api)
     run_all(handlers, OutboxKind.REPORT, OutboxKind.JUDGE)
     assert {row.rank for row in rows(api) if row.kind == "project" and row.key in mass} == {Rank.LATER}
     for _ in range(LAST_FIRST_EVERY):
-        handlers.run_due(OutboxKind.PROJECT)
+        mlflow.run_due()
     assert wanted in sink.order[:2], "it waits for one of the mass at most"
-    run_all(handlers, OutboxKind.PROJECT)
+    while mlflow.run_due():
+        pass
     assert sorted(sink.order) == sorted([*mass, wanted])
 
 
 def test_a_mass_is_worked_on_while_new_rows_keep_coming(api: Api) -> None:
     with api.store.write() as connection:
         outbox.add(connection, OutboxKind.HOOK, "later", rank=Rank.LATER)
-    handlers = OutboxHandlers(api.store, Sink())  # type: ignore[arg-type]
+    handlers = OutboxHandlers(api.store)
     for number in range(LAST_FIRST_EVERY):
         with api.store.write() as connection:
             outbox.add(connection, OutboxKind.HOOK, f"first{number}")
@@ -103,9 +118,10 @@ def test_five_thousand_rows_that_may_wait_cost_a_take_next_to_nothing(api: Api) 
     with api.store.write() as connection:
         connection.execute(insert(outbox_table).values([{**now, "key": f"abl_{n}"} for n in range(5000)]))
         outbox.add(connection, OutboxKind.PROJECT, "abl_new")
-    with api.store.write() as connection:
-        (taken,) = outbox.take(connection, OutboxKind.PROJECT, hold_s=60)
-    assert taken.key == "abl_new"
+        lease = {"holder": "another", "until": db_now() + 60}
+        connection.execute(insert(leaders_table).values(duty=projections.lease_of("abl_1"), **lease))
+    with api.store.read() as connection:
+        assert projections.next_due(connection, "me") == "abl_new"
     told = "EXPLAIN QUERY PLAN" if api.store.writer.dialect.name == "sqlite" else "EXPLAIN"
     with api.store.read() as connection:
         if told == "EXPLAIN":
@@ -118,35 +134,35 @@ def test_five_thousand_rows_that_may_wait_cost_a_take_next_to_nothing(api: Api) 
 def test_a_projection_that_takes_long_lets_others_go_first_and_goes_on(api: Api) -> None:
     sink = Sink()
     sink.unfinished = 1
-    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    handlers, mlflow = OutboxHandlers(api.store), projector(api.store, sink)
     first, second = finished(api), finished(api)
     run_all(handlers, OutboxKind.JUDGE)
     for _ in range(2):
         handlers.run_due(OutboxKind.REPORT)
-    handlers.run_due(OutboxKind.PROJECT)
+    mlflow.run_due()
     (unfinished,) = [row for row in rows(api) if row.key == first and row.kind == "project"]
     assert (unfinished.tries, unfinished.last_error) == (0, None), "it is no failure"
-    run_all(handlers, OutboxKind.PROJECT)
+    while mlflow.run_due():
+        pass
     assert sink.order == [second, first]
 
 
 def test_a_row_in_hand_stays_hidden_for_as_long_as_its_taker_works(api: Api) -> None:
-    sink = Sink()
-    sink.leave.clear()
-    handlers = OutboxHandlers(api.store, sink)  # type: ignore[arg-type]
+    receiver = SlowReceiver()
+    handlers = OutboxHandlers(api.store, receiver)  # type: ignore[arg-type]  # it takes what a webhook takes
     cancelled(api)
     handlers.run_due(OutboxKind.REPORT)
-    thread = threading.Thread(target=handlers.run_due, args=[OutboxKind.PROJECT])
+    thread = threading.Thread(target=handlers.run_due, args=[OutboxKind.HOOK])
     thread.start()
-    assert sink.entered.wait(60)
+    assert receiver.entered.wait(60)
     with api.store.write() as connection:
         connection.execute(update(outbox_table).values(due_at=db_now() - 1))  # as if its hold had run out
     handlers.renew_holds()
     with api.store.write() as connection:
-        assert outbox.take(connection, OutboxKind.PROJECT, hold_s=60) == []
-    sink.leave.set()
+        assert outbox.take(connection, OutboxKind.HOOK, hold_s=60) == []
+    receiver.leave.set()
     thread.join()
-    assert not [row for row in rows(api) if row.kind == "project"]
+    assert not [row for row in rows(api) if row.kind == "hook"]
     handlers.renew_holds()
 
 

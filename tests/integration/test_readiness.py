@@ -24,6 +24,7 @@ from service.background import threads
 from service.store import leaders
 from tests.api_stack import Api, running_api, served_api, settings_for
 from tests.factories import spec_values
+from tests.projectors import NoAlarm
 
 CALLERS = 60
 
@@ -80,7 +81,8 @@ def test_background_counts_while_its_duties_are_held(tmp_path: Path) -> None:
 def test_the_duties_that_are_watched_are_those_of_the_background_process(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         settings = settings_for(api.store.url, tmp_path)
-        names = {thread.name for thread in threads(api.store, settings, stop=threading.Event())}
+        made = threads(api.store, settings, stop=threading.Event(), alarm=NoAlarm())
+        names = {thread.name for thread in made}
     assert names - {"keeper"} == set(leaders.DUTIES)
 
 

@@ -36,7 +36,7 @@ def test_a_report_is_waited_for_once_there_is_a_verdict(api: Api, client: Client
     assert "is made when every block has ended" in refusal(client, ablation, 60)
     api.finish(api.register(), **EXACT)
     assert "its report is being made" in refusal(client, ablation, 60), "without a verdict nobody waits"
-    handlers = OutboxHandlers(api.store, None)  # type: ignore[arg-type]  # nothing is projected
+    handlers = OutboxHandlers(api.store)
     while handlers.run_due(OutboxKind.JUDGE):
         pass
     assert "its report is being made" in refusal(client, ablation, 0)

@@ -20,6 +20,7 @@ from service.store import migrate
 from service.store.session import Store
 from tests.api_stack import Api, database_url, running_api
 from tests.integration.test_outbox import RecordingSink
+from tests.projectors import projector
 
 REVISIONS = sorted(script.revision for script in ScriptDirectory(str(migrate.FOLDER)).walk_revisions())
 ROWS = 3
@@ -115,7 +116,7 @@ def test_an_ablation_that_was_judged_under_an_earlier_schema_is_served(
         made = api.submit()
         api.finish(api.register())
         waiting = api.submit()
-        handlers = OutboxHandlers(api.store, RecordingSink())  # type: ignore[arg-type]
+        handlers = OutboxHandlers(api.store)
         for step in (OutboxKind.JUDGE, OutboxKind.REPORT):
             assert handlers.run_due(step)
         told = shown(api, made)
@@ -124,7 +125,7 @@ def test_an_ablation_that_was_judged_under_an_earlier_schema_is_served(
     with running_api("sqlite", tmp_path, database_url=url) as api:
         assert migrate.current_revision(api.store) == migrate.newest_revision()
         assert shown(api, made) == told
-        assert OutboxHandlers(api.store, RecordingSink()).run_due(OutboxKind.PROJECT)  # type: ignore[arg-type]
+        assert projector(api.store, RecordingSink()).run_due()
         assert api.finish(api.register("after-the-upgrade")) == 6
         assert api.get(waiting["links"]["self"]).json()["state"] == "completed"
 

@@ -15,7 +15,6 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, update
 
-from experiments.reporting.mlflow_sink import Sink
 from service.errors import ConfigurationError, WebhookRefused
 from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
@@ -69,7 +68,7 @@ def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
 
 def handlers(api: Api, url: str | None) -> OutboxHandlers:
     webhook = None if url is None else Webhook(url=url, key=key_of(SECRET))
-    return OutboxHandlers(api.store, Sink(tracking_uri=nobody_url(), experiment="x"), webhook)
+    return OutboxHandlers(api.store, webhook)
 
 
 def finished(api: Api) -> str:
