@@ -197,16 +197,18 @@ def test_every_shape_has_a_chunk_size_that_the_lane_allows_but_the_largest_state
     assert every - allowed == {(256, width, 8) for width in ALLOWED["P"]}
 
 
-INTERPRETED = [
-    problems[number % len(problems)] for number, problems in enumerate(islice(sets(SEED, SMALL), 40))
-]  # fmt: skip
+def interpreted_cost(problem):
+    """Return about how many numbers of tiles the interpreted kernels make."""
+    shape = planning.sizes(problem)
+    return shape.walks * shape.chunks * shape.H * shape.M * max(shape.N, shape.P)
 
 
-CHEAP = [p for p in INTERPRETED if planning.refusal(p) is None and p.B * p.S * p.H * p.R * max(p.N, p.P) < 2**14]
+SMALL_ONES = [problems[number % len(problems)] for number, problems in enumerate(islice(sets(SEED, SMALL), 60))]
+INTERPRETED = sorted((p for p in SMALL_ONES if planning.refusal(p) is None), key=interpreted_cost)[:6]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", CHEAP[:12], ids=lambda p: p.line)
+@pytest.mark.parametrize("problem", INTERPRETED, ids=lambda p: p.line)
 def test_problem_is_right_in_the_interpreter(problem):
     outcome = answer(problem)
     assert outcome.ending == "right", outcome.why
