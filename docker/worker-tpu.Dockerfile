@@ -24,4 +24,7 @@ RUN useradd --uid 10001 --create-home --home-dir /var/lib/ablate ablate
 ENV PATH=/opt/ablate/.venv-tpu/bin:$PATH PYTHONUNBUFFERED=1 ABLATE_HOME=/var/lib/ablate ABLATE_NODE_CLASS=tpu-v6e-compile
 USER 10001
 WORKDIR /var/lib/ablate
+# As in worker.Dockerfile.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=20m --retries=2 \
+    CMD test -n "$(find "$ABLATE_HOME/alive" -mmin -2)"
 CMD ["python", "-m", "workers.app"]

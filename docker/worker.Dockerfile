@@ -1,27 +1,48 @@
 # A worker. DEVICE chooses the extra of pyproject.toml: cpu or cuda. The host brings the driver; an image holds none.
+#   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cuda -t ablate-worker-cuda .
 # Where PyPI's torch brings CUDA libraries that a CPU node does not need, name the index of the small build:
 #   --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-FROM python:3.11-slim-bookworm AS build
 ARG DEVICE=cpu
-ARG PIP_EXTRA_INDEX_URL=
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+FROM python:3.11-slim-bookworm AS code
 WORKDIR /src
-RUN python3 -m venv /opt/ablate
-COPY pyproject.toml constraints.txt ./
+COPY pyproject.toml ./
 COPY kernels kernels
 COPY model model
 COPY experiments experiments
 COPY workers workers
 COPY service service
-RUN /opt/ablate/bin/python -m pip install --quiet --constraint constraints.txt ".[worker,${DEVICE}]"
+RUN python3 -m venv /tmp/pip && /tmp/pip/bin/pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheels .
 
-FROM python:3.11-slim-bookworm
+FROM python:3.11-slim-bookworm AS packages
 # torch.compile and generated kernels need a C++ compiler on the node.
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ python3-dev >/dev/null \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/ablate ablate
-COPY --from=build /opt/ablate /opt/ablate
+ARG DEVICE
+ARG PIP_EXTRA_INDEX_URL=
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Gigabytes in a layer of their own: another version of the code does not change it.
+COPY pyproject.toml constraints.txt /opt/packages/
+RUN python3 -m venv /opt/ablate && cd /opt/packages \
+    && /opt/ablate/bin/pip install --quiet --constraint constraints.txt ".[worker,${DEVICE}]" \
+    && /opt/ablate/bin/pip uninstall --quiet --yes ablate
+
+# A worker registers as the class that its image is for, or says why it cannot: not as cpu where the driver is missing.
+FROM packages AS worker-cpu
+ENV ABLATE_NODE_CLASS=cpu
+
+FROM packages AS worker-cuda
+ENV ABLATE_NODE_CLASS=h200
+RUN ln -s /opt/ablate/lib/python3.*/site-packages/nvidia/cu13/bin/nvcc /opt/ablate/bin/
+
+FROM worker-${DEVICE:-cpu}
+COPY --from=code /wheels /opt/packages/
+RUN /opt/ablate/bin/pip install --quiet --no-deps /opt/packages/*.whl
 ENV PATH=/opt/ablate/bin:$PATH PYTHONUNBUFFERED=1 ABLATE_HOME=/var/lib/ablate
 USER 10001
 WORKDIR /var/lib/ablate
+# The file's age, not a program that would start beside a measurement. The first start may compile for minutes.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=20m --retries=2 \
+    CMD test -n "$(find "$ABLATE_HOME/alive" -mmin -2)"
 CMD ["python", "-m", "workers.app"]

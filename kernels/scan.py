@@ -40,8 +40,8 @@ class ScanSwitches:
     psiv_cache: bool = False
     """Save PsiV = v * psi in the forward pass for the backward pass, instead of recomputing it there."""
     remat: bool = False
-    """Let torch's minimum cut decide which values of a pass are kept for its backward pass, and make the others again
-    there; off: everything that the backward pass reads is kept (lane xla)."""
+    """Make values again in the backward pass instead of keeping them: lane xla what torch's minimum cut decides; lane
+    cuda the states that enter the chunks, from those of the super-chunks. Off: what the backward pass reads is kept."""
     superchunk: int = 0
     """Tokens per super-chunk: what one block of the chunk_parallel schedule walks; the sequential one has none. 0: as
     many as suit the sizes of the scan, where that is a whole row with the kernels of the sequential schedule."""
@@ -89,7 +89,8 @@ class ScanFact(StrEnum):
     PSIV_RECOMPUTES = "mamba3_mimo.psiv_recomputes"
     """Backward passes that recomputed PsiV."""
     REMAT = "mamba3_mimo.remat"
-    """Whether backward passes did operations of the forward pass again, those of PsiV apart (lane xla)."""
+    """Whether backward passes did operations of the forward pass again, those of PsiV apart (lane xla), or launched its
+    kernel to make the states of the chunks again (lane cuda)."""
     HANDED_BYTES = "mamba3_mimo.handed_bytes"
     """Bytes that forward passes hand to backward passes, gradients included (lane xla, chunk_parallel): what passes the
     barriers in the graph has to be as much."""

@@ -59,7 +59,7 @@ def serve() -> int:
 
 
 def _serve(settings: Settings, console: Console) -> None:
-    wake_event = WakeEvent()
+    wake_event = WakeEvent(settings.home_dir / "alive")
     stopping = StopFlag(wake_event, drain_s=settings.drain_s)
     stopping.install()
     node = find_node(settings.node_name, settings.node_class)

@@ -9,14 +9,24 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
+from pathlib import Path
+
+_SAY_ALIVE_S = 10.0
+"""Between two touches of the file that tells of the waiting thread's life."""
 
 
 class WakeEvent:
-    """Wakes the thread that waits for it, and is clear again; one that was set before the wait is not lost."""
+    """Wakes the thread that waits for it, and is clear again; one that was set before the wait is not lost.
 
-    def __init__(self) -> None:
+    `alive` is a file whose age tells that the thread comes back to its waits, for health checks of containers.
+    """
+
+    def __init__(self, alive: Path | None = None) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._alive = alive
+        self._say_alive_at = 0.0
 
     def set(self) -> None:
         """Wake the waiting thread. Safe in signal handlers."""
@@ -24,10 +34,20 @@ class WakeEvent:
 
     def wait(self, timeout_s: float, *, also: Sequence[int] = ()) -> bool:
         """Wait until it is set or one of the descriptors in `also` is readable; return whether anything came."""
+        self._say_alive()
         ready = wait([self._fd, *also], max(0.0, timeout_s))
         if self._fd in ready:
             os.eventfd_read(self._fd)
         return bool(ready)
+
+    def _say_alive(self) -> None:
+        now = time.monotonic()
+        if self._alive is None or now < self._say_alive_at:
+            return
+        self._say_alive_at = now + _SAY_ALIVE_S
+        with suppress(OSError):  # a full disk is told by other means, and a file that grows old by the health check
+            self._alive.parent.mkdir(parents=True, exist_ok=True)
+            self._alive.touch()
 
 
 class StopFlag:

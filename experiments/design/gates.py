@@ -14,6 +14,7 @@ from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
 from model.facts import ModelFact
 
 ON_CUDA = (Lane.CUDA,)
+NOT_XLA_NOR_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane not in {Lane.XLA, Lane.CUDA})
 NOT_XLA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.XLA)
 NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
 
@@ -131,12 +132,14 @@ _ENTRIES = (
         values=(False, True),
         path="model.scan.remat",
         claim=Claim.RE_ASSOCIATES,
-        lanes={True: (Lane.XLA,)},
-        unused_with=NOT_XLA,
+        lanes={True: (Lane.XLA, Lane.CUDA)},
+        unused_with=NOT_XLA_NOR_CUDA,
         block="M",
-        proof="operations that the traced backward graph has in common with the forward graph, PsiV's apart; schedule "
-        "chunk_parallel: what that graph takes are as many bytes as pass the barriers of the lowered step",
-        blind_to="what XLA itself decides to make again; schedule sequential: whether the lowered loop is that graph",
+        proof="lane xla: operations that the traced backward graph has in common with the forward graph, PsiV's apart; "
+        "schedule chunk_parallel: what that graph takes are as many bytes as pass the barriers of the lowered step. "
+        "Lane cuda: the kernel of the outputs was launched in the backward pass, and no chunk's state was kept",
+        blind_to="lane xla: what XLA itself decides to make again; schedule sequential: whether the lowered loop is "
+        "that graph. Lane cuda: nothing that matters to the gate",
         **_told_by(ScanFact.REMAT),
     ),
     Gate(
@@ -175,7 +178,7 @@ _ENTRIES = (
         "warp_specialize",
         "Do warp groups with different roles overlap loads, exchange and arithmetic?",
         requires={"tma": True, "layout_2d": True, "pipeline_stages": 1, "psiv_cache": False},
-        proof="branches on the thread that each wait at barriers, in the CUDA source of every walk that was launched",
+        proof="branches on the thread that each wait at barriers, in the CUDA source of the backward walk",
         blind_to="whether the roles overlap in time",
     ),
     _kernel_gate(
@@ -206,9 +209,8 @@ _ENTRIES = (
         "pipeline_stages",
         "How many chunks ahead of the arithmetic should tiles be loaded?",
         values=PIPELINE_STAGES,
-        unused_with=(*NOT_CUDA, {"warp_specialize": True}),
         proof="loads that start before the loop over chunks for each load inside it, in the CUDA source of every walk "
-        "that was launched",
+        "that was launched; the one with two roles loads in another way",
         blind_to="whether a load has arrived when it is waited for",
     ),
     _kernel_gate(

@@ -1,5 +1,9 @@
-"""Bring a database to the newest schema: at the API's start, or by `python -m service.store.migrate`."""
+"""Bring a database to the newest schema: at the API's start, or by `python -m service.store.migrate`.
 
+With `--dry-run` it only says which migrations wait: while one does, older code must not run beside newer.
+"""
+
+import argparse
 import sys
 from pathlib import Path
 
@@ -61,11 +65,28 @@ def current_revision(store: Store) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
+def waiting(store: Store) -> list[str]:
+    """Return the migrations that the database lacks, oldest first, each with what it is about.
+
+    Raises ConfigurationError when the database is of newer code.
+    """
+    current = current_revision(store)
+    _refuse_newer(current)
+    scripts = ScriptDirectory.from_config(_config()).iterate_revisions("head", current or "base")
+    return [f"{script.revision}: {(script.doc or '').splitlines()[0]}" for script in scripts][::-1]
+
+
 def main() -> int:
-    """Migrate the configured database; return 1 when that is not possible."""
+    """Print the migrations that wait, and run them; return 1 when that is not possible."""
+    parser = argparse.ArgumentParser(prog="python -m service.store.migrate", description=__doc__)
+    parser.add_argument("--dry-run", action="store_true", help="only print them")
+    dry_run = parser.parse_args().dry_run
     store = Store(get_settings().sqlalchemy_url)
     try:
-        upgrade(store)
+        pending = waiting(store)
+        if not dry_run:
+            upgrade(store)
+        sys.stdout.write("".join(f"{one}\n" for one in pending) or "no migration waits\n")
     except ConfigurationError as error:
         sys.stderr.write(f"cannot migrate: {error}\n")
         return 1

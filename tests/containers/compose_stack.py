@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.console_blocks import commands_of, without_comment
+
 ROOT = Path(__file__).parents[2]
 SERVICES = ("postgres", "redis", "mlflow", "migrate", "api", "background", "gateway", "worker-cpu")
 """In the order in which they start."""
-WITH_HEALTH = ("postgres", "redis", "mlflow", "api")
+COUNTS = {"api": 2, "background": 2}
+"""Processes of a service; of all others one."""
+WITH_HEALTH = ("postgres", "redis", "mlflow", "api", "worker-cpu")
 
 
 def _docker_answers() -> bool:
@@ -28,6 +32,7 @@ def _docker_answers() -> bool:
 
 ENGINE = "docker" if _docker_answers() else "podman"
 COMPOSE = ("docker", "compose") if ENGINE == "docker" else ("podman-compose",)
+_SHIM = Path(__file__).with_name("podman-as-docker.sh")
 
 
 def why_not() -> str | None:
@@ -60,15 +65,53 @@ def compose(*words: str, timeout_s: float = 300.0) -> str:
         timeout=timeout_s,
         check=False,
         cwd=ROOT,
+        env=variables(),
     )
     if found.returncode:
         raise RuntimeError(f"compose {' '.join(words)} failed:\n{found.stdout}\n{found.stderr}")
     return found.stdout
 
 
-def container(service: str) -> str:
-    """Return the name of the container of `service`."""
-    return f"ablate_{service}_1" if ENGINE == "podman" else f"ablate-{service}-1"
+def variables() -> dict[str, str]:
+    """Return the environment of a compose command: two processes of what may be several, names as Docker gives them."""
+    counts = {f"ABLATE_{service.upper()}_PROCESSES": str(count) for service, count in COUNTS.items()}
+    return {**os.environ, **counts, "PODMAN_COMPOSE_NAME_SEPARATOR_COMPAT": "true"}
+
+
+def container(service: str, number: int = 1) -> str:
+    """Return the name of a container of `service`."""
+    return f"ablate-{service}-{number}"
+
+
+def containers(service: str) -> list[str]:
+    """Return the names of all containers of `service`."""
+    return [container(service, number) for number in range(1, COUNTS.get(service, 1) + 1)]
+
+
+def documented(heading: str) -> list[str]:
+    """Return the commands for containers that docs/operate.md gives below a heading."""
+    lines = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8").splitlines()
+    begin = lines.index(f"## {heading}") + 1
+    end = next((n for n, line in enumerate(lines[begin:], begin + 1) if line.startswith("## ")), len(lines) + 1)
+    commands = [one for one in commands_of("docs/operate.md") if begin < one.line < end]
+    return [without_comment(one.text) for one in commands if one.kind == "containers"]
+
+
+def typed(command: str, folder: Path, *, timeout_s: float = 600.0) -> str:
+    """Run a command of a page in `folder`, with podman as `docker` where there is no Docker; raise when it fails."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    if ENGINE == "podman" and not (programs / "docker").exists():
+        (programs / "docker").symlink_to(_SHIM)
+    environment = {**variables(), "COMPOSE_FILE": str(ROOT / "compose.yaml")}
+    environment["PATH"] = f"{programs}:{environment['PATH']}"
+    run = ["bash", "-euo", "pipefail", "-c", command]
+    found = subprocess.run(
+        run, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    if found.returncode:
+        raise RuntimeError(f"{command}\nended with {found.returncode}:\n{found.stdout}\n{found.stderr}")
+    return found.stdout
 
 
 def engine(*words: str, check: bool = True, timeout_s: float = 120.0) -> str:
@@ -79,19 +122,25 @@ def engine(*words: str, check: bool = True, timeout_s: float = 120.0) -> str:
     return found.stdout + found.stderr
 
 
-def wait_healthy(service: str, *, patience_s: float = 400.0) -> None:
-    """Run the health check of `service` until it passes."""
+def image_id(name: str) -> str:
+    """Return the id that a container of the image `name` would be made from."""
+    return engine("image", "inspect", "--format", "{{.Id}}", name).strip()
+
+
+def wait_healthy(name: str, *, patience_s: float = 400.0) -> None:
+    """Run the health check of the container `name` until it passes."""
     deadline = time.monotonic() + patience_s
-    while not _is_healthy(service):
+    while not is_healthy(name):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{service} is not healthy: {engine('logs', container(service), check=False)[-2000:]}")
+            raise RuntimeError(f"{name} is not healthy: {engine('logs', name, check=False)[-2000:]}")
         time.sleep(1)
 
 
-def _is_healthy(service: str) -> bool:
+def is_healthy(name: str) -> bool:
+    """Ask for the health of the container `name`: by what Docker found last, by running the check with podman."""
     if ENGINE == "docker":
-        return engine("inspect", "--format", "{{.State.Health.Status}}", container(service)).strip() == "healthy"
-    command = [ENGINE, "healthcheck", "run", container(service)]
+        return engine("inspect", "--format", "{{.State.Health.Status}}", name).strip() == "healthy"
+    command = [ENGINE, "healthcheck", "run", name]
     return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
 
 
@@ -104,7 +153,8 @@ def running() -> Iterator[dict[str, str]]:
         for service in SERVICES:
             compose("up", "-d", "--no-build", "--no-deps", service)
             if service in WITH_HEALTH:
-                wait_healthy(service)
+                for name in containers(service):
+                    wait_healthy(name)
             elif service == "migrate":
                 assert engine("wait", container(service)).strip().startswith("0")
         token = (ROOT / "secrets" / "ablate_admin_token").read_text()

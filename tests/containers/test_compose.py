@@ -4,63 +4,19 @@ Minutes long and in need of a container engine and of built images, so it is no 
 """
 
 import json
-import subprocess
-import sys
-import time
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.containers import compose_stack as stack
-from tests.mlflow_contents import contents
+from tests.containers.asking import SPEC, ablate, done, eventually, get, over
 
 pytestmark = [pytest.mark.timeout(3000), pytest.mark.skipif(stack.why_not() is not None, reason=str(stack.why_not()))]
 
-SPEC = Path(__file__).with_name("six-blocks.yaml")
-MLFLOW = "http://127.0.0.1:8322"
-DUMP = "/var/lib/postgresql/dump"
-RESTARTED = ("redis", "api", "background", "mlflow", "gateway", "postgres", "worker-cpu")
-
-
-@pytest.fixture(scope="module")
-def environment():
-    with stack.running() as variables:
-        yield variables
-
-
-def ablate(environment: dict[str, str], *words: str) -> str:
-    program = [str(Path(sys.executable).with_name("ablate")), *words]
-    found = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1200, check=False)
-    assert found.returncode in range(5), found.stderr
-    return found.stdout
-
-
-def get(environment: dict[str, str], path: str) -> dict[str, Any]:
-    """Return an answer of the API; {} while no part of it answers."""
-    headers = {"Authorization": f"Bearer {environment['ABLATE_TOKEN']}"}
-    try:
-        answer = httpx.get(environment["ABLATE_URL"] + path, headers=headers, timeout=10)
-        return answer.json() if answer.status_code == httpx.codes.OK else {}
-    except httpx.TransportError:
-        return {}
-
-
-def done(ablation: dict[str, Any]) -> int:
-    return ablation.get("blocks", {}).get("done", 0)
-
-
-def over(ablation: dict[str, Any]) -> dict[str, Any] | None:
-    return ablation if ablation.get("state") in {"completed", "failed"} else None
-
-
-def eventually(look, what: str, patience_s: float = 300.0):
-    deadline = time.monotonic() + patience_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {patience_s:.0f} s"
-        time.sleep(1)
-    return found
+RESTARTED = (
+    *(("redis", 1), ("api", 1), ("background", 1), ("mlflow", 1), ("gateway", 1)),
+    *(("api", 2), ("background", 2), ("postgres", 1), ("worker-cpu", 1)),
+)
 
 
 def test_every_part_answers(environment):
@@ -74,6 +30,18 @@ def test_no_process_is_root_and_no_secret_is_in_an_environment(environment, serv
     shown = stack.engine("inspect", stack.container(service)) + stack.engine("logs", stack.container(service))
     for secret in (stack.ROOT / "secrets").glob("*"):
         assert secret.read_text() not in shown, secret.name
+
+
+def test_a_worker_that_stands_still_is_unhealthy(environment):
+    name = stack.container("worker-cpu")
+    assert stack.is_healthy(name)
+    stack.engine("kill", "--signal", "STOP", name)
+    try:
+        stack.engine("exec", name, "touch", "-d", "5 minutes ago", "/var/lib/ablate/alive")
+        eventually(lambda: not stack.is_healthy(name), "the finding", 150)
+    finally:
+        stack.engine("kill", "--signal", "CONT", name)
+    stack.wait_healthy(name)
 
 
 @pytest.mark.parametrize("service", ["api", "background", "mlflow"])
@@ -103,10 +71,10 @@ def test_a_worker_cannot_reach_the_database(environment):
 def test_an_ablation_lives_through_a_restart_of_every_part(environment):
     name = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
     path = f"/v1/ablations/{name}"
-    for number, service in enumerate(RESTARTED):
-        wanted = min(number, 5)
+    for turn, (service, number) in enumerate(RESTARTED):
+        wanted = turn * 5 // (len(RESTARTED) - 1)
         eventually(lambda wanted=wanted: done(get(environment, path)) >= wanted, f"block {wanted}", 600)
-        stack.engine("restart", "-t", "10", stack.container(service))
+        stack.engine("restart", "-t", "10", stack.container(service, number))
     final = eventually(lambda: over(get(environment, path)), "the end", 900)
     assert final["state"] == "completed"
     trials = get(environment, f"{path}/trials?limit=100")["items"]
@@ -117,36 +85,3 @@ def test_an_ablation_lives_through_a_restart_of_every_part(environment):
     url = eventually(lambda: get(environment, path).get("mlflow_url"), "the projection", 400)
     assert url.startswith("http://127.0.0.1:8322/")
     assert httpx.get("http://127.0.0.1:8322/health", timeout=5).text == "OK"
-
-
-def test_the_database_is_restored_from_a_dump_and_mlflow_is_made_anew(environment):
-    (before,) = json.loads(ablate(environment, "list", "--json"))
-    shown = contents(MLFLOW)
-    in_postgres = ("exec", stack.container("postgres"))
-    stack.engine(*in_postgres, "pg_dump", "-U", "postgres", "-Fc", "-f", DUMP, "ablate")
-    later = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
-    for service in ("api", "background"):
-        stack.engine("stop", "-t", "10", stack.container(service))
-    stack.engine(*in_postgres, "dropdb", "-U", "postgres", "--force", "ablate")
-    stack.engine(*in_postgres, "createdb", "-U", "postgres", "-O", "ablate", "ablate")
-    stack.engine(*in_postgres, "pg_restore", "-U", "postgres", "-d", "ablate", DUMP)
-    for service in ("api", "background"):
-        stack.engine("start", stack.container(service))
-    eventually(lambda: get(environment, "/readyz").get("ready"), "readiness")
-    assert [row["id"] for row in json.loads(ablate(environment, "list", "--json"))] == [before["id"]]
-    assert get(environment, f"/v1/ablations/{later}") == {}
-    stack.engine("exec", stack.container("background"), "ablate", "mlflow", "rebuild", timeout_s=300)
-    again = contents(MLFLOW)
-    assert {key: run for key, run in again.items() if key[0] == before["id"]} == shown
-    made = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
-    path = f"/v1/ablations/{made}"
-    eventually(lambda: done(get(environment, path)) >= 1, "a block by the worker, which stayed up meanwhile", 300)
-    ablate(environment, "cancel", made)
-
-
-def test_the_api_scales(environment):
-    if stack.ENGINE != "docker":
-        pytest.skip("scaling was not tried with podman-compose")
-    stack.compose("up", "-d", "--no-build", "--scale", "api=2", "api")
-    for _ in range(50):
-        assert httpx.get(f"{environment['ABLATE_URL']}/healthz", timeout=5).text == "ok"

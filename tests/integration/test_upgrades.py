@@ -4,6 +4,7 @@ import random
 import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,6 +174,24 @@ def test_a_database_of_newer_code_is_refused_by_its_name(url: str, store: Store,
         migrate.upgrade(store)
     with store.read() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
+
+
+def test_the_migration_says_what_waits_and_changes_nothing_when_it_is_only_asked(
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(migrate, "get_settings", lambda: SimpleNamespace(sqlalchemy_url=url))
+    moved(store, REVISIONS[-3])
+
+    def said(*options: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["migrate", *options])
+        assert migrate.main() == 0
+        return [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+
+    assert said("--dry-run") == REVISIONS[-2:]
+    assert migrate.current_revision(store) == REVISIONS[-3]
+    assert said() == REVISIONS[-2:]
+    assert migrate.current_revision(store) == REVISIONS[-1]
+    assert said("--dry-run") == said() == ["no migration waits"]
 
 
 def test_every_migration_follows_another() -> None:

@@ -49,7 +49,7 @@ class Case:
 CASES = {
     "baseline": Case(kernels=()),
     "tma=false": Case(switches={"tma": False}),
-    "warp_specialize=true": Case(switches={"warp_specialize": True}),
+    "warp_specialize=true": Case(switches={"warp_specialize": True}, kernels=("gradients",)),
     "aggressive_smem_merge=true": Case(switches={"aggressive_smem_merge": True}, kernels=("outputs", "gradients")),
     "layout_2d=false": Case(switches={"layout_2d": False}),
     "pipeline_stages=0": Case(switches={"pipeline_stages": 0}),

@@ -12,7 +12,7 @@ from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
 from kernels.mamba3_mimo.cuda.backward.reductions import head_block
 from kernels.mamba3_mimo.cuda.forward.prefix import WARP_TOKENS, lanes_for
-from kernels.mamba3_mimo.cuda.host import scan
+from kernels.mamba3_mimo.cuda.host import piece, scan
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import CHUNK_ROWS, RANKS, STATE_SIZES, Variant, refusal
@@ -63,6 +63,8 @@ CASES = {
     "wide": (Case(N=256, P=128, R=1, rope=1.0, G=2), Variant(chunk_size=64)),
     "cached": (Case(), Variant(psiv_cache=True)),
     "sequential": (Case(S=700), Variant(schedule="sequential")),
+    "remat": (Case(S=700, documents=2), Variant(remat=True)),
+    "remat,sequential": (Case(S=700), Variant(remat=True, schedule="sequential")),
 }
 
 
@@ -86,9 +88,10 @@ def test_kernels_built_before_a_pass_are_those_that_it_launches(name):
     made = Recorded(inputs, variant)
     *_, saved = made.forward()
     forward = set(made.launched)
+    made.launched.clear()
     made.backward(make_grad(inputs, 1), saved)
     assert forward == set(needed("forward", made.shape, made.variant))
-    assert set(made.launched) - forward == set(needed("backward", made.shape, made.variant))
+    assert set(made.launched) == set(needed("backward", made.shape, made.variant))
 
 
 def test_optional_tensors_and_caches_decide_what_the_kernels_are_given():
@@ -110,10 +113,12 @@ def test_optional_tensors_and_caches_decide_what_the_kernels_are_given():
 
 
 def test_only_what_the_backward_pass_reads_is_saved():
-    saved = {name: launched(CASES[name][0], CASES[name][1])[1].saved for name in ("plain", "sequential")}
-    assert "states" in saved["plain"]
-    assert "start" not in saved["plain"]
-    assert not {"wq", "carry"} & set(saved["sequential"])
+    names = ("plain", "sequential", "remat", "remat,sequential")
+    saved = {name: launched(CASES[name][0], CASES[name][1])[1].saved for name in names}
+    assert [("start" in saved[name], "states" in saved[name]) for name in names] == [
+        (False, True), (False, True), (True, False), (False, False),
+    ]  # fmt: skip
+    assert not {"wq", "carry"} & (set(saved["sequential"]) | set(saved["remat,sequential"]))
 
 
 def test_padding_is_zero_and_documents_are_marked():
@@ -125,15 +130,18 @@ def test_padding_is_zero_and_documents_are_marked():
     assert reset.sum(1).tolist() == (inputs.segment_ids[:, 1:] != inputs.segment_ids[:, :-1]).sum(1).tolist()
 
 
-def test_kernels_are_given_aligned_addresses():
-    inputs = make_inputs(Case(S=64), "cpu")
+@pytest.mark.parametrize("remat", [False, True])
+def test_kernels_are_given_aligned_addresses(remat, monkeypatch):
+    monkeypatch.setattr(piece, "at_once", lambda state: 3)
+    inputs = make_inputs(Case(B=7, S=64, H=3), "cpu")
     shifted = tuple(torch.cat((t.new_zeros(1), t.flatten()))[1:].view(t.shape) for t in inputs.tensors())
     assert all(tensor.data_ptr() % scan.ALIGNMENT for tensor in shifted)
-    made = Recorded(inputs.with_tensors(shifted), Variant())
+    made = Recorded(inputs.with_tensors(shifted), Variant(remat=remat, superchunk=64))
     *_, saved = made.forward()
     made.backward(torch.cat((inputs.v.new_zeros(1), make_grad(inputs, 1).flatten()))[1:].view(inputs.v.shape), saved)
     found = {name: [t.data_ptr() % scan.ALIGNMENT for t in tensors] for name, tensors in made.launched.items()}
     assert {name: places for name, places in found.items() if any(places)} == {}
+    assert made.launched["gradients"][0].shape[0] == (3 if remat else 7)  # the last piece of two
     assert all(torch.equal(made.t[name], getattr(inputs, name)) for name in ("q", "adt", "angles"))
 
 

@@ -4,6 +4,7 @@ They are compiled for sm_90a and taken apart, but not launched, so no GPU is nee
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -66,7 +67,7 @@ def readings(**switches: Any) -> dict[str, GateReading]:
     with facts.collect() as said:
         out = mamba3_mimo(leaves, asked).out
         torch.autograd.grad(out, leaves.tensors(), make_grad(inputs, 1))
-    return read_gates({"lane": "cuda"} | {name: getattr(asked, name) for name in ASKED}, said)
+    return read_gates({"lane": "cuda"} | {name: getattr(asked, name) for name in (*ASKED, "remat")}, said)
 
 
 def test_every_gate_of_the_kernels_is_lied_about() -> None:
@@ -85,6 +86,15 @@ def test_a_switch_that_was_asked_for_and_is_not_live_is_found(gate: str) -> None
     reading = readings(**{gate: ASKED[gate]})[gate]
     assert not reading.live
     assert reading.observed is not None
+
+
+@pytest.mark.usefixtures("kernels_of_the_default")
+@pytest.mark.parametrize("made_again", [True, False])
+def test_states_that_were_kept_are_no_remat(made_again: bool) -> None:
+    asked = op._variant
+    with patch.object(op, "_variant", lambda *switches: replace(asked(*switches), remat=made_again)):
+        reading = readings(remat=True)["remat"]
+    assert (reading.observed, reading.live) == (made_again, made_again)
 
 
 @pytest.mark.usefixtures("kernels_of_the_default")

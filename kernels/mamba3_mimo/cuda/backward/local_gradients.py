@@ -27,7 +27,7 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     make_row_scales,
     pieces,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_walk, staged
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_early_loads, staged, threads_for
 
 
 def make_gated(s: ScanShape, threads: int) -> Any:
@@ -78,9 +78,8 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
     `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
     """
     B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    walk = make_walk(s, v, small=True)
-    blocks = {64: 4, 128: 3}.get(N, 0) if (P, C, M) == (64, 16, 64) and v.pipeline_stages < 2 and not walk.split else 0
-    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
+    (loads, early), threads, ahead = make_early_loads(s, v), threads_for(s), v.pipeline_stages
+    blocks = {64: 4, 128: 3}.get(N, 0) if (P, C, M) == (64, 16, 64) and v.pipeline_stages < 2 else 0
     outer, factor, gated = make_outer(s, threads, loads), make_factor(s), make_gated(s, threads)
     row_scales = make_row_scales(s, threads)
     part, do_rows = pieces(s, threads), C if s.reduced else M
@@ -112,7 +111,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
         wq: T.Tensor((B, H, S), F32),
         local: T.Tensor((B, H, N, P), F32),
     ):
-        with T.Kernel(H, B, threads=walk.block) as (h, b):
+        with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
             if blocks:
@@ -128,48 +127,40 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
             zeta_l, phi_l = (T.alloc_local((4 * R,), F32) for _ in range(2))
             scale = T.alloc_local((part.units,), F32)
             desc = T.alloc_wgmma_desc()
-            full, empty = walk.full(), walk.empty()
+            full = loads.barriers(threads)
             T.annotate_layout({**loads.layouts(q_raw), **outer.layouts(g_s)})
             tx = T.get_thread_binding()
             nc = L // C
-            if walk.computes(tx):
-                if not split:
-                    for n in tuple(range(ahead)):
-                        if n < nc:
-                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
-                outer.begin(acc, held, q_bias, h, tx, desc, g_s)
-                if s.gated:
-                    factor(zeta_l, zeta, h, tx)
-                    for e in T.unroll(4 * R):
-                        zeta_l[e] = 0.5 * zeta_l[e]
-                if s.reduced:
-                    factor(phi_l, phi, h, tx)
-                for t in T.Parallel(L):
-                    wq_s[t] = wq[b, h, t]
-                walk.sync()
-                for n in T.serial(nc):
-                    if ahead == 0:
-                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
-                    if walk.early:
-                        if n + ahead < nc:
-                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n + ahead)
-                    loads.wait(full, n, nc, copies)
-                    if outer.slots == 1:
-                        walk.sync()
-                    row_scales(scale, wq_s, n * C, tx)
-                    gated(g_s, do_s, z_s, scale, zeta_l, phi_l, loads.slot(n), tx, n % outer.slots * M)
-                    outer.turn(left, acc, q_raw, held, cs_s, n, tx)
-                    walk.sync()
-                    if split:
-                        walk.release(empty, n)
-                    elif ahead > 0 and not walk.early:
-                        if n + ahead < nc:
-                            start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n + ahead)
-                    outer.add(left, g_s, acc, n, desc)
-                outer.store(acc, local, b, h, tx)
-            else:
-                for n in T.serial(nc):
-                    walk.acquire(empty, n)
+            for n in tuple(range(ahead)):
+                if n < nc:
                     start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
+            outer.begin(acc, held, q_bias, h, tx, desc, g_s)
+            if s.gated:
+                factor(zeta_l, zeta, h, tx)
+                for e in T.unroll(4 * R):
+                    zeta_l[e] = 0.5 * zeta_l[e]
+            if s.reduced:
+                factor(phi_l, phi, h, tx)
+            for t in T.Parallel(L):
+                wq_s[t] = wq[b, h, t]
+            T.sync_threads()
+            for n in T.serial(nc):
+                if ahead == 0:
+                    start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
+                if early:
+                    if n + ahead < nc:
+                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n + ahead)
+                loads.wait(full, n, nc, copies)
+                if outer.slots == 1:
+                    T.sync_threads()
+                row_scales(scale, wq_s, n * C, tx)
+                gated(g_s, do_s, z_s, scale, zeta_l, phi_l, loads.slot(n), tx, n % outer.slots * M)
+                outer.turn(left, acc, q_raw, held, cs_s, n, tx)
+                T.sync_threads()
+                if ahead > 0 and not early:
+                    if n + ahead < nc:
+                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n + ahead)
+                outer.add(left, g_s, acc, n, desc)
+            outer.store(acc, local, b, h, tx)
 
     return b1_local_gradients

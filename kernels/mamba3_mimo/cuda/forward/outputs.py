@@ -20,6 +20,7 @@ from kernels.mamba3_mimo.cuda.forward.lifted import lifts
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
@@ -41,15 +42,14 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk, staged
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_early_loads, make_output_start, staged, threads_for
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
     """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P]."""
     B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    walk = make_walk(s, v, small=True)
-    blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) and not walk.split else 0  # measured
-    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.ahead
+    (loads, early), threads, ahead = make_early_loads(s, v), threads_for(s), v.pipeline_stages
+    blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) else 0  # measured
     outer = make_outer(s, threads, loads)
     piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
     row_scales = make_row_scales(s, threads)
@@ -73,7 +73,7 @@ def local_states(s: ScanShape, v: Variant) -> Any:
         wk: T.Tensor((B, H, S), F32),
         local: T.Tensor((B, H, N, P), F32),
     ):
-        with T.Kernel(H, B, threads=walk.block) as (h, b):
+        with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
             if blocks:
@@ -87,45 +87,37 @@ def local_states(s: ScanShape, v: Variant) -> Any:
             acc, left, held, psi_l = outer.acc(), outer.left(), outer.held(), T.alloc_local((4 * R,), F32)
             v_l, scale = T.alloc_local((part.units * 4,), BF16), T.alloc_local((part.units,), F32)
             desc = T.alloc_wgmma_desc()
-            full, empty = walk.full(), walk.empty()
+            full = loads.barriers(threads)
             T.annotate_layout({**loads.layouts(k_raw), **outer.layouts(x_s)})
             tx = T.get_thread_binding()
             nc = L // C
-            if walk.computes(tx):
-                if not split:
-                    for n in tuple(range(ahead)):
-                        if n < nc:
-                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
-                outer.begin(acc, held, k_bias, h, tx, desc, x_s)
-                factor(psi_l, psi, h, tx)
-                for t in T.Parallel(L):
-                    wk_s[t] = wk[b, h, t]
-                walk.sync()
-                for n in T.serial(nc):
-                    if ahead == 0:
-                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
-                    if walk.early:
-                        if n + ahead < nc:
-                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
-                    loads.wait(full, n, nc, copies)
-                    if outer.slots == 1:
-                        walk.sync()
-                    piece(v_l, v_s, loads.slot(n) * C, tx)
-                    row_scales(scale, wk_s, n * C, tx)
-                    expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
-                    outer.turn(left, acc, k_raw, held, cs_s, n, tx)
-                    walk.sync()
-                    if split:
-                        walk.release(empty, n)
-                    elif ahead > 0 and not walk.early:
-                        if n + ahead < nc:
-                            start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
-                    outer.add(left, x_s, acc, n, desc)
-                outer.store(acc, local, b, h, tx)
-            else:
-                for n in T.serial(nc):
-                    walk.acquire(empty, n)
+            for n in tuple(range(ahead)):
+                if n < nc:
                     start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
+            outer.begin(acc, held, k_bias, h, tx, desc, x_s)
+            factor(psi_l, psi, h, tx)
+            for t in T.Parallel(L):
+                wk_s[t] = wk[b, h, t]
+            T.sync_threads()
+            for n in T.serial(nc):
+                if ahead == 0:
+                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
+                if early:
+                    if n + ahead < nc:
+                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
+                loads.wait(full, n, nc, copies)
+                if outer.slots == 1:
+                    T.sync_threads()
+                piece(v_l, v_s, loads.slot(n) * C, tx)
+                row_scales(scale, wk_s, n * C, tx)
+                expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
+                outer.turn(left, acc, k_raw, held, cs_s, n, tx)
+                T.sync_threads()
+                if ahead > 0 and not early:
+                    if n + ahead < nc:
+                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
+                outer.add(left, x_s, acc, n, desc)
+            outer.store(acc, local, b, h, tx)
 
     return f1_local_states
 
@@ -195,8 +187,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     if lifts(s):
         return outputs_lifted.outputs(s, v)
-    walk, W = make_walk(s, v), window(s)
-    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.loads.ahead
+    loads, threads, W = make_loads(s, v), threads_for(s), window(s)
+    ahead = loads.ahead
     angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at)
     piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
     row_scales = make_row_scales(s, threads)
@@ -230,7 +222,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
         psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
         final: given(sequential, (B, H, N, P), F32),
     ):
-        with T.Kernel(H, B, threads=walk.block) as (h, b):
+        with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             if N * P <= 64 * 64 and M == 64 and ahead <= 1:
                 T.annotate_min_blocks_per_sm(3)
@@ -253,98 +245,90 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             one, scale = (T.alloc_local((part.units,), F32) for _ in range(2))
             state, y = T.alloc_fragment((N, P), F32), T.alloc_fragment((M, P), F32)
             score, mixed = T.alloc_fragment((M, M), F32), T.alloc_fragment((M, M), BF16)
-            full, empty = walk.full(), walk.empty()
+            full = loads.barriers(threads)
             T.annotate_layout(loads.layouts(q_raw, k_raw))
             if s.gated:
                 T.annotate_layout({z_s: make_swizzled_layout(z_s)})
             tx = T.get_thread_binding()
             nc = L // C
-            if walk.computes(tx):
-                if not split:
-                    for n in tuple(range(ahead)):
-                        if n < nc:
-                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
-                T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
-                T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
-                for r, p in T.Parallel(R, P):
-                    if s.gated:
-                        zeta_s[r, p] = 0.5 * zeta[h, r, p]
-                    if s.reduced:
-                        phi_s[r, p] = phi[h, r, p]
-                if L == W:
-                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, 0)
-                T.copy(entering[b, h, :, :], state)
-                skip[0] = D[h]
-                factor(psi_l, psi, h, tx)
-                for u in T.unroll(part.units):
-                    one[u] = 1.0
-                for n in T.serial(nc):
-                    if L > W:
-                        if n % (W // C) == 0:
-                            walk.sync()
-                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
-                            walk.sync()
-                    at = n * C % W
-                    if ahead == 0:
-                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
-                    weights(w_s, lc_s, sk_s, gm_s, at)
-                    T.copy(state, h_s)
-                    for i, p in T.Parallel(N, P):
-                        state[i, p] = state[i, p] * read_s[at + C - 1]
-                    loads.wait(full, n, nc, copies)
-                    angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
-                    piece(v_l, v_s, loads.slot(n) * C, tx)
-                    row_scales(scale, write_s, at, tx)
-                    expanded(x_s, v_l, one, psi_l, tx)
-                    expanded(xw_s, v_l, scale, psi_l, tx)
-                    rotated(q_s, q_raw, qb_s, cos, sin, tx, n)
-                    rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
-                    walk.sync()
-                    if split:
-                        walk.release(empty, n)
-                    elif ahead > 0:
-                        if n + ahead < nc:
-                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
-                    if paired:
-                        T.wgmma_gemm(q_s, h_s, y, clear_accum=True, policy=by_rows)
-                        T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True, policy=by_rows)
-                        T.gemm(k_s, xw_s, state, transpose_A=True)
-                        T.warpgroup_fence_operand(y, num_regs=M * P // threads)
-                        T.warpgroup_fence_operand(score, num_regs=M * M // threads)
-                    else:
-                        T.gemm(q_s, h_s, y, clear_accum=True)
-                        T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
-                        T.gemm(k_s, xw_s, state, transpose_A=True)
-                    T.copy(h_s, states[b, h, n, :, :], disable_tma=stored)
-                    if psiv_cache:
-                        T.copy(x_s, psiv[b, h, n, :, :], disable_tma=stored)
-                    for i, j in T.Parallel(M, M):
-                        mixed[i, j] = bf16(scalar.weighted(score[i, j], w_s[i % C, j % C], i == j, skip[0]))
-                    for i, p in T.Parallel(M, P):
-                        y[i, p] = y[i, p] * read_s[at + i % C]
-                    if own_rows:
-                        T.gemm(mixed, x_s, y, policy=by_rows)
-                    else:
-                        T.copy(mixed, mix_s)
-                        T.gemm(mix_s, x_s, y)
-                    for i, p in T.Parallel(M, P):
-                        if s.gated:
-                            half_u = f32(z_s[loads.held_slot(n) * C + i % C, p]) * zeta_s[i // C, p]
-                            y[i, p] = y[i, p] * scalar.silu(half_u, scalar.bent(half_u))
-                        if s.reduced:
-                            y[i, p] = y[i, p] * phi_s[i // C, p]
-                    T.copy(y, x_s)
-                    if s.reduced:
-                        for c, p in T.Parallel(C, P):
-                            o[b, n * C + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
-                    else:
-                        for i, p in T.Parallel(M, P):
-                            o[b, n * C + i % C, i // C, h, p] = x_s[i, p]
-                if sequential:
-                    T.copy(state, final[b, h, :, :])
-            else:
-                for n in T.serial(nc):
-                    walk.acquire(empty, n)
+            for n in tuple(range(ahead)):
+                if n < nc:
                     start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+            T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
+            T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
+            for r, p in T.Parallel(R, P):
+                if s.gated:
+                    zeta_s[r, p] = 0.5 * zeta[h, r, p]
+                if s.reduced:
+                    phi_s[r, p] = phi[h, r, p]
+            if L == W:
+                fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, 0)
+            T.copy(entering[b, h, :, :], state)
+            skip[0] = D[h]
+            factor(psi_l, psi, h, tx)
+            for u in T.unroll(part.units):
+                one[u] = 1.0
+            for n in T.serial(nc):
+                if L > W:
+                    if n % (W // C) == 0:
+                        T.sync_threads()
+                        fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
+                        T.sync_threads()
+                at = n * C % W
+                if ahead == 0:
+                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+                weights(w_s, lc_s, sk_s, gm_s, at)
+                T.copy(state, h_s)
+                for i, p in T.Parallel(N, P):
+                    state[i, p] = state[i, p] * read_s[at + C - 1]
+                loads.wait(full, n, nc, copies)
+                angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
+                piece(v_l, v_s, loads.slot(n) * C, tx)
+                row_scales(scale, write_s, at, tx)
+                expanded(x_s, v_l, one, psi_l, tx)
+                expanded(xw_s, v_l, scale, psi_l, tx)
+                rotated(q_s, q_raw, qb_s, cos, sin, tx, n)
+                rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
+                T.sync_threads()
+                if ahead > 0:
+                    if n + ahead < nc:
+                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
+                if paired:
+                    T.wgmma_gemm(q_s, h_s, y, clear_accum=True, policy=by_rows)
+                    T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True, policy=by_rows)
+                    T.gemm(k_s, xw_s, state, transpose_A=True)
+                    T.warpgroup_fence_operand(y, num_regs=M * P // threads)
+                    T.warpgroup_fence_operand(score, num_regs=M * M // threads)
+                else:
+                    T.gemm(q_s, h_s, y, clear_accum=True)
+                    T.gemm(q_s, k_s, score, transpose_B=True, clear_accum=True)
+                    T.gemm(k_s, xw_s, state, transpose_A=True)
+                T.copy(h_s, states[b, h, n, :, :], disable_tma=stored)
+                if psiv_cache:
+                    T.copy(x_s, psiv[b, h, n, :, :], disable_tma=stored)
+                for i, j in T.Parallel(M, M):
+                    mixed[i, j] = bf16(scalar.weighted(score[i, j], w_s[i % C, j % C], i == j, skip[0]))
+                for i, p in T.Parallel(M, P):
+                    y[i, p] = y[i, p] * read_s[at + i % C]
+                if own_rows:
+                    T.gemm(mixed, x_s, y, policy=by_rows)
+                else:
+                    T.copy(mixed, mix_s)
+                    T.gemm(mix_s, x_s, y)
+                for i, p in T.Parallel(M, P):
+                    if s.gated:
+                        half_u = f32(z_s[loads.held_slot(n) * C + i % C, p]) * zeta_s[i // C, p]
+                        y[i, p] = y[i, p] * scalar.silu(half_u, scalar.bent(half_u))
+                    if s.reduced:
+                        y[i, p] = y[i, p] * phi_s[i // C, p]
+                T.copy(y, x_s)
+                if s.reduced:
+                    for c, p in T.Parallel(C, P):
+                        o[b, n * C + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
+                else:
+                    for i, p in T.Parallel(M, P):
+                        o[b, n * C + i % C, i // C, h, p] = x_s[i, p]
+            if sequential:
+                T.copy(state, final[b, h, :, :])
 
     return f3_outputs

@@ -20,7 +20,7 @@ from kernels.mamba3_mimo.cuda.forward.lifted import (
 )
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.loads import make_store
+from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
 from kernels.mamba3_mimo.cuda.pieces.products import end_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
@@ -38,14 +38,14 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, make_walk, staged
+from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, staged, threads_for
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
     """F3 of `outputs.outputs`, which says what it takes and writes."""
     B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    walk, W, rows = make_walk(s, v), window(s), Rows(s)
-    loads, threads, split, ahead = walk.loads, walk.threads, walk.split, walk.loads.ahead
+    loads, threads, W, rows = make_loads(s, v), threads_for(s), window(s), Rows(s)
+    ahead = loads.ahead
     angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at, paired=True)
     piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
     row_scales = make_row_scales(s, threads)
@@ -82,11 +82,11 @@ def outputs(s: ScanShape, v: Variant) -> Any:
         psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
         final: given(sequential, (B, H, N, P), F32),
     ):
-        with T.Kernel(H, B, threads=walk.block) as (h, b):
+        with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
-            if N * P <= 64 * 64 and C <= 32 and ahead <= 1 and not split:
+            if N * P <= 64 * 64 and C <= 32 and ahead <= 1:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
@@ -105,85 +105,77 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             left, held = T.alloc_local((N // 2,), BF16), T.alloc_local((N // 2,), BF16)
             score, mixed, w = T.alloc_local((32,), F32), T.alloc_local((32,), BF16), T.alloc_local((w_size,), F32)
             entering_d, written_d, left_d, right_d, values_d = (T.alloc_wgmma_desc() for _ in range(5))
-            full, empty = walk.full(), walk.empty()
+            full = loads.barriers(threads)
             T.annotate_layout(loads.layouts(q_raw, k_raw))
             T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (k_s, h_s, x_s, xw_s)})
             if s.gated:
                 T.annotate_layout({z_s: make_swizzled_layout(z_s)})
             tx = T.get_thread_binding()
             nc = L // C
-            if walk.computes(tx):
-                if not split:
-                    for n in tuple(range(ahead)):
-                        if n < nc:
-                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
-                T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
-                T.copy(psi[h : h + 1, :, :], psi_s, disable_tma=True)
-                load_gates(gates_s, zeta, phi, h, tx)
-                hold(held, q_bias, h, tx)
-                if L == W:
-                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, 0)
-                    walk.sync()
-                read_state(state, entering, b, h, tx)
-                skip[0] = D[h]
-                prepare(entering_d, written_d, left_d, right_d, values_d, h_s, k_s, x_s, xw_s)
-                for u in T.unroll(part.units):
-                    one[u] = 1.0
-                for n in T.serial(nc):
-                    if L > W:
-                        if n % (W // C) == 0:
-                            fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
-                            walk.sync()
-                    at = n * C % W
-                    if ahead == 0:
-                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
-                    write_state(h_s, state, tx)
-                    for c in T.unroll(N * P // 128):
-                        state[c] = state[c] * read_s[at + C - 1]
-                    weights(w, lc_s, sk_s, gm_s, at, tx)
-                    loads.wait(full, n, nc, copies)
-                    angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
-                    piece(v_l, v_s, loads.slot(n) * C, tx)
-                    row_scales(scale, write_s, at, tx)
-                    factor(psi_l, psi_s, 0, tx)
-                    expanded(x_s, v_l, one, psi_l, tx)
-                    expanded(xw_s, v_l, scale, psi_l, tx)
-                    rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
-                    lift(left, q_raw, held, cs_s, n, tx)
-                    T.fence_proxy_async()
-                    walk.sync()
-                    if split:
-                        walk.release(empty, n)
-                    read(y, score, left, entering_d, written_d)
-                    write(state, left_d, right_d)
-                    save(h_s, states[b, h, n, :, :])
-                    if psiv_cache:
-                        save(x_s, psiv[b, h, n, :, :])
-                    if ahead > 0 and not split:  # after the products: one thread issues copies for a long time
-                        if n + ahead < nc:
-                            start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
-                    end_batch(1, y, score)
-                    weighted(mixed, score, w, skip[0], tx)
-                    for upper in (0, 1):
-                        for block in T.unroll(P // 8):
-                            for e in T.unroll(2):
-                                y[block * 4 + upper * 2 + e] *= read_s[at + rows.token(tx // 32, tx % 32 // 4, upper)]
-                    mix(y, mixed, values_d)
-                    end_batch(0, y, state)
-                    finish(y, o, z_s, gates_s, b, h, n * C, loads.held_slot(n) * C, tx)
-                    saved()
-                    walk.sync()
-                if sequential:
-                    for j in T.unroll(N // 64):
-                        for c in T.unroll(P // 4):
-                            for e in T.vectorized(2):
-                                final[
-                                    b, h, (j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2),
-                                    c // 2 * 8 + tx % 4 * 2 + e,
-                                ] = state[j * (P // 2) + c * 2 + e]  # fmt: skip
-            else:
-                for n in T.serial(nc):
-                    walk.acquire(empty, n)
+            for n in tuple(range(ahead)):
+                if n < nc:
                     start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+            T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
+            T.copy(psi[h : h + 1, :, :], psi_s, disable_tma=True)
+            load_gates(gates_s, zeta, phi, h, tx)
+            hold(held, q_bias, h, tx)
+            if L == W:
+                fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, 0)
+                T.sync_threads()
+            read_state(state, entering, b, h, tx)
+            skip[0] = D[h]
+            prepare(entering_d, written_d, left_d, right_d, values_d, h_s, k_s, x_s, xw_s)
+            for u in T.unroll(part.units):
+                one[u] = 1.0
+            for n in T.serial(nc):
+                if L > W:
+                    if n % (W // C) == 0:
+                        fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
+                        T.sync_threads()
+                at = n * C % W
+                if ahead == 0:
+                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+                write_state(h_s, state, tx)
+                for c in T.unroll(N * P // 128):
+                    state[c] = state[c] * read_s[at + C - 1]
+                weights(w, lc_s, sk_s, gm_s, at, tx)
+                loads.wait(full, n, nc, copies)
+                angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
+                piece(v_l, v_s, loads.slot(n) * C, tx)
+                row_scales(scale, write_s, at, tx)
+                factor(psi_l, psi_s, 0, tx)
+                expanded(x_s, v_l, one, psi_l, tx)
+                expanded(xw_s, v_l, scale, psi_l, tx)
+                rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
+                lift(left, q_raw, held, cs_s, n, tx)
+                T.fence_proxy_async()
+                T.sync_threads()
+                read(y, score, left, entering_d, written_d)
+                write(state, left_d, right_d)
+                save(h_s, states[b, h, n, :, :])
+                if psiv_cache:
+                    save(x_s, psiv[b, h, n, :, :])
+                if ahead > 0:  # after the products: one thread issues copies for a long time
+                    if n + ahead < nc:
+                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
+                end_batch(1, y, score)
+                weighted(mixed, score, w, skip[0], tx)
+                for upper in (0, 1):
+                    for block in T.unroll(P // 8):
+                        for e in T.unroll(2):
+                            y[block * 4 + upper * 2 + e] *= read_s[at + rows.token(tx // 32, tx % 32 // 4, upper)]
+                mix(y, mixed, values_d)
+                end_batch(0, y, state)
+                finish(y, o, z_s, gates_s, b, h, n * C, loads.held_slot(n) * C, tx)
+                saved()
+                T.sync_threads()
+            if sequential:
+                for j in T.unroll(N // 64):
+                    for c in T.unroll(P // 4):
+                        for e in T.vectorized(2):
+                            final[
+                                b, h, (j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2),
+                                c // 2 * 8 + tx % 4 * 2 + e,
+                            ] = state[j * (P // 2) + c * 2 + e]  # fmt: skip
 
     return f3_outputs

@@ -55,7 +55,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "tma": WALKS,
     "layout_2d": WALKS,
     "pipeline_stages": WALKS,
-    "warp_specialize": WALKS,
+    "warp_specialize": ("gradients",),
     "aggressive_smem_merge": ("gradients",),
     "fast_math": WALKS,
     "psiv_cache": ("outputs", "gradients"),

@@ -83,10 +83,6 @@ class _OpenRows(ScanShape):
         return self.super_chunks
 
 
-MERGED = ("gradients",)
-"""Kernels that `aggressive_smem_merge` changes: only the walk has buffers that may lie on each other."""
-
-
 def pass_configs(name: str, variant: Variant) -> dict[Any, Any]:
     """Return the compiler options of kernel `name`.
 
@@ -94,7 +90,8 @@ def pass_configs(name: str, variant: Variant) -> dict[Any, Any]:
     last use in the text, knowing neither that asynchronous copies and products still run, nor that the kernels which
     place their own barriers need one there; a loop hides that only while it has more than one turn.
     """
-    merged = variant.aggressive_smem_merge and name in MERGED
+    variant = _that_changes(name, variant)
+    merged = variant.aggressive_smem_merge
     return {
         PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: not variant.warp_specialize,
         PassConfigKey.TL_ENABLE_FAST_MATH: variant.fast_math,
@@ -138,7 +135,16 @@ def for_any_size(name: str, shape: ScanShape, variant: Variant) -> tuple[str, Sc
     """Return what the kernel is compiled for."""
     length = shape.C if name in OF_ANY_SUPER_CHUNKS else shape.L
     started = shape.started and name in KNOW_THE_START
-    return name, replace(shape, B=0, S=0, L=length, started=started), replace(variant, superchunk=0)
+    variant = replace(_that_changes(name, variant), superchunk=0, remat=False)
+    return name, replace(shape, B=0, S=0, L=length, started=started), variant
+
+
+def _that_changes(name: str, variant: Variant) -> Variant:
+    """Return the variant without what does not change kernel `name`.
+
+    Only B3 has buffers that may lie on each other, and warp groups that may have two roles.
+    """
+    return variant if name == "gradients" else replace(variant, aggressive_smem_merge=False, warp_specialize=False)
 
 
 def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[str, ...]:
@@ -150,8 +156,8 @@ def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[st
             "local_states": parallel, "pass_states": parallel, "outputs": True,
         },
         "backward": {
-            "local_gradients": parallel, "pass_gradients": parallel, "gradients": True, "reduce_heads": True,
-            "sum_weights": True, "sum_biases": True, "time_gradients": True,
+            "outputs": variant.remat, "local_gradients": parallel, "pass_gradients": parallel, "gradients": True,
+            "reduce_heads": True, "sum_weights": True, "sum_biases": True, "time_gradients": True,
         },
     }[direction]  # fmt: skip
     return tuple(name for name, does in launched.items() if does)

@@ -30,10 +30,9 @@ def chosen(variant: Variant, *, rows: int, tokens: int, state: int) -> Variant:
     """
     if variant.schedule != "chunk_parallel" or variant.superchunk != 0:
         return variant
-    at_once = PROCESSORS * (2 if state <= 64 * 64 else 1)
 
     def time(length: int) -> int:
-        return -(-rows * -(-tokens // length) // at_once) * (length + BESIDES)
+        return -(-rows * -(-tokens // length) // at_once(state)) * (length + BESIDES)
 
     fits = [length for length in LENGTHS if length >= 4 * variant.chunk_size]  # what every form of the walk can do
     best = min(fits, key=lambda length: (time(length), -length))
@@ -41,6 +40,11 @@ def chosen(variant: Variant, *, rows: int, tokens: int, state: int) -> Variant:
     if whole in ROWS and whole >= 4 * variant.chunk_size and time(whole) < HANDING_ON * time(best):
         return replace(variant, schedule="sequential")
     return replace(variant, superchunk=best)
+
+
+def at_once(state: int) -> int:
+    """Return how many blocks of the backward walk run at once with a state of `state` = N * P numbers."""
+    return PROCESSORS * (2 if state <= 64 * 64 else 1)
 
 
 def walked(variant: Variant, tokens: int) -> int:

@@ -142,6 +142,8 @@ class _Launched(Scan):
         names = tuple(dict.fromkeys(self._launched))
         rows, found = _attested(self.shape, self.variant, names, self._handed)
         self._record_psiv(dict(zip(self.saved, saved, strict=True)).get("psiv"), rows)
+        if self._direction == "backward":
+            facts.record(ScanFact.REMAT, "outputs" in names and "states" not in self.saved)
         facts.record(ScanFact.HEADS_HALVED, self.halved)
         s, left_open = self.shape, replace(self.variant, schedule="chunk_parallel", superchunk=0)
         suited = chosen(left_open, rows=s.B * s.H, tokens=self.tokens, state=s.N * s.P)

@@ -1,7 +1,8 @@
 """The scan on one GPU: the order of the kernels and their buffers, forward and backward.
 
-Between the passes only the inputs, the prefix tables and the states of the chunks are kept. Nothing here depends on a
-tensor's content, and nothing waits for the device.
+Between the passes only the inputs, the prefix tables and the states of the chunks are kept; with `remat` those of the
+super-chunks instead, from which the backward pass makes the others again, some walks at a time. Nothing here depends on
+a tensor's content, and nothing waits for the device.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
 from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
+from kernels.mamba3_mimo.cuda.host.piece import Piece, pieces, whole
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
 from kernels.mamba3_mimo.cuda.pieces.scalar import TAU
@@ -59,7 +61,8 @@ class Scan:
         if inputs.D is None:
             self.t["D"] = torch.zeros(self.shape.H, device=self.device)
         kept = {"wq": self.parallel, "carry": self.parallel, "psiv": variant.psiv_cache}
-        names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "states", "psiv")
+        kept |= {"start": self.parallel and variant.remat, "states": not variant.remat}
+        names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "start", "states", "psiv")
         self.saved = tuple(name for name in names if kept.get(name, True))
 
     def check(self, variant: Variant) -> None:
@@ -137,24 +140,32 @@ class Scan:
             final = self._pass("pass_states", pre["start"], pre["carry"], t.get("entering"))
         else:
             pre["start"], final = self._one(t.get("entering")), self.empty(s.B, s.H, s.N, s.P)
-        ranks = () if s.reduced else (s.R,)
-        out = self.empty(s.walks, s.L, *ranks, s.H, s.P, dtype=torch.bfloat16)
-        pre["states"] = self.empty(s.walks, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
         if self.variant.psiv_cache:
             pre["psiv"] = self.empty(s.walks, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
-        self.run(
-            "outputs",
-            *self._some("q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D"),
-            *(pre[name] for name in ("cs", "lc", "sk", "gm", "start")),
-            out,
-            *(pre[name] for name in ("states", "psiv") if name in pre),
-            *(() if self.parallel else (final,)),
-        )
+        (every,) = whole(s)
+        out, pre["states"] = self._outputs(pre, final, every)
         out = self._rows(out)[:, : self.tokens]
         if self.halved:
             out = halves.joined_width(out)
         saved = tuple(pre[name] for name in self.saved)
         return out, self._handed_on(final, pre) if return_final_state else None, saved
+
+    def _outputs(self, pre: Tensors, final: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
+        """Make o and the states that enter the chunks of some walks, PsiV and the final state where they are wanted."""
+        s, ranks = self.shape, () if self.shape.reduced else (self.shape.R,)
+        out = self.empty(piece.walks, s.L, *ranks, s.H, s.P, dtype=torch.bfloat16)
+        states = self.empty(piece.walks, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
+        self.run(
+            "outputs",
+            *piece.of(self._some("q", "k", "v", "z")),
+            *self._some("q_bias", "k_bias", "psi", "zeta", "phi", "D"),
+            *piece.of(pre[name] for name in ("cs", "lc", "sk", "gm", "start")),
+            out,
+            states,
+            *piece.of(pre[name] for name in ("psiv",) if name in pre),
+            *(() if self.parallel else piece.of((final,))),
+        )
+        return out, states
 
     def _one(self, outside: Tensor | None) -> Tensor:
         """Return what enters or leaves the one super-chunk of the sequential schedule, fp32 [B,H,N,P]."""
@@ -210,8 +221,8 @@ class Scan:
         if beyond is not None:
             known = {"reset": pre["reset"], "sk": pre["sk"], "adt": self.t["adt"]}
             add_beyond(walked, self.shape, self.tokens, known | beyond._asdict())
-        grads: Tensors = {name: walked[name] for name in ("v", "z", "entering") if name in walked}
-        grads |= {"D": walked["D"].sum(0)} | self._weight_gradients(walked) | self._reduced_heads(walked)
+        grads: Tensors = {name: walked[name] for name in ("q", "k", "v", "z", "entering") if name in walked}
+        grads |= {"D": walked["D"].sum(0)} | self._weight_gradients(walked) | self._bias_gradients(walked["biases"])
         grads |= self._time_gradients(pre, walked)
         grads = {name: self._trimmed(name, grads[name]) for name in self.given}
         if self.halved:
@@ -244,31 +255,54 @@ class Scan:
         return leaving, self._pass("pass_gradients", leaving, pre["carry"], behind)
 
     def _walk(self, pre: Tensors, do: Tensor, beyond: Beyond | None) -> Tensors:
-        """Run the walk: per-head gradients of q and k, gradients of v and z, and what the others are summed from."""
+        """Run the walk: gradients of q, k, v, z and the biases of q and k, and what the others are summed from."""
         s = self.shape
         leaving, first = self._leaving(pre, do, self._behind(pre, beyond))
-        walked = {name: self.empty(s.walks, s.L, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
-        walked |= {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
+        walked: Tensors = {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
         walked["dtheta"] = self.empty(s.walks, s.H, s.L, s.A)
         walked |= {name: self.empty(s.walks, s.H, s.L) for name in ("row_q", "row_k", "same", "diag")}
         walked["weights"] = self.empty(len(self._weights()), s.walks, s.H, s.M // 8, s.P)
         walked |= {"D": self.empty(s.walks, s.H), "edges": self.empty(*edge_size(s))}
         if s.started and first is None:
             walked["entering"] = self.empty(s.B, s.H, s.N, s.P)
-        self.run(
-            "gradients",
-            *self._some("q", "k", "v", "z"),
-            do,
-            *self._some("q_bias", "k_bias", "psi", "zeta", "phi", "D"),
-            *(pre[name] for name in ("cs", "lc", "sk", "gm", "states")),
-            leaving,
-            *((pre["psiv"],) if self.variant.psiv_cache else ()),
-            *(part for name, made in walked.items() for part in (made if name == "weights" else (made,))),
-        )
+        sums: Tensors = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
+        sums["biases"] = self.empty(2, s.walks, -(-s.L // head_block(s)), s.H, s.R, s.N)
+        for piece in pieces(s) if self.variant.remat else whole(s):
+            self._walk_piece(piece, pre, (do, leaving), walked, sums)
         if s.started:
             walked["entering"] = walked["entering"] if first is None else first
             torch.unflatten(walked["edges"], 0, (s.B, s.K))[:, 0, :, 0] = edge(walked["entering"], self.t["entering"])
-        return walked
+        return walked | sums
+
+    def _states_of(self, piece: Piece, pre: Tensors) -> Tensor:
+        """Return the states that enter the chunks of some walks: kept, or made again as the forward pass made them."""
+        if not self.variant.remat:
+            return pre["states"]
+        if not self.parallel:
+            pre = pre | {"start": self._one(self.t.get("entering"))}
+        return self._outputs(pre, torch.empty_like(pre["start"]), piece)[1]
+
+    def _walk_piece(
+        self, piece: Piece, pre: Tensors, given: tuple[Tensor, Tensor], walked: Tensors, sums: Tensors
+    ) -> None:
+        """Walk some walks: fill their parts of `walked`, in the kernel's order, and sum their heads' into `sums`.
+
+        `given` are the gradients of o and of what leaves the super-chunks.
+        """
+        s, (do, leaving) = self.shape, given
+        heads = {name: self.empty(piece.walks, s.L, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
+        self.run(
+            "gradients",
+            *piece.of((*self._some("q", "k", "v", "z"), do)),
+            *self._some("q_bias", "k_bias", "psi", "zeta", "phi", "D"),
+            *piece.of(pre[name] for name in ("cs", "lc", "sk", "gm")),
+            self._states_of(piece, pre),
+            *piece.of((leaving, *(pre[name] for name in ("psiv",) if name in pre))),
+            *heads.values(),
+            *(part for name, made in walked.items() for part in piece.of(made if name == "weights" else (made,))),
+        )
+        for name, bias in zip(heads, sums["biases"], strict=True):
+            self.run("reduce_heads", heads[name], *piece.of((sums[name], bias)))
 
     def _weight_gradients(self, walked: Tensors) -> Tensors:
         """Return the gradients of psi, zeta and phi."""
@@ -280,16 +314,12 @@ class Scan:
             grads["zeta"] *= self.t["phi"]
         return grads
 
-    def _reduced_heads(self, walked: Tensors) -> Tensors:
-        """Return the gradients of q, k and their biases; takes the per-head gradients out of `walked`."""
+    def _bias_gradients(self, partial: Tensor) -> Tensors:
+        """Return the gradients of the biases of q and k from the sums of `reduce_heads`."""
         s = self.shape
-        grads = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
-        blocks = -(-s.L // head_block(s))
-        partial, sums = self.empty(2, s.walks, blocks, s.H, s.R, s.N), self.empty(2, s.H * s.R, s.N)
-        for at, name in enumerate(grads):
-            self.run("reduce_heads", walked.pop(name), grads[name], partial[at])
-        self.run("sum_biases", partial.view(2, s.walks * blocks, -1, s.N), sums)
-        return grads | dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
+        sums = self.empty(2, s.H * s.R, s.N)
+        self.run("sum_biases", partial.view(2, -1, s.H * s.R, s.N), sums)
+        return dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
 
     def _weights(self) -> tuple[str, ...]:
         """Return which of psi, zeta and phi are given."""

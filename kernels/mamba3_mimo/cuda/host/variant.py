@@ -64,6 +64,10 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
             v.pipeline_stages not in PIPELINE_STAGES,
             f"pipeline_stages is {v.pipeline_stages}; allowed: {_listed(PIPELINE_STAGES)}",
         ),
+        (
+            v.psiv_cache and v.remat,
+            "psiv_cache with remat; allowed: one of them, since one keeps more between the passes and the other less",
+        ),
     )
 
 

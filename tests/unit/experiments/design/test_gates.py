@@ -80,8 +80,6 @@ def test_kernel_gates_have_no_effect_in_another_lane() -> None:
     sequential = {**values, "lane": "cuda", "schedule": "sequential"}
     assert GATES["superchunk"].unused_because(sequential) == "schedule = sequential"
     assert GATES["chunk_size"].unused_because(sequential) is None
-    roles = {**values, "lane": "cuda", "warp_specialize": True}
-    assert GATES["pipeline_stages"].unused_because(roles) == "warp_specialize = true"
 
 
 def test_gate_supports_names_the_node_class_that_a_value_needs() -> None:

@@ -1,0 +1,33 @@
+import os
+import time
+
+from workers import wake_event
+from workers.wake_event import WakeEvent
+
+
+def old(path):
+    os.utime(path, (0, 0))
+    return path
+
+
+def test_who_waits_touches_the_file_that_tells_of_its_life(tmp_path, monkeypatch):
+    alive = tmp_path / "home" / "alive"
+    event = WakeEvent(alive)
+    assert not alive.exists()
+    event.wait(0)
+    assert time.time() - alive.stat().st_mtime < 60
+    event.wait(0)
+    assert old(alive).stat().st_mtime == 0, "seldom: a wait may last for milliseconds"
+    event.wait(0)
+    assert alive.stat().st_mtime == 0
+    monkeypatch.setattr(wake_event, "_SAY_ALIVE_S", -1.0)
+    WakeEvent(alive).wait(0)
+    assert time.time() - alive.stat().st_mtime < 60
+
+
+def test_a_wait_goes_on_where_the_file_cannot_be_written(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    event = WakeEvent(blocked / "alive")
+    event.set()
+    assert event.wait(0)
