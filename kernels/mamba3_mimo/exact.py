@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.mamba3_mimo.accuracy import AXES, outputs
 from kernels.mamba3_mimo.fuzz import criterion
-from kernels.mamba3_mimo.fuzz.criterion import Results
+from kernels.mamba3_mimo.fuzz.criterion import Results, Yardstick
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import psiv
 from kernels.mamba3_mimo.reference import chunk_parallel
@@ -43,19 +43,19 @@ def reference(
 
 def yardstick(
     inputs: ScanInputs, grad_out: Tensor, *, gradients: bool = True, samples: int = 2, slice_size: int = SLICE_SIZE
-) -> tuple[Results, Results]:
+) -> Yardstick:
     """Return what criterion.yardstick does, from fewer samples: rows are many here, and typical ones count as well."""
     exact: Results = {}
     noise: Results = {}
     for places in _slices(inputs, slice_size):
         part, grad = places.inputs(inputs), places.of("out", grad_out)
-        found, moved = criterion.yardstick(part, grad, gradients=gradients, samples=samples)
+        found, moved = criterion.noise_of_rows(part, grad, gradients=gradients, samples=samples)
         places.add(found, exact, inputs)
         for name, squares in moved.items():
             if name not in noise:
                 noise[name] = squares.new_zeros(_squares_size(name, squares, exact[name]))
             places.squares(name, noise[name]).add_(squares)
-    return exact, noise
+    return Yardstick(exact, noise, criterion.carried(exact, noise, inputs, grad_out))
 
 
 def _chunk_parallel(inputs: ScanInputs) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 Equal programs compile to equal code, so a change of the kernels' Python that must not change them proves itself here
 without a compiler: once with `--store` before the change, once after it. FILE is JSON, problem -> kernel -> sha256 of
-the program's text and its compiler options. Forty problems, five shapes times eight variants, take a minute.
+the program's text and its compiler options. Nine shapes times eight variants take three minutes.
 """
 
 import argparse
@@ -23,6 +23,17 @@ SHAPES = {
     "B2 S512 N32 R2 C32": {"B": 2, "S": 512, "H": 4, "G": 2, "N": 32, "P": 64, "R": 2, "A": 16, "C": 32},
     "no z, no phi": {
         "B": 2, "S": 512, "H": 4, "G": 1, "N": 64, "P": 64, "R": 4, "A": 16, "gated": False, "reduced": False,
+    },
+    "a state, cumulated": {
+        "B": 2, "S": 512, "H": 4, "G": 2, "N": 128, "P": 64, "R": 4, "A": 64, "started": True, "cumulated": True,
+    },
+    "a state, shared angles, R8 C8": {
+        "B": 2, "S": 512, "H": 3, "G": 1, "N": 64, "P": 64, "R": 8, "A": 16, "C": 8, "started": True,
+        "shared_angles": True,
+    },
+    "N16 P32 R1 C64": {"B": 2, "S": 512, "H": 5, "G": 1, "N": 16, "P": 32, "R": 1, "A": 8, "C": 64},
+    "N64 P128, wide": {
+        "B": 2, "S": 512, "H": 2, "G": 1, "N": 64, "P": 128, "R": 2, "A": 32, "C": 32, "wide": True, "reduced": False,
     },
 }  # fmt: skip
 VARIANTS = {

@@ -17,7 +17,7 @@ from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
 from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from tests.kernels.interpreted_lane import interpreted_lane
 
-SMALL = DrawLimits(length=150, elements=2**16, chunks=12)
+SMALL = DrawLimits(length=150, elements=2**16, chunks=12, share=4)
 
 
 def answer(problem: ScanProblem, _say: Callable[[object], None] | None = None) -> FuzzOutcome:

@@ -19,7 +19,8 @@ from tests.kernels.fuzz_on_cpu import SMALL, answer
 from tests.kernels.interpreted_lane import interpreted_lane
 
 SEED = 0
-DRAWN = [problem for problems in islice(sets(SEED, DrawLimits()), 400) for problem in problems]
+SETS = list(islice(sets(SEED, DrawLimits()), 120))
+DRAWN = [problem for problems in SETS for problem in problems]
 EDGES = (8, 16, 32, 64, 256)
 
 
@@ -27,6 +28,13 @@ EDGES = (8, 16, 32, 64, 256)
 def nan_filled_buffers():
     """Replace the folder's fixture: a trial fills the lane's buffers itself, and the reference needs torch.cumsum."""
     return
+
+
+@pytest.fixture(scope="module")
+def allowed():
+    """The sets that run, with those of their problems that do."""
+    ran = [problems for problems in SETS if planning.refusal(problems[0]) is None]
+    return [[problem for problem in problems if planning.refusal(problem) is None] for problems in ran]
 
 
 def test_a_seed_and_a_number_always_give_the_same_set():
@@ -38,10 +46,31 @@ def test_a_line_gives_the_problem_back():
     assert all(parsed(problem.line) == problem for problem in DRAWN[:200])
 
 
-def test_problems_of_a_set_share_their_kernels():
-    for problems in islice(sets(SEED, DrawLimits()), 50):
-        sensible = [problem for problem in problems if must_be_refused(problem) is None]
-        assert len({(p.B, p.S, p.H, p.G, p.N, p.P, p.R, repr(p.switches), p.cumulated) for p in sensible}) == 1
+def test_problems_of_a_set_share_their_kernels_whatever_their_batches_and_lengths(allowed):
+    lengths = []
+    for problems in allowed:
+        needed = [planning.kernels(problem) for problem in problems]
+        assert frozenset().union(*needed) == max(needed, key=len), problems[0].line
+        lengths.append(len({(problem.B, problem.S) for problem in problems}))
+    assert sum(lengths) / len(lengths) > 10
+
+
+def test_a_thousand_problems_need_a_quarter_of_the_kernels_that_sets_of_eight_needed(allowed):
+    """Those were 1,576, 1,585 and 1,616 for the seeds 0, 21 and 33 (2026-11-23)."""
+    kernels, ran = set(), 0
+    for problems in allowed:
+        ran += len(problems)
+        kernels |= {kernel for problem in problems for kernel in planning.kernels(problem)}
+        if ran >= 1000:
+            break
+    assert ran >= 1000
+    assert len(kernels) < 450
+
+
+def test_walks_are_chosen_by_the_sizes_in_many_problems(allowed):
+    """Else the rule that chooses them would be tried with the lengths of no edge."""
+    asked = Counter("superchunk" in p.switches or "schedule" in p.switches for problems in allowed for p in problems)
+    assert min(asked.values()) > sum(asked.values()) / 4
 
 
 @pytest.mark.parametrize("name", ["N", "P", "R"])
@@ -56,11 +85,33 @@ def test_every_switch_is_drawn_with_every_value():
         assert drawn >= set(ALLOWED.get(name, (True, False) if isinstance(default, bool) else (64, 256, 1024))), name
 
 
-def test_lengths_reach_every_edge():
-    lengths = {problem.S for problem in DRAWN}
+def test_lengths_reach_every_edge(allowed):
+    ran = [problem for problems in allowed for problem in problems]
+    lengths = {problem.S for problem in ran}
     assert {1, 2, 4097} <= lengths
     for edge in EDGES:
         assert {(length + 1) % edge for length in lengths if length > edge - 2} >= {0, 1, 2}, edge
+
+
+def test_lengths_reach_the_edges_of_the_kernels_own_chunks_and_walks(allowed):
+    """One token before, at and behind the end of every chunk size and super-chunk; before and at the end of a row."""
+    behind = {}
+    for problem in (problem for problems in allowed for problem in problems):
+        shape = planning.sizes(problem)
+        behind.setdefault(("chunk", shape.C), set()).add((problem.S + 1) % shape.C - 1)
+        if shape.K > 1:
+            behind.setdefault(("super-chunk", shape.L), set()).add((problem.S + 1) % shape.L - 1)
+        else:
+            behind.setdefault(("row", 0), set()).add(problem.S - shape.L)
+    assert {size for unit, size in behind if unit == "chunk"} == set(ALLOWED["chunk_size"])
+    assert {size for unit, size in behind if unit == "super-chunk"} >= {64, 128, 256, 512, 1024}
+    for (unit, size), ends in behind.items():
+        assert ends >= ({-1, 0} if unit == "row" else {-1, 0, 1}), (unit, size)
+
+
+def test_every_batch_is_drawn_with_every_kind_of_walk(allowed):
+    drawn = {(p.B, planning.sizes(p).K > 1) for problems in allowed for p in problems}
+    assert drawn == {(batch, several) for batch in (1, 2, 3, 5) for several in (True, False)}
 
 
 def test_every_way_of_asking_is_drawn():
@@ -146,16 +197,18 @@ def test_every_shape_has_a_chunk_size_that_the_lane_allows_but_the_largest_state
     assert every - allowed == {(256, width, 8) for width in ALLOWED["P"]}
 
 
-INTERPRETED = [
-    problems[number % len(problems)] for number, problems in enumerate(islice(sets(SEED, SMALL), 40))
-]  # fmt: skip
+def interpreted_cost(problem):
+    """Return about how many numbers of tiles the interpreted kernels make."""
+    shape = planning.sizes(problem)
+    return shape.walks * shape.chunks * shape.H * shape.M * max(shape.N, shape.P)
 
 
-CHEAP = [p for p in INTERPRETED if planning.refusal(p) is None and p.B * p.S * p.H * p.R * max(p.N, p.P) < 2**14]
+SMALL_ONES = [problems[number % len(problems)] for number, problems in enumerate(islice(sets(SEED, SMALL), 60))]
+INTERPRETED = sorted((p for p in SMALL_ONES if planning.refusal(p) is None), key=interpreted_cost)[:6]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", CHEAP[:12], ids=lambda p: p.line)
+@pytest.mark.parametrize("problem", INTERPRETED, ids=lambda p: p.line)
 def test_problem_is_right_in_the_interpreter(problem):
     outcome = answer(problem)
     assert outcome.ending == "right", outcome.why

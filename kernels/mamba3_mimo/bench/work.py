@@ -29,7 +29,7 @@ from kernels.mamba3_mimo.bench import runs, timing
 from kernels.mamba3_mimo.bench.runs import Passes, Timed
 from kernels.mamba3_mimo.exact import reference, yardstick
 from kernels.mamba3_mimo.fuzz import criterion
-from kernels.mamba3_mimo.fuzz.criterion import Results
+from kernels.mamba3_mimo.fuzz.criterion import Results, Yardstick
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.scan import ScanSwitches
 
@@ -56,7 +56,7 @@ class Worker:
         self._lane = lane
         self._timed: dict[str, Timed] = {}
         self._graphs: dict[tuple[str, Passes], timing.Captured] = {}
-        self._exactly: dict[str, tuple[Results, Results]] = {}
+        self._exactly: dict[str, Yardstick] = {}
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what computes here."""
@@ -184,19 +184,18 @@ class Worker:
         made = {name: kernel(name, scan.shape, scan.variant) for name in attest.WALKS}
         return list(attest.table(made))
 
-    def _exact(self, inputs: ScanInputs, grad_out: Tensor, *, gradients: bool) -> tuple[Results, Results]:
+    def _exact(self, inputs: ScanInputs, grad_out: Tensor, *, gradients: bool) -> Yardstick:
         """Return the exact results, and for ours the noise that errors are measured with."""
         if self._lane == Lane.PEER:
-            return reference(inputs, grad_out if gradients else None), {}
+            return Yardstick(reference(inputs, grad_out if gradients else None), {}, {})
         return yardstick(inputs, grad_out, gradients=gradients)
 
-    def _judged(self, got: Results, exactly: tuple[Results, Results]) -> Judged:
+    def _judged(self, got: Results, exactly: Yardstick) -> Judged:
         """Return errors and verdict: ours by the criterion of the fuzz, the official one by that of its own tests."""
-        exact, noise = exactly
-        errors = compare_rows(got, {name: exact[name] for name in got})
-        shares = criterion.measured(got, exact, noise) if noise else {}
+        errors = compare_rows(got, {name: exactly.exact[name] for name in got})
+        shares = criterion.measured(got, exactly) if exactly.noise else {}
         wrong = [name for name, share in shares.items() if not share.right]
-        if not noise:
+        if not exactly.noise:
             wrong = [name for name, (overall, _) in errors.items() if not overall < OFFICIAL_TOLERANCE]
         torch.cuda.empty_cache()
         return {

@@ -1,8 +1,9 @@
 """Random problems over every axis, in sets that share their compiled kernels; a seed and a number give the same set.
 
 A compiled kernel depends on sizes, on which tensors there are and on the switches, and compiling takes a hundred times
-longer than running. So these are drawn once per set; values, documents, layouts and what is asked for, every time.
-About half of the sets draw something that the lane refuses: that is part of the test, and costs nothing.
+longer than running. So these are drawn once per set. Drawn for every problem: batch and length, which are known when
+kernels are launched, values, documents, layouts and what is asked for. About half of the sets draw something that the
+lane refuses: that is part of the test, and costs nothing.
 """
 
 from collections.abc import Iterator
@@ -11,12 +12,12 @@ from itertools import count
 from random import Random
 from typing import Any, get_args
 
+from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
 from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
-SHARE = 8
-"""Problems of a set."""
 HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33)
 SWITCHES = {field.name: field.default for field in fields(ScanSwitches) if field.name != "lane"}
 """Switch of the lane -> its default."""
@@ -35,6 +36,8 @@ class DrawLimits:
     """Most numbers of a float64 tensor of the reference, unless one row with one head has more."""
     chunks: int = 2**20
     """Most chunks of all rows and heads together, unless one row with one head has more."""
+    share: int = 32
+    """Problems of a set: many where kernels are compiled, few where nothing is."""
 
 
 def sets(seed: int, limits: DrawLimits) -> Iterator[tuple[ScanProblem, ...]]:
@@ -47,11 +50,11 @@ def one_set(seed: int, number: int, limits: DrawLimits) -> tuple[ScanProblem, ..
     """Return set `number`."""
     rnd = Random(f"{seed}/{number}")  # noqa: S311  (a test's choice, no secret)
     shared = _shared(rnd, limits)
-    return tuple(_own(rnd, shared, nonsense=i > 0 and rnd.random() < 0.08) for i in range(SHARE))
+    return tuple(_own(rnd, shared, limits, nonsense=i > 0 and rnd.random() < 0.08) for i in range(limits.share))
 
 
 def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
-    """Draw what decides about the kernels."""
+    """Draw what decides about the kernels. Its batch and length are those that decide how long its walks are."""
     N = rnd.choice((16, 32, 64, 64, 128, 128, 256))
     P, R = rnd.choice(ALLOWED["P"]), rnd.choice(ALLOWED["R"])
     chunks = [rows // R for rows in CHUNK_ROWS if rows // R in ALLOWED["chunk_size"]]
@@ -61,17 +64,36 @@ def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
     if switches.get("warp_specialize") and rnd.random() < 0.8:  # else nearly every draw of it is refused
         N, P, without = rnd.choice((64, 128)), 64, []
         switches = {"warp_specialize": True, "chunk_size": 64 // R, "superchunk": rnd.choice(SUPERCHUNKS)}
-    S = _length(rnd, (chunk, int(switches.get("superchunk") or 256), 8192 // N), limits.length)
-    room = max(1, min(limits.elements // (S * R * max(N, P)), limits.chunks // -(-S // chunk)))
-    H = rnd.choice([heads for heads in HEADS if heads <= room])
+    shape = ScanProblem(N=N, P=P, R=R, H=1, switches=switches)
+    S = _length(rnd, _units(shape), limits.length)
+    H = rnd.choice([heads for heads in HEADS if heads <= _rows(shape, S, limits)])
     return ScanProblem(
-        B=rnd.choice([batch for batch in (1, 2, 3, 5) if batch <= max(1, room // H)]), S=S, H=H,
+        B=_batch(rnd, shape.model_copy(update={"H": H}), S, limits), S=S, H=H,
         G=rnd.choice([groups for groups in range(1, H + 1) if H % groups == 0]), N=N, P=P, R=R,
         full_rotary=rnd.random() < 0.3, cumulated=(cumulated := rnd.random() < 0.25),
         shared_angles=not cumulated and rnd.random() < 0.4,
         without=tuple(name for missing in without for name in ((missing, "zeta") if missing == "z" else (missing,))),
         switches=switches, started=rnd.random() < 0.3,
     )  # fmt: skip
+
+
+def _rows(p: ScanProblem, tokens: int, limits: DrawLimits) -> int:
+    """Return how many rows of `tokens` tokens all heads may have together, at least one."""
+    elements, chunks = tokens * p.R * max(p.N, p.P), -(-tokens // _chunk(p))
+    return max(1, min(limits.elements // elements, limits.chunks // chunks))
+
+
+def _batch(rnd: Random, p: ScanProblem, tokens: int, limits: DrawLimits) -> int:
+    return rnd.choice([batch for batch in (1, 2, 3, 5) if batch <= max(1, _rows(p, tokens, limits) // p.H)])
+
+
+def _chunk(p: ScanProblem) -> int:
+    return int(p.switches.get("chunk_size", ScanSwitches.chunk_size))
+
+
+def _units(p: ScanProblem) -> tuple[int, ...]:
+    """Return the tokens of what a row is made of: chunks, super-chunks, blocks of the sums over heads."""
+    return _chunk(p), int(p.switches.get("superchunk") or 256), 8192 // p.N
 
 
 def _switches(rnd: Random, chunk: int) -> dict[str, Any]:
@@ -95,7 +117,7 @@ def _length(rnd: Random, units: tuple[int, ...], most: int) -> int:
     kind = rnd.random()
     if kind > 0.97:
         return most
-    if kind < 0.2:
+    if kind < 0.2 or most < 8:
         return min(rnd.randint(1, 20), most)
     if kind < 0.4:
         return max(1, int(most ** rnd.random()))
@@ -104,10 +126,10 @@ def _length(rnd: Random, units: tuple[int, ...], most: int) -> int:
     return max(1, min(unit * times + rnd.choice((-1, 0, 0, 1)), most))
 
 
-def _own(rnd: Random, shared: ScanProblem, *, nonsense: bool) -> ScanProblem:
+def _own(rnd: Random, shared: ScanProblem, limits: DrawLimits, *, nonsense: bool) -> ScanProblem:
     """Draw what compiled kernels do not depend on."""
     without = (*shared.without, "D") if rnd.random() < 0.15 else shared.without
-    own: dict[str, Any] = {
+    own: dict[str, Any] = _rows_and_length(rnd, shared, limits) | {
         "decay": rnd.choice(get_args(Decay)), "seed": rnd.randrange(10**6), "without": without,
         "wanted": _wanted(rnd, without, shared), "layouts": _layouts(rnd, without),
         "other_stream": rnd.random() < 0.2, "other_device": rnd.random() < 0.2,
@@ -118,6 +140,39 @@ def _own(rnd: Random, shared: ScanProblem, *, nonsense: bool) -> ScanProblem:
     if nonsense:
         own |= _nonsense(rnd, shared)
     return shared.model_copy(update=own)
+
+
+def _rows_and_length(rnd: Random, shared: ScanProblem, limits: DrawLimits) -> dict[str, Any]:
+    """Draw B and S; where they would be given walks of another length, those of the set are asked for."""
+    walks = chosen(Variant(**shared.switches), **_sizes(shared))  # type: ignore[arg-type]
+    if walks.schedule == "sequential":
+        S = _bucketed(rnd, walks, shared.S, limits.length)
+    else:
+        S = _length(rnd, (*_units(shared), walks.superchunk), _longest(shared, limits))
+    own = shared.model_copy(update={"S": S, "B": _batch(rnd, shared, S, limits)})
+    switches = shared.switches
+    if chosen(Variant(**switches), **_sizes(own)) != walks:  # type: ignore[arg-type]
+        switches = switches | {name: getattr(walks, name) for name in ("schedule", "superchunk")}
+        switches = {name: value for name, value in switches.items() if value != SWITCHES[name]}
+    return {"B": own.B, "S": S, "switches": switches}
+
+
+def _sizes(p: ScanProblem) -> dict[str, int]:
+    return {"rows": p.B * p.H, "tokens": p.S, "state": p.N * p.P}
+
+
+def _longest(p: ScanProblem, limits: DrawLimits) -> int:
+    """Return the most tokens that one row may have with the heads of the set: no fewer than the set was drawn with."""
+    chunk = _chunk(p)
+    fits = min(limits.elements // (p.H * p.R * max(p.N, p.P)), limits.chunks // p.H * chunk, limits.length)
+    return max(fits, p.S)
+
+
+def _bucketed(rnd: Random, walks: Variant, tokens: int, longest: int) -> int:
+    """Draw a length for which a walk over a row is as long as for `tokens` tokens, often one of the edges."""
+    most = min(walked(walks, tokens), longest)
+    least = next(size for size in range(tokens, 0, -1) if size == 1 or walked(walks, size - 1) < walked(walks, tokens))
+    return rnd.choice((least, most, max(least, most - 1), rnd.randint(least, most), tokens))
 
 
 def _wanted(rnd: Random, without: tuple[str, ...], shared: ScanProblem) -> tuple[str, ...] | None:

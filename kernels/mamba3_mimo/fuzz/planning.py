@@ -1,12 +1,15 @@
 """What the lane says to a problem before it runs: the reason why it refuses, and what it compiles for it."""
 
+from collections.abc import Hashable
+
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo import supports
-from kernels.mamba3_mimo.cuda.host.compiled import Direction, build
+from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, for_any_size, needed
 from kernels.mamba3_mimo.cuda.host.op import dtype_refusal
 from kernels.mamba3_mimo.cuda.host.scan import Scan
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.mamba3_mimo.fuzz.tensors import shapes_only
@@ -33,11 +36,29 @@ def refusal(problem: ScanProblem) -> str | None:
 def compiled(problem: ScanProblem) -> tuple[int, int]:
     """Compile what a problem needs that is not refused; return how many kernels were new, and how many on disk."""
     scan = _scan(problem)
-    directions: tuple[Direction, ...] = ("forward",) if problem.wanted == () else ("forward", "backward")
     with facts.collect() as seen:
-        for direction in directions:
+        for direction in _directions(problem):
             build(direction, scan.shape, scan.variant)
     return int(seen.get(ScanFact.KERNELS_COMPILED, 0)), int(seen.get(ScanFact.KERNELS_LOADED, 0))
+
+
+def kernels(problem: ScanProblem) -> frozenset[Hashable]:
+    """Return what names the kernels that a problem needs that is not refused: equal names are one kernel."""
+    scan = _scan(problem)
+    return frozenset(
+        for_any_size(name, scan.shape, scan.variant)
+        for direction in _directions(problem)
+        for name in needed(direction, scan.shape, scan.variant)
+    )
+
+
+def sizes(problem: ScanProblem) -> ScanShape:
+    """Return the sizes of the kernels that a problem needs that is not refused."""
+    return _scan(problem).shape
+
+
+def _directions(problem: ScanProblem) -> tuple[Direction, ...]:
+    return ("forward",) if problem.wanted == () else ("forward", "backward")
 
 
 def _scan(problem: ScanProblem) -> Scan:

@@ -13,7 +13,6 @@ from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
 from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 
 LINES, SUMMARY, PAGE = "outcomes.jsonl", "summary.json", "README.md"
-LIMITS = f"{criterion.WHOLE_LIMIT:g} and {criterion.ROW_LIMIT:g}"
 GOOD = ("right", "refused")
 AXES = (
     "N",
@@ -182,7 +181,7 @@ def page(summary: FuzzSummary, outcomes: Iterable[FuzzOutcome]) -> str:
         lines += [f"- {told(outcome)}\n\n  `{reproduction(outcome.problem)}`" for outcome in bad] + [""]
     lines += [
         "## Largest errors", "",
-        f"Of right results, in multiples of the noise; limits {LIMITS}.", "",
+        f"Of right results, in multiples of the noise; limits {criterion.LIMITS}.", "",
         "| result | whole | row |", "|---|---|---|",
         *(f"| {name} | {whole:.2f} | {row:.2f} |" for name, (whole, row) in summary.worst.items()), "",
         "## What was refused", "", "| times | reason |", "|---|---|",

@@ -144,4 +144,4 @@ def _described(wrong: list[str], got: Results, errors: dict[str, tuple[float, fl
     lost = {name: int((~got[name].isfinite()).sum()) for name in wrong}
     said = [f"{name}: {count} of {got[name].numel()} not finite" for name, count in lost.items() if count]
     said += [f"{name}: {errors[name][0]:.3g} / {errors[name][1]:.3g}" for name in wrong if not lost[name]]
-    return f"{'; '.join(said)} (limits {criterion.WHOLE_LIMIT:g} / {criterion.ROW_LIMIT:g})"
+    return f"{'; '.join(said)} (limits {criterion.LIMITS})"

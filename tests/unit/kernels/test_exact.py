@@ -46,13 +46,15 @@ def test_yardsticks_of_slices_add_up_to_that_of_the_whole(case: Case) -> None:
     """The exact results equal; the noise, of which every slice draws its own, within what few draws leave."""
     inputs = make_inputs(case, "cpu")
     grad_out, per_head = make_grad(inputs, 1), case.S * case.R * max(case.N, case.P)
-    exact, noise = criterion.yardstick(inputs, grad_out, samples=8)
+    exact, noise, carried = criterion.yardstick(inputs, grad_out, samples=8)
     for size in (0, 2 * case.H * per_head):
-        found, moved = yardstick(inputs, grad_out, samples=8, slice_size=size)
+        found, moved, moved_sums = yardstick(inputs, grad_out, samples=8, slice_size=size)
         assert max((found[name] - exact[name]).abs().max().item() for name in exact) < 1e-10
         assert {name: t.shape for name, t in moved.items()} == {name: t.shape for name, t in noise.items()}
         for name, squares in noise.items():
             assert 0.25 < moved[name].sum() / squares.sum() < 4, name
+        assert 0.25 < moved_sums["adt"].sum() / carried["adt"].sum() < 4
+        assert moved_sums["adt"].shape == carried["adt"].shape == noise["adt"].shape
 
 
 def test_the_timed_problems_are_taken_in_slices_of_one_row_or_fewer_heads() -> None:

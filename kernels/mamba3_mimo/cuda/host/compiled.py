@@ -125,13 +125,13 @@ def launches(shape: ScanShape, variant: Variant) -> Launches:
 
 def kernel(name: str, shape: ScanShape, variant: Variant) -> Any:
     """Return the compiled kernel `name`, the same for every batch and length: see `Launches` for what it takes."""
-    key = _for_any_size(name, shape, variant)
+    key = for_any_size(name, shape, variant)
     if key not in _ready:
         _ready[key] = _compiled(*key)
     return _ready[key]
 
 
-def _for_any_size(name: str, shape: ScanShape, variant: Variant) -> tuple[str, ScanShape, Variant]:
+def for_any_size(name: str, shape: ScanShape, variant: Variant) -> tuple[str, ScanShape, Variant]:
     """Return what the kernel is compiled for."""
     length = shape.C if name in OF_ANY_SUPER_CHUNKS else shape.L
     started = shape.started and name in KNOW_THE_START
@@ -171,7 +171,7 @@ def build(direction: Direction, shape: ScanShape, variant: Variant) -> None:
     length.
     """
     names = needed(direction, shape, variant)
-    names = tuple(name for name in names if _for_any_size(name, shape, variant) not in _ready)
+    names = tuple(name for name in names if for_any_size(name, shape, variant) not in _ready)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile") as pool:
         made = list(pool.map(lambda name: kernel(name, shape, variant), names))
     new = sum(one.artifact is not None for one in made)
