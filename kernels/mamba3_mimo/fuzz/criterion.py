@@ -105,7 +105,7 @@ def carried(exact: Results, noise: Results, inputs: ScanInputs, grad_out: Tensor
     """
     if "adt" not in noise:
         return {}
-    rounding = _sizes_of_products(exact["out"], grad_out) + _sizes_of_products(exact["v"], inputs.v)
+    rounding = _sizes_of_products(exact["out"], grad_out) + _sizes_of_products(exact["v"], inputs.v.detach())
     terms_BSH = noise["adt"] + (PLACE_OF_SUMS * rounding).square()
     ids_BS1 = terms_BSH.new_zeros(()).expand(terms_BSH.shape[:2]) if inputs.segment_ids is None else inputs.segment_ids
     ids_BS1 = ids_BS1.unsqueeze(-1)
