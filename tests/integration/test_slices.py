@@ -50,7 +50,7 @@ class Rig:
         """Children of the fork server, in the order of their start."""
         commands = processes_of(self.home)
         servers = [pid for pid, command in commands.items() if "multiprocessing.forkserver" in command]
-        children = [child for pid in servers if psutil.pid_exists(pid) for child in psutil.Process(pid).children()]
+        children = [child for pid in servers for child in _children(pid)]
         return [child.pid for child in sorted(children, key=lambda child: child.create_time())]
 
     def until_slices_run(self, attempt: str, arms: int = 3) -> list[int]:
@@ -193,6 +193,13 @@ def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_o
     claims = len(rig.service.bodies(":claim"))
     until(lambda: len(rig.service.bodies(":claim")) > claims)
     assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:  # it has ended since it was found
+        return []
 
 
 def _zombie(pid: int) -> bool:

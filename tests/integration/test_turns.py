@@ -121,7 +121,7 @@ def test_waiting_says_the_place_and_when_it_starts(api: Api) -> None:
     assert (shown(api, first)["waiting_for"], shown(api, first)["blocks_ahead"]) == (None, None)
     waits = shown(api, second)
     assert (waits["blocks_ahead"], waits["starts_in_s"]) == (0, None)
-    told = "a free node of class 'cpu' (1 live, 0 blocks ahead in the queue); running now: 'psiv'"
+    told = "a free node of class 'cpu' (1 live, 0 blocks ahead in the queue); running now: 'factory'"
     assert waits["waiting_for"] == told
     with api.store.write() as connection:
         long_ago = update(attempts).where(attempts.c.id == block["attempt_id"])

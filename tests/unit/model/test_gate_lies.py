@@ -116,7 +116,7 @@ def not_live(home: Path, dataset: Dataset, changes: dict[str, Any]) -> list[str]
 def test_every_gate_is_lied_about_somewhere() -> None:
     of_kernels = {name for name, gate in GATES.items() if gate.in_kernels}
     of_xla = {name for name, gate in GATES.items() if (Lane.XLA,) in gate.lanes.values()}  # test_xla_lies.py
-    assert set(LIES) | of_kernels | of_xla == set(GATES)
+    assert set(LIES) | of_kernels | of_xla | {"remat"} == set(GATES)  # there, and in test_mamba3_cuda_lies.py
 
 
 def test_readings_of_an_honest_run_are_live(home: Path, dataset: Dataset) -> None:
