@@ -96,10 +96,8 @@ def test_what_a_receipt_cannot_hold_is_refused(body: bytes) -> None:
         parse(body)
 
 
-@pytest.mark.parametrize(("read", "shares"), [(parse, True), (json.loads, False)])
-def test_others_go_on_while_a_large_document_is_read(read: Any, shares: bool) -> None:
-    """The second case shows that the test can see the difference: the parser in C lets nobody else run."""
-    body = b"[" + b"[1,2],{}," * (MIB // 4) + b"0]"
+def _longest_stretch(read: Any, body: bytes) -> float:
+    """The longest stretch in which only the reading thread ran, as a share of the processor time of the reading."""
     thread = threading.Thread(target=read, args=(body,))
     thread.start()
     moments = [time.process_time()]
@@ -107,6 +105,15 @@ def test_others_go_on_while_a_large_document_is_read(read: Any, shares: bool) ->
         time.sleep(0)
         moments.append(time.process_time())
     thread.join()
-    longest = max(after - before for before, after in itertools.pairwise(moments))
-    share = longest / (moments[-1] - moments[0])
-    assert (share < 0.5) == shares, share
+    return max(after - before for before, after in itertools.pairwise(moments)) / (moments[-1] - moments[0])
+
+
+@pytest.mark.parametrize(("read", "shares"), [(parse, True), (json.loads, False)])
+def test_others_go_on_while_a_large_document_is_read(read: Any, shares: bool) -> None:
+    """The second case shows that the test can see the difference: the parser in C lets nobody else run.
+
+    One good try of eight is enough: busy processors that keep the waiting thread away lengthen a stretch, never
+    shorten one.
+    """
+    body = b"[" + b"[1,2],{}," * (MIB // 4) + b"0]"
+    assert any(_longest_stretch(read, body) < 0.5 for _ in range(8)) == shares
