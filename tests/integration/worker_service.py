@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import TypeAdapter
 
 from experiments.design import gates
@@ -262,3 +263,11 @@ def processes_of(home: Path) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    """Children of a process; none where it has ended since it was found."""
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
