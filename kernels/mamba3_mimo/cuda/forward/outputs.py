@@ -21,7 +21,7 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
-from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
+from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -42,18 +42,24 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_early_loads, make_output_start, staged, threads_for
+from kernels.mamba3_mimo.cuda.pieces.walk import (
+    given,
+    make_early_loads,
+    make_output_start,
+    make_sum,
+    staged,
+    threads_for,
+)
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
     """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P]."""
     B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    (loads, early), threads, ahead = make_early_loads(s, v), threads_for(s), v.pipeline_stages
+    loads, threads = make_early_loads(s, v), threads_for(s)
     blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) else 0  # measured
     outer = make_outer(s, threads, loads)
     piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
-    row_scales = make_row_scales(s, threads)
-    part, copies = pieces(s, threads), R * len(loads.columns()) + 2
+    row_scales, part = make_row_scales(s, threads), pieces(s, threads)
 
     @T.macro
     def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, n):
@@ -62,6 +68,14 @@ def local_states(s: ScanShape, v: Variant) -> Any:
         loads.copy(v_in[b, t0 : t0 + C, h, :], v_s[slot * C : (slot + 1) * C, :], full, n)
         loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
         loads.posted(full, n)
+
+    @T.macro
+    def write(v_l, v_s, scale, psi_l, x_s, wk_s, n, tx):
+        piece(v_l, v_s, loads.slot(n) * C, tx)
+        row_scales(scale, wk_s, n * C, tx)
+        expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
+
+    begin, total = make_sum(s, v, loads, outer, start, write, copies=R * len(loads.columns()) + 2)
 
     @T.prim_func
     def f1_local_states(
@@ -84,40 +98,17 @@ def local_states(s: ScanShape, v: Variant) -> Any:
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             x_s = T.alloc_shared((outer.slots * M, P), BF16)
             wk_s = T.alloc_shared((L,), F32)
-            acc, left, held, psi_l = outer.acc(), outer.left(), outer.held(), T.alloc_local((4 * R,), F32)
+            acc, left, held = outer.registers()
+            psi_l = T.alloc_local((4 * R,), F32)
             v_l, scale = T.alloc_local((part.units * 4,), BF16), T.alloc_local((part.units,), F32)
             desc = T.alloc_wgmma_desc()
             full = loads.barriers(threads)
             T.annotate_layout({**loads.layouts(k_raw), **outer.layouts(x_s)})
+            given, mine = (k_raw, v_s, cs_s, k, v, cs, full), Registers(acc, left, held, desc)
             tx = T.get_thread_binding()
-            nc = L // C
-            for n in tuple(range(ahead)):
-                if n < nc:
-                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
-            outer.begin(acc, held, k_bias, h, tx, desc, x_s)
+            begin(given, mine, x_s, k_bias, b, h, tx)
             factor(psi_l, psi, h, tx)
-            for t in T.Parallel(L):
-                wk_s[t] = wk[b, h, t]
-            T.sync_threads()
-            for n in T.serial(nc):
-                if ahead == 0:
-                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
-                if early:
-                    if n + ahead < nc:
-                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
-                loads.wait(full, n, nc, copies)
-                if outer.slots == 1:
-                    T.sync_threads()
-                piece(v_l, v_s, loads.slot(n) * C, tx)
-                row_scales(scale, wk_s, n * C, tx)
-                expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
-                outer.turn(left, acc, k_raw, held, cs_s, n, tx)
-                T.sync_threads()
-                if ahead > 0 and not early:
-                    if n + ahead < nc:
-                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
-                outer.add(left, x_s, acc, n, desc)
-            outer.store(acc, local, b, h, tx)
+            total(given, (v_l, v_s, scale, psi_l), mine, k_raw, cs_s, x_s, wk_s, wk, local, full, b, h, tx)
 
     return f1_local_states
 
