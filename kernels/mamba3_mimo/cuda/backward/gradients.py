@@ -14,7 +14,6 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
-from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
 from kernels.mamba3_mimo.cuda.backward.groups import (
@@ -31,6 +30,7 @@ from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -38,7 +38,6 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     UNPACKED,
     spread,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given
 
 
 def shared_bytes(s: ScanShape, v: Variant) -> int:
@@ -120,50 +119,19 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the
     gradient of the state that enters the rows, only in the sequential schedule: else F2 reversed has it.
     """
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     threads, loads = io.threads_of(s), make_loads(s, v)
     turning, depth = spread(s, threads).angles, A // 4
     across, along, sums_out = io.columns_of(s, M), io.columns_of(s, N), io.make_sums_out(s)
     _, stored = make_store(v)
     x_rows, sum_rows = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
-    started = s.started and v.schedule == "sequential"
 
     @T.prim_func
+    @takes(s, v, d_out="do")
     def b3_gradients(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v_: T.Tensor((B, S, H, P), BF16),
-        z: given(s.gated, (B, S, H, P), BF16),
-        d_out: T.Tensor((B, S, H, P) if s.reduced else (B, S, R, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        zeta: given(s.gated, (H, R, P), F32),
-        phi: given(s.reduced, (H, R, P), F32),
-        D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S // C, depth, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-        leaving: T.Tensor((B, H, N, P), F32),
-        psiv: given(v.psiv_cache, (B, H, S // C, M, P), BF16),
-        dqh: T.Tensor((B, S, R, H, N), BF16),
-        dkh: T.Tensor((B, S, R, H, N), BF16),
-        dv: T.Tensor((B, S, H, P), BF16),
-        dz: given(s.gated, (B, S, H, P), BF16),
-        dtheta: T.Tensor((B, H, S, A), F32),
-        row_q: T.Tensor((B, H, S), F32),
-        row_k: T.Tensor((B, H, S), F32),
-        same: T.Tensor((B, H, S), F32),
-        diag: T.Tensor((B, H, S), F32),
-        p_psi: T.Tensor((B, H, M // 8, P), F32),
-        p_zeta: given(s.gated, (B, H, M // 8, P), F32),
-        p_phi: given(s.reduced, (B, H, M // 8, P), F32),
-        p_d: T.Tensor((B, H), F32),
-        edges: T.Tensor(edge_size(s), F32),
-        first: given(started, (B, H, N, P), F32),
-    ):
+        q, k, v_, z, d_out, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving, psiv,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first,
+    ):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             # the barriers below are all that is needed, unless the compiler overlaps buffers
@@ -273,7 +241,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             for n in T.serial(nc):
                 chunk(b, h, last - n * C, n, nc, tx)
             stored()
-            if started:
+            if writes_first(s, v):
                 T.copy(E, first[b, h, :, :])
             sums_out(psi_acc, p_psi, b, h)
             if s.gated:

@@ -15,6 +15,7 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -26,7 +27,7 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     make_row_scales,
     pieces,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_early_loads, make_sum, staged, threads_for
+from kernels.mamba3_mimo.cuda.pieces.walk import make_early_loads, make_sum, threads_for
 
 
 def make_gated(s: ScanShape, threads: int) -> Any:
@@ -76,7 +77,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
 
     `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
     """
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads = make_early_loads(s, v), threads_for(s)
     blocks = {64: 4, 128: 3}.get(N, 0) if (P, C, M) == (64, 16, 64) and v.pipeline_stages < 2 else 0
     outer, factor, gated = make_outer(s, threads, loads), make_factor(s), make_gated(s, threads)
@@ -106,17 +107,8 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
     begin, total = make_sum(s, v, loads, outer, start, write, copies)
 
     @T.prim_func
-    def b1_local_gradients(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        z: given(s.gated, (B, S, H, P), BF16),
-        do: T.Tensor((B, S, H, P) if s.reduced else (B, S, R, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        zeta: given(s.gated, (H, R, P), F32),
-        phi: given(s.reduced, (H, R, P), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        wq: T.Tensor((B, H, S), F32),
-        local: T.Tensor((B, H, N, P), F32),
-    ):
+    @takes(s, v)
+    def b1_local_gradients(q, z, do, q_bias, zeta, phi, cs, wq, local):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
@@ -124,7 +116,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(blocks)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             q_raw = loads.tile()
-            z_s = staged(s.gated, (loads.slots * C, P), BF16)
+            z_s = T.alloc_shared((loads.slots * C, P), BF16) if s.gated else None
             do_s = T.alloc_shared((loads.slots * do_rows, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             g_s = T.alloc_shared((outer.slots * M, P), BF16)

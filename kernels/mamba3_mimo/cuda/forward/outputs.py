@@ -22,6 +22,7 @@ from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -43,18 +44,16 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     window,
 )
 from kernels.mamba3_mimo.cuda.pieces.walk import (
-    given,
     make_early_loads,
     make_output_start,
     make_sum,
-    staged,
     threads_for,
 )
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
     """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P]."""
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads = make_early_loads(s, v), threads_for(s)
     blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) else 0  # measured
     outer = make_outer(s, threads, loads)
@@ -78,15 +77,8 @@ def local_states(s: ScanShape, v: Variant) -> Any:
     begin, total = make_sum(s, v, loads, outer, start, write, copies=R * len(loads.columns()) + 2)
 
     @T.prim_func
-    def f1_local_states(
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        wk: T.Tensor((B, H, S), F32),
-        local: T.Tensor((B, H, N, P), F32),
-    ):
+    @takes(s, v)
+    def f1_local_states(k, v, k_bias, psi, cs, wk, local):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
@@ -175,9 +167,9 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential schedule also the state that leaves the last chunk,
     `final` fp32 [B,H,N,P].
     """
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     if lifts(s):
         return outputs_lifted.outputs(s, v)
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads, W = make_loads(s, v), threads_for(s), window(s)
     ahead = loads.ahead
     angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at)
@@ -188,38 +180,18 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     start, copies = make_output_start(s, loads)
     paired, own_rows, stored = M % 64 == 0 and N % 64 == 0, threads // 2 == M, not v.tma
     by_rows = T.GemmWarpPolicy.FullRow if own_rows else T.GemmWarpPolicy.Square
-    out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
     psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
 
     @T.prim_func
-    def f3_outputs(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
-        z: given(s.gated, (B, S, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        zeta: given(s.gated, (H, R, P), F32),
-        phi: given(s.reduced, (H, R, P), F32),
-        D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
-        entering: T.Tensor((B, H, N, P), F32),
-        o: T.Tensor(out_shape, BF16),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-        psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
-        final: given(sequential, (B, H, N, P), F32),
-    ):
+    @takes(s, v)
+    def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             if N * P <= 64 * 64 and M == 64 and ahead <= 1:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
-            z_s = staged(s.gated, (loads.held * C, P), BF16)
+            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
@@ -227,8 +199,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             mix_s = None if own_rows else T.alloc_shared((M, M), BF16)
             w_s = T.alloc_shared((C, C + 8), F32)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
-            zeta_s = staged(s.gated, (R, P), F32)
-            phi_s = staged(s.reduced, (R, P), F32)
+            zeta_s = T.alloc_shared((R, P), F32) if s.gated else None
+            phi_s = T.alloc_shared((R, P), F32) if s.reduced else None
             lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((W,), F32) for _ in range(5))
             psi_l, skip = T.alloc_local((4 * R,), F32), T.alloc_local((1,), F32)
             cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))

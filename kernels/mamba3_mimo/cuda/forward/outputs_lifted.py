@@ -22,6 +22,7 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
 from kernels.mamba3_mimo.cuda.pieces.products import end_batch
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import (
     BF16,
     F16,
@@ -38,12 +39,12 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import (
     spread,
     window,
 )
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, staged, threads_for
+from kernels.mamba3_mimo.cuda.pieces.walk import make_output_start, threads_for
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
     """F3 of `outputs.outputs`, which says what it takes and writes."""
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads, W, rows = make_loads(s, v), threads_for(s), window(s), Rows(s)
     ahead = loads.ahead
     angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at, paired=True)
@@ -57,31 +58,11 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     fill, way, part = make_window(s), spread(s, threads), pieces(s, threads)
     save, saved = make_store(v)
     start, copies = make_output_start(s, loads)
-    out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
     psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
 
     @T.prim_func
-    def f3_outputs(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
-        z: given(s.gated, (B, S, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        zeta: given(s.gated, (H, R, P), F32),
-        phi: given(s.reduced, (H, R, P), F32),
-        D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
-        entering: T.Tensor((B, H, N, P), F32),
-        o: T.Tensor(out_shape, BF16),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-        psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
-        final: given(sequential, (B, H, N, P), F32),
-    ):
+    @takes(s, v)
+    def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
@@ -90,7 +71,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
-            z_s = staged(s.gated, (loads.held * C, P), BF16)
+            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             k_s, h_s = T.alloc_shared((M, N), BF16), T.alloc_shared((N, P), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)

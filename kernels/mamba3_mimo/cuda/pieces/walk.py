@@ -1,7 +1,4 @@
-"""The walk of the kernels whose threads all load and compute over the chunks of a super-chunk: F1, F3 and B1.
-
-Optional tensors of a program are annotated with `given`.
-"""
+"""The walk of the kernels whose threads all load and compute over the chunks of a super-chunk: F1, F3 and B1."""
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: N812, PLR0913, PLR0917
@@ -15,16 +12,6 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_loads, panels
 from kernels.mamba3_mimo.cuda.pieces.outer import Outer
-
-
-def given(there: bool, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return the annotation of a tensor that a program takes only when `there`; else its name is False in it."""
-    return T.Tensor(shape, dtype) if there else False
-
-
-def staged(there: bool, shape: tuple[int, ...], dtype: str) -> Any:
-    """Allocate a buffer in shared memory that a program has only when `there`."""
-    return T.alloc_shared(shape, dtype) if there else None
 
 
 def threads_for(s: ScanShape) -> int:
