@@ -14,6 +14,7 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
+from kernels.mamba3_mimo.cuda.backward.groups import Given, Written
 from kernels.mamba3_mimo.cuda.backward.places_split import Block, Pool
 from kernels.mamba3_mimo.cuda.backward.reader import make_reader
 from kernels.mamba3_mimo.cuda.backward.tiles_split import DEVICE_SOURCE, HANDS
@@ -129,13 +130,20 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 bias_s[0, r, at] = q_bias[h, r, j]
                 bias_s[1, r, at] = k_bias[h, r, j]
             T.sync_threads()
-            block = Block(tx, b, h, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand)
+            given = Given(
+                q=q_rows, k=k_rows, v=v, z=z, do=do, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=None
+            )  # fmt: skip
+            written = Written(
+                dqh=dq_rows, dkh=dk_rows, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
+                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, first=first,
+            )  # fmt: skip
+            block = Block(
+                tx=tx, b=b, h=h, nc=nc, base=base, skip=skip, pool=pool, cs_s=cs_s, sc_s=sc_s, w_s=w_s, wt_s=wt_s,
+                turn_s=turn_s, tab_s=tab_s, bias_s=bias_s, full=full, hand=hand,
+            )  # fmt: skip
             if tx < GROUP:
-                reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d)
+                reader(block, given, written)
             else:
-                writer(
-                    block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi,
-                    first,
-                )  # fmt: skip
+                writer(block, given, leaving, written)
 
     return b3_gradients

@@ -3,6 +3,7 @@
 The spread of a matrix over threads: tiles_split.py. Letters: see shape.py.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
@@ -72,8 +73,9 @@ class Pool(NamedTuple):
         return self.do + self.chunk
 
 
-class Block(NamedTuple):
-    """A block's place and what both of its roles use, in the order in which they unpack it."""
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block's place and what both of its roles use."""
 
     tx: Any
     b: Any
