@@ -14,30 +14,16 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from kernels.mamba3_mimo.cuda.backward import groups
 from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
-from kernels.mamba3_mimo.cuda.backward.groups import (
-    Given,
-    ProductOperands,
-    Products,
-    Rotation,
-    Sums,
-    WalkStaging,
-    Weights,
-    Written,
-)
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import tiles
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    UNPACKED,
-    spread,
-)
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 
 
 def shared_bytes(s: ScanShape, v: Variant) -> int:
@@ -121,7 +107,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     """
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     threads, loads = io.threads_of(s), make_loads(s, v)
-    turning, depth = spread(s, threads).angles, A // 4
+    turning, depth = tiles.spread(s, threads).angles, A // 4
     across, along, sums_out = io.columns_of(s, M), io.columns_of(s, N), io.make_sums_out(s)
     _, stored = make_store(v)
     x_rows, sum_rows = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
@@ -169,45 +155,34 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sum_rows, P), F32) for _ in range(3))
             swizzled = (q_raw, k_raw) if loads.two_d else ()
             T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (*swizzled, v_s, z_s, do_s)})
-            tensors = Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
-            written = Written(
+            tensors = groups.Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
+            written = groups.Written(
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
                 edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, first=first,
             )  # fmt: skip
-            staged = WalkStaging(
+            staged = groups.WalkStaging(
                 q_raw=q_raw, k_raw=k_raw, v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, h_s=h_s, x_s=x_s,
                 bar=bar,
             )  # fmt: skip
-            weights = Weights(
+            weights = groups.Weights(
                 q_bias_s=qb_s, k_bias_s=kb_s, psi_s=psi_s, half_zeta_s=half_zeta_s, zeta_s=zeta_s, phi_s=phi_s,
                 skip=skip,
             )  # fmt: skip
-            ops = ProductOperands(
+            ops = groups.ProductOperands(
                 q_s=q_s, k_s=k_s, g_s=g_s, gw_s=gw_s, e_s=e_s, mix_s=mix_s, dmix_s=dmix_s, w_s=w_s, dgate_s=dgate_s
             )  # fmt: skip
-            acc = Products(E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk, g=g, gw=gw, dgate=dgate)
-            sums = Sums(
+            acc = groups.Products(E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk, g=g, gw=gw, dgate=dgate)
+            sums = groups.Sums(
                 row_s=row_s, row=row, part_row=part_row, line_s=line_s, line=line, part_line=part_line, same_s=same_s,
                 dsame_s=dsame_s, d_row=d_row, psi_acc=psi_acc, zeta_acc=zeta_acc, phi_acc=phi_acc,
             )  # fmt: skip
-            rotation = Rotation(cos=cos, sin=sin, turn=turn, turn_s=turn_s)
+            rotation = groups.Rotation(cos=cos, sin=sin, turn=turn, turn_s=turn_s)
             sink = T.alloc_local((1,), F32)
             start = io.make_start(s, v, loads, tensors, staged)
+            lent = not (io.lends(s, v) or owns(s, v))
             chunk = make_chunk(
-                s,
-                v,
-                loads,
-                start,
-                written,
-                staged,
-                weights,
-                ops,
-                acc,
-                sums,
-                rotation,
-                sink,
-                lent=not (io.lends(s, v) or owns(s, v)),
-            )
+                s, v, loads, start, written, staged, weights, ops, acc, sums, rotation, sink, lent=lent
+            )  # fmt: skip
             # what a copy fills or empties while other turns of the loop run, and what is filled before the loop
             own = (q_raw, k_raw, q_s, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s)
             own += (x_s,) if v.psiv_cache else ()

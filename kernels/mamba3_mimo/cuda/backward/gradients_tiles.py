@@ -103,11 +103,8 @@ def make_turned_back(s: ScanShape, threads: int, at: Any = plain_row) -> Any:
         lo, hi = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
         left, right = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
         for u in turns:
-            if way.all_turn(u):
+            if way.all_turn(u) or tx // M + u * way.step < way.turning:
                 group(grad_s, tile_s, turn, cos, sin, lo, hi, left, right, n, u, tx // M + u * way.step, tx)
-            else:
-                if tx // M + u * way.step < way.turning:
-                    group(grad_s, tile_s, turn, cos, sin, lo, hi, left, right, n, u, tx // M + u * way.step, tx)
 
     return turned_back
 
@@ -127,11 +124,8 @@ def make_turn_out(s: ScanShape, threads: int) -> Any:
     @T.macro
     def turn_out(turn_s, turn, tx):
         for u in turns:
-            if way.all_turn(u):
+            if way.all_turn(u) or tx // M + u * way.step < way.turning:
                 group(turn_s, turn, u, tx // M + u * way.step, tx)
-            else:
-                if tx // M + u * way.step < way.turning:
-                    group(turn_s, turn, u, tx // M + u * way.step, tx)
 
     return turn_out
 

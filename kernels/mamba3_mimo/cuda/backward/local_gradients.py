@@ -13,20 +13,10 @@ from tilelang import PassConfigKey
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
 from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    UNPACKED,
-    bf16,
-    f32,
-    make_factor,
-    make_row_scales,
-    pieces,
-)
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
 from kernels.mamba3_mimo.cuda.pieces.walk import make_early_loads, make_sum, threads_for
 
 
@@ -38,7 +28,7 @@ def make_gated(s: ScanShape, threads: int) -> Any:
     thread's columns; `scale` one number per row of its pieces.
     """
     C, R = s.C, s.R
-    lanes, step, units, guarded = pieces(s, threads)
+    lanes, step, units, guarded = tiles.pieces(s, threads)
 
     @T.macro
     def gated(g_s, do_s, z_s, scale, zeta, phi, first, tx, into):
@@ -80,9 +70,9 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads = make_early_loads(s, v), threads_for(s)
     blocks = {64: 4, 128: 3}.get(N, 0) if (P, C, M) == (64, 16, 64) and v.pipeline_stages < 2 else 0
-    outer, factor, gated = make_outer(s, threads, loads), make_factor(s), make_gated(s, threads)
-    row_scales = make_row_scales(s, threads)
-    part, do_rows = pieces(s, threads), C if s.reduced else M
+    outer, factor, gated = make_outer(s, threads, loads), tiles.make_factor(s), make_gated(s, threads)
+    row_scales = tiles.make_row_scales(s, threads)
+    part, do_rows = tiles.pieces(s, threads), C if s.reduced else M
     copies = R * len(loads.columns()) + 1 + s.gated + (1 if s.reduced else R)
 
     @T.macro

@@ -60,10 +60,9 @@ def reduce_heads(s: ScanShape) -> Any:
                     for e in T.unroll(8):
                         total[u * 8 + e] += f32(one[u * 8 + e])
                         column[e] += f32(one[u * 8 + e]) * keep
-                for e in T.vectorized(4):
-                    bias_s[i % 2, tx // lanes, tx % lanes * 8 + e] = column[e]
-                for e in T.vectorized(4):
-                    bias_s[i % 2, tx // lanes, tx % lanes * 8 + 4 + e] = column[4 + e]
+                for half in (0, 4):
+                    for e in T.vectorized(4):
+                        bias_s[i % 2, tx // lanes, tx % lanes * 8 + half + e] = column[half + e]
                 T.sync_threads()
                 for u in T.unroll(-(-N // THREADS)):
                     if u * THREADS + tx < N:

@@ -85,27 +85,9 @@ def time_gradients(s: ScanShape) -> Any:
                 at = turn * warps + warp
                 h, has = head_of(bh * turns * warps + at)
                 scalars(
-                    dt,
-                    trap,
-                    reset,
-                    sk,
-                    row_q,
-                    row_k,
-                    same,
-                    diag,
-                    edges,
-                    dadt,
-                    dtrap,
-                    ddt_s,
-                    span,
-                    num_tokens,
-                    b,
-                    h,
-                    has,
-                    blk,
-                    at,
-                    lane,
-                )
+                    dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, num_tokens,
+                    b, h, has, blk, at, lane,
+                )  # fmt: skip
             T.sync_threads()
             if not cumulated:
                 for tile in T.serial(lanes.rounds):
@@ -230,10 +212,9 @@ def make_turned(s: ScanShape) -> Any:
         j0 = tile * lanes.width + lane % groups * 8
         for i in T.unroll(run):
             walk, t = walk_place(s, b, blk, t0 + i)
-            for e in T.vectorized(4):
-                own[i * 8 + e] = dtheta[walk, h, t, j0 + e]
-            for e in T.vectorized(4):
-                own[i * 8 + 4 + e] = dtheta[walk, h, t, j0 + 4 + e]
+            for half in (0, 4):
+                for e in T.vectorized(4):
+                    own[i * 8 + half + e] = dtheta[walk, h, t, j0 + half + e]
         for i in T.unroll(run):
             for e in T.unroll(8):
                 own[i * 8 + e] = T.if_then_else(whole(s) | (blk * EDGE + t0 + i < S), own[i * 8 + e], 0.0)
@@ -252,10 +233,9 @@ def make_turned(s: ScanShape) -> Any:
         sums(own, left, right, span, lane)
         for i in T.unroll(run):
             at = inside(s, blk * EDGE + t0 + i)
-            for e in T.vectorized(4):
-                bent[e] = angles[token(s, b, at), h % heads, j0 + e]
-            for e in T.vectorized(4):
-                bent[4 + e] = angles[token(s, b, at), h % heads, j0 + 4 + e]
+            for half in (0, 4):
+                for e in T.vectorized(4):
+                    bent[half + e] = angles[token(s, b, at), h % heads, j0 + half + e]
             part[i] = 0.0
             for e in T.unroll(8):
                 bent[e] = scalar.tanh(bent[e])
@@ -285,10 +265,9 @@ def make_stored(s: ScanShape) -> Any:
         j0 = tx % groups * 8
         if s.shared_angles:
             for i in T.unroll(run):
-                for e in T.vectorized(4):
-                    sum_s[tx // 32, t0 + i, j0 + e] = total[i * 8 + e]
-                for e in T.vectorized(4):
-                    sum_s[tx // 32, t0 + i, j0 + 4 + e] = total[i * 8 + 4 + e]
+                for half in (0, 4):
+                    for e in T.vectorized(4):
+                        sum_s[tx // 32, t0 + i, j0 + half + e] = total[i * 8 + half + e]
             T.sync_threads()
             for u in T.unroll(EDGE * width // THREADS):
                 t = (u * THREADS + tx) // width

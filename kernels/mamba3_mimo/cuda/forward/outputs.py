@@ -6,8 +6,7 @@ decay, `sk` write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# A gate that is known when compiling is an `if` around one that is not (SIM102).
-# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
 from typing import Any
 
@@ -19,46 +18,21 @@ from kernels.mamba3_mimo.cuda.forward import outputs_lifted
 from kernels.mamba3_mimo.cuda.forward.lifted import lifts
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces import scalar, tiles, walk
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    UNPACKED,
-    bf16,
-    f32,
-    make_angles,
-    make_expanded,
-    make_factor,
-    make_piece,
-    make_rotated_shared,
-    make_row_scales,
-    make_weights,
-    make_window,
-    pieces,
-    rank_sum,
-    spread,
-    window,
-)
-from kernels.mamba3_mimo.cuda.pieces.walk import (
-    make_early_loads,
-    make_output_start,
-    make_sum,
-    threads_for,
-)
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
     """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P]."""
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    loads, threads = make_early_loads(s, v), threads_for(s)
+    loads, threads = walk.make_early_loads(s, v), walk.threads_for(s)
     blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) else 0  # measured
     outer = make_outer(s, threads, loads)
-    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
-    row_scales, part = make_row_scales(s, threads), pieces(s, threads)
+    piece, factor, expanded = tiles.make_piece(s, threads), tiles.make_factor(s), tiles.make_expanded(s, threads)
+    row_scales, part = tiles.make_row_scales(s, threads), tiles.pieces(s, threads)
 
     @T.macro
     def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, n):
@@ -74,7 +48,7 @@ def local_states(s: ScanShape, v: Variant) -> Any:
         row_scales(scale, wk_s, n * C, tx)
         expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
 
-    begin, total = make_sum(s, v, loads, outer, start, write, copies=R * len(loads.columns()) + 2)
+    begin, total = walk.make_sum(s, v, loads, outer, start, write, copies=R * len(loads.columns()) + 2)
 
     @T.prim_func
     @takes(s, v)
@@ -170,14 +144,14 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     if lifts(s):
         return outputs_lifted.outputs(s, v)
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    loads, threads, W = make_loads(s, v), threads_for(s), window(s)
+    loads, threads, W = make_loads(s, v), walk.threads_for(s), tiles.window(s)
     ahead = loads.ahead
-    angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at)
-    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
-    row_scales = make_row_scales(s, threads)
-    fill, weights = make_window(s), make_weights(s)
-    way, part = spread(s, threads), pieces(s, threads)
-    start, copies = make_output_start(s, loads)
+    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated_shared(s, threads, loads.at)
+    piece, factor, expanded = tiles.make_piece(s, threads), tiles.make_factor(s), tiles.make_expanded(s, threads)
+    row_scales = tiles.make_row_scales(s, threads)
+    fill, weights = tiles.make_window(s), tiles.make_weights(s)
+    way, part = tiles.spread(s, threads), tiles.pieces(s, threads)
+    start, copies = walk.make_output_start(s, loads)
     paired, own_rows, stored = M % 64 == 0 and N % 64 == 0, threads // 2 == M, not v.tma
     by_rows = T.GemmWarpPolicy.FullRow if own_rows else T.GemmWarpPolicy.Square
     psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
@@ -213,10 +187,9 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             if s.gated:
                 T.annotate_layout({z_s: make_swizzled_layout(z_s)})
             tx = T.get_thread_binding()
-            nc = L // C
-            for n in tuple(range(ahead)):
-                if n < nc:
-                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+            nc, given = L // C, (q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full)
+            for n in tuple(range(min(ahead, nc))):
+                start(*given, b, h, n)
             T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
             T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
             for r, p in T.Parallel(R, P):
@@ -232,14 +205,13 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             for u in T.unroll(part.units):
                 one[u] = 1.0
             for n in T.serial(nc):
-                if L > W:
-                    if n % (W // C) == 0:
-                        T.sync_threads()
-                        fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
-                        T.sync_threads()
+                if L > W and n % (W // C) == 0:
+                    T.sync_threads()
+                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
+                    T.sync_threads()
                 at = n * C % W
                 if ahead == 0:
-                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+                    start(*given, b, h, n)
                 weights(w_s, lc_s, sk_s, gm_s, at)
                 T.copy(state, h_s)
                 for i, p in T.Parallel(N, P):
@@ -253,9 +225,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 rotated(q_s, q_raw, qb_s, cos, sin, tx, n)
                 rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
                 T.sync_threads()
-                if ahead > 0:
-                    if n + ahead < nc:
-                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
+                if ahead > 0 and n + ahead < nc:
+                    start(*given, b, h, n + ahead)
                 if paired:
                     T.wgmma_gemm(q_s, h_s, y, clear_accum=True, policy=by_rows)
                     T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True, policy=by_rows)
@@ -287,7 +258,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 T.copy(y, x_s)
                 if s.reduced:
                     for c, p in T.Parallel(C, P):
-                        o[b, n * C + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
+                        o[b, n * C + c, h, p] = bf16(tiles.rank_sum(x_s, c, p, R, C))
                 else:
                     for i, p in T.Parallel(M, P):
                         o[b, n * C + i % C, i // C, h, p] = x_s[i, p]

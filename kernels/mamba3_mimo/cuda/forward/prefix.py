@@ -67,10 +67,9 @@ def make_steps(s: ScanShape) -> Any:
     def steps(step, angles, dt, b, h, t0, j0):
         for i in T.unroll(run):
             at = T.min(t0 + i, S - 1)
-            for e in T.vectorized(4):
-                step[i * 8 + e] = angles[b, at, h % heads, j0 + e]
-            for e in T.vectorized(4):
-                step[i * 8 + 4 + e] = angles[b, at, h % heads, j0 + 4 + e]
+            for half in (0, 4):
+                for e in T.vectorized(4):
+                    step[i * 8 + half + e] = angles[b, at, h % heads, j0 + half + e]
             size = T.if_then_else(t0 + i < S, dt[b, h, at] * math.pi, 0.0)
             for e in T.unroll(8):
                 step[i * 8 + e] = tanh(step[i * 8 + e]) * size

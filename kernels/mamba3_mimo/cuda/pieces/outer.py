@@ -17,19 +17,9 @@ from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.host.machine import SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
 from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    bf16,
-    f32,
-    make_angles,
-    make_bias,
-    make_rotated,
-    spread,
-)
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
 
 
 class Registers(NamedTuple):
@@ -73,8 +63,8 @@ def make_outer(s: ScanShape, threads: int, loads: Any) -> Outer:
 
 def _staged(s: ScanShape, threads: int, loads: Any) -> Outer:
     A, M, N, P = s.A, s.M, s.N, s.P
-    hold, angles, rotated = make_bias(s, threads), make_angles(s, threads), make_rotated(s, threads, loads.at)
-    way = spread(s, threads)
+    hold, way = tiles.make_bias(s, threads), tiles.spread(s, threads)
+    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated(s, threads, loads.at)
 
     @T.macro
     def begin(mine, bias, h, tx, x_s):

@@ -259,10 +259,7 @@ def make_expanded(s: ScanShape, threads: int) -> Any:
         for u in T.unroll(units):
             for e in T.vectorized(4):
                 wide[u * 4 + e] = f32(source[u * 4 + e]) * scale[u]
-        if guarded:
-            if tx // lanes < C:
-                written(x_s, wide, factor, tx, first)
-        else:
+        if not guarded or tx // lanes < C:
             written(x_s, wide, factor, tx, first)
 
     return expanded
