@@ -248,7 +248,7 @@ class TestOnGpu:
     @pytest.mark.parametrize("missing", [(), ("D",), ("z", "zeta"), ("phi",), ("z", "zeta", "phi", "D")])
     def test_equals_the_scan_without_operators_bit_for_bit(self, missing):
         from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
-        from kernels.mamba3_mimo.cuda.host.check import ours
+        from tests.kernels.checked import ours
 
         inputs = make_inputs(Case(S=500, G=2, documents=3, without=missing))
         grad_out = make_grad(inputs, 1)

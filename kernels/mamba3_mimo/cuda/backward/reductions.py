@@ -6,6 +6,8 @@ Letters: see shape.py.
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 import tilelang.language as T
@@ -79,10 +81,7 @@ def reduce_heads(s: ScanShape) -> Any:
 
 def line_sum(tile: Any, which: Any, n: Any, rows: int) -> Any:
     """Return the sum of tile[which, :, n]."""
-    total = tile[which, 0, n]
-    for row in range(1, rows):
-        total = total + tile[which, row, n]
-    return total
+    return reduce(add, (tile[which, row, n] for row in range(rows)))
 
 
 def column_sums(kinds: int, rows: int, inner: int, width: int) -> Any:

@@ -79,14 +79,14 @@ def local_states(s: ScanShape, v: Variant) -> Any:
     return f1_local_states
 
 
-def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
+def pass_states(s: ScanShape, *, reverse: bool) -> Any:
     """F2: replace every local state by the state that enters its super-chunk; `final` is the one that leaves the last.
 
     In place on local [B,K,H,N,P] fp32; carry [B,K,H] fp32 is the decay of a whole super-chunk. With `reverse` the
     super-chunks are walked from the last to the first. The next `ahead` super-chunks are loaded while those before
     them are added.
     """
-    B, H, N, P, K = s.B, s.H, s.N, s.P, s.K
+    B, H, N, P, K, threads = s.B, s.H, s.N, s.P, s.K, 128
     wide = 4 if N * P % (4 * threads) == 0 else 2
     ahead, per_block = 8, threads * wide
     rounds = (K + ahead - 1) // ahead

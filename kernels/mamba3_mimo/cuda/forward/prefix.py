@@ -22,6 +22,7 @@ from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32
 
 RESET = -92.0
+THREADS = 128
 
 
 class Lanes(NamedTuple):
@@ -77,7 +78,7 @@ def make_steps(s: ScanShape) -> Any:
     return steps
 
 
-def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
+def angle_sums(s: ScanShape) -> Any:
     """F0a: sum of the angle steps pi * tanh(angle) * dt over every BLOCK tokens, fp32 [B,H,ceil(S/BLOCK),A].
 
     The raw angles are [B,S,heads,A], heads = 1 when all heads share them.
@@ -88,9 +89,9 @@ def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
     @T.prim_func
     @takes(s)
     def f0_angle_sums(angles, dt, sums):
-        with T.Kernel(H, blocks, B, threads=threads) as (h, blk, b):
+        with T.Kernel(H, blocks, B, threads=THREADS) as (h, blk, b):
             step, total = T.alloc_local((8 * lanes.run,), F32), T.alloc_local((8,), F32)
-            total_s = T.alloc_shared((threads // 32, A), F32)
+            total_s = T.alloc_shared((THREADS // 32, A), F32)
             tx = T.get_thread_binding()
             lane = tx % 32
             for turns in T.serial(lanes.rounds):
@@ -115,22 +116,22 @@ def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
     return f0_angle_sums
 
 
-def tables(s: ScanShape, *, threads: int = 128) -> Any:
+def tables(s: ScanShape) -> Any:
     """F0b: cos and sin table [B*K,H,L/C,A/4,C,8] fp16, 8 angles of cos then the same of sin.
 
     `sums` as from `angle_sums`; a block adds up those before it.
     """
     B, S, H, A, C, blocks = s.B, s.S, s.H, s.A, s.C, blocks_of(s)
-    lanes, steps, parts = lanes_for(s), make_steps(s), threads // s.A
+    lanes, steps, parts = lanes_for(s), make_steps(s), THREADS // s.A
 
     @T.prim_func
     @takes(s)
     def f0_tables(angles, dt, sums, cs):
-        with T.Kernel(H, blocks, B, threads=threads) as (h, blk, b):
+        with T.Kernel(H, blocks, B, threads=THREADS) as (h, blk, b):
             step = T.alloc_local((8 * lanes.run,), F32)
             theta, near = T.alloc_local((8,), F32), T.alloc_local((8,), F32)
             cos, sin, before = T.alloc_local((8,), F16), T.alloc_local((8,), F16), T.alloc_local((1,), F32)
-            before_s, total_s = T.alloc_shared((parts, A), F32), T.alloc_shared((threads // 32, A), F32)
+            before_s, total_s = T.alloc_shared((parts, A), F32), T.alloc_shared((THREADS // 32, A), F32)
             tx = T.get_thread_binding()
             warp, lane = tx // 32, tx % 32
             before[0] = 0.0
@@ -180,7 +181,7 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
     return f0_tables
 
 
-def decays(s: ScanShape, v: Variant, *, threads: int = 128) -> Any:
+def decays(s: ScanShape, v: Variant) -> Any:
     """F0c: the scalars of every token. adt, dt, trap fp32 [B,H,S]; reset int32 [B,S], 1 at document starts.
 
     `num_tokens` <= S is the true length: rows beyond it get sk = gm = wk = 0 and no decay. What is written is
@@ -194,7 +195,7 @@ def decays(s: ScanShape, v: Variant, *, threads: int = 128) -> Any:
     @T.prim_func
     @takes(s, v)
     def f0_decays(adt, dt, trap, reset, lc, sk, gm, wk, wq, carry, num_tokens: T.int32):
-        with T.Kernel(H, (S + block - 1) // block, B, threads=threads) as (h, blk, b):
+        with T.Kernel(H, (S + block - 1) // block, B, threads=THREADS) as (h, blk, b):
             log_s = T.alloc_shared((NC, C), F32)
             scale_s = T.alloc_shared((NC, C), F32)
             left_s = T.alloc_shared((NC,), F32)
