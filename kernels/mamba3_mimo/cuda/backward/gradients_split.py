@@ -15,7 +15,7 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward.groups import Given, Written
-from kernels.mamba3_mimo.cuda.backward.places_split import Block, Pool
+from kernels.mamba3_mimo.cuda.backward.places_split import Block, pool_of
 from kernels.mamba3_mimo.cuda.backward.reader import make_reader
 from kernels.mamba3_mimo.cuda.backward.tiles_split import DEVICE_SOURCE, HANDS
 from kernels.mamba3_mimo.cuda.backward.writer import make_writer
@@ -78,14 +78,13 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
 def shared_bytes(s: ScanShape) -> int:
     """Return the bytes of shared memory of one block, with room for alignment."""
     tables = 3 * s.A * s.C * 4 + 36 * s.C + 16 * s.C * s.C + 8 * s.C * s.A + 960 * s.R + 4 * s.R * s.N
-    return Pool(max(1, s.N // 64), s.C).rows * 128 + tables + 2048
+    return pool_of(s).rows * 128 + tables + 2048
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:
     """B3 of gradients.py with the same tensors: every gradient or its partial sum, from one reverse pass."""
     B, S, H, G, N, P, R, A, C, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.L
-    NB, NC = N // 64, L // C
-    pool_at, reader, writer = Pool(NB, C), make_reader(s), make_writer(s, started=writes_first(s, v))
+    pool_at, reader, writer = pool_of(s), make_reader(s), make_writer(s, started=writes_first(s, v))
     weights = max(2 * C * C, 512)
     blocks = 2 if N == 64 and R >= 4 else 1
 
@@ -114,7 +113,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             T.annotate_layout({pool: make_swizzled_layout(pool)})
             tx = T.get_thread_binding()
             here = T.alloc_local((1,), "int32")
-            nc = NC
+            nc = L // C
             here[0] = T.call_extern("int32", "walk::shared", pool.access_ptr("rw"))
             base = here[0]
             skip = T.alloc_local((2,), F32)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
+from kernels.mamba3_mimo.cuda.backward.places_split import first_of, lane_bytes, place, pool_of
 from kernels.mamba3_mimo.cuda.backward.tiles_split import (
     G_FREE,
     G_READY,
@@ -58,7 +58,7 @@ def make_gate_gradient(s: ScanShape) -> Any:
 
     Leaves g and g times the decay from the start of the chunk in the block's pool, and adds to the sums of `own`.
     """
-    R, parts, pool_at = s.R, 8 // s.R, Pool(s.N // 64, s.C)
+    R, parts, pool_at = s.R, 8 // s.R, pool_of(s)
     column = make_parts(s).column
 
     @T.macro
@@ -109,7 +109,7 @@ def make_reader(s: ScanShape) -> Any:
     """Return the macro of the first warp group; its parameters are named as in gradients_split.py."""
     N, R, A, C = s.N, s.R, s.A, s.C
     NB, parts = N // 64, 8 // R
-    pool_at = Pool(NB, C)
+    pool_at = pool_of(s)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
     rotated, unrotated = make_rotation(s)
     angles, biased, weighted, _, flushed = make_parts(s)

@@ -8,7 +8,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.edges import make_edge_from_tile
-from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
+from kernels.mamba3_mimo.cuda.backward.places_split import first_of, lane_bytes, place, pool_of
 from kernels.mamba3_mimo.cuda.backward.tiles_split import (
     G_FREE,
     G_READY,
@@ -36,7 +36,7 @@ def make_pair_load(s: ScanShape) -> Any:
     """Return the macro that starts the copies of what both roles read of chunk n."""
     R, A, C = s.R, s.A, s.C
     NB = s.N // 64
-    pool_at = Pool(NB, C)
+    pool_at = pool_of(s)
 
     @T.macro
     def load_pair(block, given, n):
@@ -76,7 +76,7 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
     """
     N, R, A, C = s.N, s.R, s.A, s.C
     NB, parts = N // 64, 8 // R
-    pool_at = Pool(NB, C)
+    pool_at = pool_of(s)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
     rotated, unrotated = make_rotation(s)
     angles, biased, weighted, column, flushed = make_parts(s)
