@@ -70,8 +70,15 @@ class FollowedAblation:
         block = event.subject or ""
         if event.kind == EventKind.BLOCK_STATE and event.went_to == BlockState.RUNNING and event.actor:
             self.holders[block] = event.actor
+        if self._ends_what_runs(event):
+            self.current, self.steps = None, ""
         name = self.names.get(block, self.ablation.name)
         self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
+
+    def _ends_what_runs(self, event: Event) -> bool:
+        """Say whether the block of the trial that runs goes on no more: it is over, or back in the queue."""
+        own = self.current is not None and event.subject == self.current.block_id
+        return own and event.kind == EventKind.BLOCK_STATE and event.went_to != BlockState.RUNNING
 
     def _on_node(self, block: str) -> str:
         """Say where a block runs, as soon as that is known: " on gpu-7"."""
