@@ -16,6 +16,7 @@ from rich.text import Text
 from experiments.block_numbers import block_name
 from experiments.outcomes import BlockState, TrialState
 from experiments.reporting import wording
+from service.cli import show
 from service.cli.output import print_json_line
 from service.client import Client
 from service.lifecycle import OVER, EventKind
@@ -94,7 +95,7 @@ class FollowedAblation:
     def trial_text(self) -> str:
         """Say which arm runs and how far it is."""
         if self.ablation.waiting_for:
-            return f"waits for {self.ablation.waiting_for}"
+            return f"waits for {self.ablation.waiting_for}{self._left}"
         if self.current is None or self.over:
             return ""
         block = self.current.block_id
@@ -102,8 +103,8 @@ class FollowedAblation:
 
     @property
     def _left(self) -> str:
-        left_s = self.ablation.time_left_s
-        return "" if left_s is None else f"; about {wording.duration(left_s)} left"
+        left = show.time_left(self.ablation)
+        return left and f"; {left}"
 
 
 def steps_text(event: Event) -> str:

@@ -136,6 +136,7 @@ ablations = Table(
     Column("trials_planned", Integer, nullable=False),
     Column("trials_done", Integer, nullable=False, default=0),
     Column("verdict", Text),
+    Column("answer", Text),  # the verdict in a few words
     Column("report_html", Text),
     Column("mlflow_experiment_id", String(64)),
     Column("mlflow_run_id", String(64)),

@@ -1,4 +1,4 @@
-"""What the time left is estimated from: seconds of finished attempts, and what was heard of trials when."""
+"""Answers in a few words, and what the time left is estimated from: finished attempts, and news of trials."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -17,6 +17,7 @@ def upgrade() -> None:
         "UPDATE ablations SET settled_s = coalesce((SELECT sum(ended_at - started_at) FROM attempts "
         "WHERE attempts.ablation_id = ablations.id AND attempts.state = 'done'), 0)"
     )
+    op.add_column("ablations", sa.Column("answer", sa.Text()))
     for name in _HEARD:
         op.add_column("trials", sa.Column(name, sa.Double()))
 
@@ -24,4 +25,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     for name in _HEARD:
         op.drop_column("trials", name)
+    op.drop_column("ablations", "answer")
     op.drop_column("ablations", "settled_s")
