@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, select, text
+from sqlalchemy import Connection, create_engine, event, select, text
 from sqlalchemy.engine import make_url
 
 from service import worker_calls
 from service.store.inserts import Target, insert_all
+from service.store.session import Store
 from service.store.tables import turns
+from service.verification import plan_of
 from tests.api_stack import Api, running_api
 
 MOST = {"claim": 8, "heartbeat": 3, "release": 8}
@@ -114,3 +116,45 @@ def _waiting(api: Api) -> int:
     with api.store.read() as connection:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         return int(connection.execute(text(query)).scalar_one())
+
+
+class Patient(Store):
+    """A store in which the reading of one plan lasts until it may end."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.slow = threading.local()
+        self.reads, self.entered, self.leave = 0, threading.Event(), threading.Event()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        if getattr(self.slow, "is_mine", False):
+            self.reads += 1
+            self.entered.set()
+            assert self.leave.wait(60)
+        with super().read() as connection:
+            yield connection
+
+    def slowly(self, ablation_id: str) -> str:
+        self.slow.is_mine = True
+        return plan_of(self, ablation_id).node_class
+
+
+def test_who_asks_for_a_plan_that_is_being_read_waits_for_it_and_nobody_else_does(api: Api) -> None:
+    known, slow, new = (api.submit()["id"] for _ in range(3))
+    store, pool = Patient(api.store.url), ThreadPoolExecutor(8)
+    try:
+        before = plan_of(store, known)
+        answers = [pool.submit(store.slowly, slow)]
+        assert store.entered.wait(60)
+        answers += [pool.submit(store.slowly, slow) for _ in range(5)]
+        assert pool.submit(plan_of, store, known).result(60) is before
+        assert pool.submit(plan_of, store, new).result(60) == before
+        assert not any(answer.done() for answer in answers)
+        store.leave.set()
+        assert [answer.result(60) for answer in answers] == ["cpu"] * 6
+        assert store.reads == 1
+    finally:
+        store.leave.set()
+        pool.shutdown()
+        store.close()
