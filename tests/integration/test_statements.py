@@ -20,7 +20,7 @@ from service.store.tables import turns
 from service.verification import plan_of
 from tests.api_stack import Api, running_api
 
-MOST = {"claim": 8, "heartbeat": 3, "release": 8}
+MOST = {"claim": 7, "heartbeat": 3, "release": 8}
 """Statements of a call on an ablation that runs, without those that begin and end a transaction."""
 
 
