@@ -264,7 +264,7 @@ def _requeue(
     last: Break,
 ) -> None:
     block = locked.block
-    cleared = {"attempt_id": None, "steps_done": None, "tokens_per_s": None, "loss": None}
+    cleared = {"steps_done": None, "tokens_per_s": None, "loss": None}
     started = [row.id for row in locked.trials if row.state == TrialState.RUNNING]
     transitions.move(started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **cleared)
     transitions.move(

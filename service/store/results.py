@@ -96,7 +96,7 @@ def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
 
 def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
     query = (
-        select(trials, receipts.c.payload, blocks.c.message)
+        select(trials, receipts.c.payload, blocks.c.attempt_id, blocks.c.message)
         .join(blocks, blocks.c.id == trials.c.block_id)
         .outerjoin(receipts, receipts.c.trial_id == trials.c.id)
         .where(trials.c.ablation_id == ablation_id)
