@@ -24,8 +24,6 @@ ID_TAG, RUN_TAG, KIND_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.k
 NOTE_TAG, COMMIT_TAG, DIRTY_TAG = "mlflow.note.content", "mlflow.source.git.commit", "mlflow.source.git.dirty"
 LONGEST_TAG = 7900
 """MLflow cuts tags beyond 8000 characters without a word."""
-LONGEST_NAME = 250
-"""Of a run; MLflow refuses more."""
 
 
 class RunKind(StrEnum):
@@ -84,6 +82,7 @@ def common_tags(view: AblationView, kind: RunKind, identity: str) -> dict[str, s
     """Return the tags that every run of an ablation has."""
     return {
         ID_TAG: view.ablation_id,
+        "ablation.name": view.name,
         RUN_TAG: identity,
         KIND_TAG: kind,
         "ablation.spec_digest": view.spec_digest,

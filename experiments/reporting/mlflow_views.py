@@ -45,15 +45,16 @@ ABLATIONS = SavedView(
     id="ablations",
     name="Ablations",
     kind=RunKind.ABLATION,
-    columns={_tag("verdict"): 210, _tag("effect"): 160, _tag("interval"): 210, _tag("gates"): 200},
+    columns={_tag("verdict"): 190, _tag("effect"): 120, _tag("interval"): 190, _tag("gates"): 200},
     order_by=CREATED,
-    name_width=330,
+    name_width=440,
 )
 VARIANTS = SavedView(
     id="variants",
     name="Variants",
     kind=RunKind.ARM,
     columns={
+        _tag("name"): 130,
         _tag("verdict"): 110,
         _metric("effect_pct"): 100,
         _metric("ci_low_pct"): 100,
