@@ -18,7 +18,6 @@ from experiments.reporting.mlflow_content import (
     NOTE_TAG,
     Point,
     RunContent,
-    RunKind,
     common_tags,
     datasets,
     ended_ms,
@@ -28,6 +27,7 @@ from experiments.reporting.mlflow_content import (
     receipt_ended_ms,
     source_tags,
 )
+from experiments.reporting.mlflow_kinds import RunKind
 from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView

@@ -14,7 +14,6 @@ from experiments.reporting.mlflow_content import (
     LONGEST_TAG,
     NOTE_TAG,
     RunContent,
-    RunKind,
     allowed_key,
     common_tags,
     datasets,
@@ -24,6 +23,7 @@ from experiments.reporting.mlflow_content import (
     params,
     source_tags,
 )
+from experiments.reporting.mlflow_kinds import RunKind
 from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView

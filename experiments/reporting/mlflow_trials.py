@@ -13,7 +13,6 @@ from experiments.reporting.mlflow_content import (
     NOTE_TAG,
     Point,
     RunContent,
-    RunKind,
     common_tags,
     datasets,
     finite,
@@ -22,6 +21,7 @@ from experiments.reporting.mlflow_content import (
     receipt_ended_ms,
     source_tags,
 )
+from experiments.reporting.mlflow_kinds import RunKind
 from experiments.reporting.view import AblationView, TrialView
 
 MOST_POINTS = 2500

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from experiments.reporting import mlflow_names, mlflow_runs, mlflow_sink, mlflow
 from experiments.reporting.mlflow_content import DONE_TAG, ID_TAG, RUN_TAG
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.view import AblationView
+from service import mlflow_links
+from service.stack.mlflow_experiment import make_experiment
 from tests import browser as browsers
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
@@ -269,6 +272,16 @@ def test_saved_views_are_seeded_and_stay_as_people_left_them(server: str, client
     assert [run.data.tags[RUN_TAG] for run in client.search_runs([experiment_id], query)] == ["parent"]
 
 
+def test_the_experiment_is_made_with_its_views_before_there_is_an_ablation(server: str, client: Any) -> None:
+    with ThreadPoolExecutor(4) as many:
+        (made,) = set(many.map(lambda _: make_experiment(server, "early"), range(4)))
+    tags = client.get_experiment(made).tags
+    assert mlflow_views.experiment_tags().items() <= tags.items()
+    assert Sink(server, experiment="early").project(one_block("abl_early"), "").experiment_id == made
+    client.delete_experiment(made)
+    assert make_experiment(server, "early") is None
+
+
 @pytest.mark.browser
 def test_reviewers_see_ablations_alone_each_with_its_answer(server: str) -> None:
     view = dataclasses.replace(
@@ -279,8 +292,7 @@ def test_reviewers_see_ablations_alone_each_with_its_answer(server: str) -> None
     with browsers.chromium() as browser:
         page = browser.new_page(viewport={"width": 1900, "height": 900})
         page.set_default_timeout(120_000)
-        shared = "viewStateShareKey=ablations&workflowType=machine_learning"
-        page.goto(f"{server}/#/experiments/{done.experiment_id}/runs?{shared}")
+        page.goto(mlflow_links.of_ablations(server, done.experiment_id))
         page.get_by_text(name).wait_for()
         names = page.locator("[role=gridcell][col-id='attributes.`Run Name`'] a")
         assert names.all_text_contents() == [name]
