@@ -15,9 +15,16 @@ from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
 from model.facts import ModelFact
 
 ON_CUDA = (Lane.CUDA,)
-NOT_XLA_NOR_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane not in {Lane.XLA, Lane.CUDA})
-NOT_XLA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.XLA)
-NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
+
+
+def _lanes_but(*used: Lane) -> tuple[dict[str, Any], ...]:
+    """Return the settings of `lane` with which a gate of these lanes is not used."""
+    return tuple({"lane": str(lane)} for lane in Lane if lane not in used)
+
+
+NOT_XLA_NOR_CUDA = _lanes_but(Lane.XLA, Lane.CUDA)
+NOT_XLA = _lanes_but(Lane.XLA)
+NOT_CUDA = _lanes_but(Lane.CUDA)
 
 
 def _told_by(fact: str) -> dict[str, Any]:

@@ -28,8 +28,12 @@ def runs_now() -> ColumnElement[bool]:
 
 
 def _last_told(trial_id: ColumnElement[str]) -> ScalarSelect[int]:
-    told = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
-    return select(func.max(events.c.seq)).where(*told).correlate_except(events).scalar_subquery()
+    return select(func.max(events.c.seq)).where(_told_by(trial_id)).correlate_except(events).scalar_subquery()
+
+
+def _told_by(trial_id: ColumnElement[str] | str) -> ColumnElement[bool]:
+    """Return the condition for the heartbeats of a trial."""
+    return (events.c.subject == trial_id) & (events.c.kind == EventKind.TRIAL_PROGRESS)
 
 
 def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
@@ -42,6 +46,5 @@ def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> l
 
 def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
     """Return what a running trial told of itself, oldest first: steps done, tokens per second, loss."""
-    told = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
-    newest = select(events.c.data).where(*told).order_by(events.c.seq.desc()).limit(MOST_POINTS)
+    newest = select(events.c.data).where(_told_by(trial_id)).order_by(events.c.seq.desc()).limit(MOST_POINTS)
     return [json.loads(data) for data in connection.execute(newest).scalars()][::-1]

@@ -31,8 +31,9 @@ from service.store.tables import outbox as outbox_table
 from tests import views
 from tests.api_stack import Api, database_url, running_api
 from tests.integration.mlflow_in_memory import Server
-from tests.integration.test_outbox import RecordingSink, until
+from tests.integration.test_outbox import RecordingSink
 from tests.projectors import projector
+from tests.waiting import until
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
