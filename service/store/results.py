@@ -76,6 +76,13 @@ def store_projection(connection: Connection, ablation_id: str, *, experiment_id:
     connection.execute((row if whole else row.where(ablations.c.state.not_in(OVER))).values(**values))
 
 
+def latest_experiment(connection: Connection) -> str | None:
+    """Return MLflow's experiment of the newest ablation that it shows; None while it shows none."""
+    shown = select(ablations.c.mlflow_experiment_id).where(ablations.c.mlflow_experiment_id.is_not(None))
+    found: str | None = connection.execute(shown.order_by(ablations.c.id.desc()).limit(1)).scalar()
+    return found
+
+
 def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
     """Load an ablation whole. Raises NotFound."""
     row = get_whole(connection, ablation_id)
