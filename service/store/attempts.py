@@ -74,9 +74,7 @@ _LOCK = (
 
 def lock_attempt(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
     """Lock the block of an attempt for the worker that shows its token. Raises NotFound or StaleToken."""
-    locked = lock_holder(connection, attempt_id)
-    _check_token(locked.attempt, token)
-    return locked
+    return held(lock_block(connection, attempt_id), token)
 
 
 def lock_own(connection: Connection, attempt_id: str, token: str, *, owner: str | None) -> LockedAttempt:
@@ -86,8 +84,13 @@ def lock_own(connection: Connection, attempt_id: str, token: str, *, owner: str 
     """
     locked = lock_block(connection, attempt_id)
     check_owner(attempt_id, locked.node, owner)
-    _check_holder(locked.block, attempt_id)
-    _check_token(locked.attempt, token)
+    return held(locked, token)
+
+
+def held(locked: LockedAttempt, token: str) -> LockedAttempt:
+    """Return the attempt, of which the token was shown and which holds its block. Raises StaleToken."""
+    _check_holder(locked.block, locked.attempt.id)
+    check_token(locked.attempt, token)
     return locked
 
 
@@ -113,7 +116,7 @@ def check_holds(connection: Connection, attempt_id: str, token: str) -> None:
     """Raise StaleToken unless the attempt holds its block now; a look before work that a stale caller can be spared."""
     attempt = find_attempt(connection, attempt_id)
     _check_holder(connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one(), attempt_id)
-    _check_token(attempt, token)
+    check_token(attempt, token)
 
 
 def _check_holder(block: Row[Any] | SimpleNamespace, attempt_id: str) -> None:
@@ -124,7 +127,8 @@ def _check_holder(block: Row[Any] | SimpleNamespace, attempt_id: str) -> None:
         )
 
 
-def _check_token(attempt: Row[Any] | SimpleNamespace, token: str) -> None:
+def check_token(attempt: Row[Any] | SimpleNamespace, token: str) -> None:
+    """Raise StaleToken unless `token` is the attempt's."""
     if not shows_token(attempt, token):
         raise StaleToken(f"attempt {attempt.id} has another token than the one that was sent; nothing was changed")
 
@@ -269,7 +273,7 @@ def _check_arm(locked: LockedAttempt, arm: str | None) -> None:
         raise Invalid(f"arm {arm!r} is not part of block {locked.block.id}; its arms: {', '.join(known)}")
 
 
-_OF_AN_ATTEMPT = ("attempt_id", "steps_done", "tokens_per_s", "loss", "step_s", "started_at", "over_at", "runs_since")
+_OF_AN_ATTEMPT = ("steps_done", "tokens_per_s", "loss", "step_s", "started_at", "over_at", "runs_since")
 """Columns of a trial that are forgotten when its block goes back to the queue."""
 
 

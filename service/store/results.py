@@ -79,6 +79,13 @@ def store_projection(connection: Connection, ablation_id: str, *, experiment_id:
     connection.execute((row if whole else row.where(ablations.c.state.not_in(OVER))).values(**values))
 
 
+def latest_experiment(connection: Connection) -> str | None:
+    """Return MLflow's experiment of the newest ablation that it shows; None while it shows none."""
+    shown = select(ablations.c.mlflow_experiment_id).where(ablations.c.mlflow_experiment_id.is_not(None))
+    found: str | None = connection.execute(shown.order_by(ablations.c.id.desc()).limit(1)).scalar()
+    return found
+
+
 def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
     """Load an ablation whole. Raises NotFound."""
     row = get_whole(connection, ablation_id)
@@ -99,7 +106,7 @@ def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
 
 def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
     query = (
-        select(trials, receipts.c.payload, blocks.c.message)
+        select(trials, receipts.c.payload, blocks.c.attempt_id, blocks.c.message)
         .join(blocks, blocks.c.id == trials.c.block_id)
         .outerjoin(receipts, receipts.c.trial_id == trials.c.id)
         .where(trials.c.ablation_id == ablation_id)

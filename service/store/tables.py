@@ -231,7 +231,6 @@ trials = Table(
     Column("role", String(16), nullable=False),
     Column("state", String(16), nullable=False),
     Column("outcome", String(16)),
-    Column("attempt_id", String(30)),
     Column("steps_done", Integer),
     Column("steps_total", Integer),
     Column("tokens_per_s", Double),

@@ -16,10 +16,11 @@ from service.cli.client import app
 from service.cli.commands import open as open_command
 from service.client import Client
 from service.principals import SERVICE
+from service.store.results import store_projection
 from service.store.tables import ablations
 from service.web.answers import read_answer
 from tests import web_world
-from tests.api_stack import ADMIN, Api, running_api, served_api
+from tests.api_stack import ADMIN, Api, nobody_url, running_api, served_api
 from tests.factories import spec_values
 from tests.views import HOSTILE
 from tests.web_pages import Person
@@ -106,6 +107,18 @@ def test_a_list_and_one_ablation_say_the_answer_of_the_page(api: Api) -> None:
     best = read_answer(verdict.model_dump_json()).variants[0]
     assert short_answer(verdict).startswith(f"{best.arm} {best.word.text}, ")
     assert best.headline in html.unescape(Person.signed_in(api).get("/").text)
+
+
+def test_the_link_to_mlflow_opens_the_ablations_of_the_newest_that_it_shows(api: Api) -> None:
+    person, base = Person.signed_in(api), f'href="{nobody_url()}/#/experiments'
+    training = 'workflowType=machine_learning"'
+    assert f"{base}?{training}" in person.get("/").text
+    for experiment in ("41", "7"):
+        made = api.submit(ablation="shown-in-mlflow")["id"]
+        with api.store.write() as connection:
+            store_projection(connection, made, experiment_id=experiment, run_id="r", whole=False)
+        api.submit(ablation="not-yet-shown")
+        assert f"{base}/{experiment}/runs?viewStateShareKey=ablations&amp;{training}" in person.get("/").text
 
 
 @pytest.mark.parametrize(("path", "allowed"), [("hybrid-tin/loss", "hybrid-tiny"), ("hybrid-tiny/psiv", "psiv_cache")])
