@@ -27,9 +27,9 @@ from tests.integration.worker_service import (
     config_json,
     corpus,
     processes_of,
-    until,
     worker,
 )
+from tests.waiting import until
 from workers.lease import boot_time_s
 
 LEASE_S = 8.0

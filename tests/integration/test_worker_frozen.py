@@ -17,9 +17,9 @@ from tests.integration.worker_service import (
     config_json,
     corpus,
     processes_of,
-    until,
     worker,
 )
+from tests.waiting import until
 from workers.lease import boot_time_s, margin_s
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,17 +28,6 @@ IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}
 
 _lanes: list[bytes] = []
 """What the first worker kept of its lanes: code, versions and devices are the same for all."""
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
-    """Return what `condition` gives once it is true; the limit only ends a test that hangs."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"nothing within {timeout_s} s")
 
 
 class Service:
