@@ -17,7 +17,7 @@ from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
 from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
-from kernels.mamba3_mimo.cuda.pieces.walk import make_early_loads, make_sum, threads_for
+from kernels.mamba3_mimo.cuda.pieces.walk import make_early_loads, make_sum, staged, threads_for
 
 
 def make_gated(s: ScanShape, threads: int) -> Any:
@@ -106,7 +106,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(blocks)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             q_raw = loads.tile()
-            z_s = T.alloc_shared((loads.slots * C, P), BF16) if s.gated else None
+            z_s = staged(s.gated, (loads.slots * C, P), BF16)
             do_s = T.alloc_shared((loads.slots * do_rows, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             g_s = T.alloc_shared((outer.slots * M, P), BF16)

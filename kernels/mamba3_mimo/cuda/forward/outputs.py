@@ -165,7 +165,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
-            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
+            z_s = walk.staged(s.gated, (loads.held * C, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
@@ -173,8 +173,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             mix_s = None if own_rows else T.alloc_shared((M, M), BF16)
             w_s = T.alloc_shared((C, C + 8), F32)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
-            zeta_s = T.alloc_shared((R, P), F32) if s.gated else None
-            phi_s = T.alloc_shared((R, P), F32) if s.reduced else None
+            zeta_s = walk.staged(s.gated, (R, P), F32)
+            phi_s = walk.staged(s.reduced, (R, P), F32)
             lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((W,), F32) for _ in range(5))
             psi_l, skip = T.alloc_local((4 * R,), F32), T.alloc_local((1,), F32)
             cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))

@@ -17,7 +17,7 @@ from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
 from kernels.mamba3_mimo.cuda.pieces.products import end_batch
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
-from kernels.mamba3_mimo.cuda.pieces.walk import make_output_start, threads_for
+from kernels.mamba3_mimo.cuda.pieces.walk import make_output_start, staged, threads_for
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
@@ -49,7 +49,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
-            z_s = T.alloc_shared((loads.held * C, P), BF16) if s.gated else None
+            z_s = staged(s.gated, (loads.held * C, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             k_s, h_s = T.alloc_shared((M, N), BF16), T.alloc_shared((N, P), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)

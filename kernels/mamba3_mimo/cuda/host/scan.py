@@ -103,8 +103,9 @@ class Scan:
 
     def new(self, name: str, piece: Piece | None = None) -> Tensor:
         """Return an uninitialised tensor of the kernels' table: see tensors.py. For a `piece`, that of its walks."""
-        every = piece is None or piece.walks == piece.all
-        sizes = self.sizes if every else tensors(replace(self.shape, B=piece.walks, S=self.shape.L))
+        sizes = self.sizes
+        if piece is not None and piece.walks < piece.all:
+            sizes = tensors(replace(self.shape, B=piece.walks, S=self.shape.L))
         size, dtype = sizes[name]
         return self.empty(*size, dtype=getattr(torch, dtype))
 

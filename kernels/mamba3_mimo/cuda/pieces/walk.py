@@ -14,6 +14,11 @@ from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_loads, panels
 from kernels.mamba3_mimo.cuda.pieces.outer import Outer
 
 
+def staged(there: bool, shape: tuple[int, ...], dtype: str) -> Any:
+    """Allocate a buffer in shared memory that a program has only when `there`."""
+    return T.alloc_shared(shape, dtype) if there else None
+
+
 def threads_for(s: ScanShape) -> int:
     """Return how many threads compute: two warp groups when the state or the rows of a chunk are too much for one."""
     return 256 if s.N * s.P >= 128 * 128 or s.M == 128 else 128
