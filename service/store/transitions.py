@@ -128,11 +128,11 @@ class Transitions:
 
         Return the counters as they are now, None when none has changed.
         """
-        if not self._rows:
+        if not (self._rows or self._inserts or self._columns):
             return None
         self.lock()
         parts, change = [*self._inserts, self.new_events()], self._change()
-        written = insert_all(self._connection, parts, self._changes(), then=change)
+        written = insert_all(self._connection, parts, self._values(), then=change)
         self._inserts, self._counted, self._ended, self._columns = [], Counter(), [], {}
         return None if change is None or written is None else written.one()
 
@@ -142,10 +142,10 @@ class Transitions:
         columns = ((name, to if isinstance(to, ColumnElement) else None) for name, to in self._columns.items())
         if not (counted or self._columns or self._ended):
             return None
-        return _change(counted, tuple(sorted(columns, key=lambda column: column[0])), bool(self._ended))
+        return _changing(counted, tuple(sorted(columns, key=lambda column: column[0])), bool(self._ended))
 
-    def _changes(self) -> dict[str, Any]:
-        """Return the parameters of `_change`."""
+    def _values(self) -> dict[str, Any]:
+        """Return the parameters of what `_change` returns."""
         plain = {f"to_{name}": to for name, to in self._columns.items() if not isinstance(to, ColumnElement)}
         ended = {"ended_ids": self._ended} if self._ended else {}
         return {"changed": self._ablation_id, **{f"by_{n}": by for n, by in self._counted.items()}, **plain, **ended}
@@ -163,13 +163,11 @@ class Transitions:
 _SECONDS = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
     attempts.c.id.in_(bindparam("ended_ids", expanding=True))
 )
-
-
 _CHANGED: BindParameter[str] = bindparam("changed", type_=ablations.c.id.type)
 
 
 @lru_cache(maxsize=256)
-def _change(
+def _changing(
     counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], ended: bool
 ) -> ReturningUpdate[Any]:
     """Return the change of an ablation by counters and columns, those without an expression by their values.
