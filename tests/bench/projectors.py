@@ -82,7 +82,9 @@ def backgrounds(place: Place, experiment: str, count: int) -> Iterator[list[psut
         try:
             for _ in range(count):
                 processes.append(psutil.Popen(command, env={**os.environ, **settings}, stderr=log))
-            until(lambda: len(living(place.store)) == count)
+            until(lambda: len(living(place.store)) == count or any(one.poll() is not None for one in processes))
+            if any(one.poll() is not None for one in processes):
+                raise RuntimeError(f"a background process ended: {Path(log.name).read_text()[-2000:]}")
             yield processes
         finally:
             for process in processes:
@@ -150,7 +152,7 @@ def used(running: Sequence[psutil.Popen]) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def run(kind: str, count: int) -> bool:
+def run(kind: str, count: int, processes: Sequence[int]) -> bool:
     """Run every round on one kind of database; return whether all of them show the same."""
     with tempfile.TemporaryDirectory(prefix="ablate-projectors-") as name:
         home = Path(name)
@@ -161,15 +163,15 @@ def run(kind: str, count: int) -> bool:
         with mlflow_server.running(home / "mlflow") as mlflow:
             place = Place(Store(url), home, mlflow)
             try:
-                return rounds(place, kind, names)
+                return rounds(place, kind, names, processes)
             finally:
                 place.store.close()
 
 
-def rounds(place: Place, kind: str, names: Sequence[str]) -> bool:
+def rounds(place: Place, kind: str, names: Sequence[str], processes: Sequence[int]) -> bool:
     """Run and compare the rounds."""
     count, same, alone = len(names) - WARM_UP, True, None
-    for number, kill in ((1, False), (2, False), (3, False), (3, True)):
+    for number, kill in [*((number, False) for number in processes), (max(processes), True)]:
         experiment = f"{kind}-{number}{'-killed' if kill else ''}"
         load = os.getloadavg()[0]
         took = project(place, experiment, names, processes=number, kill=kill)
@@ -189,12 +191,15 @@ def main() -> int:
     """Run as the arguments say; return 1 where what is shown differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=12, help="ablations in every round")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 2, 3], help="of each round, the first compared to"
+    )
     parser.add_argument("--store", choices=["sqlite", "postgresql", "both"], default="both")
     given = parser.parse_args()
     leave_when_told()
     os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance
     stores = ["sqlite", "postgresql"] if given.store == "both" else [given.store]
-    same = [run(store, given.count) for store in stores]
+    same = [run(store, given.count, given.processes) for store in stores]
     return int(not all(same))
 
 

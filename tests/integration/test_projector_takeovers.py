@@ -36,9 +36,10 @@ from tests import views
 from tests.api_stack import Api, database_url, running_api
 from tests.integration.mlflow_in_memory import Server
 from tests.integration.projector_world import LEASE_S, World
-from tests.integration.test_outbox import RecordingSink, until
+from tests.integration.test_outbox import RecordingSink
 from tests.integration.test_projectors import alone
 from tests.projectors import projector
+from tests.waiting import until
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
