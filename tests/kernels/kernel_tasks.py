@@ -38,8 +38,8 @@ def tasks(problems: Iterable[ScanProblem]) -> dict[Key, KernelTask]:
     """Return every distinct kernel of problems that are not refused, the slowest first."""
     found: dict[Key, KernelTask] = {}
     for problem in problems:
-        for key in planning.kernels(problem):
-            found.setdefault(key, KernelTask(**problem.model_dump(), kernel=key[0]))
+        for key in planning.kernels(problem) - found.keys():
+            found[key] = KernelTask(**problem.model_dump(), kernel=key[0])
     rank = {name: place for place, name in enumerate(SLOWEST)}
     return dict(sorted(found.items(), key=lambda one: (rank.get(one[1].kernel, len(rank)), one[1].line)))
 

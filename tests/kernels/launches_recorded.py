@@ -1,14 +1,18 @@
 """pytest's plugin that runs GPU tests without a GPU, to see which kernels they launch; see test_compile_first.py.
 
-Usage: python -O -m pytest -p tests.kernels.launches_recorded -m gpu ... With -O a test runs to its end, whatever its
-assertions would say. "cuda" is torch's device without data, `meta`, where the real host code runs and every launch is
+Usage: python -m pytest -p tests.kernels.launches_recorded --assert=plain -m gpu ... Test files are compiled without
+their assertions, so a test runs to its end whatever it would say of the results. "cuda" is torch's device without data, `meta`, where the real host code runs and every launch is
 noted instead of done; where training needs numbers it is the CPU, and they may be any. A test fails here that
 launches a kernel which its mark `scans` does not name; the last lines tell which kernels are named by marks alone.
 """
 
 import contextlib
+import sys
 from dataclasses import replace
 from functools import partial
+from importlib.machinery import SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -19,6 +23,7 @@ import kernels.mamba3_mimo
 from kernels.backends import Lane
 from kernels.mamba3_mimo import accuracy, exact, support
 from kernels.mamba3_mimo.cuda.host import compiled, op, scan
+from kernels.mamba3_mimo.fuzz import planning
 from model import attention, train
 from tests.kernels import compile_first, kernel_tasks
 
@@ -31,6 +36,23 @@ ever: dict[str, set[kernel_tasks.Key]] = {"launched": set(), "named": set()}
 def note(name, shape, variant) -> None:
     """Note a launch."""
     launched.add(compiled.for_any_size(name, shape, variant))
+
+
+class _Unasserted(SourceFileLoader):
+    """Loads a file without its assertions, and without a cache that others would read."""
+
+    def get_code(self, fullname):
+        return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True, optimize=1)
+
+
+class _TestFiles:
+    """Finds test files."""
+
+    @staticmethod
+    def find_spec(name, path=None, _target=None):
+        places = [Path(folder, name.rpartition(".")[2] + ".py") for folder in path or ()]
+        found = next((str(place) for place in places if place.name.startswith("test_") and place.exists()), None)
+        return found and spec_from_file_location(name, found, loader=_Unasserted(name, found))
 
 
 class _Launches:
@@ -79,6 +101,7 @@ def _called(operator, arguments, **_) -> None:
 
 def pytest_configure():
     """Replace what needs a GPU or numbers, before the tests are imported."""
+    sys.meta_path.insert(0, _TestFiles)
     compile_first.gpu_is_here = lambda: True
     exact.reference = lambda *_, **__: {}
     support.LANES[Lane.REFERENCE] = replace(support.LANES[Lane.REFERENCE], run=_nothing)
@@ -88,6 +111,7 @@ def pytest_configure():
     op._attested = lambda *_: ((), {})
     op._Shapes.run = lambda self, name, *_: note(name, self.shape, self.variant)
     scan.launches = _Launches
+    scan.Scan.empty = lambda self, *size, dtype=torch.float32: torch.zeros(size, dtype=dtype, device=self.device)
     torch.Generator = lambda device=None, made=torch.Generator: made()
     torch.library.opcheck = _called
     torch.compile = lambda function, **_: function
@@ -104,7 +128,7 @@ def pytest_configure():
 def pytest_runtest_call(item):
     """Run the test on no GPU; fail it when it launches what its marks do not name."""
     launched.clear()
-    named = set(kernel_tasks.tasks(compile_first.problems_of(item)))
+    named = {key for problem in compile_first.problems_of(item) for key in planning.kernels(problem)}
     with _Elsewhere("cpu" if "train" in item.nodeid.partition("::")[0] else "meta"):
         yield
     ever["launched"] |= launched
@@ -117,6 +141,7 @@ def pytest_runtest_call(item):
 def pytest_terminal_summary(terminalreporter):
     """Tell how many kernels there are, and how many that nobody launches."""
     idle = ever["named"] - ever["launched"]
-    terminalreporter.write_line(f"{len(ever['named'])} kernels named, {len(ever['launched'])} launched, {len(idle)} idle")
-    for name, shape, variant in sorted(idle, key=str):
-        terminalreporter.write_line(f"idle: {name} {shape} {variant}")
+    named, done = len(ever["named"]), len(ever["launched"])
+    terminalreporter.write_line(f"{named} kernels named, {done} launched, {len(idle)} idle")
+    for key in sorted(idle, key=str):
+        terminalreporter.write_line(f"idle: {key}")

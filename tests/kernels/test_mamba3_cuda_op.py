@@ -285,8 +285,8 @@ class TestOnGpu:
         eager = torch.autograd.grad(small_model(inputs, *inputs.tensors()), inputs.tensors())
         compiled = torch.compile(small_model, fullgraph=True)
         found = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
-        for name, ours, theirs in zip(inputs.names, found, eager, strict=True):
-            assert global_error(ours, theirs) < 1e-2, name
+        for name, own, other in zip(inputs.names, found, eager, strict=True):
+            assert global_error(own, other) < 1e-2, name
 
     @scan_of()
     @pytest.mark.parametrize("compiled", [False, True])
