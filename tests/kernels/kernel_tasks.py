@@ -18,6 +18,8 @@ SLOWEST = ("gradients", "outputs", "local_gradients", "local_states")
 """Kernels that take the longest to compile, the longest first: they begin first, so that all processes end together."""
 SAID = 3000
 """Characters kept of a compiler's last words."""
+AFTER_THE_SOURCE = "Compilation error:"
+"""What TileLang puts between a kernel's source and what nvcc said of it."""
 OFTEN_S = 10.0
 """How often it is told how far the compilation is."""
 
@@ -50,7 +52,8 @@ def compile_kernel(task: ScanProblem, say: Callable[[object], None]) -> FuzzOutc
     try:
         made = compiled.kernel(*task.key)
     except Exception as error:  # of any kind that a compiler may raise: told by the tests that need the kernel
-        return FuzzOutcome(problem=task, ending="failed", why=f"{type(error).__name__}: {str(error)[-SAID:]}")
+        said = str(error).rpartition(AFTER_THE_SOURCE)[2].strip()
+        return FuzzOutcome(problem=task, ending="failed", why=f"{type(error).__name__}: {said[-SAID:]}")
     new = made.artifact is not None
     say(Compiled(int(new), int(not new)))
     return FuzzOutcome(problem=task, ending="right")

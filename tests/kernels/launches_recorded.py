@@ -1,9 +1,10 @@
 """pytest's plugin that runs GPU tests without a GPU, to see which kernels they launch; see test_compile_first.py.
 
 Usage: python -m pytest -p tests.kernels.launches_recorded --assert=plain -m gpu ... Test files are compiled without
-their assertions, so a test runs to its end whatever it would say of the results. "cuda" is torch's device without data, `meta`, where the real host code runs and every launch is
-noted instead of done; where training needs numbers it is the CPU, and they may be any. A test fails here that
-launches a kernel which its mark `scans` does not name; the last lines tell which kernels are named by marks alone.
+their assertions, so a test runs to its end whatever it would say of the results. "cuda" is torch's device without data,
+`meta`, where the real host code runs and every launch is noted instead of done; where training needs numbers it is the
+CPU, and they may be any. A test fails here that launches a kernel which its mark `scans` does not name; the last lines
+tell which kernels are named and launched by none.
 """
 
 import contextlib

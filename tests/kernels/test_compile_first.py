@@ -69,6 +69,7 @@ def run_pytest(*arguments, **variables):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_kernel_that_a_gpu_test_launches_is_named_by_its_marks(tmp_path):
     """And all that are named are launched, but for what is planted: a mark too much, and a launch without one."""
     planted = tmp_path / "test_planted.py"
@@ -87,6 +88,7 @@ def test_every_file_of_gpu_tests_is_looked_at():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_kernels_are_compiled_once_and_only_tests_that_need_a_bad_one_fail(tmp_path):
     if nvcc_release() is None:
         pytest.skip("no nvcc on PATH: kernels cannot be compiled for sm_90a here")
@@ -97,9 +99,8 @@ def test_kernels_are_compiled_once_and_only_tests_that_need_a_bad_one_fail(tmp_p
     assert "2 failed, 3 passed" in said, said[-3000:]
     assert "kernels: 1 compiled, 0 kept on disk, 1 failed" in said
     assert "refused: head width is 48" in said
-    assert "kernel decays: " in said
-    assert "sm_1" in said
-    assert len(list((tmp_path / "cache").rglob("*.cu"))) == 1
+    assert "kernel decays: RuntimeError: nvcc fatal   : Unsupported gpu architecture 'sm_52'" in said
+    assert len(list((tmp_path / "cache").rglob("executable.so"))) == 1
 
 
 def test_a_kernel_that_problems_share_is_one_task_and_the_slowest_begin():
