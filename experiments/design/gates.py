@@ -8,15 +8,23 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from experiments.design.gate import Claim, Facts, Gate, GatePublic, GateValue, show
+from experiments.design.recipes import RECIPES
 from kernels.backends import Lane
 from kernels.scan import CHUNK_SIZES, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
 from model.facts import ModelFact
 
 ON_CUDA = (Lane.CUDA,)
-NOT_XLA_NOR_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane not in {Lane.XLA, Lane.CUDA})
-NOT_XLA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.XLA)
-NOT_CUDA = tuple({"lane": str(lane)} for lane in Lane if lane is not Lane.CUDA)
+
+
+def _lanes_but(*used: Lane) -> tuple[dict[str, Any], ...]:
+    """Return the settings of `lane` with which a gate of these lanes is not used."""
+    return tuple({"lane": str(lane)} for lane in Lane if lane not in used)
+
+
+NOT_XLA_NOR_CUDA = _lanes_but(Lane.XLA, Lane.CUDA)
+NOT_XLA = _lanes_but(Lane.XLA)
+NOT_CUDA = _lanes_but(Lane.CUDA)
 
 
 def _told_by(fact: str) -> dict[str, Any]:
@@ -309,13 +317,13 @@ GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 
 
 def catalogue() -> list[GatePublic]:
-    """Return every gate with the node classes that can run each of its values today."""
+    """Return every gate with its value in each recipe, and the node classes that can run each of its values today."""
     return [
         GatePublic(
             name=gate.name,
             question=gate.question,
             values=gate.values,
-            default=gate.default,
+            recipes={recipe.name: gate.read(recipe.config) for recipe in RECIPES.values()},
             claim=gate.claim,
             field=gate.path,
             requires=dict(gate.requires),

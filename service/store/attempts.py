@@ -74,9 +74,7 @@ _LOCK = (
 
 def lock_attempt(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
     """Lock the block of an attempt for the worker that shows its token. Raises NotFound or StaleToken."""
-    locked = lock_holder(connection, attempt_id)
-    _check_token(locked.attempt, token)
-    return locked
+    return held(lock_block(connection, attempt_id), token)
 
 
 def lock_own(connection: Connection, attempt_id: str, token: str, *, owner: str | None) -> LockedAttempt:
@@ -86,8 +84,13 @@ def lock_own(connection: Connection, attempt_id: str, token: str, *, owner: str 
     """
     locked = lock_block(connection, attempt_id)
     check_owner(attempt_id, locked.node, owner)
-    _check_holder(locked.block, attempt_id)
-    _check_token(locked.attempt, token)
+    return held(locked, token)
+
+
+def held(locked: LockedAttempt, token: str) -> LockedAttempt:
+    """Return the attempt, of which the token was shown and which holds its block. Raises StaleToken."""
+    _check_holder(locked.block, locked.attempt.id)
+    check_token(locked.attempt, token)
     return locked
 
 
@@ -113,7 +116,7 @@ def check_holds(connection: Connection, attempt_id: str, token: str) -> None:
     """Raise StaleToken unless the attempt holds its block now; a look before work that a stale caller can be spared."""
     attempt = find_attempt(connection, attempt_id)
     _check_holder(connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one(), attempt_id)
-    _check_token(attempt, token)
+    check_token(attempt, token)
 
 
 def _check_holder(block: Row[Any] | SimpleNamespace, attempt_id: str) -> None:
@@ -124,7 +127,8 @@ def _check_holder(block: Row[Any] | SimpleNamespace, attempt_id: str) -> None:
         )
 
 
-def _check_token(attempt: Row[Any] | SimpleNamespace, token: str) -> None:
+def check_token(attempt: Row[Any] | SimpleNamespace, token: str) -> None:
+    """Raise StaleToken unless `token` is the attempt's."""
     if not shows_token(attempt, token):
         raise StaleToken(f"attempt {attempt.id} has another token than the one that was sent; nothing was changed")
 
@@ -178,7 +182,7 @@ def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float
 
 
 def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:
-    """Store where the running trials are, with an event for each that moved on."""
+    """Store where trials of the block are, the one that runs named last, with an event for each that moved on."""
     if not progress:
         return
     known = {row.id: row for row in locked.trials}
@@ -187,13 +191,29 @@ def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequ
         row = known.get(item.trial_id)
         if row is None:
             raise Invalid(f"trial {item.trial_id!r} is not part of block {locked.block.id}")
-        values = _progress_values(item)
+        values, moments = _progress_values(item), _moments(row, item)
+        if item is progress[-1] and not _ran_last(row, locked.trials):
+            moments["runs_since"] = db_now()
+        columns = {**values, **moments, "step_s": _finite(item.step_s)}
         if row.state == TrialState.QUEUED:
-            transitions.move([row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **values)
-        elif row.steps_done != item.steps_done:
-            connection.execute(update(trials).where(trials.c.id == row.id).values(**values))
+            transitions.move([row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **columns)
+        elif moments or row.steps_done != item.steps_done:
+            connection.execute(update(trials).where(trials.c.id == row.id).values(**columns))
+        if row.state != TrialState.QUEUED and row.steps_done != item.steps_done:
             transitions.add_event(EventKind.TRIAL_PROGRESS, row.id, reason="heartbeat", data=values)
     transitions.flush()
+
+
+def _moments(row: Row[Any], item: TrialProgress) -> dict[str, Any]:
+    """Return which moments of a trial are now."""
+    now = {"started_at": row.started_at is None, "over_at": item.over and row.over_at is None}
+    return {name: db_now() for name, happens in now.items() if happens}
+
+
+def _ran_last(row: Row[Any], block: Sequence[Row[Any]]) -> bool:
+    """Tell whether a trial was the last of its block that was heard to run."""
+    since = [one.runs_since for one in block if one.runs_since is not None]
+    return bool(since) and row.runs_since == max(since)
 
 
 def _progress_values(item: TrialProgress) -> dict[str, Any]:
@@ -202,9 +222,12 @@ def _progress_values(item: TrialProgress) -> dict[str, Any]:
             f"progress of trial {item.trial_id} is {item.steps_done} of {item.steps_total} steps; "
             f"allowed: 0 <= steps_done <= steps_total <= {MAX_STEPS}"
         )
-    numbers = {"tokens_per_s": item.tokens_per_s, "loss": item.loss}
-    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
-    return {"steps_done": item.steps_done, "steps_total": item.steps_total, **finite}
+    numbers = {"tokens_per_s": _finite(item.tokens_per_s), "loss": _finite(item.loss)}
+    return {"steps_done": item.steps_done, "steps_total": item.steps_total, **numbers}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def end_without_result(
@@ -250,6 +273,10 @@ def _check_arm(locked: LockedAttempt, arm: str | None) -> None:
         raise Invalid(f"arm {arm!r} is not part of block {locked.block.id}; its arms: {', '.join(known)}")
 
 
+_OF_AN_ATTEMPT = ("steps_done", "tokens_per_s", "loss", "step_s", "started_at", "over_at", "runs_since")
+"""Columns of a trial that are forgotten when its block goes back to the queue."""
+
+
 def _requeue(
     connection: Connection,
     transitions: Transitions,
@@ -260,7 +287,7 @@ def _requeue(
     last: Break,
 ) -> None:
     block = locked.block
-    cleared = {"attempt_id": None, "steps_done": None, "tokens_per_s": None, "loss": None}
+    cleared = dict.fromkeys(_OF_AN_ATTEMPT)
     started = [row.id for row in locked.trials if row.state == TrialState.RUNNING]
     transitions.move(started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **cleared)
     transitions.move(

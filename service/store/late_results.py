@@ -10,10 +10,18 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from experiments.outcomes import AttemptState, BlockState
-from service.errors import StaleToken
-from service.store.attempts import LockedAttempt, check_holds, find_attempt, lock_attempt, lock_block, shows_token
+from service.store.attempts import (
+    LockedAttempt,
+    check_holds,
+    check_token,
+    find_attempt,
+    held,
+    lock_attempt,
+    lock_block,
+    shows_token,
+)
 from service.store.columns import db_now
-from service.store.tables import attempts, blocks, trials
+from service.store.tables import attempts, blocks
 from service.store.transitions import Transitions
 
 
@@ -36,15 +44,13 @@ def lock_wanted(connection: Connection, attempt_id: str, token: str) -> LockedAt
     locked = lock_block(connection, attempt_id)
     attempt, block = locked.attempt, locked.block
     if not _nobody_since(attempt, block):
-        return lock_attempt(connection, attempt_id, token)
-    if not shows_token(attempt, token):
-        raise StaleToken(f"attempt {attempt_id} has another token than the one that was sent; nothing was changed")
+        return held(locked, token)
+    check_token(attempt, token)
     transitions = Transitions(connection, block.ablation_id, actor=attempt.node_id)
-    held = {"attempt_id": attempt_id, "node_id": attempt.node_id, "lease_until": db_now()}
+    lease = {"attempt_id": attempt_id, "node_id": attempt.node_id, "lease_until": db_now()}
     reason = f"the result of attempt {attempt.number} came late; nobody else has claimed the block"
-    transitions.move([block.id], BlockState.QUEUED, BlockState.RUNNING, reason=reason, **held)
+    transitions.move([block.id], BlockState.QUEUED, BlockState.RUNNING, reason=reason, **lease)
     transitions.flush()
-    connection.execute(update(trials).where(trials.c.block_id == block.id).values(attempt_id=attempt_id))
     forgiven = {"failure_class": None, "message": None, "arm": None}
     connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(**forgiven))
     return lock_attempt(connection, attempt_id, token)

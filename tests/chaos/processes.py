@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -156,12 +156,3 @@ def signal_all(pids: Sequence[int], number: signal.Signals) -> int:
             continue
         count += 1
     return count
-
-
-def until(condition: Callable[[], bool], *, patience_s: float, what: str) -> None:
-    """Wait until `condition` holds. Raises TimeoutError that says what was waited for."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {patience_s:.0f} s")
-        time.sleep(0.1)

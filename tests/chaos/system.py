@@ -20,10 +20,11 @@ from tests.chaos.books import Books, read_nodes, read_runs
 from tests.chaos.databases import DATABASES, TABLES
 from tests.chaos.disks import SmallDisk
 from tests.chaos.moves import OVER
-from tests.chaos.processes import Part, Seen, command_line, descendants, look, signal_all, until
+from tests.chaos.processes import Part, Seen, command_line, descendants, look, signal_all
 from tests.chaos.proxies import HttpProxy, Proxies
 from tests.chaos.trainers import TrainerWatch
 from tests.mlflow_server import free_port
+from tests.waiting import until
 
 ADMIN = "admin-secret-of-the-chaos-run"
 _START_S = 240

@@ -11,7 +11,8 @@ import pytest
 
 from experiments.outcomes import ExitCode
 from tests.architecture.pages import ROOT
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.waiting import until
 from workers.device_lock import DeviceLock, lock_addresses
 from workers.errors import DeviceBusy
 
@@ -98,7 +99,7 @@ def test_trainer_waits_until_the_other_trainer_is_gone(tmp_path: Path) -> None:
             service.blocks.append(block([config_json(corpus(tmp_path / "corpus"))], attempt="waits"))
             folder = tmp_path / "work" / "att_waits" / "trl_waits_0"
             until((folder / "log.txt").exists)
-            with pytest.raises(AssertionError):
+            with pytest.raises(TimeoutError):
                 until((folder / "prepared.json").exists, 2.0)
             holder.kill()
         (report,) = until(lambda: service.bodies(":report"))

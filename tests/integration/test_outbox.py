@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from service.store.tables import ablations, blocks, idempotency
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
 from tests.projectors import projector
+from tests.waiting import until
 
 
 class RecordingSink:
@@ -57,15 +58,6 @@ class RecordingSink:
 def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
     with running_api(request.param, tmp_path) as running:
         yield running
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"nothing within {timeout_s} s")
 
 
 def clock(api: Api) -> float:

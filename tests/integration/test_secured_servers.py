@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests import certificates, servers
 from tests.api_stack import ADMIN, WORKER, nobody_url, running_api, served_api
 from tests.mlflow_server import free_port
 from tests.servers import Postgres, RedisServer
+from tests.waiting import until
 
 needs_postgres = pytest.mark.skipif(servers.no_postgres() is not None, reason=str(servers.no_postgres()))
 needs_redis = pytest.mark.skipif(servers.no_redis() is not None, reason=str(servers.no_redis()))
@@ -38,13 +38,6 @@ def postgres() -> Iterator[Postgres]:
 def redis() -> Iterator[RedisServer]:
     with servers.redis() as server:
         yield server
-
-
-def until(condition: Callable[[], object], patience_s: float = 60.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 @contextmanager

@@ -20,7 +20,16 @@ from experiments.records.receipt_slices import slice_problems
 from experiments.records.receipts import Receipt
 from model.config import StepsConfig
 from tests.integration.test_exec import ROOT
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+from tests.integration.worker_service import (
+    Service,
+    block,
+    children_of,
+    config_json,
+    corpus,
+    processes_of,
+    worker,
+)
+from tests.waiting import until
 from workers.lease import boot_time_s
 
 LEASE_S = 8.0
@@ -50,7 +59,7 @@ class Rig:
         """Children of the fork server, in the order of their start."""
         commands = processes_of(self.home)
         servers = [pid for pid, command in commands.items() if "multiprocessing.forkserver" in command]
-        children = [child for pid in servers for child in _children(pid)]
+        children = [child for pid in servers for child in children_of(pid)]
         return [child.pid for child in sorted(children, key=lambda child: child.create_time())]
 
     def until_slices_run(self, attempt: str, arms: int = 3) -> list[int]:
@@ -193,13 +202,6 @@ def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_o
     claims = len(rig.service.bodies(":claim"))
     until(lambda: len(rig.service.bodies(":claim")) > claims)
     assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children()
-    except psutil.NoSuchProcess:  # it has ended since it was found
-        return []
 
 
 def _zombie(pid: int) -> bool:

@@ -13,7 +13,8 @@ from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
 from experiments.records.messages import ClaimedTrial
 from model.config import AttentionConfig, HybridConfig, OptimConfig, StepsConfig
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.waiting import until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 
@@ -208,7 +209,7 @@ def test_where_compile_time_decides_every_trial_compiles_from_nothing(rig: Rig) 
     for attempt, cold, asked in (("warm", False, trials), ("cold", True, trials[:1])):
         changes = {"attempt_id": f"att_{attempt}", "cold_caches": cold, "timed": False, "trials": asked}
         rig.service.blocks.append(claimed.model_copy(update=changes))
-        report = until(lambda attempt=attempt: _report_of(rig, attempt), timeout_s=500.0)
+        report = until(lambda attempt=attempt: _report_of(rig, attempt), patience_s=500.0)
         assert report["failure_class"] is None, report["message"]
         assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured"] * len(asked)
         assert all(receipt["compile_s"] > 0 for receipt in report["receipts"])

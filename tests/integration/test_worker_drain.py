@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from model.config import StepsConfig
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.waiting import until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 _SOME = StepsConfig(warmup=1, timed=40, val_rows=0)

@@ -10,7 +10,16 @@ import psutil
 import pytest
 
 from model.config import StepsConfig
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+from tests.integration.worker_service import (
+    Service,
+    block,
+    children_of,
+    config_json,
+    corpus,
+    processes_of,
+    worker,
+)
+from tests.waiting import until
 from workers.lease import boot_time_s, margin_s
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
@@ -39,7 +48,7 @@ class Rig:
 
     def trainers(self) -> list[int]:
         """Children of the fork server."""
-        return [child.pid for server in self.servers() for child in psutil.Process(server).children()]
+        return [child.pid for server in self.servers() for child in children_of(server)]
 
     def servers(self) -> list[int]:
         return self._children("multiprocessing.forkserver")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from experiments.outcomes import ExitCode
 from tests.api_stack import WORKER, Api, served_api
-from tests.integration.worker_service import until, worker
+from tests.integration.worker_service import worker
+from tests.waiting import until
 
 
 def said(home: Path) -> str:

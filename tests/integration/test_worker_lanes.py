@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kernels.backends import NODE_CLASSES, Lane
-from tests.integration.worker_service import Service, until, worker
+from tests.integration.worker_service import Service, worker
+from tests.waiting import until
 from workers import lanes
 from workers.forkserver import ForkServer
 from workers.node import Node, find_node

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from experiments.outcomes import ExitCode
 from model.config import StepsConfig
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, until, worker
+from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.waiting import until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 

@@ -15,7 +15,7 @@ import pytest
 from experiments.runtime.processes import Mark
 from tests.architecture.pages import ROOT
 from tests.integration.worker_family import order, server
-from tests.integration.worker_service import until
+from tests.waiting import until
 from workers.environment_variables import trial_mark
 from workers.guardian import Guardian, end_trial
 from workers.lease import Lease, StopReason, boot_time_s

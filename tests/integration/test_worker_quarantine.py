@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.api_stack import Api, served_api
-from tests.integration.worker_service import corpus, until, worker
+from tests.integration.worker_service import corpus, worker
+from tests.waiting import until
 
 _NAME = "tester"
 _OVERRIDES = {"d_model": 32, "headdim": 16, "d_state": 16, "seq_len": 64, "vocab_size": 512, "threads": 1}

@@ -14,7 +14,8 @@ from experiments.outcomes import FailureClass
 from experiments.records.messages import ClaimedBlock
 from experiments.retries import FINAL_WITH_RECEIPT
 from model.config import DataConfig, StepsConfig
-from tests.integration.worker_service import Service, block, config_json, corpus, until, worker
+from tests.integration.worker_service import Service, block, config_json, corpus, worker
+from tests.waiting import until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 _SMALL_DISK = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]

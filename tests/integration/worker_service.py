@@ -7,13 +7,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import TypeAdapter
 
 from experiments.design import gates
@@ -28,17 +28,6 @@ IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}
 
 _lanes: list[bytes] = []
 """What the first worker kept of its lanes: code, versions and devices are the same for all."""
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
-    """Return what `condition` gives once it is true; the limit only ends a test that hangs."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"nothing within {timeout_s} s")
 
 
 class Service:
@@ -262,3 +251,11 @@ def processes_of(home: Path) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    """Children of a process; none where it has ended since it was found."""
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
