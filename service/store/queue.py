@@ -145,24 +145,31 @@ def paces(connection: Connection) -> dict[str, Pace]:
 
 
 def _running() -> Select[Any]:
+    """Sum up the trials by block first: to group all that is read lets SQLite go through all blocks."""
+    runs = (blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
     started, over, step_s = trials.c.started_at, trials.c.over_at, trials.c.step_s
     goes_on = started.is_not(None) & over.is_(None)
     steps_s = (trials.c.steps_total - trials.c.steps_done) * step_s
-    of_trials = {
+    sums = {
         "trials_waiting": func.sum(case((started.is_(None), 1), else_=0)),
         "trials_starting": func.sum(case((goes_on & step_s.is_(None), 1), else_=0)),
         "starting_s": func.sum(case((goes_on & step_s.is_(None), db_now() - started), else_=0.0)),
         "steps_s": func.sum(case((goes_on, func.coalesce(steps_s, 0.0)), else_=0.0)),
         "trials_over": func.count(over),
-        "trials_over_s": func.max(over) - attempts.c.started_at,
+        "last_over": func.max(over),
     }
+    found = select(trials.c.block_id, *(one.label(name) for name, one in sums.items()))
+    of_block = (
+        found.where(trials.c.block_id.in_(select(blocks.c.id).where(*runs))).group_by(trials.c.block_id).subquery()
+    )
     names = ("name", "settled_s", "blocks_done", "blocks_planned", "trials_planned")
-    own = (blocks.c.ablation_id, blocks.c.node_class, *(ablations.c[name] for name in names))
-    query = select(*own, *(sums.label(name) for name, sums in of_trials.items()))
-    query = query.join(ablations, ablations.c.id == blocks.c.ablation_id)
-    query = query.join(attempts, attempts.c.id == blocks.c.attempt_id).join(trials, trials.c.block_id == blocks.c.id)
-    query = query.where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
-    return query.group_by(blocks.c.id, ablations.c.id, attempts.c.id)
+    query = select(blocks.c.ablation_id, blocks.c.node_class, *(ablations.c[name] for name in names), of_block)
+    query = query.add_columns((of_block.c.last_over - attempts.c.started_at).label("trials_over_s"))
+    query = query.join_from(blocks, ablations, ablations.c.id == blocks.c.ablation_id)
+    query = query.join(attempts, attempts.c.id == blocks.c.attempt_id).join(
+        of_block, of_block.c.block_id == blocks.c.id
+    )
+    return query.where(*runs)
 
 
 _RUNNING = _running()
