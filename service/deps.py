@@ -84,10 +84,10 @@ Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
 Anyone = Annotated[Principal, Depends(requires(None))]
 
 
-class _Word(Convertor[str]):
-    """A part of a path without the sign that a verb begins with: `/x:cancel` is not the thing named `x:cancel`."""
+class _Name(Convertor[str]):
+    """A name before a verb; a slash is part of it: `node/x` is the key of node `x`."""
 
-    regex = "[^/:]+"
+    regex = ".+"
 
     def convert(self, value: str) -> str:
         """Take it as it is."""
@@ -98,6 +98,13 @@ class _Word(Convertor[str]):
         return value
 
 
+class _Word(_Name):
+    """A part of a path without the sign that a verb begins with: `/x:cancel` is not the thing named `x:cancel`."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", _Name())
 register_url_convertor("word", _Word())
 
 AblationId = Annotated[str, Path(pattern=id_pattern("abl"), examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])]

@@ -14,8 +14,6 @@ from service.client import Client
 app = typer.Typer(name="nodes", help="Machines that run trials.", invoke_without_command=True)
 app.add_typer(node_states.app)
 
-_USE = "give it to the worker as ABLATE_WORKER_TOKEN, with ABLATE_NODE_NAME={}"
-
 
 @app.callback()
 @guarded
@@ -49,7 +47,7 @@ def add(
     """Issue the key of a node and print it, once. A worker with it speaks for this node and does nothing else."""
     with Client() as client:
         found = client.node_keys.add(node, node_class=node_class)
-    print_secret(found, _USE.format(node), as_json=as_json)
+    print_secret(found, as_json=as_json)
 
 
 @app.command("rotate-key")
@@ -58,7 +56,7 @@ def rotate_key(node: NodeArgument, grace_hours: GraceOption = 24.0, as_json: Jso
     """Replace the key of a node; the one before it counts a while longer, until the worker was started with the new."""
     with Client() as client:
         found = client.node_keys.rotate(node, grace_s=grace_hours * S_PER_HOUR)
-    print_secret(found, _USE.format(node), as_json=as_json)
+    print_secret(found, as_json=as_json)
 
 
 @app.command("end-old-keys")
