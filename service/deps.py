@@ -65,8 +65,6 @@ def requires(scope: Scope | None) -> Callable[..., Awaitable[Principal]]:
         principal = services.authenticator.cached(secret)
         if principal is None:
             principal = await to_thread.run_sync(services.authenticator.lookup, secret)
-        if principal is None:
-            raise Unauthorized("this bearer token is not known")
         if scope is not None and not principal.scope.includes(scope):
             raise Forbidden(f"this needs a token with scope '{scope}'; this one has '{principal.scope}'")
         services.limiter.spend(principal.token_id)

@@ -163,6 +163,8 @@ def _sorted_nodes(row: Row[Any], around: _Surroundings) -> tuple[int, list[str]]
 
 
 def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | None:
+    if node.revoked:
+        return f"the key of '{node.name}' is revoked"
     if node.quarantined_reason is not None:
         return f"'{node.name}' is quarantined ({node.quarantined_reason})"
     if node.draining:

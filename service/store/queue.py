@@ -25,6 +25,7 @@ from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
 from service.store.placement import Needs
 from service.store.tables import ablations, blocks, nodes
+from service.store.tokens import has_revoked_key
 from service.store.turns import WAITS
 
 _PACE_OF = 20
@@ -101,6 +102,7 @@ _NODES = (
         nodes.c.lanes,
         nodes.c.num_devices,
         (db_now() - nodes.c.seen_at).label("silent_s"),
+        has_revoked_key(nodes.c.name).label("revoked"),
     )
     .where(nodes.c.node_class.in_(_CLASSES))
     .order_by(nodes.c.name)

@@ -52,12 +52,24 @@ def secret_digest(secret: str) -> str:
 
 
 def find(connection: Connection, digest: str) -> Row[Any] | None:
-    """Return the token behind a secret's digest, with `left_s` until that secret ends (None: never)."""
-    query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"))
-    query = query.join(token_secrets, token_secrets.c.token_id == tokens.c.id).where(
-        token_secrets.c.digest == digest, tokens.c.revoked_at.is_(None), counts()
-    )
-    return connection.execute(query).first()
+    """Return the token behind a secret's digest, with `counts` and with `left_s` until that secret ends (None: never).
+
+    What was revoked or replaced is found too, and does not count.
+    """
+    query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"), _secret_counts().label("counts"))
+    query = query.join(token_secrets, token_secrets.c.token_id == tokens.c.id)
+    return connection.execute(query.where(token_secrets.c.digest == digest)).first()
+
+
+def _secret_counts() -> ColumnElement[bool]:
+    return tokens.c.revoked_at.is_(None) & counts()
+
+
+def has_revoked_key(node: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return the condition that the node of this name had a key and has none; what was imported never had one."""
+    of_nodes = select(tokens.c.node).where(tokens.c.node.is_not(None))
+    lives = of_nodes.where(tokens.c.revoked_at.is_(None))
+    return node.in_(of_nodes) & node.not_in(lives)
 
 
 def counts() -> ColumnElement[bool]:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.outcomes import ExitCode
+from service.cli import node_states
 from service.cli.client import app
 from service.cli.commands import nodes, tokens
 from service.client import Client, Refused
@@ -19,7 +20,7 @@ from tests.api_stack import ADMIN, Api, served_api
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path) as running:
         url = str(running.client.base_url)
-        for module in (tokens, nodes):
+        for module in (tokens, nodes, node_states):
             monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
         yield running
 
@@ -104,6 +105,21 @@ def test_the_key_of_a_node_can_be_called_as_the_list_of_tokens_shows_it(api: Api
         for words in (("tokens", "rotate", f"a{sign}b"), ("nodes", "rotate-key", f"a{sign}b")):
             code, _out, err = ablate(*words)
             assert (code, "should match pattern" in err) == (5, True), (words, err)
+
+
+def test_a_node_that_is_taken_down_shows_that_its_key_is_revoked(api: Api) -> None:
+    for word in ("remove", "delete", "rm"):
+        code, _out, err = ablate("nodes", word, "gpu-7")
+        told = " ".join(err.replace("│", " ").split())
+        assert (code, "resume" in told) == (ExitCode.USAGE, False)
+        assert "ablate nodes drain NODE" in told
+        assert "ablate nodes revoke-key NODE --reason" in told
+    api.register("gpu-7")
+    assert ablate("nodes", "drain", "gpu-7")[0] == 0
+    assert ablate("nodes", "revoke-key", "gpu-7", "--reason", "sold")[0] == 0
+    assert "no, its key is revoked; ablate nodes add gpu-7" in ablate("nodes")[1]
+    assert ablate("nodes", "add", "gpu-7")[0] == 0
+    assert "no, drained; ablate nodes resume gpu-7" in ablate("nodes")[1]
 
 
 def test_bare_nodes_lists_as_before(api: Api) -> None:

@@ -1,17 +1,28 @@
 """`ablate nodes`: the machines that run trials, and the key that each of them has."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 from rich.markup import escape
 
+from experiments.runtime.program import ManyCommands
 from service.cli import completion, node_states, show
 from service.cli.names import NodeArgument
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
 from service.client import Client
 
-app = typer.Typer(name="nodes", help="Machines that run trials.", invoke_without_command=True)
+_NOT_REMOVED = (
+    "A node stays listed, because receipts name it. To take it down: ablate nodes drain NODE, stop its worker when its "
+    "block is done, then ablate nodes revoke-key NODE --reason ..."
+)
+
+
+class _Nodes(ManyCommands):
+    meant: ClassVar = dict.fromkeys(("remove", "delete", "rm"), _NOT_REMOVED)
+
+
+app = typer.Typer(name="nodes", help="Machines that run trials.", invoke_without_command=True, cls=_Nodes)
 app.add_typer(node_states.app)
 
 
