@@ -77,7 +77,7 @@ def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
 
 def test_a_node_gets_a_key_that_can_be_replaced_and_revoked(api: Api) -> None:
     code, secret, remark = ablate("nodes", "add", "gpu-7", "--class", "h200")
-    assert (code, "ABLATE_NODE_NAME=gpu-7" in remark) == (0, True)
+    assert (code, "ABLATE_NODE_NAME=gpu-7" in remark, "any node class" in remark) == (0, True, False)
     assert name_of(api, secret.strip()) == "node/gpu-7"
     fresh = ablate("nodes", "rotate-key", "gpu-7")[1].strip()
     assert (name_of(api, secret.strip()), name_of(api, fresh)) == ("node/gpu-7", "node/gpu-7")
@@ -85,7 +85,8 @@ def test_a_node_gets_a_key_that_can_be_replaced_and_revoked(api: Api) -> None:
     assert (name_of(api, secret.strip()), name_of(api, fresh)) == (None, "node/gpu-7")
     assert ablate("nodes", "revoke-key", "gpu-7", "--reason", "stolen")[0] == 0
     assert name_of(api, fresh) is None
-    assert ablate("nodes", "add", "gpu-7")[0] == 0
+    code, secret, remark = ablate("nodes", "add", "gpu-7")
+    assert (code, len(secret.split()), "may register gpu-7 as any node class" in remark) == (0, 1, True)
 
 
 def test_the_key_of_a_node_can_be_called_as_the_list_of_tokens_shows_it(api: Api) -> None:

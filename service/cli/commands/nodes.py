@@ -8,7 +8,7 @@ from rich.markup import escape
 from experiments.runtime.program import ManyCommands
 from service.cli import completion, node_states, show
 from service.cli.names import NodeArgument
-from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
 from service.client import Client
 
@@ -58,6 +58,8 @@ def add(
     """Issue the key of a node and print it, once. A worker with it speaks for this node and does nothing else."""
     with Client() as client:
         found = client.node_keys.add(node, node_class=node_class)
+    if node_class is None:
+        err().print(f"no --class was given: a worker with this key may register {escape(node)} as any node class")
     print_secret(found, as_json=as_json)
 
 
