@@ -27,7 +27,7 @@ class Waiting:
     blocks_ahead: int | None = None
     """Blocks of its node class that are given out before its next one; None where it waits for something else."""
     starts_in_s: float | None = None
-    """Until its next block starts, at the pace of late; None where nothing of the kind was measured."""
+    """Until its next block starts, at the recent pace; None where nothing of the kind was measured."""
     time_left_s: float | None = None
     """Until its last block ends, those that are held and blocks of others in between not counted; None where nothing
     of the kind was measured, and where it has taken as long as it should."""
@@ -133,7 +133,7 @@ def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waitin
     counted = wording.counted(place.blocks_ahead, "block")
     words = f"a free node of class '{row.node_class}' ({working} live, {counted} ahead in the queue"
     if starts_in_s is not None:
-        words += f", about {_duration(starts_in_s)} at the pace of late"
+        words += f", about {_duration(starts_in_s)} at the recent pace"
     words += f"){_runs(around.running.get(row.node_class, ()), working)}"
     return Waiting(waiting_for=words, blocks_ahead=place.blocks_ahead, starts_in_s=starts_in_s)
 

@@ -1,4 +1,4 @@
-"""What stands between waiting ablations and a node: their places in the queue, the nodes, and the pace of late.
+"""What stands between waiting ablations and a node: their places in the queue, the nodes, and the recent pace.
 
 Every function answers for many ablations in one query.
 """
@@ -139,7 +139,7 @@ _PACES = _paces()
 
 
 def paces(connection: Connection) -> dict[str, Pace]:
-    """Return the pace of late by node class, of those that have finished a block."""
+    """Return the recent pace by node class, of those that have finished a block."""
     return {
         node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
         for node_class, seconds, done, trials in connection.execute(_PACES)

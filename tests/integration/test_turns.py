@@ -130,7 +130,7 @@ def test_waiting_says_the_place_and_when_it_starts(api: Api) -> None:
     waits = [shown(api, made) for made in (first, second)]
     assert [one["blocks_ahead"] for one in waits] == [1, 0]
     assert [one["starts_in_s"] for one in waits] == [pytest.approx(600, abs=20), 0]
-    assert "about 10 min at the pace of late" in waits[0]["waiting_for"]
+    assert "about 10 min at the recent pace" in waits[0]["waiting_for"]
 
 
 def test_waiting_says_which_worker_is_gone(api: Api) -> None:
