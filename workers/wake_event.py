@@ -16,9 +16,7 @@ from pathlib import Path
 _SAY_ALIVE_S = 10.0
 """Between two touches of the file that tells of the waiting thread's life."""
 
-ASKED_TO_END = (
-    "asked to end: takes no more blocks; one that runs is finished first, and a second signal gives it back\n"
-)
+ASKED_TO_END = "asked to end: takes no more blocks; one that runs is finished, a second signal gives it back\n"
 """True with a block and without: a handler of signals does not know."""
 
 
