@@ -47,9 +47,9 @@ ABLATIONS = SavedView(
     id="ablations",
     name="Ablations",
     kind=RunKind.ABLATION,
-    columns={_tag("metric"): 150, _tag("verdict"): 190, _tag("effect"): 120, _tag("interval"): 190, _tag("gates"): 200},
+    columns={_tag("metric"): 125, _tag("verdict"): 150, _tag("effect"): 115, _tag("interval"): 160, _tag("gates"): 150},
     order_by=CREATED,
-    name_width=440,
+    name_width=420,
 )
 VARIANTS = SavedView(
     id="variants",
