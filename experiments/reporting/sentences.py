@@ -250,7 +250,15 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
         cost = variant.device_minutes_needed
         minutes = "" if cost is None else f" and take about {wording.counted(round(cost), 'device minute')}"
         blocks = wording.counted(variant.blocks_needed, "block")
-        yield f"Another ablation of {blocks} would answer{likely}{minutes}."
+        yield f"Another ablation of {blocks} would answer{likely}{minutes}.{_why_so_many(variant)}"
+
+
+def _why_so_many(variant: VariantVerdict) -> str:
+    if variant.primary is None:
+        return ""
+    noise = wording.size_percent(variant.primary.sd_pct)
+    mended = "a quieter machine or a longer window (workload.steps.timed) needs fewer"
+    return f" Blocks differ with an sd of {noise}; {mended}."
 
 
 def _capital(text: str) -> str:
