@@ -54,7 +54,7 @@ fix: $(STAMP)  ## format and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write the generated pages: gates, settings, errors, spec, files
+docs: $(STAMP)  ## write the generated pages: gates, settings, errors, spec, recipes, files
 	$(BIN)/python -m tests.architecture.pages
 
 golden: $(STAMP)  ## store the frozen REST document and verdicts again, after a change that was wanted

@@ -125,7 +125,7 @@ class ExitCode(IntEnum):
     ERROR = 5, "an error that was told: refused, not reachable, ended without a verdict"
     UNMET = (
         6,
-        "a check does not hold: nothing runs, damaged, missing, or adopt where another was required",
+        "a check does not hold: nothing runs, damaged, missing; of `--require`: adopt where another was required",
     )
     USAGE = 64, "wrong usage: no such command, option or value"
     BUG = 70, "a mistake of ours, with a traceback; please report it"

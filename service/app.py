@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.runtime.logs import configure_logging
-from service import openapi, problems, routes, worker_calls
+from service import call_limits, openapi, problems, routes
 from service.deps import Services
 from service.dispatch import WakePublisher
 from service.errors import ConfigurationError
@@ -50,7 +50,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        to_thread.current_default_thread_limiter().total_tokens = worker_calls.OTHERS_AT_ONCE
+        to_thread.current_default_thread_limiter().total_tokens = call_limits.OTHERS_AT_ONCE
         await to_thread.run_sync(_prepare, store, settings)
         wakes.start()
         yield
@@ -67,7 +67,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         wakes=wakes,
         in_flight=set(),
         large_bodies=CapacityLimiter(1),
-        worker_calls=CapacityLimiter(worker_calls.AT_ONCE),
+        call_limits=call_limits.CallLimits(),
     )
     app.state.operator_pages = OperatorPages(store, settings)
     app.state.stopping = False

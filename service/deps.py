@@ -13,6 +13,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from experiments.design.load import CONTENT_TYPES
 from experiments.errors import SpecProblem
 from experiments.ids import id_pattern
+from service.call_limits import CallLimits
 from service.dispatch import WakePublisher
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
 from service.patient_json import PatientRequest
@@ -39,8 +40,7 @@ class Services:
     """Idempotency keys that are being answered, as (token id, key)."""
     large_bodies: CapacityLimiter
     """Lets one large body be parsed at a time."""
-    worker_calls: CapacityLimiter
-    """Lets few calls of workers run at a time, in the order in which they came."""
+    call_limits: CallLimits
 
 
 async def _services(request: Request) -> Services:  # a plain function would cost a trip to another thread

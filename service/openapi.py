@@ -14,7 +14,7 @@ Errors are RFC 9457 problem documents. Times are RFC 3339 UTC. Ids sort by time.
 
 TAGS = [
     {"name": "submissions", "description": "Plan and submit specs."},
-    {"name": "ablations", "description": "Watch, list and cancel ablations; read verdicts and reports."},
+    {"name": "ablations", "description": "Watch, list and cancel ablations; read specs, verdicts and reports."},
     {"name": "trials", "description": "Receipts and logs."},
     {"name": "catalogue", "description": "What can be asked for."},
     {"name": "calibrations", "description": "What is known about the noise of nodes."},

@@ -119,9 +119,8 @@ class OutboxHandlers:
             admission = calibrations.read_admission(connection, ablation_id, spec, receipts)
             known = circumstances_of(connection, ablation_id)
         verdict = judge(view.plan, spec, receipts, known.model_copy(update={"admission": admission}))
-        words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
         with self._store.write() as connection:
-            results.store_verdict(connection, ablation_id, verdict.model_dump_json(), words=words)
+            results.store_verdict(connection, ablation_id, verdict)
 
     def _report(self, ablation_id: str) -> None:
         with self._store.read() as connection:

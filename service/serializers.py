@@ -11,6 +11,7 @@ from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.messages import NodeRegistration
 from experiments.records.sizing import Sizing
+from service import mlflow_links
 from service.schemas.ablations import (
     AblationPublic,
     BlockCounts,
@@ -105,14 +106,10 @@ def ablation_public(
     return AblationPublic.model_validate(values)
 
 
-_TRAINING_VIEW = "workflowType=machine_learning"
-"""Opens MLflow's pages for training runs, whichever pages its server shows first."""
-
-
 def _mlflow_url(row: Row[Any], base: str) -> str | None:
     if row.mlflow_run_id is None:
         return None
-    return f"{base.rstrip('/')}/#/experiments/{row.mlflow_experiment_id}/runs/{row.mlflow_run_id}?{_TRAINING_VIEW}"
+    return mlflow_links.of_run(base, row.mlflow_experiment_id, row.mlflow_run_id)
 
 
 def block_public(row: Row[Any]) -> BlockPublic:

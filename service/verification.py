@@ -5,9 +5,9 @@ Nothing here runs inside a transaction.
 
 import threading
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
+from cachetools import LRUCache, cached
 from sqlalchemy import bindparam, select
 
 from experiments.design.plan import Plan
@@ -50,19 +50,15 @@ _CLAIMED = (
     .where(attempts.c.id == bindparam("attempt"))
     .order_by(trials.c.position)
 )
-_ONE_AT_A_TIME = threading.Lock()
-"""A fleet that begins at once reads a plan once: nobody has it ready yet, and a large one takes long."""
+_KEPT_PLANS = 64
 
 
+@cached(LRUCache(_KEPT_PLANS), condition=threading.Condition())
 def plan_of(store: Store, ablation_id: str) -> Plan:
-    """Return the plan of an ablation."""
-    with _ONE_AT_A_TIME:
-        return _plan_of(store, ablation_id)
+    """Return the plan of an ablation, which never changes; a large one takes longer to read than the rest of a claim.
 
-
-@lru_cache(maxsize=64)
-def _plan_of(store: Store, ablation_id: str) -> Plan:
-    """Read a plan, which is never changed; a large one takes longer to read than all the rest of a claim."""
+    A fleet that begins at once reads it once: who asks for a plan that is being read waits for it, nobody else does.
+    """
     with store.read() as connection:
         text = connection.execute(select(ablations.c.plan).where(ablations.c.id == ablation_id)).scalar_one()
     return Plan.model_validate_json(text)

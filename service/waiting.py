@@ -13,9 +13,8 @@ from service.lifecycle import OVER
 from service.store import queue
 from service.store.placement import Needs, lacks
 from service.store.queue import Pace, QueuePlace
+from service.time_left import last_end_s, rest_s, trial_s
 
-_OVERDUE_SHARE = 0.5
-"""A block that runs for longer than was expected is taken to need this share of that time again."""
 _NAMED = 3  # ablations
 NONE_REGISTERED = "none has registered: it waits until somebody starts one"
 """Of a node class that never had a node."""
@@ -32,7 +31,8 @@ class Waiting:
     starts_in_s: float | None = None
     """Until its next block starts, at the pace of late; None where nothing of the kind was measured."""
     time_left_s: float | None = None
-    """Until its last block ends, those that are held not counted; None where nothing of the kind was measured."""
+    """Until its last block ends, those that are held and blocks of others in between not counted; None where nothing
+    of the kind was measured, and where it has taken as long as it should."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +64,14 @@ def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float
 
 
 def _with_time_left(row: Row[Any], around: _Surroundings, found: Waiting) -> Waiting:
-    """Add what its running blocks still need, and those that are queued, over those that run at once."""
-    block_s = _block_s(row, around)
-    if block_s is None or (found.waiting_for is not None and found.starts_in_s is None):
+    """Add what its running blocks still need, and those that are queued after them."""
+    own = around.own_running.get(row.id, ())
+    one_trial_s = trial_s(row, own, around.paces.get(row.node_class))
+    if one_trial_s is None or (found.waiting_for is not None and found.starts_in_s is None):
         return found
-    rests = [_rest_s(block_s, block) for block in around.own_running.get(row.id, ())]
-    left_s = (block_s * row.blocks_queued + sum(rests)) / max(1, len(rests)) + (found.starts_in_s or 0.0)
-    return replace(found, time_left_s=left_s)
-
-
-def _block_s(row: Row[Any], around: _Surroundings) -> float | None:
-    """Return how long a block of an ablation takes: as its own so far, else by its trials at the pace of late."""
-    if row.blocks_done:
-        return float(row.device_s / row.blocks_done)
-    pace = around.paces.get(row.node_class)
-    return None if pace is None else pace.trial_s * row.trials_planned / row.blocks_planned
-
-
-def _rest_s(block_s: float, block: Row[Any]) -> float:
-    return float(max(block_s - block.runs_s, _OVERDUE_SHARE * block.runs_s))
+    block_s = one_trial_s * row.trials_planned / row.blocks_planned
+    left_s = last_end_s([rest_s(block, one_trial_s) for block in own], row.blocks_queued, block_s)
+    return replace(found, time_left_s=left_s + (found.starts_in_s or 0.0) or None)
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:
@@ -181,7 +170,7 @@ def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working
     if pace is None:
         return None
     held = around.running.get(node_class, ())
-    rests = [_rest_s(_block_s(block, around) or pace.block_s, block) for block in held]
+    rests = [rest_s(block, trial_s(block, [block], pace) or pace.trial_s) for block in held]
     free_in_s = min(rests) if len(rests) >= working else 0.0
     return free_in_s + pace.block_s * place.blocks_ahead / working
 

@@ -77,7 +77,7 @@ def speeds(block_index: int) -> dict[str, dict[str, Any]]:
 def let_time_pass(api: Api) -> None:
     """Let every block that is done have taken a while."""
     with api.store.write() as connection:
-        connection.execute(update(ablations).values(device_s=BLOCK_S * ablations.c.blocks_done))
+        connection.execute(update(ablations).values(settled_s=BLOCK_S * ablations.c.blocks_done))
 
 
 def act(api: Api, node: str, verb: str, **body: str) -> None:

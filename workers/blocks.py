@@ -134,6 +134,7 @@ class BlockRunner:
         order = self._order(block, trial, lease, output=output)
         before = self._look_around()
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
+        output.is_over(trial.trial_id)
         return self._record(block, trial, before, ending)
 
     def _in_slices(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
@@ -149,6 +150,7 @@ class BlockRunner:
         def ended(trial: ClaimedTrial, ending: Ending) -> None:
             self._context.proof.survived(ending.survivors)
             self._check(ending)
+            output.is_over(trial.trial_id)
             receipts[trial.trial_id] = self._record(block, trial, before[trial.trial_id], ending, but=sliced.pids)
 
         trials = [

@@ -57,10 +57,10 @@ class LeaseRenewal:
 
     def send(self) -> bool:
         """Send one heartbeat; return whether the service took it."""
-        chunks = self._output.chunks()
+        chunks, news = self._output.chunks(), self._output.news()
         message = Heartbeat(
             token=self._block.token,
-            progress=self._output.progress(),
+            progress=news,
             logs=chunks,
             device_state=device_state(self._proof.last),
             device_reason=self._proof.last,
@@ -77,6 +77,7 @@ class LeaseRenewal:
             _log.warning("heartbeat of %s: %s; lease left %.1f s", self._block.attempt_id, error, self._lease.left_s())
             return False
         self._output.accepted(chunks)
+        self._output.told(news)
         self._lease.renew(reply.lease_s, asked_at=asked_at)
         if reply.cancel:
             self._lease.cancel()

@@ -3,9 +3,11 @@
 import codecs
 import json
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 from experiments.records.messages import LogChunk, TrialProgress
 from workers.lease import StopReason
@@ -16,6 +18,9 @@ CHUNK_BYTES = 65_536
 
 LOG_LIMIT_BYTES = 8 * 2**20
 """Most log text of one trial in all; the rest stays in the node's file."""
+
+_STEPS_OF_LATE = 16
+"""Steps of which the median says how long one takes."""
 
 _TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
 
@@ -81,6 +86,26 @@ class TrialOutput:
         self._steps_total = steps_total
         self._read_bytes = 0
         self._progress = TrialProgress(trial_id=trial_id, steps_done=0, steps_total=steps_total)
+        self._late_s: deque[float] = deque(maxlen=_STEPS_OF_LATE)
+        """Seconds of its steps of late, the first one of all left out: it compiles."""
+        self._is_over = False
+        self._told = self._progress
+        """What the service knows."""
+
+    def is_over(self) -> None:
+        """Note that its process has ended."""
+        self._is_over = True
+
+    def news(self) -> TrialProgress | None:
+        """Return how far the trial is, None where the service knows."""
+        if self._told.over:
+            return None
+        now = self.progress().model_copy(update={"over": self._is_over})
+        return None if now == self._told else now
+
+    def told(self, progress: TrialProgress) -> None:
+        """Note what the service knows."""
+        self._told = progress
 
     def progress(self) -> TrialProgress:
         """Return how far the trial is, from the last whole line of its step file."""
@@ -92,11 +117,13 @@ class TrialOutput:
             return self._progress
         self._read_bytes += len(whole) + len(newline)
         if whole:
-            self._progress = self._from_step(whole.splitlines()[-1])
+            self._progress = self._from_steps(whole.splitlines()[-_STEPS_OF_LATE:])
         return self._progress
 
-    def _from_step(self, line: bytes) -> TrialProgress:
-        step = json.loads(line, parse_constant=lambda _name: None)  # NaN and Infinity are no JSON
+    def _from_steps(self, lines: Sequence[bytes]) -> TrialProgress:
+        steps = [json.loads(line, parse_constant=lambda _name: None) for line in lines]  # NaN and Infinity are no JSON
+        self._late_s.extend(step["seconds"] for step in steps if step["index"] > 0)
+        step = steps[-1]
         rate = step["tokens"] / step["seconds"] if step["seconds"] else None
         return TrialProgress(
             trial_id=self._trial_id,
@@ -104,6 +131,7 @@ class TrialOutput:
             steps_total=self._steps_total,
             tokens_per_s=rate,
             loss=step["loss"],
+            step_s=median(self._late_s) if self._late_s else None,
         )
 
 
@@ -130,6 +158,25 @@ class BlockOutput:
         """Return the progress of the trial that runs now, if one was started."""
         with self._lock:
             return () if self._running is None else (self._trials[self._running].progress(),)
+
+    def is_over(self, trial_id: str) -> None:
+        """Note that the process of a trial has ended."""
+        with self._lock:
+            self._trials[trial_id].is_over()
+
+    def news(self) -> tuple[TrialProgress, ...]:
+        """Return the progress of every trial of which the service does not know all, and last of the one that runs."""
+        with self._lock:
+            others = [trial.news() for name, trial in self._trials.items() if name != self._running]
+            runs = None if self._running is None else self._trials[self._running]
+            last = None if runs is None else runs.news() or runs.progress()
+            return tuple(one for one in (*others, last) if one is not None)
+
+    def told(self, progress: Iterable[TrialProgress]) -> None:
+        """Note what the service knows."""
+        with self._lock:
+            for one in progress:
+                self._trials[one.trial_id].told(one)
 
     def chunks(self) -> tuple[LogChunk, ...]:
         """Return the next log chunk of every trial that has one."""

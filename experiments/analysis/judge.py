@@ -133,7 +133,11 @@ class _Judge:
             chances=chances,
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
-            notes=(*notes, *(exact.notes if exact else self._notes(name, found, primary, chances))),
+            notes=(
+                *notes,
+                *(exact.notes if exact else self._notes(found, primary, chances)),
+                *self._family_notes(name),
+            ),
         )
 
     def _answer(
@@ -173,9 +177,7 @@ class _Judge:
         level = alpha_of(self._circumstances.family.number_of(arm) + 1) / self._family
         return chances_of(primary, level=level, margin_pct=self._rule.primary.margin)
 
-    def _notes(
-        self, arm: str, found: Answer, primary: Comparison | None, chances: Mapping[int, float]
-    ) -> Iterator[str]:
+    def _notes(self, found: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self._rule.primary.threshold_pct
         if primary is not None and found.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:g} % from which the rule adopts"
@@ -184,14 +186,15 @@ class _Judge:
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
             wider = f"{primary.widened:.2f} times wider"
             yield f"neighbouring A/A blocks resemble each other: tests and intervals are {wider}"
-        yield from self._family_notes(arm)
 
     def _family_notes(self, arm: str) -> Iterator[str]:
+        """Say which asking it is: every earlier one that ran anything counts, whether or not it gave a sample."""
         number = self._circumstances.family.number_of(arm)
         earlier = [one for one in self._circumstances.family.earlier if arm in one.asked]
         if number > 1:
-            named = ", ".join(f"'{one.ablation}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
-            yield f"attempt {number} of this question, tested at {100 * alpha_of(number):.2g} %; before it: {named}"
+            named = ", ".join(f"'{one.name}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
+            level = "" if self._rule.primary.exact else f", tested at {100 * alpha_of(number):.2g} %"
+            yield f"asking {number} of this question{level}; before it: {named}"
 
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:

@@ -130,7 +130,8 @@ class GatePublic(BaseModel):
     name: str
     question: str
     values: tuple[GateValue, ...]
-    default: GateValue
+    recipes: dict[str, GateValue]
+    """What an arm has that does not name the gate, by recipe."""
     claim: Claim
     field: str
     requires: dict[str, GateValue]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from experiments.design.gate import Claim, Facts, Gate, GatePublic, GateValue, show
+from experiments.design.recipes import RECIPES
 from kernels.backends import Lane
 from kernels.scan import CHUNK_SIZES, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
@@ -316,13 +317,13 @@ GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 
 
 def catalogue() -> list[GatePublic]:
-    """Return every gate with the node classes that can run each of its values today."""
+    """Return every gate with its value in each recipe, and the node classes that can run each of its values today."""
     return [
         GatePublic(
             name=gate.name,
             question=gate.question,
             values=gate.values,
-            default=gate.default,
+            recipes={recipe.name: gate.read(recipe.config) for recipe in RECIPES.values()},
             claim=gate.claim,
             field=gate.path,
             requires=dict(gate.requires),

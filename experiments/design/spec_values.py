@@ -11,10 +11,10 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from experiments.design.gate import GateValue, show
+from experiments.design.gate import Gate, GateValue, show
 from experiments.design.gates import GATES
 from experiments.design.problems import listed, nearest, shown
-from experiments.design.recipes import OVERRIDES, Override
+from experiments.design.recipes import OVERRIDES, RECIPES, Override
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 LABEL_PATTERN = "^[a-z0-9][a-z0-9_.-]{0,62}$"
@@ -146,11 +146,17 @@ def _gates_schema(minimum: int) -> dict[str, Any]:
         gate.name: {
             "description": gate.question,
             "enum": [value for value in gate.values if gate.node_classes(value)],
-            "default": gate.default,
+            **_default(gate),
         }
         for gate in GATES.values()
     }
     return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": minimum}
+
+
+def _default(gate: Gate) -> dict[str, GateValue]:
+    """Return a gate's default where every recipe has the same."""
+    values = {gate.read(recipe.config) for recipe in RECIPES.values()}
+    return {"default": values.pop()} if len(values) == 1 else {}
 
 
 def _check_overrides(value: object) -> object:

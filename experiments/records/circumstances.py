@@ -48,11 +48,11 @@ class Family(Frozen):
 
     @property
     def number(self) -> int:
-        """Which attempt it is at any of these questions, from 1."""
+        """Which asking of any of these questions it is, from 1."""
         return len(self.earlier) + 1
 
     def number_of(self, arm: str) -> int:
-        """Return which attempt at the question of the variant `arm` it is, from 1."""
+        """Return which asking of the question of the variant `arm` it is, from 1."""
         return 1 + sum(arm in one.asked for one in self.earlier)
 
 

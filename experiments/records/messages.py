@@ -117,13 +117,17 @@ class ClaimedBlock(Frozen):
 
 
 class TrialProgress(Frozen):
-    """Where the running trial is, for people who watch."""
+    """Where a trial is, for people who watch."""
 
     trial_id: str
     steps_done: Whole
     steps_total: Whole
     tokens_per_s: Number | None = None
     loss: Number | None = None
+    step_s: Number | None = Field(default=None, ge=0)
+    """Seconds of one of its steps of late; None until one has ended that compiles nothing."""
+    over: bool = False
+    """Whether its process has ended; its receipt comes with the block's."""
 
 
 class LogChunk(Frozen):
@@ -140,6 +144,7 @@ class Heartbeat(Frozen):
 
     token: FencingToken
     progress: tuple[TrialProgress, ...] = ()
+    """Of the trials that there is something new about, and last of the one that runs."""
     logs: tuple[LogChunk, ...] = ()
     device_state: DeviceHealth = DeviceHealth.OK
     device_reason: str | None = None

@@ -79,5 +79,6 @@ def family_table(known: Circumstances) -> Table:
             for one in known.family.earlier
         ),
         note="Whoever asks often enough finds something by chance. So each asking is tested at its own, stricter "
-        f"level, which keeps 5{wording.SPACE}% over all of them.",
+        f"level, which keeps 5{wording.SPACE}% over all of them. One that ran anything counts, also without a valid "
+        "sample: whoever asks again could see how it went.",
     )

@@ -11,16 +11,13 @@ from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import GIB
-from experiments.reporting import node_words, wording
-from experiments.reporting.first_screen import AnswerLine, FirstScreen, first_screen
+from experiments.reporting import mlflow_names, node_words, wording
 from experiments.reporting.gate_words import changed_gates
 from experiments.reporting.mlflow_content import (
-    LONGEST_NAME,
     LONGEST_TAG,
     NOTE_TAG,
     Point,
     RunContent,
-    RunKind,
     common_tags,
     datasets,
     ended_ms,
@@ -30,6 +27,7 @@ from experiments.reporting.mlflow_content import (
     receipt_ended_ms,
     source_tags,
 )
+from experiments.reporting.mlflow_kinds import RunKind
 from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView
@@ -40,38 +38,37 @@ DIFFERENCE = "difference_pct"
 
 def arm_runs(view: AblationView) -> Iterator[RunContent]:
     """Describe the baseline's run and one for every variant, once there is a verdict."""
-    verdict, screen = view.verdict, first_screen(view)
-    if verdict is None or screen is None:
+    if view.verdict is None or view.answer is None:
         return
-    variants = {variant.arm: variant for variant in verdict.variants}
-    for place, line in enumerate(screen.lines):
-        yield _variant(view, variants[line.variant.arm], line, place=place)
-    yield _baseline(view, verdict, screen)
+    variants = {variant.arm: variant for variant in view.verdict.variants}
+    for place, layout in enumerate(view.answer.variants):
+        yield _variant(view, variants[layout.arm], layout, place=place)
+    yield _baseline(view, view.verdict, place=len(variants))
 
 
-def _variant(view: AblationView, variant: VariantVerdict, line: AnswerLine, *, place: int) -> RunContent:
+def _variant(view: AblationView, variant: VariantVerdict, layout: VariantLayout, *, place: int) -> RunContent:
     arm, broken = view.plan.arm_by_name[variant.arm], variant.verdict in WITHOUT_STATISTICS
     tags = {
         "ablation.verdict": variant.verdict.value,
         "ablation.decision": variant.decision.value,
         "ablation.cause": "" if variant.cause is None else variant.cause.value,
         "ablation.gates": changed_gates(arm, view.plan.baseline),
-        NOTE_TAG: _note(line.variant, broken=broken),
+        NOTE_TAG: _note(layout),
     }
-    points = (*_numbers(view, line.variant.numbers), *_differences(view, variant.arm))
-    return _run(view, arm, line.headline, tags, points, place=place, status="FAILED" if broken else "FINISHED")
+    points, name = (*_numbers(view, layout.numbers), *_differences(view, variant.arm)), mlflow_names.of_variant(layout)
+    return _run(view, arm, name, tags, points, place=place, status="FAILED" if broken else "FINISHED")
 
 
-def _note(layout: VariantLayout, *, broken: bool) -> str:
-    """Return the sentence, which holds the numbers; of a variant that has none, what happened."""
-    text = "\n\n".join([layout.sentence, *([layout.reason] if broken else []), *layout.remarks])
-    return wording.shorten(text, LONGEST_TAG)
+def _note(layout: VariantLayout) -> str:
+    """Return the sentence, which holds the numbers; where it does not say why, the reason; then what would help."""
+    said = (layout.sentence, layout.why, *layout.remarks)
+    return wording.shorten("\n\n".join(text for text in said if text), LONGEST_TAG)
 
 
-def _baseline(view: AblationView, verdict: Verdict, screen: FirstScreen) -> RunContent:
+def _baseline(view: AblationView, verdict: Verdict, *, place: int) -> RunContent:
     arm = view.plan.baseline
     tags = {NOTE_TAG: "What the variants are compared with. " + _noise_words(verdict)}
-    return _run(view, arm, screen.baseline, tags, tuple(_noise(view, verdict)), place=len(screen.lines))
+    return _run(view, arm, mlflow_names.ending_in(arm.name), tags, tuple(_noise(view, verdict)), place=place)
 
 
 def _noise_words(verdict: Verdict) -> str:
@@ -83,7 +80,7 @@ def _noise_words(verdict: Verdict) -> str:
 def _run(
     view: AblationView,
     arm: Arm,
-    headline: str,
+    name: str,
     tags: dict[str, str],
     points: tuple[Point, ...],
     *,
@@ -99,7 +96,7 @@ def _run(
     return finite(
         RunContent(
             identity=identity,
-            name=wording.shorten(f"{arm.name}: {headline}" if headline else arm.name, LONGEST_NAME),
+            name=name,
             status=status,
             started_ms=at_ms - place,
             ended_ms=at_ms,

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -16,26 +15,15 @@ from experiments.design.arms import Arm
 from experiments.design.gates import GATES
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.records.receipts import Receipt
+from experiments.reporting.mlflow_kinds import KIND_TAG, RunKind
 from experiments.reporting.view import AblationView
 
 LAYOUT = 5
 """Raise when the same view is written differently: the next projection then rewrites every run."""
-ID_TAG, RUN_TAG, KIND_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.kind", "ablation.projected"
+ID_TAG, RUN_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.projected"
 NOTE_TAG, COMMIT_TAG, DIRTY_TAG = "mlflow.note.content", "mlflow.source.git.commit", "mlflow.source.git.dirty"
 LONGEST_TAG = 7900
 """MLflow cuts tags beyond 8000 characters without a word."""
-LONGEST_NAME = 250
-"""Of a run; MLflow refuses more."""
-
-
-class RunKind(StrEnum):
-    """What a run stands for."""
-
-    ABLATION = "ablation"
-    """The parent: the whole answer."""
-    ARM = "arm"
-    """One arm over all blocks: of a variant its answer, of the baseline the A/A evidence."""
-    TRIAL = "trial"
 
 
 class Point(NamedTuple):
@@ -84,6 +72,7 @@ def common_tags(view: AblationView, kind: RunKind, identity: str) -> dict[str, s
     """Return the tags that every run of an ablation has."""
     return {
         ID_TAG: view.ablation_id,
+        "ablation.name": view.name,
         RUN_TAG: identity,
         KIND_TAG: kind,
         "ablation.spec_digest": view.spec_digest,

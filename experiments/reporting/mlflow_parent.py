@@ -7,15 +7,13 @@ from experiments.design.load import load_values
 from experiments.digest import canonical_json
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import Circumstances
-from experiments.reporting import node_words, wording
+from experiments.reporting import mlflow_names, node_words, wording
 from experiments.reporting.gate_words import changed_gates, gate_values
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.mlflow_content import (
-    LONGEST_NAME,
     LONGEST_TAG,
     NOTE_TAG,
     RunContent,
-    RunKind,
     allowed_key,
     common_tags,
     datasets,
@@ -25,6 +23,7 @@ from experiments.reporting.mlflow_content import (
     params,
     source_tags,
 )
+from experiments.reporting.mlflow_kinds import RunKind
 from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView
@@ -50,7 +49,7 @@ def parent(view: AblationView, report_html: str | None) -> RunContent:
     return finite(
         RunContent(
             identity=PARENT,
-            name=_name(view),
+            name=mlflow_names.of_ablation(view),
             status=status,
             started_ms=milliseconds(view.created_at),
             ended_ms=None if status in OPEN else ended_ms(view),
@@ -62,16 +61,9 @@ def parent(view: AblationView, report_html: str | None) -> RunContent:
     )
 
 
-def _name(view: AblationView) -> str:
-    """Return name and answer, for example "psiv-cache: adopt psiv-on; do not adopt chunk-32"."""
-    answer = view.answer.lead.rstrip(".") if view.answer else str(view.state)
-    return wording.shorten(f"{view.name}: {answer[:1].lower()}{answer[1:]}", LONGEST_NAME)
-
-
 def _tags(view: AblationView) -> dict[str, str]:
     tags = common_tags(view, RunKind.ABLATION, PARENT) | source_tags(view.receipts)
     tags |= {
-        "ablation.name": view.name,
         "ablation.state": view.state,
         "ablation.rule_digest": view.plan.rule_digest,
         "ablation.gates": _by_arm(

@@ -8,12 +8,11 @@ from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
 from experiments.outcomes import Outcome, TrialState
 from experiments.records.receipts import Receipt, Step, read_metric
-from experiments.reporting import drawing, wording
+from experiments.reporting import drawing, mlflow_names, wording
 from experiments.reporting.mlflow_content import (
     NOTE_TAG,
     Point,
     RunContent,
-    RunKind,
     common_tags,
     datasets,
     finite,
@@ -22,6 +21,7 @@ from experiments.reporting.mlflow_content import (
     receipt_ended_ms,
     source_tags,
 )
+from experiments.reporting.mlflow_kinds import RunKind
 from experiments.reporting.view import AblationView, TrialView
 
 MOST_POINTS = 2500
@@ -56,11 +56,11 @@ def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) 
         "ablation.failure_class": receipt.failure_class.value if receipt.failure_class else "",
         NOTE_TAG: wording.shorten(receipt.message or "", LONGEST_REASON),
     }
-    name = f"{trial.arm} s{receipt.seed} b{block_number(trial.block_index):02}"
+    place = f" s{receipt.seed} b{block_number(trial.block_index):02}"
     return finite(
         RunContent(
             identity=_identity(trial),
-            name=name if measured else f"{name}: {receipt.outcome}",
+            name=mlflow_names.ending_in(trial.arm, place if measured else f"{place}: {receipt.outcome}"),
             status="FINISHED" if measured else "FAILED",
             started_ms=started,
             ended_ms=receipt_ended_ms(receipt),
@@ -78,7 +78,7 @@ def _lost(view: AblationView, trial: TrialView, arm: Arm) -> RunContent:
     return finite(
         RunContent(
             identity=_identity(trial),
-            name=f"{trial.arm} b{block_number(trial.block_index):02}: {trial.state}",
+            name=mlflow_names.ending_in(trial.arm, f" b{block_number(trial.block_index):02}: {trial.state}"),
             status=WITHOUT_RECEIPT[trial.state],
             started_ms=created,
             ended_ms=created,

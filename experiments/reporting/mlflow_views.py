@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from experiments.digest import canonical_json
-from experiments.reporting.mlflow_content import KIND_TAG, RunKind
+from experiments.reporting.mlflow_kinds import KIND_TAG, RunKind
 
 PREFIX = "mlflow.sharedViewState."
 CREATED_AT_MS = 1_795_000_000_000
@@ -45,15 +45,16 @@ ABLATIONS = SavedView(
     id="ablations",
     name="Ablations",
     kind=RunKind.ABLATION,
-    columns={_tag("verdict"): 210, _tag("effect"): 160, _tag("interval"): 210, _tag("gates"): 200},
+    columns={_tag("verdict"): 190, _tag("effect"): 120, _tag("interval"): 190, _tag("gates"): 200},
     order_by=CREATED,
-    name_width=330,
+    name_width=440,
 )
 VARIANTS = SavedView(
     id="variants",
     name="Variants",
     kind=RunKind.ARM,
     columns={
+        _tag("name"): 130,
         _tag("verdict"): 110,
         _metric("effect_pct"): 100,
         _metric("ci_low_pct"): 100,

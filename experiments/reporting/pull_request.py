@@ -55,8 +55,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     if known.admission.refused_because is not None:
         yield f"- words are capped: {known.admission.refused_because}"
     if known.family.earlier:
-        yield f"- attempt {known.family.number} of this question; before: {_earlier(verdict)}"
+        yield f"- asking {known.family.number} of this question; before: {_earlier(verdict)}"
 
 
 def _earlier(verdict: Verdict) -> str:
-    return ", ".join(f"`{one.ablation}` ({one.state})" for one in verdict.circumstances.family.earlier)
+    return ", ".join(f"`{one.name}` ({one.state})" for one in verdict.circumstances.family.earlier)

@@ -130,7 +130,7 @@ def _caveats(verdict: Verdict) -> Iterator[str]:
     if refused is not None:
         yield f"{refused}, so no word beyond inconclusive is published"
     if asking > 1:
-        yield f"attempt {asking} of this question"
+        yield f"asking {asking} of this question"
 
 
 def _primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:

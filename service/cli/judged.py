@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 CalibrationOption = Annotated[
     list[Path] | None,
-    typer.Option("--calibration", metavar="FILE", help="For a bundle: an A/A bundle, or what `calibration` wrote."),
+    typer.Option(
+        "--calibration", metavar="FILE", help="For a bundle: an A/A bundle, or what `ablate calibration` wrote."
+    ),
 ]
 
 

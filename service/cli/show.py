@@ -48,13 +48,14 @@ def ablations(rows: "Iterable[AblationPublic]") -> RenderableType:
         *ids("id"),
         *names("state"),
         *numbers("blocks"),
-        *texts("waits for"),
+        *texts("answer", "waits for"),
         *names("created"),
         leaving=("waits for", "created"),
     )
     for row in rows:
         created = wording.moment(row.created_at)
-        made.add_row(escape(row.name), row.id, state(row.state), blocks(row), escape(row.waiting_for or ""), created)
+        answer, waits = escape(row.answer or time_left(row)), escape(row.waiting_for or "")
+        made.add_row(escape(row.name), row.id, state(row.state), blocks(row), answer, waits, created)
     return made if made.rows else Text("No ablation yet. Submit one: ablate submit demo")
 
 
@@ -64,19 +65,24 @@ def blocks(row: "AblationPublic") -> str:
     return f"{row.blocks.done:,}/{row.blocks.planned:,}{failed}"
 
 
+def time_left(row: "AblationPublic") -> str:
+    """Say how long an ablation still takes; nothing where nobody knows."""
+    return "" if row.time_left_s is None else f"about {wording.duration(row.time_left_s)} left"
+
+
 RAN = "ran"
 """The state of a trial that ran while its block goes on; for the service it runs until the block is handed in."""
 
 
 def ablation(row: "AblationPublic", trials: "Sequence[TrialPublic]") -> RenderableType:
     """Show one ablation with its trials."""
-    waits = [("waits for", escape(row.waiting_for))] if row.waiting_for else []
+    stands = [("answer", row.answer), ("waits for", row.waiting_for), ("time left", time_left(row))]
     known = facts(
         ("ablation", f"[bold]{escape(row.name)}[/]  {row.id}"),
         ("question", escape(row.question)),
         ("state", state(row.state)),
         ("priority", str(row.priority)),
-        *waits,
+        *((name, escape(said)) for name, said in stands if said),
         ("blocks", blocks(row)),
         ("node class", row.node_class),
         ("spec", row.spec_digest),

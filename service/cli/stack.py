@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 from experiments.outcomes import ExitCode
@@ -130,12 +131,16 @@ def show_addresses(files: StackFiles, state: StackState) -> None:
     """Say where the stack can be reached and what to do next."""
     console = out()
     console.print(f"stack is up in {escape(str(files.home))}")
-    console.print(f"  API     {state.api_url}/docs")
-    console.print(f"  MLflow  {state.mlflow_url}")
+    _print_addresses(console, f"{state.api_url}/docs", state.ablations_url)
     if state.broker_port is not None:
         where = escape(str(files.broker_password))
         console.print(f"  broker  port {state.broker_port} for workers elsewhere; password in {where}")
     console.print("  next    ablate run demo    ablate status    ablate down")
+
+
+def _print_addresses(console: Console, api: str, mlflow: str) -> None:
+    """Print addresses in one piece each: a terminal that breaks a line itself still knows where an address ends."""
+    console.print(f"  API     {api}\n  MLflow  {mlflow}", soft_wrap=True)
 
 
 def _up_in_foreground(files: StackFiles) -> None:
@@ -160,7 +165,7 @@ def _say_in_foreground(files: StackFiles, kind: str, text: str) -> None:
 def _show_parts(files: StackFiles, state: StackState) -> None:
     console = out()
     console.print(f"stack of {wording.moment(state.started_at)}: {state.phase}")
-    console.print(f"  API     {state.api_url}\n  MLflow  {state.mlflow_url}")
+    _print_addresses(console, state.api_url, state.ablations_url)
     made = TerminalTable(*names("part"), *numbers("pid"), *names("state", "started again"), *texts("log"))
     for name, part in state.parts.items():
         times = wording.counted(part.restarts, "time") if part.restarts else "never"

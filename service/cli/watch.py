@@ -16,6 +16,7 @@ from rich.text import Text
 from experiments.block_numbers import block_name
 from experiments.outcomes import BlockState, TrialState
 from experiments.reporting import wording
+from service.cli import show
 from service.cli.output import print_json_line
 from service.client import Client
 from service.lifecycle import OVER, EventKind
@@ -70,8 +71,15 @@ class FollowedAblation:
         block = event.subject or ""
         if event.kind == EventKind.BLOCK_STATE and event.went_to == BlockState.RUNNING and event.actor:
             self.holders[block] = event.actor
+        if self._ends_what_runs(event):
+            self.current, self.steps = None, ""
         name = self.names.get(block, self.ablation.name)
         self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
+
+    def _ends_what_runs(self, event: Event) -> bool:
+        """Say whether the block of the trial that runs goes on no more: it is over, or back in the queue."""
+        own = self.current is not None and event.subject == self.current.block_id
+        return own and event.kind == EventKind.BLOCK_STATE and event.went_to != BlockState.RUNNING
 
     def _on_node(self, block: str) -> str:
         """Say where a block runs, as soon as that is known: " on gpu-7"."""
@@ -87,7 +95,7 @@ class FollowedAblation:
     def trial_text(self) -> str:
         """Say which arm runs and how far it is."""
         if self.ablation.waiting_for:
-            return f"waits for {self.ablation.waiting_for}"
+            return f"waits for {self.ablation.waiting_for}{self._left}"
         if self.current is None or self.over:
             return ""
         block = self.current.block_id
@@ -95,8 +103,8 @@ class FollowedAblation:
 
     @property
     def _left(self) -> str:
-        left_s = self.ablation.time_left_s
-        return "" if left_s is None else f"; about {wording.duration(left_s)} left"
+        left = show.time_left(self.ablation)
+        return left and f"; {left}"
 
 
 def steps_text(event: Event) -> str:

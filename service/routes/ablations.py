@@ -20,11 +20,12 @@ from service.pages import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
 from service.responses import document, html_page, secured
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.public import Page
+from service.schemas.submissions import SpecText
 from service.serializers import ablation_public, block_public, silent_limit_s, trial_public
 from service.settings import ServiceSettings
 from service.sse import streams_of
 from service.store import ablations as store_ablations
-from service.store import tokens
+from service.store import results, tokens
 from service.waiting import waiting
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
@@ -167,6 +168,20 @@ def list_trials(
 ) -> Response:
     """Return a page of trials, in running order."""
     return page(request, services.store, wanted, _trials_of(ablation_id))
+
+
+@router.get(
+    "/{ablation_id}/spec",
+    operation_id="getSpec",
+    summary="The spec as it was submitted",
+    responses=secured(404, 422),
+)
+def get_spec(ablation_id: AblationId, services: ServicesDep, principal: Reader) -> SpecText:
+    """Return the text with its content type."""
+    with services.store.read() as connection:
+        store_ablations.check_exists(connection, ablation_id)
+        body = results.read_spec(connection, ablation_id)
+    return SpecText(text=body.content.decode(), content_type=body.content_type)
 
 
 @router.post(

@@ -1,4 +1,4 @@
-"""Routes about noise: what A/A blocks say about the nodes, and the spec that more of them are made from."""
+"""Route about noise: what A/A blocks say about the nodes."""
 
 import time
 
@@ -8,12 +8,10 @@ from sqlalchemy import Connection
 from experiments.analysis.admission import mending_command, standing_problems
 from experiments.records.calibration import Calibration
 from experiments.reporting.ledger_words import false_words
-from service.deps import AblationId, Reader, ServicesDep
+from service.deps import Reader, ServicesDep
 from service.responses import secured
 from service.schemas.calibrations import CalibrationList, CalibrationPublic
-from service.schemas.submissions import SpecText
-from service.store import calibrations, results
-from service.store.ablations import check_exists
+from service.store import calibrations
 
 router = APIRouter(prefix="/v1", tags=["calibrations"])
 
@@ -36,17 +34,3 @@ def _public(calibration: Calibration) -> CalibrationPublic:
     problem = next(standing_problems(calibration, time.time()), None)
     mended_by = mending_command(calibration.key.node_class, calibration.ablations[-1])
     return CalibrationPublic(calibration=calibration, problem=problem, mended_by=mended_by if problem else None)
-
-
-@router.get(
-    "/ablations/{ablation_id}/spec",
-    operation_id="getSpec",
-    summary="The spec as it was submitted",
-    responses=secured(404, 422),
-)
-def get_spec(ablation_id: AblationId, services: ServicesDep, principal: Reader) -> SpecText:
-    """Return the text with its content type."""
-    with services.store.read() as connection:
-        check_exists(connection, ablation_id)
-        body = results.read_spec(connection, ablation_id)
-    return SpecText(text=body.content.decode(), content_type=body.content_type)

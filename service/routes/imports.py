@@ -13,9 +13,9 @@ from experiments.records.bundle import Bundle, join_bundles
 from experiments.records.bundle_paths import PLAN
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import differences
+from service.call_limits import ImportRoute
 from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
-from service.patient_json import LargeBodyRoute
 from service.responses import secured
 from service.schemas.imports import BundleFiles, ImportPublic, ImportRequest
 from service.serializers import links_of
@@ -25,7 +25,7 @@ from service.store.imports import Import, known_bundles, store_import
 from service.store.submissions import Submission
 from service.verification import verified
 
-router = APIRouter(prefix="/v1", tags=["submissions"], dependencies=[Depends(json_only)], route_class=LargeBodyRoute)
+router = APIRouter(prefix="/v1", tags=["submissions"], dependencies=[Depends(json_only)], route_class=ImportRoute)
 
 
 @router.post(

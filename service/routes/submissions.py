@@ -15,6 +15,7 @@ from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
 from experiments.ids import new_id
 from kernels.backends import NODE_CLASSES, NodeClass
+from service.call_limits import SubmissionRoute
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
@@ -29,7 +30,7 @@ from service.store.quotas import check_quota
 from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, find_answer, store_submission
 from service.waiting import NONE_REGISTERED
 
-router = APIRouter(prefix="/v1", tags=["submissions"])
+router = APIRouter(prefix="/v1", tags=["submissions"], route_class=SubmissionRoute)
 
 RETRY_AFTER_S = 1
 _SPEC = {"$ref": "#/components/schemas/AblationSpec"}

@@ -55,7 +55,10 @@ class AblationPublic(Public):
     starts_in_s: float | None
     """Seconds until its next block starts, at the pace of late; null where nothing of the kind was measured."""
     time_left_s: float | None = None
-    """Seconds until its last block ends, held ones not counted; null where nothing of the kind was measured."""
+    """Seconds until its last block ends, held ones and those of others not counted; null where nothing of the kind was
+    measured, and where it has taken as long as it should."""
+    answer: str | None = None
+    """The word and the effect of its best variant, for lists; null before it has a verdict."""
     labels: dict[str, str]
     mlflow_url: str | None
     bundles: list[str] = Field(default=[])

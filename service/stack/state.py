@@ -60,6 +60,8 @@ class StackState(BaseModel):
     phase: Literal["starting", "ready", "stopping"]
     api_url: str
     mlflow_url: str
+    ablations_url: str
+    """Where MLflow lists the ablations, for people."""
     broker_url: str
     broker_port: int | None = None
     """Where other machines reach the broker, with the password in tokens/broker; None when they cannot."""

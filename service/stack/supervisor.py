@@ -16,12 +16,16 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import httpx
+
+from service import mlflow_links
 from service.client import Client, ClientError
 from service.client_settings import get_client_settings
 from service.errors import PartFailed, StackBusy
 from service.settings import get_settings
 from service.stack import broker, processes
 from service.stack.layout import StackFiles
+from service.stack.mlflow_experiment import make_experiment
 from service.stack.part_run import PartRun
 from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, is_ok
 from service.stack.state import StackFinding, StackState, exclusive, write_state
@@ -80,6 +84,7 @@ class _Supervisor:
             phase="starting",
             api_url=self._where.api_url,
             mlflow_url=self._where.mlflow_url,
+            ablations_url=mlflow_links.of_ablations(self._mlflow_for_people, None),
             broker_url=files.broker_url,
             broker_port=self._where.broker_port,
             supervisor_pid=os.getpid(),
@@ -98,8 +103,21 @@ class _Supervisor:
         for part in parts:
             if part.name in (MLFLOW, BACKGROUND):
                 self._wait(part)
-        self._record(phase="ready")
+        self._record(phase="ready", ablations_url=self._ablations_url())
         self._report("ready", f"{time.monotonic() - self._started:.1f}")
+
+    @property
+    def _mlflow_for_people(self) -> str:
+        return get_settings().mlflow_public_url or self._where.mlflow_url
+
+    def _ablations_url(self) -> str:
+        """Return where MLflow lists the ablations; where it cannot tell now, its list of experiments."""
+        try:
+            experiment_id = make_experiment(self._where.mlflow_url, get_settings().mlflow_experiment)
+        except httpx.HTTPError as error:
+            self._report("note", f"MLflow does not tell where ablations are listed: {error}")
+            experiment_id = None
+        return mlflow_links.of_ablations(self._mlflow_for_people, experiment_id)
 
     def watch(self) -> None:
         """Keep the parts running, for ever."""

@@ -182,7 +182,7 @@ def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float
 
 
 def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:
-    """Store where the running trials are, with an event for each that moved on."""
+    """Store where trials of the block are, the one that runs named last, with an event for each that moved on."""
     if not progress:
         return
     known = {row.id: row for row in locked.trials}
@@ -191,13 +191,29 @@ def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequ
         row = known.get(item.trial_id)
         if row is None:
             raise Invalid(f"trial {item.trial_id!r} is not part of block {locked.block.id}")
-        values = _progress_values(item)
+        values, moments = _progress_values(item), _moments(row, item)
+        if item is progress[-1] and not _ran_last(row, locked.trials):
+            moments["runs_since"] = db_now()
+        columns = {**values, **moments, "step_s": _finite(item.step_s)}
         if row.state == TrialState.QUEUED:
-            transitions.move([row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **values)
-        elif row.steps_done != item.steps_done:
-            connection.execute(update(trials).where(trials.c.id == row.id).values(**values))
+            transitions.move([row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **columns)
+        elif moments or row.steps_done != item.steps_done:
+            connection.execute(update(trials).where(trials.c.id == row.id).values(**columns))
+        if row.state != TrialState.QUEUED and row.steps_done != item.steps_done:
             transitions.add_event(EventKind.TRIAL_PROGRESS, row.id, reason="heartbeat", data=values)
     transitions.flush()
+
+
+def _moments(row: Row[Any], item: TrialProgress) -> dict[str, Any]:
+    """Return which moments of a trial are now."""
+    now = {"started_at": row.started_at is None, "over_at": item.over and row.over_at is None}
+    return {name: db_now() for name, happens in now.items() if happens}
+
+
+def _ran_last(row: Row[Any], block: Sequence[Row[Any]]) -> bool:
+    """Tell whether a trial was the last of its block that was heard to run."""
+    since = [one.runs_since for one in block if one.runs_since is not None]
+    return bool(since) and row.runs_since == max(since)
 
 
 def _progress_values(item: TrialProgress) -> dict[str, Any]:
@@ -206,9 +222,12 @@ def _progress_values(item: TrialProgress) -> dict[str, Any]:
             f"progress of trial {item.trial_id} is {item.steps_done} of {item.steps_total} steps; "
             f"allowed: 0 <= steps_done <= steps_total <= {MAX_STEPS}"
         )
-    numbers = {"tokens_per_s": item.tokens_per_s, "loss": item.loss}
-    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
-    return {"steps_done": item.steps_done, "steps_total": item.steps_total, **finite}
+    numbers = {"tokens_per_s": _finite(item.tokens_per_s), "loss": _finite(item.loss)}
+    return {"steps_done": item.steps_done, "steps_total": item.steps_total, **numbers}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def end_without_result(
@@ -254,6 +273,10 @@ def _check_arm(locked: LockedAttempt, arm: str | None) -> None:
         raise Invalid(f"arm {arm!r} is not part of block {locked.block.id}; its arms: {', '.join(known)}")
 
 
+_OF_AN_ATTEMPT = ("steps_done", "tokens_per_s", "loss", "step_s", "started_at", "over_at", "runs_since")
+"""Columns of a trial that are forgotten when its block goes back to the queue."""
+
+
 def _requeue(
     connection: Connection,
     transitions: Transitions,
@@ -264,7 +287,7 @@ def _requeue(
     last: Break,
 ) -> None:
     block = locked.block
-    cleared = {"attempt_id": None, "steps_done": None, "tokens_per_s": None, "loss": None}
+    cleared = dict.fromkeys(_OF_AN_ATTEMPT)
     started = [row.id for row in locked.trials if row.state == TrialState.RUNNING]
     transitions.move(started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **cleared)
     transitions.move(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
+from service.store.logs import NEWEST_ATTEMPT
 from service.store.tables import ablations, events, log_chunks, trials
 
 Mark = tuple[str | int | bool | None, ...]
@@ -19,9 +20,9 @@ def ablation_marks(connection: Connection, ids: Sequence[str]) -> dict[str, Mark
 
 def log_marks(connection: Connection, trial_ids: Sequence[str]) -> dict[str, Mark]:
     """Return a mark of each trial's log: it changes with every piece, attempt and state."""
-    own = (log_chunks.c.trial_id == trials.c.id) & (log_chunks.c.attempt_id == trials.c.attempt_id)
+    own = (log_chunks.c.trial_id == trials.c.id) & (log_chunks.c.attempt_id == NEWEST_ATTEMPT)
     end = select(func.max(log_chunks.c.end_offset)).where(own).scalar_subquery()
-    query = select(trials.c.id, trials.c.state, trials.c.attempt_id, end)
+    query = select(trials.c.id, trials.c.state, NEWEST_ATTEMPT, end)
     return {row[0]: tuple(row[1:]) for row in connection.execute(query.where(trials.c.id.in_(trial_ids)))}
 
 

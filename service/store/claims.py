@@ -15,7 +15,7 @@ from service.store import outbox
 from service.store.columns import db_now
 from service.store.inserts import Target
 from service.store.placement import NODE_ID, Fits
-from service.store.tables import ablations, attempts, blocks, nodes, trials
+from service.store.tables import ablations, attempts, blocks, nodes
 from service.store.transitions import Transitions
 from service.store.turns import ORDER, WAITS, lock_place, take_turn
 
@@ -112,7 +112,6 @@ _LIMIT_S = (
 
 def _note(connection: Connection, block: Row[Any], attempt_id: str, node_id: str) -> None:
     """Write what follows from a block that was given out: the attempt, the ablation's turn and state, events."""
-    connection.execute(update(trials).where(trials.c.block_id == block.id).values(attempt_id=attempt_id))
     place = lock_place(connection, block.ablation_id)
     transitions = Transitions(connection, block.ablation_id, actor=node_id, locked=AblationState(place.state))
     attempt = {"id": attempt_id, "block_id": block.id, "ablation_id": block.ablation_id, "node_id": node_id}

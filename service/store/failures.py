@@ -23,10 +23,10 @@ def broken_attempts(connection: Connection, ablation_id: str, *, limit: int) -> 
 
 
 def unmeasured_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
-    """Return the newest trials whose receipts hold no measurement, with the receipt's text and the attempt's number."""
-    query = select(trials, receipts.c.payload, attempts.c.number.label("attempt_number"))
+    """Return the newest trials whose receipts hold no measurement, with the receipt's text and its attempt."""
+    query = select(trials, receipts.c.payload, receipts.c.attempt_id, attempts.c.number.label("attempt_number"))
     query = query.join(receipts, receipts.c.trial_id == trials.c.id)
-    query = query.outerjoin(attempts, attempts.c.id == trials.c.attempt_id)
+    query = query.join(attempts, attempts.c.id == receipts.c.attempt_id)
     query = query.where(trials.c.ablation_id == ablation_id, trials.c.outcome != Outcome.MEASURED)
     newest = query.order_by(trials.c.block_index.desc(), trials.c.position.desc())
     return list(connection.execute(newest.limit(limit)))
@@ -49,7 +49,7 @@ def tail_of_attempt(connection: Connection, attempt: Row[Any]) -> str:
     return next((found for found in tails if found), "")
 
 
-def tail(connection: Connection, trial_id: str, attempt_id: str | None) -> str:
+def tail(connection: Connection, trial_id: str, attempt_id: str) -> str:
     """Return the end of the log that an attempt left of a trial, whole lines; empty where there is none."""
     own = (log_chunks.c.trial_id == trial_id, log_chunks.c.attempt_id == attempt_id)
     query = select(log_chunks.c.data).where(*own).order_by(log_chunks.c.end_offset.desc())

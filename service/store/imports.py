@@ -19,7 +19,7 @@ from service.store.columns import db_now, storable
 from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.reports import VerifiedReceipt
 from service.store.submissions import Submission, insert_rows
-from service.store.tables import ablations, attempts, blocks, nodes, trials
+from service.store.tables import ablations, attempts, blocks, nodes
 from service.store.transitions import Transitions
 
 _MISSING = "the imported bundles do not hold this block"
@@ -144,7 +144,6 @@ def _begin(connection: Connection, transitions: Transitions, attempt: Attempt, b
         node_id=attempt.node_id,
         started_at=attempt.started_at.timestamp(),
     )
-    connection.execute(update(trials).where(trials.c.block_id == block_id).values(attempt_id=attempt.attempt_id))
 
 
 def _end_missing(connection: Connection, transitions: Transitions, bundle: Bundle) -> None:

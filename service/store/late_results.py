@@ -21,7 +21,7 @@ from service.store.attempts import (
     shows_token,
 )
 from service.store.columns import db_now
-from service.store.tables import attempts, blocks, trials
+from service.store.tables import attempts, blocks
 from service.store.transitions import Transitions
 
 
@@ -51,7 +51,6 @@ def lock_wanted(connection: Connection, attempt_id: str, token: str) -> LockedAt
     reason = f"the result of attempt {attempt.number} came late; nobody else has claimed the block"
     transitions.move([block.id], BlockState.QUEUED, BlockState.RUNNING, reason=reason, **lease)
     transitions.flush()
-    connection.execute(update(trials).where(trials.c.block_id == block.id).values(attempt_id=attempt_id))
     forgiven = {"failure_class": None, "message": None, "arm": None}
     connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(**forgiven))
     return lock_attempt(connection, attempt_id, token)

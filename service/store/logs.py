@@ -11,10 +11,20 @@ from service.errors import Invalid, NotFound
 from service.lifecycle import TRIAL_OVER
 from service.store.attempts import LockedAttempt
 from service.store.columns import rfc3339
-from service.store.tables import ablations, log_chunks, trials
+from service.store.tables import ablations, attempts, log_chunks, trials
 
 PAGE_BYTES = 4 * 2**20
 """Most bytes in one answer."""
+
+NEWEST_ATTEMPT = (
+    select(attempts.c.id)
+    .where(attempts.c.block_id == trials.c.block_id)
+    .order_by(attempts.c.number.desc())
+    .limit(1)
+    .correlate(trials)
+    .scalar_subquery()
+)
+"""The newest attempt at the block of a trial, whether it goes on, is done or broke."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +72,8 @@ def _append_one(connection: Connection, attempt_id: str, chunk: LogChunk, number
 
 def read_log(connection: Connection, trial_id: str, *, offset: int, most: int = PAGE_BYTES) -> LogPage:
     """Return at most `most` bytes of the log of the trial's newest attempt, from `offset`. Raises NotFound."""
-    known = select(trials.c.state, trials.c.attempt_id, ablations.c.logs_dropped_at).join_from(trials, ablations)
+    newest = NEWEST_ATTEMPT.label("attempt_id")
+    known = select(trials.c.state, newest, ablations.c.logs_dropped_at).join_from(trials, ablations)
     trial = connection.execute(known.where(trials.c.id == trial_id)).first()
     if trial is None:
         raise NotFound(f"there is no trial {trial_id!r}")

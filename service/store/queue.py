@@ -24,7 +24,7 @@ from sqlalchemy import (
 from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
 from service.store.placement import Needs
-from service.store.tables import ablations, blocks, nodes
+from service.store.tables import ablations, attempts, blocks, nodes, trials
 from service.store.turns import WAITS
 
 _PACE_OF = 20
@@ -114,7 +114,7 @@ def nodes_of(connection: Connection, node_classes: Collection[str]) -> Sequence[
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How long a node class took of late, in seconds; broken attempts are part of it."""
+    """How long a node class took of late, in seconds, by the attempts that finished their block."""
 
     block_s: float
     trial_s: float
@@ -122,14 +122,14 @@ class Pace:
 
 def _newest(state: AblationState) -> Select[Any]:
     trials = (1.0 * ablations.c.blocks_done * ablations.c.trials_planned / ablations.c.blocks_planned).label("trials")
-    query = select(ablations.c.node_class, ablations.c.device_s, ablations.c.blocks_done, trials)
+    query = select(ablations.c.node_class, ablations.c.settled_s, ablations.c.blocks_done, trials)
     query = query.where(ablations.c.state == state, ablations.c.blocks_done > 0)
     return select(query.order_by(ablations.c.id.desc()).limit(_PACE_OF).subquery())
 
 
 def _paces() -> Select[Any]:
     newest = union_all(_newest(AblationState.COMPLETED), _newest(AblationState.RUNNING)).subquery()
-    sums = [func.sum(newest.c[name]) for name in ("device_s", "blocks_done", "trials")]
+    sums = [func.sum(newest.c[name]) for name in ("settled_s", "blocks_done", "trials")]
     return select(newest.c.node_class, *sums).group_by(newest.c.node_class)
 
 
@@ -144,24 +144,37 @@ def paces(connection: Connection) -> dict[str, Pace]:
     }
 
 
-_RUNNING = (
-    select(
-        blocks.c.ablation_id,
-        blocks.c.node_class,
-        ablations.c.name,
-        ablations.c.device_s,
-        ablations.c.blocks_done,
-        ablations.c.blocks_planned,
-        ablations.c.trials_planned,
-        (db_now() - blocks.c.started_at).label("runs_s"),
-    )
-    .join(ablations, ablations.c.id == blocks.c.ablation_id)
-    .where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
-)
+def _running() -> Select[Any]:
+    started, over, step_s = trials.c.started_at, trials.c.over_at, trials.c.step_s
+    goes_on = started.is_not(None) & over.is_(None)
+    steps_s = (trials.c.steps_total - trials.c.steps_done) * step_s
+    of_trials = {
+        "trials_waiting": func.sum(case((started.is_(None), 1), else_=0)),
+        "trials_starting": func.sum(case((goes_on & step_s.is_(None), 1), else_=0)),
+        "starting_s": func.sum(case((goes_on & step_s.is_(None), db_now() - started), else_=0.0)),
+        "steps_s": func.sum(case((goes_on, func.coalesce(steps_s, 0.0)), else_=0.0)),
+        "trials_over": func.count(over),
+        "trials_over_s": func.max(over) - attempts.c.started_at,
+    }
+    names = ("name", "settled_s", "blocks_done", "blocks_planned", "trials_planned")
+    own = (blocks.c.ablation_id, blocks.c.node_class, *(ablations.c[name] for name in names))
+    query = select(*own, *(sums.label(name) for name, sums in of_trials.items()))
+    query = query.join(ablations, ablations.c.id == blocks.c.ablation_id)
+    query = query.join(attempts, attempts.c.id == blocks.c.attempt_id).join(trials, trials.c.block_id == blocks.c.id)
+    query = query.where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
+    return query.group_by(blocks.c.id, ablations.c.id, attempts.c.id)
+
+
+_RUNNING = _running()
 
 
 def running(connection: Connection, node_classes: Collection[str]) -> Sequence[Row[Any]]:
-    """Return the blocks that run on these classes: what their ablations took so far, and since when they run."""
+    """Return the blocks that run on these classes: what their ablations took so far, and how far their trials are.
+
+    `trials_waiting` were not heard of yet, `trials_starting` have told no step's time, for `starting_s` seconds in all;
+    the others need `steps_s` for their steps. `trials_over` have ended, the last `trials_over_s` after the attempt
+    began.
+    """
     return connection.execute(_RUNNING, {"classes": list(node_classes)}).all()
 
 

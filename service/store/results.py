@@ -8,6 +8,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.receipts import Receipt
+from experiments.reporting.short_answer import short_answer
 from experiments.reporting.view import AblationView, TrialView
 from service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
 from service.schemas.submissions import SpecBody
@@ -28,11 +29,13 @@ def read_spec(connection: Connection, ablation_id: str) -> SpecBody:
     return SpecBody(content=row.spec_text.encode(), content_type=row.content_type)
 
 
-def store_verdict(connection: Connection, ablation_id: str, verdict_json: str, *, words: dict[str, str]) -> None:
+def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) -> None:
     """Store the verdict once, tell it to watchers, and ask for the report."""
+    words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
     lock_ablation(connection, ablation_id)
     first = update(ablations).where(ablations.c.id == ablation_id, ablations.c.verdict.is_(None))
-    if connection.execute(first.values(verdict=verdict_json)).rowcount:
+    made = {"verdict": verdict.model_dump_json(), "answer": short_answer(verdict)}
+    if connection.execute(first.values(**made)).rowcount:
         transitions = Transitions(connection, ablation_id, actor="judge")
         transitions.add_event(EventKind.VERDICT, ablation_id, reason="every block ended", data={"variants": words})
         transitions.flush()
@@ -76,6 +79,13 @@ def store_projection(connection: Connection, ablation_id: str, *, experiment_id:
     connection.execute((row if whole else row.where(ablations.c.state.not_in(OVER))).values(**values))
 
 
+def latest_experiment(connection: Connection) -> str | None:
+    """Return MLflow's experiment of the newest ablation that it shows; None while it shows none."""
+    shown = select(ablations.c.mlflow_experiment_id).where(ablations.c.mlflow_experiment_id.is_not(None))
+    found: str | None = connection.execute(shown.order_by(ablations.c.id.desc()).limit(1)).scalar()
+    return found
+
+
 def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
     """Load an ablation whole. Raises NotFound."""
     row = get_whole(connection, ablation_id)
@@ -96,7 +106,7 @@ def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
 
 def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
     query = (
-        select(trials, receipts.c.payload, blocks.c.message)
+        select(trials, receipts.c.payload, blocks.c.attempt_id, blocks.c.message)
         .join(blocks, blocks.c.id == trials.c.block_id)
         .outerjoin(receipts, receipts.c.trial_id == trials.c.id)
         .where(trials.c.ablation_id == ablation_id)

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect, func, select
+from sqlalchemy import ColumnElement, Connection, Row, func, select
 
 from experiments.outcomes import TrialState
 from service.lifecycle import EventKind
@@ -14,26 +14,15 @@ MOST_POINTS = 400
 
 
 def runs_now() -> ColumnElement[bool]:
-    """Return the condition for the one trial of a block that runs now.
+    """Return the condition for the one trial of a block that runs now: the last that was heard to run.
 
-    Trials start in their block's order and one runs at a time; in slices the others wait for their turn. So it is the
-    last that started and has told nothing yet, else the one that told of its steps last.
+    Trials start in their block's order and one runs at a time; in slices the others wait for their turn.
     """
     other = trials.alias("other")
-    told, other_told = _last_told(trials.c.id), _last_told(other.c.id)
-    started_later = (other.c.position > trials.c.position) & (told.is_(None) | other_told.is_(None))
+    since, other_since = func.coalesce(trials.c.runs_since, 0), func.coalesce(other.c.runs_since, 0)
+    later = (other_since > since) | ((other_since == since) & (other.c.position > trials.c.position))
     beside = (other.c.block_id == trials.c.block_id, other.c.state == TrialState.RUNNING)
-    overtaken = select(other.c.id).where(*beside, started_later | (other_told > told)).exists()
-    return (trials.c.state == TrialState.RUNNING) & ~overtaken
-
-
-def _last_told(trial_id: ColumnElement[str]) -> ScalarSelect[int]:
-    return select(func.max(events.c.seq)).where(_told_by(trial_id)).correlate_except(events).scalar_subquery()
-
-
-def _told_by(trial_id: ColumnElement[str] | str) -> ColumnElement[bool]:
-    """Return the condition for the heartbeats of a trial."""
-    return (events.c.subject == trial_id) & (events.c.kind == EventKind.TRIAL_PROGRESS)
+    return (trials.c.state == TrialState.RUNNING) & ~select(other.c.id).where(*beside, later).exists()
 
 
 def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
@@ -46,5 +35,6 @@ def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> l
 
 def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
     """Return what a running trial told of itself, oldest first: steps done, tokens per second, loss."""
-    newest = select(events.c.data).where(_told_by(trial_id)).order_by(events.c.seq.desc()).limit(MOST_POINTS)
+    told = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
+    newest = select(events.c.data).where(*told).order_by(events.c.seq.desc()).limit(MOST_POINTS)
     return [json.loads(data) for data in connection.execute(newest).scalars()][::-1]

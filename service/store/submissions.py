@@ -147,6 +147,7 @@ def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
         "token_id": submission.token_id,
         "blocks_planned": len(plan.blocks),
         "device_s": 0.0,
+        "settled_s": 0.0,
         "priority": spec.limits.priority,
         "turn": 0,
         "blocks_held": len(plan.blocks) - held_from,

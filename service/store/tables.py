@@ -118,6 +118,7 @@ ablations = Table(
     Column("trial_timeout_s", Double, nullable=False),
     Column("device_minutes", Double, nullable=False),
     Column("device_s", Double, nullable=False, default=0.0),  # of its attempts, whatever devices each had
+    Column("settled_s", Double, nullable=False, default=0.0),  # of those among them that finished their block
     Column("priority", Integer, nullable=False, default=50),
     Column("turn", BigInteger, nullable=False, default=0),
     Column("submitted_by", String(64), nullable=False),
@@ -135,6 +136,7 @@ ablations = Table(
     Column("trials_planned", Integer, nullable=False),
     Column("trials_done", Integer, nullable=False, default=0),
     Column("verdict", Text),
+    Column("answer", Text),  # the verdict in a few words
     Column("report_html", Text),
     Column("mlflow_experiment_id", String(64)),
     Column("mlflow_run_id", String(64)),
@@ -229,11 +231,14 @@ trials = Table(
     Column("role", String(16), nullable=False),
     Column("state", String(16), nullable=False),
     Column("outcome", String(16)),
-    Column("attempt_id", String(30)),
     Column("steps_done", Integer),
     Column("steps_total", Integer),
     Column("tokens_per_s", Double),
     Column("loss", Double),
+    Column("step_s", Double),
+    Column("started_at", Double),  # when it was first heard of in this attempt
+    Column("over_at", Double),
+    Column("runs_since", Double),  # when it was last heard to run where another one of its block had run
     Column("receipt_digest", String(71)),
     UniqueConstraint("ablation_id", "block_index", "position"),
 )

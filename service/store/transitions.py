@@ -46,6 +46,7 @@ class Transitions:
         self._rows: list[dict[str, Any]] = []
         self._counted: Counter[str] = Counter()
         self._ended: list[str] = []
+        self._settled: list[str] = []
         self._columns: dict[str, Any] = {}
         self._inserts: list[Part] = []
         self._state = locked
@@ -120,8 +121,9 @@ class Transitions:
             self._counted[f"blocks_{new}"] += len(ids)
         elif new is TrialState.DONE:
             self._counted["trials_done"] += len(ids)
-        elif old is AttemptState.RUNNING:
-            self._ended += ids
+        elif isinstance(new, AttemptState):
+            self._ended += ids if old is AttemptState.RUNNING else ()
+            self._settled += ids if new is AttemptState.DONE else ()
 
     def flush(self) -> Row[Any] | None:
         """Write the events, in order, all rows and the counters, under the ablation's lock.
@@ -133,22 +135,28 @@ class Transitions:
         self.lock()
         parts, change = [*self._inserts, self.new_events()], self._change()
         written = insert_all(self._connection, parts, self._changes(), then=change)
-        self._inserts, self._counted, self._ended, self._columns = [], Counter(), [], {}
+        self._inserts, self._counted, self._ended, self._settled, self._columns = [], Counter(), [], [], {}
         return None if change is None or written is None else written.one()
 
     def _change(self) -> ReturningUpdate[Any] | None:
         """Return what adds what the moves changed, so that nothing ever has to count an ablation's blocks again."""
         counted = tuple(sorted(name for name, by in self._counted.items() if by))
         columns = ((name, to if isinstance(to, ColumnElement) else None) for name, to in self._columns.items())
-        if not (counted or self._columns or self._ended):
+        if not (counted or self._columns or self._ended or self._settled):
             return None
-        return _change(counted, tuple(sorted(columns, key=lambda column: column[0])), bool(self._ended))
+        sums = tuple(name for name, ids in self._sums.items() if ids)
+        return _change(counted, tuple(sorted(columns, key=lambda column: column[0])), sums)
+
+    @property
+    def _sums(self) -> dict[str, list[str]]:
+        """Return the attempts whose seconds are added, by column."""
+        return {"device_s": self._ended, "settled_s": self._settled}
 
     def _changes(self) -> dict[str, Any]:
         """Return the parameters of `_change`."""
         plain = {f"to_{name}": to for name, to in self._columns.items() if not isinstance(to, ColumnElement)}
-        ended = {"ended_ids": self._ended} if self._ended else {}
-        return {"changed": self._ablation_id, **{f"by_{n}": by for n, by in self._counted.items()}, **plain, **ended}
+        added = {f"of_{name}": ids for name, ids in self._sums.items() if ids}
+        return {"changed": self._ablation_id, **{f"by_{n}": by for n, by in self._counted.items()}, **plain, **added}
 
     def flush_new(self) -> None:
         """Write the events of an ablation that this transaction created, which nobody else can see yet."""
@@ -160,9 +168,11 @@ class Transitions:
         return _EVENTS, rows
 
 
-_SECONDS = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(
-    attempts.c.id.in_(bindparam("ended_ids", expanding=True))
-)
+def _seconds(ids: str) -> ColumnElement[float]:
+    """Return how long the attempts of the parameter `ids` took in all."""
+    own = attempts.c.id.in_(bindparam(ids, expanding=True))
+    taken = select(func.sum(attempts.c.ended_at - attempts.c.started_at)).where(own)
+    return func.coalesce(taken.scalar_subquery(), 0.0)
 
 
 _CHANGED: BindParameter[str] = bindparam("changed", type_=ablations.c.id.type)
@@ -170,7 +180,7 @@ _CHANGED: BindParameter[str] = bindparam("changed", type_=ablations.c.id.type)
 
 @lru_cache(maxsize=256)
 def _change(
-    counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], ended: bool
+    counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], sums: tuple[str, ...]
 ) -> ReturningUpdate[Any]:
     """Return the change of an ablation by counters and columns, those without an expression by their values.
 
@@ -179,8 +189,8 @@ def _change(
     values: dict[str, Any] = {n: ablations.c[n] + bindparam(f"by_{n}", type_=Integer) for n in counted}
     for name, to in columns:
         values[name] = bindparam(f"to_{name}", type_=ablations.c[name].type) if to is None else to
-    if ended:
-        values["device_s"] = ablations.c.device_s + func.coalesce(_SECONDS.scalar_subquery(), 0.0)
+    for name in sums:
+        values[name] = ablations.c[name] + _seconds(f"of_{name}")
     return update(ablations).where(ablations.c.id == _CHANGED).values(**values).returning(*counters(_CHANGED))
 
 

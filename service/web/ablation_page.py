@@ -176,9 +176,9 @@ def _unmeasured(connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[Fa
         yield Failure(what=f"{arm}, {blocks}", kind=outcome, reason=reason, log=log)
 
 
-def _attempt(number: int | None) -> str:
+def _attempt(number: int) -> str:
     """Say which attempt it was, of a block that was not run once."""
-    return f", attempt {number}" if number is not None and number > 1 else ""
+    return f", attempt {number}" if number > 1 else ""
 
 
 def _gates_asked(connection: Connection, ablation_id: str) -> tuple[GateAsked, ...]:

@@ -7,6 +7,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
+from service import mlflow_links
 from service.deps import AblationId, ServicesDep
 from service.routes.calibrations import read_noise
 from service.schemas.calibrations import CalibrationPublic
@@ -14,6 +15,7 @@ from service.shared_answer import SharedAnswer
 from service.sse import streams_of
 from service.store import names
 from service.store.changes import last_event
+from service.store.results import latest_experiment
 from service.store.session import Store
 from service.web.ablation_page import ablation_page, live_part
 from service.web.history_page import history_page
@@ -62,7 +64,8 @@ async def _overview(request: Request, services: ServicesDep, visitor: ReadingVis
         with services.store.read() as connection:
             seq = last_event(connection)
             found = overview(connection, services.settings, noise)
-        mlflow = services.settings.mlflow_link_url
+            experiment_id = latest_experiment(connection)
+        mlflow = mlflow_links.of_ablations(services.settings.mlflow_link_url, experiment_id)
         return page(request, template, view=found, seq=seq, visitor=visitor, mlflow=mlflow)
 
     return await to_thread.run_sync(made)

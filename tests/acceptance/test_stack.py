@@ -65,7 +65,10 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
 def test_up_joins_a_running_stack_down_leaves_nothing_and_up_works_again(home: Home) -> None:
     first = home.up()
     assert home.up()["stack_id"] == first["stack_id"]
-    assert home.run("status").returncode == 0
+    shown = home.run("status")
+    assert shown.returncode == 0
+    view = re.escape(first["mlflow_url"]) + r"/#/experiments/\d+/runs\?viewStateShareKey=ablations&workflowType="
+    assert re.search(f"MLflow  {view}machine_learning\n", shown.stdout), "it opens the list of ablations"
     assert json.loads(home.run("nodes", "--json").stdout)[0]["health"] == "live"
     done = home.run("down", "--json")
     assert json.loads(done.stdout)["was_running"] is True

@@ -12,6 +12,7 @@ from pathlib import Path
 from experiments.design.gates import catalogue
 from experiments.outcomes import ExitCode
 from service.cli import gates_page
+from tests.architecture.recipes_page import recipes_page
 from tests.architecture.spec_page import spec_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +103,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/errors.md": errors_page,
     "docs/ci.md": exit_codes,
     "docs/spec.md": spec_page,
+    "docs/recipes.md": recipes_page,
     "docs/files.md": files_page,
 }
 """All generated files; the last lists the others by their titles, so it comes last."""

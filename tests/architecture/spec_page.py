@@ -35,7 +35,7 @@ def spec_page() -> str:
     """Return the page."""
     schema = ablation_json_schema()
     parts = [_HEAD, *(_section(path, part, schema["$defs"]) for path, part in _parts(schema, schema["$defs"], ()))]
-    return "".join([*parts, _metrics(), _overrides(), _recipes()])
+    return "".join([*parts, _metrics(), _overrides()])
 
 
 def missing_remarks() -> list[str]:
@@ -156,7 +156,7 @@ def _overrides() -> str:
         )
         for name, key in OVERRIDES.items()
     )
-    title = "## Overrides\n\nThe last columns say what a recipe has without the override."
+    title = "## Overrides\n\nThe last columns say what a [recipe](recipes.md) has without the override."
     return _table(title, " | ".join(["key", "value", "what it is", *(f"`{name}`" for name in RECIPES)]), rows)
 
 
@@ -172,11 +172,3 @@ def _limits(key: Override) -> str:
     if key.minimum is None or key.maximum is None:
         return ""
     return f" from {_number(key.minimum)} to {_number(key.maximum)}"
-
-
-def _recipes() -> str:
-    rows = (
-        (f"`{row.name}`", str(row.version), ", ".join(row.node_classes) or "any", row.summary)
-        for row in RECIPES.values()
-    )
-    return _table("## Recipes", "recipe | version | meant for | what it is", rows)

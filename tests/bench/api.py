@@ -26,6 +26,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from service.openapi import JSON_EXAMPLE
 from tests.api_stack import ADMIN, WORKER, database_url
+from tests.stopping import leave_when_told
 
 BAR = 0.80
 BODY = json.dumps({key: value for key, value in JSON_EXAMPLE.items() if key != "labels"}).encode()
@@ -150,6 +151,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=6)
     given = parser.parse_args()
+    leave_when_told()
     ratio = measure(given.store, clients=given.clients, seconds=given.seconds, rounds=given.rounds)
     return 0 if ratio >= BAR else 1
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.bench.api import say
 from tests.bench.costs import CALLS, Costs, measure
+from tests.stopping import leave_when_told
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 YEAR_S = 365 * 86_400.0
@@ -211,6 +212,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=300, help="calls of each kind that are measured")
     parser.add_argument("--seconds", type=float, default=300.0, help="simulated seconds of each fleet")
     given = parser.parse_args()
+    leave_when_told()
     stores = {}
     with ExitStack() as stack:
         for kind in ("sqlite", "postgresql"):

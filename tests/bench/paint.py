@@ -18,6 +18,7 @@ from tests import browser as browsers
 from tests import web_world
 from tests.api_stack import Api, served_api
 from tests.bench.screens import signed_in
+from tests.stopping import leave_when_told
 from tests.web_world import WebWorld
 
 ROUNDS = 5
@@ -70,6 +71,7 @@ def main() -> int:
     """Print the table; end with 1 where a page is painted too late."""
     logging.disable(logging.WARNING)  # there is no broker here
     os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance
+    leave_when_told()
     out = sys.stdout.write
     out(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {ROUNDS} rounds; ms\n")
     out(f"{'page':20}{'new, median':>13}{'new, worst':>13}{'known, median':>15}{'known, worst':>14}{'kB sent':>9}\n")

@@ -28,6 +28,7 @@ from tests.bench.api import free_port, say, server
 from tests.bench.plain_http import PlainClient
 from tests.bench.streams import Streams
 from tests.chaos.ledger import Ledger, settle
+from tests.stopping import leave_when_told
 
 MEDIAN_MS, WORST_MS, MEMORY_MIB = 100.0, 1000.0, 1024
 ARMS_IN_LARGE, LARGE_BLOCKS = 50, 2000
@@ -176,8 +177,9 @@ def run(kind: str, *, clients: int, workers: int, streams: int, seconds: float) 
         before = memory.memory_info().rss
         times, until, pages = Times(), time.monotonic() + seconds, pages_of(large, finished)
         watched = stack.enter_context(Streams(port, ADMIN, [large] * streams))
-        threads = [threading.Thread(target=read, args=(api, times, pages, until)) for _ in range(clients)]
-        threads += [threading.Thread(target=work, args=(api, times, f"w{n}", until)) for n in range(workers)]
+        calls = [(read, (api, times, pages, until))] * clients
+        calls += [(work, (api, times, f"w{n}", until)) for n in range(workers)]
+        threads = [threading.Thread(target=call, args=given, daemon=True) for call, given in calls]
         for thread in threads:
             thread.start()
         peak = before
@@ -213,6 +215,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=30.0)
     given = parser.parse_args()
+    leave_when_told()
     held = run(given.store, clients=given.clients, workers=given.workers, streams=given.streams, seconds=given.seconds)
     return 0 if held else 1
 

@@ -18,6 +18,7 @@ from tests import web_world
 from tests.api_stack import Api, served_api
 from tests.architecture.pages import ROOT
 from tests.bench.screens_mlflow import pages_of_mlflow
+from tests.stopping import leave_when_told
 from tests.web_pages import sign_in_path
 from tests.web_world import WebWorld
 
@@ -70,6 +71,7 @@ def pages_of_service(browser: Browser, api: Api, world: WebWorld) -> None:
 def main() -> int:
     """Take every picture."""
     os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance
+    leave_when_told()
     with tempfile.TemporaryDirectory() as folder, served_api("sqlite", Path(folder)) as api:
         world = web_world.fill(api)
         with browsers.chromium() as browser:

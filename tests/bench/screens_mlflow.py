@@ -11,13 +11,13 @@ from experiments.outcomes import AblationState
 from experiments.records.circumstances import Admission, Circumstances
 from experiments.reporting import report
 from experiments.reporting.mlflow_sink import Projection, Sink
-from experiments.reporting.mlflow_views import ABLATIONS, VARIANTS, SavedView
+from experiments.reporting.mlflow_views import VARIANTS
 from experiments.reporting.view import AblationView
+from service import mlflow_links
 from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks
 
 SIZE = (1600, 640)
-TRAINING = "workflowType=machine_learning"
 PATIENCE_MS = 120_000
 SETTLED_MS = 6000
 """MLflow draws its charts some time after their frames."""
@@ -27,18 +27,15 @@ def pages_of_mlflow(browser: Browser, folder: Path, save: Callable[[Page, str], 
     """Take MLflow's pages as reviewers open them."""
     with mlflow_server.running(folder) as url:
         judged = _fill(url)
-        experiment = f"{url}/#/experiments/{judged.experiment_id}"
+        experiment, run = judged.experiment_id, judged.parent_run_id
+        variants = mlflow_links.of_view(url, experiment, VARIANTS)
         shots = {
-            "mlflow-list": (f"{experiment}/runs?{_opened(ABLATIONS)}", "tma-off: running"),
-            "mlflow-ablation": (f"{experiment}/runs/{judged.parent_run_id}?{TRAINING}", "Child runs"),
-            "mlflow-compare": (f"{experiment}/runs?{_opened(VARIANTS)}&compareRunsMode=CHART", "Model metrics"),
+            "mlflow-list": (mlflow_links.of_ablations(url, experiment), "tma-off: running"),
+            "mlflow-ablation": (mlflow_links.of_run(url, experiment, run), "Child runs"),
+            "mlflow-compare": (f"{variants}&compareRunsMode=CHART", "Model metrics"),
         }
         for name, (address, seen) in shots.items():
             save(_page(browser, address, seen), name)
-
-
-def _opened(view: SavedView) -> str:
-    return f"viewStateShareKey={view.id}&{TRAINING}"
 
 
 def _page(browser: Browser, address: str, seen: str) -> Page:

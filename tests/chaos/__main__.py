@@ -7,7 +7,6 @@ reads the books of all rounds until then.
 import argparse
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from tests.chaos.injector import Injector
 from tests.chaos.people import People
 from tests.chaos.receipt import Outcome, write_receipt
 from tests.chaos.system import System
+from tests.stopping import leave_when_told
 
 ROUND = 250
 SETTLE_S = 600.0
@@ -37,8 +37,7 @@ def main() -> int:
     parser.add_argument("--lease", type=float, default=6.0, help="seconds; a crowded machine needs more")
     parser.add_argument("--receipt", type=Path, help="folder for README.md and the list of faults")
     given = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(1))  # leave by the way on which everything is ended
+    leave_when_told()
     stores = ["sqlite", "postgresql"] if given.store == "both" else [given.store]
     outcomes = [run(store, given) for store in stores]
     if given.receipt is not None:

@@ -29,7 +29,7 @@ def _ablation(row: Row, runs: list[Run], books: Books) -> Iterator[str]:
         named[run.tags.get("ablation.run", "nameless")].append(run)
         if "ablation.projected" not in run.tags:
             yield f"run {run.id} of {row['id']} was never completed"
-    expected = {"parent"} | {f"{t['id']}/{t['attempt_id']}" for t in _projected(row, books)}
+    expected = {"parent"} | {f"{trial['id']}/{attempt}" for trial, attempt in _projected(row, books)}
     expected |= {f"arm/{arm}" for arm in _judged(row)}
     for name in expected | named.keys():
         if len(named[name]) != (name in expected):
@@ -45,11 +45,14 @@ def _ablation(row: Row, runs: list[Run], books: Books) -> Iterator[str]:
             yield from _child(run, receipt)
 
 
-def _projected(row: Row, books: Books) -> list[Row]:
+def _projected(row: Row, books: Books) -> list[tuple[Row, str]]:
+    """Return the trials that MLflow shows, with their attempts: those that are done, and those that ended in one."""
+    attempts = {block["id"]: block["attempt_id"] for block in books.tables["blocks"]}
     return [
-        trial
+        (trial, attempt)
         for trial in books.of("trials", ablation_id=row["id"])
-        if trial["state"] == "done" or (trial["state"] in ("failed", "cancelled") and trial["attempt_id"])
+        for attempt in [attempts.get(trial["block_id"])]
+        if attempt is not None and trial["state"] in ("done", "failed", "cancelled")
     ]
 
 

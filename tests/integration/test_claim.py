@@ -130,6 +130,25 @@ def test_heartbeat_renews_and_shows_progress_and_log(api: Api) -> None:
     assert shown["progress"] == {"steps_done": 3, "steps_total": 5, "tokens_per_s": 10.5, "loss": 8.1}
 
 
+def test_the_log_of_a_broken_attempt_is_read_until_the_next_attempt_begins(api: Api) -> None:
+    api.submit()
+    node = api.register()
+    block = api.claim(node)
+    assert block is not None
+    trial = block["trials"][0]["trial_id"]
+    step = {"trial_id": trial, "steps_done": 1, "steps_total": 9}
+    log = {"trial_id": trial, "offset": 0, "text": "it broke\n"}
+    assert api.attempt(block, "heartbeat", progress=[step], logs=[log]).status_code == 200
+    api.attempt(block, "report", failure_class="infra_node", message="the disk is full")
+    assert api.get(f"/v1/trials/{trial}/log").text == "it broke\n"
+    with api.store.write() as connection:
+        connection.execute(update(blocks).values(not_before=0.0, avoid_node_id=None))
+    again = api.claim(node)
+    assert again is not None
+    assert again["block_id"] == block["block_id"]
+    assert api.get(f"/v1/trials/{trial}/log").text == ""
+
+
 def test_log_with_a_gap_is_refused_and_changes_nothing(api: Api) -> None:
     api.submit()
     block = claimed(api, api.register())

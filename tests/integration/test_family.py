@@ -55,6 +55,21 @@ def test_earlier_askings_are_in_the_verdict_with_their_words(api: Api) -> None:
     assert found["earlier"][1]["words"] == {}
 
 
+def test_an_asking_whose_blocks_all_broke_counts_like_any_other(api: Api) -> None:
+    node = api.register()
+    api.submit(ablation="slow")
+    while block := api.claim(node):
+        api.attempt(block, "report", failure_class="user_error", message="x")
+    again = api.submit(ablation="slower")
+    while block := api.claim(node):
+        api.attempt(block, "report", failure_class="user_error", message="x")
+    found = judged(api, again)
+    assert [(one["name"], one["state"]) for one in found["circumstances"]["family"]["earlier"]] == [("slow", "failed")]
+    for variant in found["variants"]:
+        assert any(note.startswith("asking 2 of this question") for note in variant["notes"]), variant
+        assert any(note.endswith("before it: 'slow' (failed)") for note in variant["notes"])
+
+
 def test_every_variant_has_its_own_number(api: Api) -> None:
     node = api.register()
     for variants in ({"a": PSIV}, {"b": PSIV, "c": CHUNK}, {"d": PSIV}):

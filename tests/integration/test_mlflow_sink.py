@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 
 from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.outcomes import AblationState, TrialState
-from experiments.reporting import mlflow_runs, mlflow_sink, mlflow_views, pictures, report
+from experiments.reporting import mlflow_names, mlflow_runs, mlflow_sink, mlflow_views, pictures, report
 from experiments.reporting.mlflow_content import DONE_TAG, ID_TAG, RUN_TAG
 from experiments.reporting.mlflow_sink import Sink
 from experiments.reporting.view import AblationView
+from service import mlflow_links
+from service.stack.mlflow_experiment import make_experiment
 from tests import browser as browsers
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
@@ -78,7 +81,7 @@ def test_projecting_writes_the_answer_where_reviewers_look(server: str, client: 
 
     parent = client.get_run(done.parent_run_id)
     assert parent.info.status == "FINISHED"
-    assert parent.info.run_name == "psiv-cache: adopt psiv-on; do not adopt psiv-chunk-64"
+    assert parent.info.run_name == "psiv-cache: adopt psiv-on +2.49\N{NO-BREAK SPACE}%; reject 1"
     assert parent.data.tags["mlflow.note.content"].startswith(f"**{view.lead}**")
     assert not parent.data.metrics
     files = {file.path for file in client.list_artifacts(done.parent_run_id)}
@@ -269,23 +272,38 @@ def test_saved_views_are_seeded_and_stay_as_people_left_them(server: str, client
     assert [run.data.tags[RUN_TAG] for run in client.search_runs([experiment_id], query)] == ["parent"]
 
 
+def test_the_experiment_is_made_with_its_views_before_there_is_an_ablation(server: str, client: Any) -> None:
+    with ThreadPoolExecutor(4) as many:
+        (made,) = set(many.map(lambda _: make_experiment(server, "early"), range(4)))
+    tags = client.get_experiment(made).tags
+    assert mlflow_views.experiment_tags().items() <= tags.items()
+    assert Sink(server, experiment="early").project(one_block("abl_early"), "").experiment_id == made
+    client.delete_experiment(made)
+    assert make_experiment(server, "early") is None
+
+
 @pytest.mark.browser
 def test_reviewers_see_ablations_alone_each_with_its_answer(server: str) -> None:
-    view = one_block("abl_seen")
+    view = dataclasses.replace(
+        one_block("abl_seen"), name="psiv-cache-with-a-name-as-long-as-a-spec-allows-it-to-be-63-sig"
+    )
+    name = mlflow_names.of_ablation(view)
     done = Sink(server, experiment="seen").project(view, report.render(view))
     with browsers.chromium() as browser:
         page = browser.new_page(viewport={"width": 1900, "height": 900})
         page.set_default_timeout(120_000)
-        shared = "viewStateShareKey=ablations&workflowType=machine_learning"
-        page.goto(f"{server}/#/experiments/{done.experiment_id}/runs?{shared}")
-        page.get_by_text("psiv-cache: not decided for psiv-on").wait_for()
+        page.goto(mlflow_links.of_ablations(server, done.experiment_id))
+        page.get_by_text(name).wait_for()
         names = page.locator("[role=gridcell][col-id='attributes.`Run Name`'] a")
-        assert names.all_text_contents() == ["psiv-cache: not decided for psiv-on"]
+        assert names.all_text_contents() == [name]
         for column in ("verdict", "effect", "interval", "gates"):
             cell = page.locator(f"[role=gridcell][col-id='tags.`ablation.{column}`']")
             assert cell.inner_text().startswith("psiv-on: ")
         names.click()
         page.get_by_text(view.lead, exact=True).wait_for()
+        heading = page.get_by_role("heading").filter(has_text=name)
+        lines = "one => one.getBoundingClientRect().height / parseFloat(getComputedStyle(one).lineHeight)"
+        assert heading.evaluate(lines) < 2, "one line"
 
 
 def test_a_deleted_experiment_is_named(server: str, client: Any) -> None:

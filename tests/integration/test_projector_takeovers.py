@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,27 +12,32 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import update
+from sqlalchemy import Connection, update
+from sqlalchemy.exc import OperationalError
 
 from experiments.reporting import mlflow_runs, mlflow_sink
 from experiments.reporting.mlflow_content import ID_TAG, RUN_TAG
 from experiments.reporting.mlflow_sink import Projection, Sink
 from experiments.reporting.view import AblationView
+from service import ablation_lease
 from service.store import leaders
 from service.store.columns import db_now
 from service.store.projections import PROJECTOR
+from service.store.session import Store
 from service.store.tables import leaders as leaders_table
 from service.store.tables import outbox as outbox_table
 from tests import views
 from tests.api_stack import Api, database_url, running_api
 from tests.integration.mlflow_in_memory import Server
+from tests.integration.projector_world import LEASE_S, World
 from tests.integration.test_outbox import RecordingSink
+from tests.integration.test_projectors import alone
 from tests.projectors import projector
 from tests.waiting import until
 
@@ -234,3 +240,56 @@ class Robbed(RecordingSink):
     def project(self, view: AblationView, report_html: str | None, **options: Any) -> Projection:
         self.meanwhile()
         return super().project(view, report_html, **options)
+
+
+class Away(Store):
+    """A database that is away now and then, on a clock of the test's."""
+
+    now = written_at = 0.0
+    is_away = False
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        if self.is_away:
+            raise OperationalError("", {}, OSError("the database is away"))
+        with super().write() as connection:
+            yield connection
+        self.written_at = self.now
+
+
+@pytest.fixture
+def store(api: Api) -> Iterator[Away]:
+    with closing(Away(api.store.url)) as opened:
+        yield opened
+
+
+def test_no_call_is_begun_when_the_database_could_not_be_reached_for_half_of_the_lease(
+    api: Api, store: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, ends = random.Random(26), []  # noqa: S311 - a drawn test
+    monkeypatch.setattr(ablation_lease, "now_s", lambda: store.now)
+    for _ in range(12):
+        server, name, silent_s = Server(), api.submit()["id"], [0.0]
+        one = projector(store, Sink("memory"), lease_s=LEASE_S)
+
+        def before(one: Any = one, silent_s: list[float] = silent_s) -> None:
+            """Note for how long nothing was renewed; then time goes by, and the keeper does its work."""
+            silent_s.append(store.now - store.written_at)
+            store.now += chance.uniform(0, LEASE_S / 3)
+            store.is_away = chance.random() < 0.6
+            with suppress(OperationalError):
+                one.renew()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(mlflow_sink, "connect", lambda *_args, **_options: server.client(before))  # noqa: B023
+            with suppress(OperationalError):
+                one.run_due()
+            store.is_away = False
+            ends.append(len(silent_s))
+            assert max(silent_s) <= LEASE_S / 2
+            rob(api, one.holder)
+            patch.setattr(mlflow_sink, "connect", lambda *_args, **_options: server.client(lambda: None))  # noqa: B023
+            projector(api.store, Sink("memory"), lease_s=LEASE_S).run_due()
+            shown = server.shown(name)
+            assert shown == alone(World(api.store), [name], patch).shown(name)
+    assert len(set(ends)) > 2, f"calls of each: {ends}"

@@ -16,7 +16,7 @@ from service import projector as projector_module
 from service.lifecycle import OutboxKind
 from service.store import outbox, results
 from service.store.columns import db_now
-from service.store.tables import ablations, trials
+from service.store.tables import ablations, blocks, trials
 from service.store.tables import leaders as leaders_table
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, running_api
@@ -97,7 +97,9 @@ class Draw:
             connection.execute(row.values(state=state, finished_at=db_now(), **values))
             if state == "cancelled":
                 lost = update(trials).where(trials.c.ablation_id == name, trials.c.block_index == 0)
-                connection.execute(lost.values(state="cancelled", attempt_id=f"att_{name[4:]}"))
+                connection.execute(lost.values(state="cancelled"))
+                held = update(blocks).where(blocks.c.ablation_id == name, blocks.c["index"] == 0)
+                connection.execute(held.values(attempt_id=f"att_{name[4:]}"))
             if kind is not None:
                 outbox.add(connection, kind, name)
         self.states[name] = state

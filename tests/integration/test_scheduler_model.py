@@ -219,8 +219,10 @@ class Run:
                 assert counted == {name: own[name] for name in counted}
                 assert row.trials_done == 3 * own["done"]
                 seconds = select(func.coalesce(func.sum(attempts.c.ended_at - attempts.c.started_at), 0.0))
-                spent = connection.execute(seconds.where(attempts.c.ablation_id == row.id)).scalar_one()
-                assert row.device_s == pytest.approx(spent, abs=1e-3)
+                seconds = seconds.where(attempts.c.ablation_id == row.id)
+                assert row.device_s == pytest.approx(connection.scalar(seconds), abs=1e-3)
+                settled = seconds.where(attempts.c.state == "done")
+                assert row.settled_s == pytest.approx(connection.scalar(settled), abs=1e-3)
             done = sum(one.state == "done" for one in self.model.blocks.values())
             assert connection.execute(select(func.count()).select_from(receipts)).scalar_one() == 3 * done
             for row in connection.execute(select(nodes)):

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, select, text
+from sqlalchemy import Connection, create_engine, event, select, text
 from sqlalchemy.engine import make_url
 
-from service import worker_calls
+from service import call_limits
 from service.store.inserts import Target, insert_all
+from service.store.session import Store
 from service.store.tables import turns
+from service.verification import plan_of
 from tests.api_stack import Api, running_api
 
-MOST = {"claim": 8, "heartbeat": 3, "release": 8}
+MOST = {"claim": 7, "heartbeat": 3, "release": 8}
 """Statements of a call on an ablation that runs, without those that begin and end a transaction."""
 
 
@@ -90,7 +92,7 @@ def test_connections_that_the_server_ended_are_replaced_before_anybody_uses_them
 def test_calls_of_workers_run_few_at_a_time_and_hold_up_nobody_else(tmp_path: Path) -> None:
     with running_api("postgresql", tmp_path) as api:
         api.submit()
-        nodes = [(api.worker_of(f"n{n}"), api.register(f"n{n}")) for n in range(3 * worker_calls.AT_ONCE)]
+        nodes = [(api.worker_of(f"n{n}"), api.register(f"n{n}")) for n in range(3 * call_limits.WORKERS_AT_ONCE)]
         answers, calls = [], ThreadPoolExecutor(len(nodes))
         with api.store.write() as connection:  # whoever wants its node waits
             connection.execute(text("SELECT id FROM nodes FOR UPDATE"))
@@ -98,10 +100,10 @@ def test_calls_of_workers_run_few_at_a_time_and_hold_up_nobody_else(tmp_path: Pa
                 ask = {"headers": headers, "json": {"node_id": node}}
                 answers.append(calls.submit(api.client.post, "/v1/blocks:claim", **ask))
             deadline = time.monotonic() + 30
-            while _waiting(api) < worker_calls.AT_ONCE and time.monotonic() < deadline:
+            while _waiting(api) < call_limits.WORKERS_AT_ONCE and time.monotonic() < deadline:
                 threading.Event().wait(0.05)
             assert api.get("/v1/ablations").status_code == 200
-            assert _waiting(api) == worker_calls.AT_ONCE
+            assert _waiting(api) == call_limits.WORKERS_AT_ONCE
         found = [answer.result(timeout=60) for answer in answers]
         calls.shutdown()
     blocks = [answer.json()["block_id"] for answer in found if answer.status_code == 200]
@@ -114,3 +116,45 @@ def _waiting(api: Api) -> int:
     with api.store.read() as connection:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         return int(connection.execute(text(query)).scalar_one())
+
+
+class Patient(Store):
+    """A store in which the reading of one plan lasts until it may end."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.slow = threading.local()
+        self.reads, self.entered, self.leave = 0, threading.Event(), threading.Event()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        if getattr(self.slow, "is_mine", False):
+            self.reads += 1
+            self.entered.set()
+            assert self.leave.wait(60)
+        with super().read() as connection:
+            yield connection
+
+    def slowly(self, ablation_id: str) -> str:
+        self.slow.is_mine = True
+        return plan_of(self, ablation_id).node_class
+
+
+def test_who_asks_for_a_plan_that_is_being_read_waits_for_it_and_nobody_else_does(api: Api) -> None:
+    known, slow, new = (api.submit()["id"] for _ in range(3))
+    store, pool = Patient(api.store.url), ThreadPoolExecutor(8)
+    try:
+        before = plan_of(store, known)
+        answers = [pool.submit(store.slowly, slow)]
+        assert store.entered.wait(60)
+        answers += [pool.submit(store.slowly, slow) for _ in range(5)]
+        assert pool.submit(plan_of, store, known).result(60) is before
+        assert pool.submit(plan_of, store, new).result(60) == before
+        assert not any(answer.done() for answer in answers)
+        store.leave.set()
+        assert [answer.result(60) for answer in answers] == ["cpu"] * 6
+        assert store.reads == 1
+    finally:
+        store.leave.set()
+        pool.shutdown()
+        store.close()

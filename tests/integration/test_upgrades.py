@@ -31,9 +31,14 @@ DRAWS: dict[Any, Callable[[random.Random, int], Any]] = {
     (Double, Float, Numeric): lambda rng, _: float(rng.randrange(10**9)) / 8,
 }
 """What fits a column of a type; the row's number makes whole numbers differ."""
-REPLACED = {"tokens": {"digest"}, "blocks": {"token", "turn", "priority"}, "attempts": {"token"}}
-"""Columns that 0006 replaced: a token has several secrets since, and an attempt's token is random text. And that 0013
-gave to the ablation: its turn, and the priority that it had already."""
+REPLACED = {
+    "tokens": {"digest"},
+    "blocks": {"token", "turn", "priority"},
+    "attempts": {"token"},
+    "trials": {"attempt_id"},
+}
+"""Columns that 0006 replaced: a token has several secrets since, and an attempt's token is random text. That 0013
+gave to the ablation: its turn, and the priority that it had already. And that 0014 leaves to the block: its attempt."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -136,11 +141,14 @@ def written_earlier(source: Store, url: str, revision: str) -> None:
     moved(store, revision)
     with source.read() as connection:
         known = contents(connection, tables_of(connection))
+    attempts = {row["id"]: row["attempt_id"] for row in known["blocks"]}
     with store.write() as connection:
         for table in tables_of(connection):
             rows = [] if table.name.startswith("token") else known.get(table.name, [])
             if table.name == "blocks":
                 rows = [{"priority": 50, "turn": row["index"], **row} for row in rows]
+            if table.name == "trials":
+                rows = [{"attempt_id": attempts[row["block_id"]], **row} for row in rows]
             if rows:
                 connection.execute(insert(table), [{one.name: then(row, one) for one in table.columns} for row in rows])
         if connection.dialect.name == "postgresql":

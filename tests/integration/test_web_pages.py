@@ -1,5 +1,6 @@
 """What the pages hold, on both databases: hostile text, names, live parts; and the command that opens them."""
 
+import html
 import json
 import webbrowser
 from collections.abc import Iterator
@@ -9,13 +10,17 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
+from experiments.analysis.verdicts import Verdict
+from experiments.reporting.short_answer import short_answer
 from service.cli.client import app
 from service.cli.commands import open as open_command
 from service.client import Client
 from service.principals import SERVICE
+from service.store.results import store_projection
 from service.store.tables import ablations
+from service.web.answers import read_answer
 from tests import web_world
-from tests.api_stack import ADMIN, Api, running_api, served_api
+from tests.api_stack import ADMIN, Api, nobody_url, running_api, served_api
 from tests.factories import spec_values
 from tests.views import HOSTILE
 from tests.web_pages import Person
@@ -83,6 +88,37 @@ def test_what_runs_is_drawn_and_the_time_left_is_told(api: Api) -> None:
     assert text.count("<polyline") == 2
     assert "about 8\N{NO-BREAK SPACE}min left" in text
     assert "block 2 on node-b" in text
+
+
+def test_a_list_and_one_ablation_say_the_answer_of_the_page(api: Api) -> None:
+    node, spec = api.register("node-d"), {"ablation": "answered", "limits": {"priority": 100}}
+    made = api.submit(**spec)["id"]
+
+    def said() -> list[str | None]:
+        rows = {row["id"]: row["answer"] for row in api.get("/v1/ablations?limit=500").json()["items"]}
+        return [rows[made], api.get(f"/v1/ablations/{made}").json()["answer"]]
+
+    for index in range(6):
+        assert said() == [None, None]
+        web_world.report(api, web_world.claimed(api, node), node, changed=web_world.speeds(index), **spec)
+    web_world.settle(api)
+    verdict = Verdict.model_validate(api.get(f"/v1/ablations/{made}/verdict").json())
+    assert said() == [short_answer(verdict)] * 2
+    best = read_answer(verdict.model_dump_json()).variants[0]
+    assert short_answer(verdict).startswith(f"{best.arm} {best.word.text}, ")
+    assert best.headline in html.unescape(Person.signed_in(api).get("/").text)
+
+
+def test_the_link_to_mlflow_opens_the_ablations_of_the_newest_that_it_shows(api: Api) -> None:
+    person, base = Person.signed_in(api), f'href="{nobody_url()}/#/experiments'
+    training = 'workflowType=machine_learning"'
+    assert f"{base}?{training}" in person.get("/").text
+    for experiment in ("41", "7"):
+        made = api.submit(ablation="shown-in-mlflow")["id"]
+        with api.store.write() as connection:
+            store_projection(connection, made, experiment_id=experiment, run_id="r", whole=False)
+        api.submit(ablation="not-yet-shown")
+        assert f"{base}/{experiment}/runs?viewStateShareKey=ablations&amp;{training}" in person.get("/").text
 
 
 @pytest.mark.parametrize(("path", "allowed"), [("hybrid-tin/loss", "hybrid-tiny"), ("hybrid-tiny/psiv", "psiv_cache")])

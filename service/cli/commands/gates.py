@@ -7,13 +7,15 @@ import typer
 from rich.console import RenderableType
 from rich.markup import escape
 
-from experiments.design.gate import GatePublic, show
+from experiments.design.gate import GatePublic, GateValue, show
 from experiments.design.gates import catalogue
 from experiments.design.problems import nearest
+from experiments.design.recipe_values import RecipePublic, recipe_values
 from experiments.errors import SpecError, SpecProblem
 from experiments.reporting.terminal_table import TerminalTable, texts
 from experiments.reporting.terminal_table import names as named
 from service.cli import completion, gates_page
+from service.cli.commands.recipes import chosen_recipes
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 
@@ -33,10 +35,14 @@ def gates(
             "--on", help="Only what can be switched on this node class.", autocompletion=completion.node_classes
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="With the values that this recipe has.", autocompletion=completion.recipes),
+    ] = None,
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print this program's gates as docs/gates.md.")] = False,
 ) -> None:
-    """Show what can be switched: values, where each runs, defaults, claims."""
+    """Show what can be switched: values, where each runs, what recipes have, claims."""
     if markdown:
         typer.echo(gates_page.render(catalogue()), nl=False)
         return
@@ -45,6 +51,7 @@ def gates(
     rows = chosen_gates(every, names or ())
     if on is not None:
         rows = values_on(rows, on, known_classes(every))
+    rows = with_recipes(rows, recipe, on)
     print_json(rows) if as_json else out().print(_table(rows, known_classes(every)))
 
 
@@ -52,17 +59,34 @@ def _table(rows: Iterable[GatePublic], classes: Sequence[str]) -> RenderableType
     """Show the gates."""
     made = TerminalTable(
         *named("gate"),
-        *texts("values (default first)", "runs on"),
+        *texts("values", "without it", "runs on"),
         *named("claim"),
         *texts("question"),
-        leaving=("question", "claim"),
+        leaving=("question", "claim", "runs on"),
     )
     for row in rows:
-        others = [show(value) for value in row.values if value != row.default]
-        default = [f"[bold]{escape(show(row.default))}[/]"] if row.default in row.values else []
-        values = ", ".join([*default, *map(escape, others)])
-        made.add_row(row.name, values, escape(where_it_runs(row, classes)), row.claim.value, row.question)
+        values, where = ", ".join(map(show, row.values)), where_it_runs(row, classes)
+        made.add_row(row.name, escape(values), gates_page.in_recipes(row), escape(where), row.claim.value, row.question)
     return made
+
+
+def with_recipes(rows: Iterable[GatePublic], recipe: str | None, node_class: str | None) -> list[GatePublic]:
+    """Return gates with the values of one recipe, or of those that `node_class` runs. Raises SpecError."""
+    asked = [] if recipe is None else [recipe]
+    kept = [one.name for one in chosen_recipes(recipe_values(), asked) if _may_run(one, node_class)]
+    if not kept:
+        detail = f"recipe {recipe!r} is not meant for node class {node_class!r}; without --on, its values are shown"
+        raise SpecError([SpecProblem(pointer="--recipe", detail=detail)])
+    return [row.model_copy(update={"recipes": _that_run(row, kept)}) for row in rows]
+
+
+def _that_run(row: GatePublic, recipes: Iterable[str]) -> dict[str, GateValue]:
+    """Return the values of recipes that are among those that are shown."""
+    return {name: row.recipes[name] for name in recipes if row.recipes[name] in row.values}
+
+
+def _may_run(recipe: RecipePublic, node_class: str | None) -> bool:
+    return node_class is None or not recipe.node_classes or node_class in recipe.node_classes
 
 
 def known_classes(rows: Iterable[GatePublic]) -> list[str]:

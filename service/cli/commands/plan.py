@@ -6,12 +6,22 @@ from typing import Annotated
 import typer
 
 from service.cli import show
-from service.cli.judged import CalibrationOption, only_offline
+from service.cli.judged import only_offline
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.client import Client
 
 app = typer.Typer()
+
+NoiseOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help="With --out, where the spec says `blocks: auto`: the noise that the number of blocks follows from. "
+        "An A/A bundle, or what `ablate calibration` wrote.",
+    ),
+]
 
 
 @app.command()
@@ -21,7 +31,7 @@ def plan(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
     ] = None,
-    calibration: CalibrationOption = None,
+    calibration: NoiseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""

@@ -24,10 +24,15 @@ def verdict(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the verdict. Exit code: 0 adopt, 1 reject, 2 same, 3 inconclusive, 4 invalid, 5 error.
+    """Show the verdict. The exit code is the decision: 0 adopt, 1 reject, 2 same, 3 inconclusive, 4 invalid.
 
-    With several variants it is 0 when one can be adopted, otherwise the highest of their codes. With --require it is 0
-    when every variant has that decision, otherwise the highest code of the others; 6 where they are all to be adopted.
+    With several variants it is 0 when one of them is to be adopted, otherwise the highest of their codes.
+
+    With --require it is 0 when every variant has that decision, otherwise the highest code of those that have another.
+
+    6: --require was not met, and all that have another decision are to be adopted, whose own code is 0.
+
+    5: an error; there is no decision.
     """
     found = verdict_of(ablation, calibration)
     if as_json:

@@ -1,4 +1,6 @@
 import io
+import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -144,6 +146,43 @@ def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_fi
     assert "about 3.0 detects" in fitting
     assert "more" not in fitting
     assert "a quieter machine" not in fitting
+
+
+WAITS = "a free node of class 'cpu' (1 live, 12 blocks ahead in the queue, about 40 min at the pace of late)"
+LISTED = [
+    ablation_row(
+        id="abl_01", name="sweep", state="completed", answer="chunk-8 better, +12.30 % throughput, and 8 more"
+    ),
+    ablation_row(id="abl_02", name="runs", time_left_s=754.0),
+    ablation_row(id="abl_03", name="waits", state="queued", waiting_for=WAITS, time_left_s=7200.0),
+    ablation_row(id="abl_04", name="first-of-its-kind"),
+]
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_a_list_says_the_answer_or_how_long_it_takes(width: int) -> None:
+    lines = _text(show.ablations(LISTED), width=width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    starts = [next(at for at, line in enumerate(lines) if line.startswith(row.name)) for row in LISTED]
+    rows = [" ".join(lines[a:b]).replace("\N{NO-BREAK SPACE}", " ") for a, b in pairwise([*starts, len(lines)])]
+    said = [set(re.findall(r"[^\s]+", row)) for row in rows]
+    assert {"chunk-8", "better,", "+12.30", "throughput,", "more"} <= said[0]
+    assert {"about", "13", "min", "left"} <= said[1]
+    assert {"2", "h", "left", "12", "ahead"} <= said[2]
+    assert "left" not in said[3], "nobody knows"
+    if width >= 80:
+        assert all("answer" not in line for line in lines[1:]), "it has a column"
+
+
+def test_show_says_the_answer_or_how_long_it_takes() -> None:
+    shown = [_text(show.ablation(row, [])) for row in LISTED]
+    facts = [dict(re.findall(r"^(answer|waits for|time left) +(.*?) *$", text, re.MULTILINE)) for text in shown]
+    assert facts == [
+        {"answer": "chunk-8 better, +12.30 % throughput, and 8 more"},
+        {"time left": "about 13\N{NO-BREAK SPACE}min left"},
+        {"waits for": WAITS, "time left": "about 2\N{NO-BREAK SPACE}h left"},
+        {},
+    ]
 
 
 def test_blocks_and_places_count_from_one_wherever_they_are_shown() -> None:

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from service.cli.watch import FollowedAblation
 from service.schemas.events import Event
 from service.schemas.nodes import NodePublic
@@ -37,6 +39,20 @@ def test_followed_ablation_names_the_node_and_the_time_left() -> None:
     assert followed.trial_text == "block 1/6 on gpu-7, psiv-on: step 3/14; about 13\N{NO-BREAK SPACE}min left"
     followed.apply(_event("block.state", "blk_1", to="done", actor="service"))
     assert followed.lines[-1] == "10:11:12  block 1/6 on gpu-7: done", "who reported it is not where it ran"
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "cancelled", "queued"])
+def test_a_block_that_runs_no_more_has_no_steps(state: str) -> None:
+    followed = FollowedAblation.of(
+        ablation_row(), [trial_row(), trial_row(id="trl_2", block_id="blk_2", block_index=1)]
+    )
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 8, "steps_total": 8}))
+    followed.apply(_event("block.state", "blk_2", to="done"))
+    assert followed.trial_text == "block 1/6, psiv-on: step 8/8", "another block ended"
+    followed.apply(_event("block.state", "blk_1", to=state))
+    assert followed.trial_text == ""
+    followed.apply(_event("trial.state", "trl_2", to="running"))
+    assert followed.trial_text == "block 2/6, psiv-on: starting"
 
 
 def test_followed_ablation_leaves_out_a_node_that_it_does_not_know_yet() -> None:

@@ -56,6 +56,14 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
             yield from objects(inner)
 
 
+def test_what_is_below_an_ablation_stands_under_ablations() -> None:
+    subjects = {subject.name: subject.operations for subject in describe(DOCUMENT).subjects}
+    below = [path for _, path, _ in operations() if path.startswith("/v1/ablations/{")]
+    assert "/v1/ablations/{ablation_id}/spec" in below
+    assert {one.path for one in subjects["ablations"]} >= set(below)
+    assert not [one.path for name, own in subjects.items() if name != "ablations" for one in own if one.path in below]
+
+
 def section(page: str, name: str) -> str:
     """Return one section as people read it."""
     text = page.partition(f'<section aria-labelledby="{name}">')[2].partition("</section>")[0]

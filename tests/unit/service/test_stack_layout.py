@@ -14,6 +14,7 @@ STATE = StackState(
     phase="ready",
     api_url="http://127.0.0.1:1",
     mlflow_url="http://127.0.0.1:2",
+    ablations_url="http://127.0.0.1:2/#/experiments",
     broker_url="redis+socket:///x",
     supervisor_pid=1,
     started_at="2026-11-20T00:00:00+00:00",

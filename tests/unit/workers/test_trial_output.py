@@ -1,3 +1,5 @@
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,58 @@ def test_progress_non_finite_loss_is_none(tmp_path: Path) -> None:
     )
     progress = TrialOutput("trl", paths, steps_total=3).progress()
     assert (progress.loss, progress.tokens_per_s) == (None, None)
+
+
+def test_a_steps_time_is_the_median_of_late_and_never_of_what_compiles(tmp_path: Path) -> None:
+    paths = TrialPaths(folder=tmp_path)
+    one = TrialOutput("trl", paths, steps_total=90)
+    assert one.progress().step_s is None
+    chance, seconds = random.Random(5), list[float]()  # noqa: S311
+    for index in range(60):
+        took = 40.0 if index == 0 else chance.uniform(0.1, 2.0)
+        seconds += [took] if index else []
+        line = {"index": index, "phase": "timed", "seconds": took, "tokens": 8, "loss": 8.0}
+        with paths.steps.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if chance.random() < 0.3 or index == 0:
+            late = sorted(seconds[-16:])
+            middle = (late[(len(late) - 1) // 2] + late[len(late) // 2]) / 2 if late else None
+            assert one.progress().step_s == (middle if middle is None else pytest.approx(middle))
+
+
+def test_block_news_tells_what_the_service_does_not_know_and_the_one_that_runs_last(tmp_path: Path) -> None:
+    block, files = BlockOutput(), {}
+
+    def step(name: str, index: int) -> None:
+        line = {"index": index, "phase": "timed", "seconds": 1, "tokens": 8, "loss": 8.0}
+        with files[name].open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def news(*, arrives: bool = True) -> list[tuple[str, int, bool]]:
+        found = block.news()
+        if arrives:
+            block.told(found)
+        return [(one.trial_id, one.steps_done, one.over) for one in found]
+
+    assert news() == []
+    for name in ("one", "two", "three"):  # as in slices: all are added before the first one starts
+        (tmp_path / name).mkdir()
+        files[name] = TrialPaths(folder=tmp_path / name).steps
+        block.add(name, TrialPaths(folder=tmp_path / name), steps_total=2)
+    block.runs("one")
+    assert news() == [("one", 0, False)]
+    step("one", 0)
+    block.runs("two")
+    assert news(arrives=False) == [("one", 1, False), ("two", 0, False)]
+    assert news() == [("one", 1, False), ("two", 0, False)], "what did not arrive is told again"
+    assert news() == [("two", 0, False)]
+    step("one", 1)
+    block.is_over("one")
+    step("two", 0)
+    assert news() == [("one", 2, True), ("two", 1, False)]
+    block.is_over("two")
+    assert news() == [("two", 1, True)]
+    assert [name for name, *_ in news()] == ["two"], "nothing runs after it, and who beats is heard"
 
 
 def test_block_feed_tells_last_trial_and_all_logs(tmp_path: Path) -> None:

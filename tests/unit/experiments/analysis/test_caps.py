@@ -152,9 +152,21 @@ def test_a_question_asked_again_is_tested_at_its_level(number: int) -> None:
     found = judged(make_receipts(PLAN, {"psiv-on": 1.03}, **QUIET), asked(number))
     assert found.primary is not None
     assert found.primary.alpha == alpha_of(number)
-    told = [note for note in found.notes if note.startswith(f"attempt {number} of this question")]
+    told = [note for note in found.notes if note.startswith(f"asking {number} of this question, tested at ")]
     assert len(told) == (number > 1)
-    assert all("'abl_1' (cancelled)" in note for note in told)
+    assert all("'again' (cancelled)" in note for note in told)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_an_exact_metric_says_which_asking_it_is_and_no_level(*, measured: bool) -> None:
+    spec = make_spec(verdict__primary={"metric": "peak_reserved_gib", "margin": "0%", "adopt_if": None})
+    plan = make_plan(spec)
+    receipts = make_receipts(plan) if measured else []
+    found = judge(plan, spec, receipts, asked(3)).variants[0]
+    assert (found.exact is not None) == measured
+    assert [note for note in found.notes if "asking" in note] == [
+        "asking 3 of this question; before it: 'again' (cancelled), 'again' (cancelled)"
+    ]
 
 
 def test_a_late_asking_needs_more_than_a_first() -> None:

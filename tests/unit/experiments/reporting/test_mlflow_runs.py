@@ -12,7 +12,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import AblationState, Outcome, TrialState, VerdictWord
 from experiments.records.circumstances import Admission, Circumstances
 from experiments.reporting.mlflow_arms import DIFFERENCE
-from experiments.reporting.mlflow_content import LONGEST_NAME, NOTE_TAG, RunContent
+from experiments.reporting.mlflow_content import NOTE_TAG, RunContent
 from experiments.reporting.mlflow_parent import parent
 from experiments.reporting.mlflow_runs import children
 from experiments.reporting.mlflow_trials import trial_runs
@@ -22,6 +22,7 @@ from tests.calibrations import KEY, noisy_blocks
 
 OF_EVERY_RUN = {
     "ablation.id",
+    "ablation.name",
     "ablation.run",
     "ablation.kind",
     "ablation.spec_digest",
@@ -32,7 +33,6 @@ OF_EVERY_RUN = {
 }
 OF_WHAT_RAN = {"mlflow.source.git.commit", "mlflow.source.git.dirty"}
 OF_THE_PARENT = {
-    "ablation.name",
     "ablation.state",
     "ablation.rule_digest",
     "ablation.gates",
@@ -164,13 +164,11 @@ def test_exact_metrics_have_their_effect_too() -> None:
 
 def test_name_and_note_begin_with_the_answer(view: AblationView) -> None:
     run = parent(view, "")
-    assert run.name == "psiv-cache: adopt psiv-on; do not adopt chunk-32 and psiv-chunk-64; no valid measurement of tma"
+    assert run.name == "psiv-cache: adopt psiv-on +2.49\N{NO-BREAK SPACE}%; reject 2; invalid 1"
     assert run.tags[NOTE_TAG].startswith(f"**{view.lead}**")
     assert view.question in run.tags[NOTE_TAG]
     assert run.tags["ablation.gates"].startswith("psiv-on: psiv_cache=true; chunk-32: chunk_size=32")
     assert run.tags["ablation.effect"].startswith("psiv-on: +2.49")
-    long = parent(dataclasses.replace(view, name="n" * 200), "").name
-    assert (len(long), long[-1]) == (LONGEST_NAME, "\N{HORIZONTAL ELLIPSIS}")
 
 
 def test_the_parent_carries_what_it_was_made_from(view: AblationView) -> None:
@@ -240,7 +238,8 @@ def test_words_without_numbers_fail_and_say_why(view: AblationView, runs: list[R
     arms = of_kind(runs, "arm")
     for variant in judged(view).variants:
         if variant.verdict in {VerdictWord.REFUSED, VerdictWord.OOM}:
-            assert variant.reason in arms[f"arm/{variant.arm}"].tags[NOTE_TAG]
+            run = arms[f"arm/{variant.arm}"]
+            assert (run.name, variant.reason in run.tags[NOTE_TAG]) == (f"{variant.arm}: {variant.verdict}", True)
 
 
 def test_no_metric_is_other_than_finite(runs: list[RunContent]) -> None:

@@ -32,11 +32,11 @@ def test_evidence_names_blocks_and_keys() -> None:
     assert "nobody signed them" in pull_request_markdown(unsigned)
 
 
-def test_earlier_attempts_at_the_question_are_named() -> None:
-    earlier = EarlierAblation.model_construct(ablation="abl_1", name="x", state=AblationState.CANCELLED)
+def test_earlier_askings_of_the_question_are_named() -> None:
+    earlier = EarlierAblation.model_construct(ablation="abl_1", name="cache", state=AblationState.CANCELLED)
     known = VERDICT.circumstances.model_copy(update={"family": Family.model_construct(earlier=(earlier,))})
     text = pull_request_markdown(VERDICT.model_copy(update={"circumstances": known}))
-    assert "attempt 2 of this question; before: `abl_1` (cancelled)" in text
+    assert "asking 2 of this question; before: `cache` (cancelled)" in text
 
 
 @pytest.mark.parametrize("require", list(Decision))

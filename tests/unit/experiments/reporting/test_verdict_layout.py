@@ -14,11 +14,12 @@ from experiments.analysis.verdicts import Verdict
 from experiments.analysis.words import gain_pct
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED
-from experiments.reporting import report
+from experiments.reporting import report, wording
 from experiments.reporting.first_screen import headline
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.mlflow_arms import arm_runs
 from experiments.reporting.mlflow_parent import parent
+from experiments.reporting.short_answer import short_answer
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from experiments.reporting.verdict_cells import WORDS
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
@@ -157,6 +158,18 @@ def test_texts_round_the_numbers_behind_them(layout: VerdictLayout) -> None:
                 for found in re.findall(r"[+\N{MINUS SIGN}]?[\d,]+\.\d+", cell.text)
             ]
             assert read == pytest.approx(list(cell.numbers.values()), abs=0.005001)
+
+
+def test_the_short_answer_is_the_best_variants_word_and_effect(verdict: Verdict, layout: VerdictLayout) -> None:
+    first = layout.variants[0]
+    said = short_answer(verdict)
+    assert said.startswith(f"{first.arm} {first.word.text}")
+    metric = wording.metric(verdict.rule["primary"]["metric"])
+    has_effect = first.effect.text != wording.NOTHING
+    assert (f", {first.effect.text} {metric}" in said) == has_effect
+    alone = verdict.model_copy(update={"variants": tuple(v for v in verdict.variants if v.arm == first.arm)})
+    others = len(layout.variants) - 1
+    assert said == short_answer(alone) + (f", and {others} more" if others else "")
 
 
 def percents(text: str) -> set[str]:

@@ -1,0 +1,40 @@
+"""A bench that is told to stop leaves no server behind."""
+
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import psutil
+import pytest
+
+PROGRAM = """
+import signal, sys
+from tests import api_stack
+from tests.bench.api import free_port, server
+from tests.stopping import leave_when_told
+leave_when_told()
+database = [api_stack._postgres().get_pid()] if sys.argv[1] == "postgresql" else []
+port = free_port()
+with server([sys.executable, "-m", "http.server", str(port)], port, environment={}, ready="/") as process:
+    print("servers", *database, process.pid, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("number", "store"), [(signal.SIGTERM, "postgresql"), (signal.SIGHUP, "sqlite")])
+def test_a_bench_that_is_told_to_stop_ends_its_servers(number: signal.Signals, store: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, store]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as bench:
+        assert bench.stdout is not None
+        told = next(line for line in bench.stdout if line.startswith("servers"))
+        servers = [psutil.Process(int(pid)) for pid in told.split()[1:]]
+        try:
+            assert len(servers) == {"postgresql": 2, "sqlite": 1}[store]
+            bench.send_signal(number)
+            assert bench.wait(60) == 128 + number
+            assert psutil.wait_procs(servers, timeout=60)[1] == []
+        finally:
+            for process in servers:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()

@@ -1,0 +1,33 @@
+"""What `--help` says of a command is about that command, and can be read at 80 columns."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.outcomes import EXIT_CODES, Decision
+from service.cli.commands import plan, report, verdict
+
+
+def said(command: object, *, columns: int = 80) -> str:
+    """Return a command's help as one line, without what frames it."""
+    found = CliRunner().invoke(command, ["--help"], env={"COLUMNS": str(columns)})  # type: ignore[arg-type]
+    assert found.exit_code == 0, found.output
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", found.output).split())
+
+
+@pytest.mark.parametrize("decision", Decision)
+def test_the_exit_codes_of_a_verdict_are_said_by_their_decisions(decision: Decision) -> None:
+    assert f"{EXIT_CODES[decision].value} {decision}" in said(verdict.app)
+
+
+def test_the_other_exit_codes_of_a_verdict_are_said() -> None:
+    text = said(verdict.app)
+    assert "5: an error; there is no decision." in text
+    assert "6: --require was not met, and all that have another decision are to be adopted" in text
+
+
+def test_a_plan_says_what_it_takes_a_calibration_for() -> None:
+    assert "For a bundle" not in said(plan.app, columns=140)
+    assert "With --out, where the spec says" in said(plan.app, columns=140)
+    assert "For a bundle" in said(report.app, columns=140)
