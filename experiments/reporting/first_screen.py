@@ -15,7 +15,7 @@ from experiments.records.receipts import Receipt
 from experiments.reporting import node_words, verdict_cells, wording
 from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.table import Cell
-from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged
+from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, words_capped
 from experiments.reporting.view import AblationView
 
 WORTH_LOAD = 0.1
@@ -156,9 +156,9 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     known = verdict.circumstances
     if nodes := node_words.caveat(verdict):
         yield nodes
-    if known.admission.refused_because and not is_exact(verdict):
+    if refused := words_capped(verdict):
         mended = f"; to change that: {known.admission.mended_by}" if known.admission.mended_by else ""
-        yield f"Words are provisional: {known.admission.refused_because}{mended}."
+        yield f"Words are provisional: {refused}{mended}."
     if known.attempts:
         classes = Counter(str(attempt.failure_class) for attempt in known.attempts)
         counts = ", ".join(f"{count} {name}" for name, count in classes.items())

@@ -131,12 +131,18 @@ def speed_unjudged(verdict: Verdict) -> bool:
     return known and verdict.rule["primary"]["metric"] not in WINDOW_METRICS
 
 
+def words_capped(verdict: Verdict) -> str | None:
+    """Return why no word beyond inconclusive is published; None where one may be, or no arm has numbers for one."""
+    named = all(variant.verdict in sentences.WITHOUT_STATISTICS for variant in verdict.variants)
+    return None if named or is_exact(verdict) else verdict.circumstances.admission.refused_because
+
+
 def _caveats(verdict: Verdict) -> Iterator[str]:
     if speed_unjudged(verdict):
         yield SPEED_UNJUDGED
     if is_exact(verdict):
         return
-    refused, asking = verdict.circumstances.admission.refused_because, verdict.circumstances.family.number
+    refused, asking = words_capped(verdict), verdict.circumstances.family.number
     if refused is not None:
         yield f"{refused}, so no word beyond inconclusive is published"
     if asking > 1:
