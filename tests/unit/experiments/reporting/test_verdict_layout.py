@@ -14,12 +14,14 @@ from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
 from experiments.analysis.words import gain_pct
 from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import CALIBRATED
+from experiments.records.circumstances import CALIBRATED, Admission
 from experiments.reporting import report, wording
 from experiments.reporting.first_screen import first_screen, headline
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.mlflow_arms import arm_runs
 from experiments.reporting.mlflow_parent import parent
+from experiments.reporting.pull_request import pull_request_markdown
+from experiments.reporting.sentences import lead
 from experiments.reporting.short_answer import short_answer
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from experiments.reporting.verdict_cells import WORDS
@@ -218,10 +220,37 @@ def test_lead_says_the_decision_on_every_variant() -> None:
     assert found is not None
     variants = found.variants
     for decision in Decision:
-        changed = tuple(v.model_copy(update={"decision": decision}) for v in variants)
+        changed = tuple(v.model_copy(update={"decision": decision, "verdict": VerdictWord.SAME}) for v in variants)
         lead = lay_out(found.model_copy(update={"variants": changed})).lead
         assert "psiv-on, chunk-32, tma and psiv-chunk-64" in lead
         assert lead[0].isupper()
+
+
+def test_lead_does_not_read_as_if_a_stopped_arm_had_been_measured_as_bad() -> None:
+    found = views.cpu_view().verdict
+    assert found is not None
+    for word in (VerdictWord.TIMEOUT, VerdictWord.OOM, VerdictWord.FAILED):
+        stopped = found.variants[0].model_copy(
+            update={"arm": "rows-64", "verdict": word, "measured": word, "decision": Decision.REJECT}
+        )
+        good = found.variants[0].model_copy(update={"verdict": VerdictWord.BETTER, "decision": Decision.ADOPT})
+        said = lead([stopped, good])
+        assert said == f"Adopt psiv-on; rows-64: no answer ({word})."
+
+
+def test_invalid_arms_are_not_told_that_their_words_are_capped_for_want_of_a_baseline() -> None:
+    found = views.cpu_view().verdict
+    assert found is not None
+    admission = Admission(refused_because="no baseline was measured", mended_by="ablate aa cpu")
+    known = found.circumstances.model_copy(update={"admission": admission})
+    for word, told in ((VerdictWord.INVALID, False), (VerdictWord.INCONCLUSIVE, True)):
+        variants = tuple(v.model_copy(update={"verdict": word, "measured": word}) for v in found.variants)
+        judged = found.model_copy(update={"variants": variants, "circumstances": known})
+        view = dataclasses.replace(views.cpu_view(), verdict=judged)
+        screen = first_screen(view)
+        assert screen is not None
+        for text in (terminal(judged), pull_request_markdown(judged), " ".join(screen.warnings)):
+            assert ("no baseline was measured" in text) == told
 
 
 def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() -> None:
