@@ -21,7 +21,6 @@ from service.store.tables import ablations, attempts, blocks
 
 REQUESTS = Counter("ablate_requests_total", "Requests answered.", ["method", "route", "status"])
 SECONDS = Histogram("ablate_request_seconds", "Seconds until the answer was sent.", ["route"])
-_EVER_S = 1e12
 
 
 @lru_cache(maxsize=2048)
@@ -76,7 +75,7 @@ def _ledger(ledger: Ledger) -> Iterator[Metric]:
 def _nodes(connection: Connection, silent_s: float) -> Metric:
     """Return the number of nodes by class, live and silent."""
     gauge = GaugeMetricFamily("ablate_nodes", "Nodes that ever registered.", labels=["node_class", "health"])
-    live, all_of = (nodes.count_live(connection, silent_s=limit) for limit in (silent_s, _EVER_S))
+    live, all_of = (nodes.count_live(connection, silent_s=limit) for limit in (silent_s, nodes.EVER_S))
     for node_class, count in sorted(all_of.items()):
         heard = live.get(node_class, 0)
         gauge.add_metric([node_class, "live"], heard)

@@ -24,7 +24,7 @@ NO_SCAN = "tests/unit/model/test_attention_gpu.py"
 UNNAMED = """
 import pytest
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
-from kernels.mamba3_mimo.cuda.host.check import ours
+from tests.kernels.checked import ours
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from tests.kernels.scan_cases import scan_problem
 

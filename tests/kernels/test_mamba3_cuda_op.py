@@ -18,9 +18,9 @@ from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
-from kernels.mamba3_mimo.cuda.host.check import ours
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
+from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched
 from tests.kernels.scan_cases import each, scan_problem
 from tests.kernels.states import piece

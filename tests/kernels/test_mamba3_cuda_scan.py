@@ -9,11 +9,11 @@ pytest.importorskip("tilelang")
 from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, over_limits
-from kernels.mamba3_mimo.cuda.host.check import check, ours
 from kernels.mamba3_mimo.cuda.host.compiled import kernels_made
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.exact import reference
 from kernels.scan import ScanSwitches
+from tests.kernels.checked import check, ours
 from tests.kernels.scan_cases import CASES, COMPARED, each, scan_problem
 from tests.kernels.states import chained
 

@@ -27,7 +27,7 @@ TARGET = {"kind": "cuda", "arch": "sm_90a"}
 KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
     "angle_sums": lambda s, v: prefix.angle_sums(s),
     "tables": lambda s, v: prefix.tables(s),
-    "decays": lambda s, v: prefix.decays(s, parallel=v.schedule == "chunk_parallel"),
+    "decays": lambda s, v: prefix.decays(s, v),
     "local_states": lambda s, v: outputs.local_states(s, v),
     "pass_states": lambda s, v: outputs.pass_states(s, reverse=False),
     "outputs": lambda s, v: outputs.outputs(s, v),
