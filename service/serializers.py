@@ -152,6 +152,8 @@ def node_public(row: Row[Any], runs: list[dict[str, Any]], settings: ServiceSett
 
 
 def _node_state(row: Row[Any], *, is_busy: bool) -> str:
+    if row.revoked:
+        return "revoked"
     if row.quarantined_reason is not None:
         return "quarantined"
     if row.draining:

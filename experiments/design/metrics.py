@@ -210,6 +210,9 @@ WINDOW_METRICS: tuple[str, ...] = tuple(name for name in PAIRED_METRICS if METRI
 EXACT_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "exact")
 """Metrics that can decide by their value alone: no noise, hence no test and no calibration."""
 
+METRIC_LABELS: dict[str, str] = {name: metric.label for name, metric in METRICS.items()}
+"""Its name in reports by its name in specs."""
+
 PRIMARY_METRICS: tuple[str, ...] = PAIRED_METRICS + EXACT_METRICS
 """Metrics that can decide."""
 

@@ -110,11 +110,12 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
 
 def _place(variant: VariantVerdict) -> tuple[bool, float]:
     """Return by what variants are sorted, the best highest: other work comes after all that can be compared."""
-    gain = _gain_pct(variant)
+    gain = improvement_pct(variant)
     return variant.other_work is None and gain > -math.inf, gain
 
 
-def _gain_pct(variant: VariantVerdict) -> float:
+def improvement_pct(variant: VariantVerdict) -> float:
+    """Return the effect in percent, positive where it is for the better, the least over the seeds; -inf without one."""
     if variant.exact is not None and variant.exact.seeds:
         return min(variant.exact.gains_pct)
     return -math.inf if variant.primary is None else gain_pct(variant.primary)

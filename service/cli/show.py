@@ -228,6 +228,8 @@ def _runs(one: "NodeRuns") -> str:
 def _takes_work(row: "NodePublic") -> str:
     if row.state == "works":
         return "yes"
+    if row.state == "revoked":
+        return f"[yellow]no, its key is revoked[/]; ablate nodes add {escape(row.name)}"
     why = f": {escape(row.quarantined_reason)}" if row.quarantined_reason else ""
     return f"[yellow]no, {row.state}[/]{why}; ablate nodes resume {escape(row.name)}"
 

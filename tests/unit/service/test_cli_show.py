@@ -72,7 +72,7 @@ def test_explanation_gives_sentence_requirements_and_live_gates_of_every_variant
         assert f"{variant.arm}[/]: {said[variant.arm].sentence}" in text
         assert said[variant.arm].why in text
         assert said[variant.arm].why or wording.with_minus(variant.reason) not in text
-        assert f"gates live {variant.gates_live}" in text
+        assert f"gates live {variant.gates_live} (every gate in every trial)" in text
         assert all(wording.with_minus(one.detail) in text for one in variant.requirements)
 
 
@@ -148,7 +148,7 @@ def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_fi
     assert "a quieter machine" not in fitting
 
 
-WAITS = "a free node of class 'cpu' (1 live, 12 blocks ahead in the queue, about 40 min at the pace of late)"
+WAITS = "a free node of class 'cpu' (1 live, 12 blocks ahead in the queue, about 40 min at the recent pace)"
 LISTED = [
     ablation_row(
         id="abl_01", name="sweep", state="completed", answer="chunk-8 better, +12.30 % throughput, and 8 more"

@@ -138,6 +138,9 @@ def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: Ablation
     assert note.startswith(f"**{layout.lead}**")
     assert view.verdict is not None
     assert verdict_markdown(view.verdict) in note
+    for variant in layout.variants:
+        assert f"- `{variant.arm}`: {variant.sentence}" in note, "in the words of terminal and page"
+        assert variant.why in note
     sent = {run.identity: {point.key: point.value for point in run.points} for run in arm_runs(view)}
     for variant in layout.variants:
         numbers = sent[f"arm/{variant.arm}"]
@@ -190,7 +193,7 @@ def test_an_effect_is_written_alike_wherever_it_is_shown(view: AblationView, lay
         said = headline(view.verdict, judged[variant.arm])
         assert percents(said) == shown, "the report's first screen"
         assert short[variant.arm] == said, "the service's pages"
-        assert said in runs[f"arm/{variant.arm}"].name or len(said) > 100, "MLflow"
+        assert runs[f"arm/{variant.arm}"].name.endswith(f" {variant.effect}"), "MLflow"
         assert shown <= percents(terminal(view.verdict)) & percents(verdict_markdown(view.verdict))
         assert shown <= percents(variant.sentence) or judged[variant.arm].cause is not None
 
