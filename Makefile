@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-fleet screens bench-paint chaos bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-fleet bench-projectors screens bench-paint chaos bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,8 +71,9 @@ test: $(STAMP) browser  ## all tests that this machine can run, in three process
 test-fast: $(STAMP)  ## tests without servers, some ten seconds
 	$(BIN)/python -m pytest tests/unit tests/architecture
 
-test-gpu: $(STAMP)  ## only the tests that need an H200
-	$(BIN)/python -m pytest -m gpu
+# pytest-benchmark, where it is installed, warns beside other plugins, and warnings are errors.
+test-gpu: $(STAMP)  ## only the tests that need an H200, their kernels compiled first on all cores; without a GPU only compiled
+	$(BIN)/python -m pytest -m gpu -p no:benchmark --compile-kernels --durations 20 tests/kernels tests/unit/model
 
 tpu: $(TPU_STAMP)  ## create .venv-tpu, the environment of lane xla (torch 2.9, torch_xla, jax, libtpu), 3 GB
 
@@ -95,6 +96,9 @@ bench-scale: $(STAMP)  ## 100,000 trials, 200 clients, 50 workers, 500 event str
 
 bench-fleet: $(STAMP)  ## 1,000 nodes and 10,000 queued ablations, simulated from measured costs, into docs/fleet.md
 	$(BIN)/python -m tests.bench.fleet
+
+bench-projectors: $(STAMP)  ## 1, 2 and 3 background processes write the same ablations into one real MLflow server
+	$(BIN)/python -m tests.bench.projectors $(PROJECTORS)
 
 # Real processes are killed, frozen, cut off and starved; then an independent checker reads what is left.
 COUNT ?= 40

@@ -16,6 +16,8 @@ from service.store.queue import Pace, QueuePlace
 from service.time_left import last_end_s, rest_s, trial_s
 
 _NAMED = 3  # ablations
+NONE_REGISTERED = "none has registered: it waits until somebody starts one"
+"""Of a node class that never had a node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +29,10 @@ class Waiting:
     blocks_ahead: int | None = None
     """Blocks of its node class that are given out before its next one; None where it waits for something else."""
     starts_in_s: float | None = None
-    """Until its next block starts, at the pace of late; None where nothing of the kind was measured."""
+    """Until its next block starts, at the recent pace; None where nothing of the kind was measured."""
     time_left_s: float | None = None
-    """Until its last block ends, those that are held and blocks of others in between not counted; None where nothing
-    of the kind was measured, and where it has taken as long as it should."""
+    """Until its last block ends, with the blocks of others that come before it by now, without held ones; None where
+    nothing of the kind was measured, and where it has taken as long as it should."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +65,32 @@ def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float
 
 def _with_time_left(row: Row[Any], around: _Surroundings, found: Waiting) -> Waiting:
     """Add what its running blocks still need, and those that are queued after them."""
+    if found.waiting_for is not None and found.starts_in_s is None:
+        return found
     own = around.own_running.get(row.id, ())
     one_trial_s = trial_s(row, own, around.paces.get(row.node_class))
-    if one_trial_s is None or (found.waiting_for is not None and found.starts_in_s is None):
+    if one_trial_s is None:
         return found
+    running_s = max((rest_s(block, one_trial_s) for block in own), default=0.0)
+    queued_s = _queued_s(row, around, one_trial_s) if row.id in around.places else 0.0
+    left_s = None if queued_s is None else max(running_s, queued_s)
+    return replace(found, time_left_s=left_s or None)
+
+
+def _queued_s(row: Row[Any], around: _Surroundings, one_trial_s: float) -> float | None:
+    """Return when the last of an ablation's queued blocks ends; None where nothing is known of what comes before it."""
+    place, pace = around.places[row.id], around.paces.get(row.node_class)
+    rests = []
+    for block in around.running.get(row.node_class, ()):
+        each_s = one_trial_s if block.ablation_id == row.id else trial_s(block, [block], pace)
+        if each_s is None:
+            return None
+        rests.append(rest_s(block, each_s))
+    if place.blocks_between and pace is None:
+        return None
     block_s = one_trial_s * row.trials_planned / row.blocks_planned
-    left_s = last_end_s([rest_s(block, one_trial_s) for block in own], row.blocks_queued, block_s)
-    return replace(found, time_left_s=left_s + (found.starts_in_s or 0.0) or None)
+    jobs = [(place.blocks_between, pace.block_s if pace else 0.0), (row.blocks_queued, block_s)]
+    return max(0.0, place.rest_s) + last_end_s(rests, _sorted_nodes(row, around)[0], jobs)
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:
@@ -124,7 +145,7 @@ def _lost(one: Row[Any]) -> str:
 def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waiting:
     working, reasons = _sorted_nodes(row, around)
     if not working:
-        why = f": {'; '.join(reasons)}" if reasons else "; none has registered: it waits until somebody starts one"
+        why = f": {'; '.join(reasons)}" if reasons else f"; {NONE_REGISTERED}"
         return Waiting(waiting_for=f"a live node of class '{row.node_class}'{why}", blocks_ahead=place.blocks_ahead)
     if place.rest_s > 0:
         pause = f"the pause after a broken attempt to end, in {_duration(place.rest_s)}"
@@ -133,7 +154,7 @@ def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waitin
     counted = wording.counted(place.blocks_ahead, "block")
     words = f"a free node of class '{row.node_class}' ({working} live, {counted} ahead in the queue"
     if starts_in_s is not None:
-        words += f", about {_duration(starts_in_s)} at the pace of late"
+        words += f", about {_duration(starts_in_s)} at the recent pace"
     words += f"){_runs(around.running.get(row.node_class, ()), working)}"
     return Waiting(waiting_for=words, blocks_ahead=place.blocks_ahead, starts_in_s=starts_in_s)
 
@@ -152,6 +173,8 @@ def _sorted_nodes(row: Row[Any], around: _Surroundings) -> tuple[int, list[str]]
 
 
 def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | None:
+    if node.revoked:
+        return f"the key of '{node.name}' is revoked"
     if node.quarantined_reason is not None:
         return f"'{node.name}' is quarantined ({node.quarantined_reason})"
     if node.draining:

@@ -46,6 +46,13 @@ OF_WALKS = ("local_states", "outputs", "local_gradients", "gradients", "reduce_h
 OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", "sum_weights", "sum_biases")
 """Kernels that do not depend on how long a super-chunk is."""
 
+OF_SIZES = (
+    *("angle_sums", "tables", "decays", "pass_states", "pass_gradients"),
+    *("reduce_heads", "sum_weights", "sum_biases", "time_gradients"),
+)
+"""Kernels of which no switch changes the program, but the schedule that of the decays; `fast_math` is an option of the
+compiler."""
+
 KNOW_THE_START = ("gradients", "time_gradients")
 """Kernels that depend on whether a state enters the rows; the others read it from buffers that they have anyway."""
 
@@ -144,6 +151,9 @@ def _that_changes(name: str, variant: Variant) -> Variant:
 
     Only B3 has buffers that may lie on each other, and warp groups that may have two roles.
     """
+    if name in OF_SIZES:
+        schedule = variant.schedule if name == "decays" else Variant.schedule
+        return Variant(schedule=schedule, fast_math=variant.fast_math)
     return variant if name == "gradients" else replace(variant, aggressive_smem_merge=False, warp_specialize=False)
 
 
