@@ -7,6 +7,9 @@ import time
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 ULID_PATTERN = "[0-9A-HJKMNP-TV-Z]{26}"
 
+CALLED_PATTERN = "^[A-Za-z0-9_-]{1,63}$"
+"""What people may call an ablation: a name, an id, or a beginning of one."""
+
 _PAIRS = tuple(a + b for a in ALPHABET for b in ALPHABET)
 _RANDOM_BITS = 80
 _lock = threading.Lock()

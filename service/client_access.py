@@ -1,6 +1,6 @@
 """The part of the Python client that gives and takes access: tokens."""
 
-from service.connection import Connection
+from service.connection import Connection, named
 from service.schemas.tokens import Identity, SignInLink, TokenList, TokenPublic, TokenSecret
 
 
@@ -21,20 +21,20 @@ class Tokens:
 
     def rotate(self, name: str, *, grace_s: float) -> TokenSecret:
         """Replace the secret of a token; the one before it counts for `grace_s`."""
-        return self._connection.post_once(f"/v1/tokens/{name}:rotate", TokenSecret, {"grace_s": grace_s})
+        return self._connection.post_once(named("/v1/tokens/{name}:rotate", name), TokenSecret, {"grace_s": grace_s})
 
     def end_old(self, name: str) -> TokenPublic:
         """End the secrets of a token that were replaced, now."""
-        return self._connection.post(f"/v1/tokens/{name}:end-old", TokenPublic)
+        return self._connection.post(named("/v1/tokens/{name}:end-old", name), TokenPublic)
 
     def set_quota(self, name: str, device_minutes: float | None) -> TokenPublic:
         """Let the ablations of a token use so many device minutes in all, None for no limit."""
         body = {"device_minutes": device_minutes}
-        return self._connection.post(f"/v1/tokens/{name}:set-quota", TokenPublic, body)
+        return self._connection.post(named("/v1/tokens/{name}:set-quota", name), TokenPublic, body)
 
     def revoke(self, name: str, *, reason: str) -> None:
         """End a token."""
-        self._connection.call("POST", f"/v1/tokens/{name}:revoke", json={"reason": reason})
+        self._connection.call("POST", named("/v1/tokens/{name}:revoke", name), json={"reason": reason})
 
     def sign_in(self, *, operate: bool = False) -> SignInLink:
         """Make a link that signs a browser in once, to read or also to operate."""

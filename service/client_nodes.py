@@ -1,8 +1,6 @@
 """The parts of the Python client about nodes: whether they take work, the keys that they come and sign with."""
 
-from urllib.parse import quote
-
-from service.connection import Connection
+from service.connection import Connection, named
 from service.schemas.nodes import KeyList, NodeList, NodePublic
 from service.schemas.tokens import TokenSecret
 
@@ -26,9 +24,8 @@ class NodeStates:
         return self._change("/v1/nodes/{name}:resume", name)
 
     def _change(self, route: str, name: str, **body: str) -> list[NodePublic]:
-        path = route.format(name=quote(name, safe=""))
         options = {"json": body} if body else {}
-        return NodeList.model_validate(self._connection.call("POST", path, **options).json()).items
+        return NodeList.model_validate(self._connection.call("POST", named(route, name), **options).json()).items
 
 
 class NodeKeys:
@@ -43,15 +40,15 @@ class NodeKeys:
 
     def rotate(self, name: str, *, grace_s: float) -> TokenSecret:
         """Replace the key of a node; the one before it counts for `grace_s`."""
-        return self._connection.post_once(f"/v1/nodes/{name}:rotate-key", TokenSecret, {"grace_s": grace_s})
+        return self._connection.post_once(named("/v1/nodes/{name}:rotate-key", name), TokenSecret, {"grace_s": grace_s})
 
     def end_old(self, name: str) -> None:
         """End the keys of a node that were replaced, now."""
-        self._connection.call("POST", f"/v1/nodes/{name}:end-old-keys")
+        self._connection.call("POST", named("/v1/nodes/{name}:end-old-keys", name))
 
     def revoke(self, name: str, *, reason: str) -> None:
         """End every key of a node."""
-        self._connection.call("POST", f"/v1/nodes/{name}:revoke-key", json={"reason": reason})
+        self._connection.call("POST", named("/v1/nodes/{name}:revoke-key", name), json={"reason": reason})
 
 
 class Keys:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
@@ -32,6 +33,11 @@ def problem_text(problem: Problem) -> str:
         hint = f" ({entry.hint})" if entry.hint else ""
         lines.append(f"  {entry.pointer or '#'}: {entry.detail}{hint}")
     return "\n".join(lines)
+
+
+def named(route: str, name: str) -> str:
+    """Return the path of `route` about what is called `name`, whatever signs that has."""
+    return route.format(name=quote(name, safe=""))
 
 
 class Refused(ClientError):

@@ -65,8 +65,6 @@ def requires(scope: Scope | None) -> Callable[..., Awaitable[Principal]]:
         principal = services.authenticator.cached(secret)
         if principal is None:
             principal = await to_thread.run_sync(services.authenticator.lookup, secret)
-        if principal is None:
-            raise Unauthorized("this bearer token is not known")
         if scope is not None and not principal.scope.includes(scope):
             raise Forbidden(f"this needs a token with scope '{scope}'; this one has '{principal.scope}'")
         services.limiter.spend(principal.token_id)
@@ -84,10 +82,10 @@ Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
 Anyone = Annotated[Principal, Depends(requires(None))]
 
 
-class _Word(Convertor[str]):
-    """A part of a path without the sign that a verb begins with: `/x:cancel` is not the thing named `x:cancel`."""
+class _Name(Convertor[str]):
+    """A name before a verb; a slash is part of it: `node/x` is the key of node `x`."""
 
-    regex = "[^/:]+"
+    regex = ".+"
 
     def convert(self, value: str) -> str:
         """Take it as it is."""
@@ -98,6 +96,13 @@ class _Word(Convertor[str]):
         return value
 
 
+class _Word(_Name):
+    """A part of a path without the sign that a verb begins with: `/x:cancel` is not the thing named `x:cancel`."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", _Name())
 register_url_convertor("word", _Word())
 
 AblationId = Annotated[str, Path(pattern=id_pattern("abl"), examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])]

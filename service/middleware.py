@@ -105,8 +105,6 @@ class RequestMiddleware:
         principal = self._authenticator.cached(secret)
         if principal is None:
             principal = await to_thread.run_sync(self._authenticator.lookup, secret, limiter=self._lookups)
-        if principal is None:
-            raise Unauthorized("this bearer token is not known")
         return principal
 
     def _limit(self, path: str, principal: Principal | None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from service.errors import ConfigurationError, NameTaken
+from service.errors import ConfigurationError, NameTaken, Unauthorized
 from service.principals import Principal, Scope
 from service.settings import ServiceSettings
 from service.store import tokens
@@ -33,14 +33,14 @@ class Authenticator:
         known = self._cache.get(tokens.secret_digest(secret))
         return known[1] if known and known[0] > time.monotonic() else None
 
-    def lookup(self, secret: str) -> Principal | None:
-        """Return the principal from the database, None for an unknown secret."""
+    def lookup(self, secret: str) -> Principal:
+        """Return the principal from the database. Raises Unauthorized: not known, or why it does not count any more."""
         digest, asked_at = tokens.secret_digest(secret), time.monotonic()
         cache = self._cache  # a revocation that comes meanwhile puts another one in its place
         with self._store.read() as connection:
             row = tokens.find(connection, digest)
-        if row is None:
-            return None
+        if row is None or not row.counts:
+            raise Unauthorized(_why_not(row))
         principal = _principal(row)
         with self._lock:
             if len(cache) >= MAX_CACHED:
@@ -52,6 +52,21 @@ class Authenticator:
         """Look every secret up again: one was revoked, or means something else."""
         with self._lock:
             self._cache = {}
+
+
+def _why_not(row: Row[Any] | None) -> str:
+    """Tell who holds a secret that counted once how it ended, and nothing else: it may be stolen."""
+    if row is None:
+        return "this bearer token is not known"
+    what = "this bearer token" if row.node is None else f"this key of node '{row.node}'"
+    anew = (
+        "an administrator issues another"
+        if row.node is None
+        else f"an operator issues another: ablate nodes {{}} {row.node}"
+    )
+    if row.revoked_at is not None:
+        return f"{what} was revoked; {anew.format('add')}"
+    return f"{what} was replaced, and the time for which it still counted is over; {anew.format('rotate-key')}"
 
 
 def _principal(row: Row[Any]) -> Principal:

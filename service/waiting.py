@@ -16,6 +16,8 @@ from service.store.queue import Pace, QueuePlace
 from service.time_left import last_end_s, rest_s, trial_s
 
 _NAMED = 3  # ablations
+NONE_REGISTERED = "none has registered: it waits until somebody starts one"
+"""Of a node class that never had a node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class Waiting:
     blocks_ahead: int | None = None
     """Blocks of its node class that are given out before its next one; None where it waits for something else."""
     starts_in_s: float | None = None
-    """Until its next block starts, at the pace of late; None where nothing of the kind was measured."""
+    """Until its next block starts, at the recent pace; None where nothing of the kind was measured."""
     time_left_s: float | None = None
     """Until its last block ends, with the blocks of others that come before it by now, without held ones; None where
     nothing of the kind was measured, and where it has taken as long as it should."""
@@ -143,7 +145,7 @@ def _lost(one: Row[Any]) -> str:
 def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waiting:
     working, reasons = _sorted_nodes(row, around)
     if not working:
-        why = f": {'; '.join(reasons)}" if reasons else "; none has registered: it waits until somebody starts one"
+        why = f": {'; '.join(reasons)}" if reasons else f"; {NONE_REGISTERED}"
         return Waiting(waiting_for=f"a live node of class '{row.node_class}'{why}", blocks_ahead=place.blocks_ahead)
     if place.rest_s > 0:
         pause = f"the pause after a broken attempt to end, in {_duration(place.rest_s)}"
@@ -152,7 +154,7 @@ def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waitin
     counted = wording.counted(place.blocks_ahead, "block")
     words = f"a free node of class '{row.node_class}' ({working} live, {counted} ahead in the queue"
     if starts_in_s is not None:
-        words += f", about {_duration(starts_in_s)} at the pace of late"
+        words += f", about {_duration(starts_in_s)} at the recent pace"
     words += f"){_runs(around.running.get(row.node_class, ()), working)}"
     return Waiting(waiting_for=words, blocks_ahead=place.blocks_ahead, starts_in_s=starts_in_s)
 
@@ -171,6 +173,8 @@ def _sorted_nodes(row: Row[Any], around: _Surroundings) -> tuple[int, list[str]]
 
 
 def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | None:
+    if node.revoked:
+        return f"the key of '{node.name}' is revoked"
     if node.quarantined_reason is not None:
         return f"'{node.name}' is quarantined ({node.quarantined_reason})"
     if node.draining:

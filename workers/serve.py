@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+ENDED = "the worker has ended; nothing of it runs any more"
+
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 
@@ -49,12 +52,12 @@ def serve() -> int:
     try:
         settings = get_settings()
         configure_logging(settings.log_format, quiet=("httpx", "celery.worker.strategy", "celery.app.trace"))
-        _serve(settings, console)
-    except StoppedEarly:
-        return ExitCode.DONE
+        with suppress(StoppedEarly):
+            _serve(settings, console)
     except (WorkerError, SigningUnavailable, ValueError) as error:
         console.print(f"[red]worker cannot run:[/red] {error}")
         return ExitCode.ERROR
+    console.print(ENDED)
     return ExitCode.DONE
 
 

@@ -16,6 +16,9 @@ from pathlib import Path
 _SAY_ALIVE_S = 10.0
 """Between two touches of the file that tells of the waiting thread's life."""
 
+ASKED_TO_END = "asked to end: takes no more blocks; one that runs is finished, a second signal gives it back\n"
+"""True with a block and without: a handler of signals does not know."""
+
 
 class WakeEvent:
     """Wakes the thread that waits for it, and is clear again; one that was set before the wait is not lost.
@@ -80,4 +83,4 @@ class StopFlag:
         self._drop_at = min(self._drop_at, time.monotonic() + (0.0 if at_once else self._drain_s))
         self._wake_event.set()
         if not self.now():  # a logger's lock may be held by the code that was interrupted
-            os.write(2, b"asked to end: finishing the block that runs; a second signal gives it back\n")
+            os.write(2, ASKED_TO_END.encode())

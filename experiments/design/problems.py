@@ -1,7 +1,8 @@
 """Turn whatever is wrong with a spec into SpecProblems: a pointer to the user's line, a sentence and a hint."""
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -22,10 +23,37 @@ def pointer(*path: str | int) -> str:
     return "#" + "".join(f"/{part}" for part in parts)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return "did you mean 'x'?" for the nearest known name, or None."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else None
+_SHORT = {"fp32": "float32", "fp16": "float16", "fp64": "float64"}
+"""Short forms that no likeness of letters leads from."""
+_LEAST = 3
+"""Letters of a part that may stand for the whole name."""
+_HINTED = 3
+"""Names that one hint offers."""
+
+
+def nearest(name: str, known: Iterable[str], labels: Mapping[str, str] | None = None) -> str | None:
+    """Return "did you mean 'x'?" for the known names that are meant, or None; `labels` are other words for names.
+
+    In this order: the same but for case and signs, a short form, those that hold every part of it, the likest one.
+    """
+    words = {word: one for one in known for word in (_plain(one), _plain((labels or {}).get(one, one)))}
+    given = _plain(name)
+    found = [words[word] for word in (given, _SHORT.get(given, "")) if word in words]
+    found = found or _holding(name, words)
+    found = found or [words[word] for word in difflib.get_close_matches(given, words, n=1, cutoff=0.6)]
+    offered = [f"'{one}'" for one in dict.fromkeys(found)][:_HINTED]
+    return f"did you mean {' or '.join(offered)}?" if offered else None
+
+
+def _holding(name: str, words: Mapping[str, str]) -> list[str]:
+    parts = [_plain(part) for part in re.split(r"[^A-Za-z0-9]+", name)]
+    if sum(map(len, parts)) < _LEAST:
+        return []
+    return [one for word, one in words.items() if all(part in word for part in parts)]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def shown(value: object) -> str:
@@ -91,6 +119,10 @@ def _translate(found: Any, known_keys: KnownKeys) -> SpecProblem:
         known = known_keys(path[:-1])
         detail = f"unknown key {shown(name)}; known: {listed(known)}"
         return SpecProblem(pointer=where, detail=detail, hint=nearest(name, known))
+    if kind == "literal_error":
+        known = re.findall("'([^']+)'", context["expected"])
+        detail = f"'{name}' is {shown(given)}; allowed: {listed(known)}"
+        return SpecProblem(pointer=where, detail=detail, hint=nearest(str(given), known))
     if kind == "missing":
         return SpecProblem(pointer=where, detail=f"'{name}' is missing", hint=f"add the key '{name}'")
     return SpecProblem(

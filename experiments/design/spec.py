@@ -7,11 +7,13 @@ node class lacks, a variant equal to the baseline) is checked when the spec is p
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, field_validator, model_validator
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationInfo, field_validator, model_validator
 
 from experiments.design.metrics import (
     EXACT_METRICS,
     LOSS_METRICS,
+    METRIC_LABELS,
+    METRICS,
     PAIRED_METRICS,
     PRIMARY_METRICS,
     REQUIRED_METRICS,
@@ -34,6 +36,7 @@ from experiments.design.spec_values import (
     Seconds,
     Text,
     VariantGates,
+    number_in,
     one_of,
     raise_all,
     refuse,
@@ -224,6 +227,11 @@ class Limits(_SpecPart):
     )
     priority: int = Field(default=50, ge=0, le=100, description="Higher runs first.")
 
+    @field_validator("device_minutes", mode="before")
+    @classmethod
+    def _in_minutes(cls, value: object) -> object:
+        return number_in("minutes", value)
+
 
 class Primary(_SpecPart):
     """The metric that decides, with its practical margin."""
@@ -244,7 +252,7 @@ class Primary(_SpecPart):
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
-        return one_of(value, PRIMARY_METRICS, f"metric {shown(value)} cannot be primary; allowed")
+        return one_of(value, PRIMARY_METRICS, f"metric {shown(value)} cannot be primary; allowed", METRIC_LABELS)
 
     @field_validator("margin")
     @classmethod
@@ -299,7 +307,13 @@ class Requirement(_SpecPart):
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
-        return one_of(value, REQUIRED_METRICS, f"metric {shown(value)} cannot be required; allowed")
+        return one_of(value, REQUIRED_METRICS, f"metric {shown(value)} cannot be required; allowed", METRIC_LABELS)
+
+    @field_validator("max_delta", "max_value", mode="before")
+    @classmethod
+    def _in_its_unit(cls, value: object, info: ValidationInfo) -> object:
+        metric = METRICS.get(info.data.get("metric", ""))
+        return value if metric is None or value is None else number_in(metric.unit, value)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Requirement":

@@ -39,10 +39,10 @@ def refuse(detail: str, hint: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("spec", escaped, {"hint": hint})
 
 
-def one_of(value: str, known: Collection[str], sentence: str) -> str:
+def one_of(value: str, known: Collection[str], sentence: str, labels: Mapping[str, str] | None = None) -> str:
     """Return `value` if it is one of `known`; otherwise raise `sentence` with their names, and hint at the nearest."""
     if value not in known:
-        raise refuse(f"{sentence}: {listed(known)}", nearest(value, known))
+        raise refuse(f"{sentence}: {listed(known)}", nearest(value, known, labels))
     return value
 
 
@@ -72,26 +72,45 @@ def _printable(value: str) -> str:
     return value
 
 
-def _percent(value: object) -> object:
+def _percent(value: object, least: str = "above 0%") -> object:
     if isinstance(value, str) and _full(_PERCENT, value):
         return float(value[:-1])
-    raise refuse(
-        f"{shown(value)} is not a percentage; allowed: text such as '0.5%', above 0% and below 100%",
-        "write the unit: 0.5%" if not isinstance(value, str) else None,
-    )
+    detail = f"{shown(value)} is not a percentage; allowed: text such as '0.5%', {least} and below 100%"
+    raise refuse(detail, _with_percent(str(value)))
+
+
+def _with_percent(given: str) -> str | None:
+    """Return what a number without its sign may have meant."""
+    shares = [text for text in (f"{given}%", _as_share(given)) if text and _full(_PERCENT, text)]
+    return f"write the unit: {', or as a share of 1: '.join(shares)}" if shares else None
+
+
+def _as_share(given: str) -> str | None:
+    try:
+        return show_percent(100 * float(given)) if float(given) < 1 else None
+    except ValueError:
+        return None
 
 
 def _margin(value: object) -> object:
-    return 0.0 if value == NO_MARGIN else _percent(value)
+    return 0.0 if value == NO_MARGIN else _percent(value, f"from {NO_MARGIN}")
 
 
 def _duration(value: object) -> object:
     if isinstance(value, str) and _full(_DURATION, value):
         return int(value[:-1]) * _SECONDS[value[-1]]
+    seconds = f"{value}s"
     raise refuse(
         f"{shown(value)} is not a duration; allowed: text such as '90s', '20m' or '1h', up to 24h",
-        "write the unit: 20m" if not isinstance(value, str) else None,
+        f"write the unit: {seconds}" if _full(_DURATION, seconds) else None,
     )
+
+
+def number_in(unit: str, value: object) -> object:
+    """Return `value` if it is a number; otherwise refuse it with the unit in which it has to be one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse(f"{shown(value)} is not a number; allowed: a number alone, in {unit}")
+    return value
 
 
 def show_percent(value: float) -> str:

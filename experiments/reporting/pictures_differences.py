@@ -83,7 +83,7 @@ def _differences_caption(
     if left_out_blocks:
         sentences.append(f"{left_out_blocks} blocks between those shown are not drawn.")
     if left_out_panels:
-        sentences.append(f"{left_out_panels} more variants are in the table only.")
+        sentences.append(wording.left_to_the_table(left_out_panels))
     return " ".join(sentences)
 
 

@@ -60,7 +60,7 @@ def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:
     if apart:
         sentences.append(f"Not comparable, by other work: {wording.listed(apart)}.")
     if left_out:
-        sentences.append(f"{left_out} more variants are in the table only.")
+        sentences.append(wording.left_to_the_table(left_out))
     return " ".join(sentences)
 
 

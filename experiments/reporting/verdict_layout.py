@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 from experiments.analysis.verdicts import VariantVerdict, Verdict
 from experiments.analysis.words import gain_pct
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.reporting import node_words, sentences, verdict_cells, wording
 from experiments.reporting.table import Cell, Table, numbers, row, texts
+
+SPEED_UNJUDGED = "speeds are not judged"
 
 
 class PrimaryRule(NamedTuple):
@@ -124,10 +126,24 @@ def is_exact(verdict: Verdict) -> bool:
     return METRICS[verdict.rule["primary"]["metric"]].decides == "exact"
 
 
+def speed_unjudged(verdict: Verdict) -> bool:
+    """Say whether speeds are known and stand there without a judgement: the rule decides on something else."""
+    known = any(arm.tokens_per_s is not None for arm in verdict.arms.values())
+    return known and verdict.rule["primary"]["metric"] not in WINDOW_METRICS
+
+
+def words_capped(verdict: Verdict) -> str | None:
+    """Return why no word beyond inconclusive is published; None where one may be, or no arm has numbers for one."""
+    named = all(variant.verdict in sentences.WITHOUT_STATISTICS for variant in verdict.variants)
+    return None if named or is_exact(verdict) else verdict.circumstances.admission.refused_because
+
+
 def _caveats(verdict: Verdict) -> Iterator[str]:
+    if speed_unjudged(verdict):
+        yield SPEED_UNJUDGED
     if is_exact(verdict):
         return
-    refused, asking = verdict.circumstances.admission.refused_because, verdict.circumstances.family.number
+    refused, asking = words_capped(verdict), verdict.circumstances.family.number
     if refused is not None:
         yield f"{refused}, so no word beyond inconclusive is published"
     if asking > 1:

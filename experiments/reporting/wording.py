@@ -133,6 +133,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
+def left_to_the_table(count: int) -> str:
+    """Say of how many variants a picture shows nothing."""
+    return f"{counted(count, 'more variant')} {'is' if count == 1 else 'are'} in the table only."
+
+
 def with_minus(text: str) -> str:
     """Write the minus signs of a text from the analysis as all others are; hyphens stay."""
     return _HYPHEN_MINUS.sub(MINUS, text)

@@ -4,7 +4,7 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
@@ -32,6 +32,15 @@ class OneCommand(TyperCommand):
 
 class ManyCommands(TyperGroup):
     """A program of many commands."""
+
+    meant: ClassVar[Mapping[str, str]] = {}
+    """By words that are no commands and that people try: what to do instead."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first word asks for; one that is none gets what it means, or the nearest ones."""
+        if args[0] in self.meant:
+            ctx.fail(f"No such command '{args[0]}'. {self.meant[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def main(self, *arguments: Any, **options: Any) -> NoReturn:
         """Run one of them and end the process with an `ExitCode`."""

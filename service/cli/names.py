@@ -1,12 +1,15 @@
 """How people name things: an ablation by name, id, a beginning of one or `latest`; a trial by its place in one."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from experiments.block_numbers import block_index, block_list, block_name
+from experiments.ids import CALLED_PATTERN
 from experiments.outcomes import TrialState
 from service.cli import completion
 from service.cli.output import err
@@ -48,13 +51,30 @@ RegisteredNodeArgument = Annotated[
 
 
 def ablation_id(client: "Client", called: str) -> str:
-    """Return the id of the ablation that is called so, and say which one that is where the word leaves it open."""
+    """Return the id of the ablation that is called so, and say which one that is where the word leaves it open.
+
+    Raises NotFound for what no ablation can be called.
+    """
+    if not names_an_ablation(called):
+        raise NotFound(_no_name(called))
     if called == client.ablations.id_of(called):
         return called
     row = client.ablations.find(called)
     if called != row.name:
         err().print(f"[dim]{escape(called)} is {escape(row.name)}, {row.id}[/]")
     return row.id
+
+
+def _no_name(called: str) -> str:
+    if Path(called).exists():
+        return f"{called!r} is there, and is neither a bundle nor the name of an ablation"
+    only = "names and ids have letters, digits, '-' and '_' only"
+    return f"there is no file {called!r}, and no ablation can be called so: {only}"
+
+
+def names_an_ablation(called: str) -> bool:
+    """Say whether an ablation can be called so."""
+    return re.fullmatch(CALLED_PATTERN, called) is not None
 
 
 def node_name(client: "Client", called: str) -> str:

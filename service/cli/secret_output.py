@@ -13,12 +13,14 @@ GraceOption = Annotated[
 ]
 ReasonOption = Annotated[str, typer.Option(help="Why; people will read it.")]
 S_PER_HOUR = 3600.0
+_OF_NODE = "give it to the worker as ABLATE_WORKER_TOKEN, with ABLATE_NODE_NAME={}"
 
 
-def print_secret(found: TokenSecret, where: str, *, as_json: bool) -> None:
-    """Print the secret; `where` says what to do with it."""
+def print_secret(found: TokenSecret, *, as_json: bool) -> None:
+    """Print the secret, and what to do with it."""
     if as_json:
         print_json(found)
         return
-    err().print(f"secret of [bold]{escape(found.name)}[/], shown this once; {where}:")
+    use = "give it as ABLATE_TOKEN" if found.node is None else _OF_NODE.format(escape(found.node))
+    err().print(f"secret of [bold]{escape(found.name)}[/], shown this once; {use}:")
     typer.echo(found.secret)

@@ -57,7 +57,10 @@ def explanation(found: Verdict) -> list[str]:
         lines += [f"  {escape(variant.why)}"] if variant.why else []
         for metric, rule, result, detail in variant.requirements:
             lines.append(f"  {_markup(result)}  {_markup(metric)} {_markup(rule)}: {_markup(detail)}")
-        lines += [f"  gates live {variant.gates_live}", *(f"  {escape(remark)}" for remark in variant.remarks)]
+        lines += [
+            f"  gates live {variant.gates_live} (every gate in every trial)",
+            *(f"  {escape(remark)}" for remark in variant.remarks),
+        ]
     broken = [escape(line) for line in broken_attempts(found)]
     return [*lines, *broken, f"[dim]rule {found.rule_digest}[/]"]
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from experiments.design.problems import nearest
 from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError, SpecProblem
 from service.cli import completion
@@ -35,7 +36,7 @@ def read_spec(argument: str) -> SpecBody:
         return SpecBody.of(path)
     if argument in catalog_names():
         return SpecBody(content=read_catalog_file(argument))
-    raise SpecError([SpecProblem(pointer="SPEC", detail=no_spec(argument))])
+    raise SpecError([SpecProblem(pointer="SPEC", detail=no_spec(argument), hint=nearest(argument, catalog_names()))])
 
 
 def no_spec(argument: str) -> str:

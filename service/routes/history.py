@@ -1,12 +1,13 @@
 """Route about the baselines of a recipe over time."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
 from experiments.analysis.history import history_of
 from experiments.analysis.history_series import HistorySeries
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import METRIC_LABELS, METRICS
 from experiments.design.problems import listed, nearest, shown
 from experiments.design.recipes import RECIPES
 from experiments.errors import SpecProblem
@@ -33,14 +34,14 @@ def get_history(
 ) -> list[HistorySeries]:
     """Return a series for every baseline configuration and device, with changes of its level and its anchor."""
     check_known("recipe", recipe, list(RECIPES))
-    check_known("metric", metric, list(METRICS))
+    check_known("metric", metric, list(METRICS), METRIC_LABELS)
     with services.store.read() as connection:
         runs = baseline_runs(connection, recipe, node_class=node_class)
     return history_of(metric, runs)
 
 
-def check_known(what: str, name: str, known: list[str]) -> None:
+def check_known(what: str, name: str, known: list[str], labels: Mapping[str, str] | None = None) -> None:
     """Raise Invalid, with the names that there are, for one that there is not."""
     if name not in known:
         detail = f"unknown {what} {shown(name)}; known: {listed(known)}"
-        raise Invalid(problems=[SpecProblem(pointer=f"#/{what}", detail=detail, hint=nearest(name, known))])
+        raise Invalid(problems=[SpecProblem(pointer=f"#/{what}", detail=detail, hint=nearest(name, known, labels))])

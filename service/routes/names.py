@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from experiments.ids import CALLED_PATTERN
 from service.deps import Reader, ServicesDep
 from service.responses import document, secured
 from service.routes.ablations import load
@@ -15,7 +16,7 @@ router = APIRouter(prefix="/v1", tags=["ablations"])
 CalledName = Annotated[
     str,
     Query(
-        pattern="^[A-Za-z0-9_-]{1,63}$",
+        pattern=CALLED_PATTERN,
         description="A name, an id, a beginning that only one of them has, or `latest`. A name means its newest.",
         examples=["psiv-cache"],
     ),

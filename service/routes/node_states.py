@@ -17,7 +17,7 @@ NodeName = Annotated[str, Path(pattern=NODE_NAME, examples=["gpu-7"])]
 Reason = Annotated[str, Body(embed=True, pattern=REASON, examples=["its fan is loud"])]
 
 
-@router.post("/{name}:drain", operation_id="drainNode", summary="Drain a node", responses=secured(404, 422))
+@router.post("/{name:name}:drain", operation_id="drainNode", summary="Drain a node", responses=secured(404, 422))
 def drain_node(name: NodeName, services: ServicesDep, principal: Operator) -> NodeList:
     """Let the node finish the block that it runs, and give it no other until it is resumed."""
     with services.store.write() as connection:
@@ -26,7 +26,7 @@ def drain_node(name: NodeName, services: ServicesDep, principal: Operator) -> No
 
 
 @router.post(
-    "/{name}:quarantine",
+    "/{name:name}:quarantine",
     operation_id="quarantineNode",
     summary="Quarantine a node",
     dependencies=[Depends(json_only)],
@@ -39,7 +39,7 @@ def quarantine_node(name: NodeName, reason: Reason, services: ServicesDep, princ
     return node_list(services)
 
 
-@router.post("/{name}:resume", operation_id="resumeNode", summary="Resume a node", responses=secured(404, 422))
+@router.post("/{name:name}:resume", operation_id="resumeNode", summary="Resume a node", responses=secured(404, 422))
 def resume_node(name: NodeName, services: ServicesDep, principal: Operator) -> NodeList:
     """Give the node work again; what broke on it until now does not count against it any more."""
     with services.store.write() as connection:

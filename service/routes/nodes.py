@@ -93,7 +93,7 @@ def add_node(wanted: NodeKeyRequest, services: ServicesDep, principal: Operator)
 
 
 @router.post(
-    "/nodes/{name}:rotate-key",
+    "/nodes/{name:name}:rotate-key",
     operation_id="rotateNodeKey",
     summary="Replace the key of a node",
     dependencies=[Depends(json_only)],
@@ -108,7 +108,7 @@ def rotate_node_key(name: NodeName, wanted: RotateRequest, services: ServicesDep
 
 
 @router.post(
-    "/nodes/{name}:end-old-keys",
+    "/nodes/{name:name}:end-old-keys",
     operation_id="endOldNodeKeys",
     summary="End the keys of a node that were replaced",
     status_code=HTTPStatus.NO_CONTENT,
@@ -122,7 +122,7 @@ def end_old_node_keys(name: NodeName, services: ServicesDep, principal: Operator
 
 
 @router.post(
-    "/nodes/{name}:revoke-key",
+    "/nodes/{name:name}:revoke-key",
     operation_id="revokeNodeKey",
     summary="Revoke the key of a node",
     status_code=HTTPStatus.NO_CONTENT,

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row
 from service.deps import Admin, Anyone, Operator, Services, ServicesDep, json_only
 from service.responses import secured
 from service.schemas.tokens import (
-    TOKEN_NAME,
+    HELD_NAME,
     Identity,
     QuotaRequest,
     RevokeRequest,
@@ -26,7 +26,7 @@ from service.store import quotas, tokens
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
 
-TokenName = Annotated[str, Path(pattern=TOKEN_NAME)]
+TokenName = Annotated[str, Path(pattern=HELD_NAME)]
 
 
 @router.get("/identity", operation_id="getIdentity", summary="Who am I", responses=secured())
@@ -79,7 +79,7 @@ def create_token(wanted: TokenRequest, services: ServicesDep, principal: Admin) 
 
 
 @router.post(
-    "/tokens/{name}:rotate",
+    "/tokens/{name:name}:rotate",
     operation_id="rotateToken",
     summary="Replace the secret of a token",
     dependencies=[Depends(json_only)],
@@ -90,11 +90,11 @@ def rotate_token(name: TokenName, wanted: RotateRequest, services: ServicesDep, 
     with services.store.write() as connection:
         secret = tokens.rotate(connection, name, grace_s=wanted.grace_s)
     services.authenticator.forget()
-    return TokenSecret(name=name, node=None, secret=secret)
+    return TokenSecret(name=name, node=tokens.node_of(name), secret=secret)
 
 
 @router.post(
-    "/tokens/{name}:end-old",
+    "/tokens/{name:name}:end-old",
     operation_id="endOldSecrets",
     summary="End the secrets of a token that were replaced",
     responses=secured(404, 409, 422),
@@ -108,7 +108,7 @@ def end_old_secrets(name: TokenName, services: ServicesDep, principal: Admin) ->
 
 
 @router.post(
-    "/tokens/{name}:set-quota",
+    "/tokens/{name:name}:set-quota",
     operation_id="setQuota",
     summary="Change the quota of a token",
     dependencies=[Depends(json_only)],
@@ -128,7 +128,7 @@ def _shown(services: Services, name: str) -> TokenPublic:
 
 
 @router.post(
-    "/tokens/{name}:revoke",
+    "/tokens/{name:name}:revoke",
     operation_id="revokeToken",
     summary="Revoke a token",
     status_code=HTTPStatus.NO_CONTENT,

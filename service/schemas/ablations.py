@@ -53,7 +53,7 @@ class AblationPublic(Public):
     blocks_ahead: int | None
     """Blocks of its node class that are given out before its next one."""
     starts_in_s: float | None
-    """Seconds until its next block starts, at the pace of late; null where nothing of the kind was measured."""
+    """Seconds until its next block starts, at the recent pace; null where nothing of the kind was measured."""
     time_left_s: float | None = None
     """Seconds until its last block ends, with the blocks of others that come before it by now, without held ones; null
     where nothing of the kind was measured, and where it has taken as long as it should."""

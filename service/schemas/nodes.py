@@ -26,7 +26,8 @@ class NodePublic(Public):
     health: str
     """`live`, or `silent` when it has not been heard for longer than a lease."""
     state: str
-    """`works`; `draining` and then `drained`, or `quarantined`: it gets no block until an operator resumes it."""
+    """`works`; `draining` and then `drained`, or `quarantined`: it gets no block until an operator resumes it;
+    `revoked`: it has no key any more."""
     quarantined_reason: str | None
     stopped_by: str | None
     stopped_at: str | None

@@ -10,6 +10,8 @@ from service.schemas.public import Public
 
 TOKEN_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # noqa: S105 - the pattern of a name
 NODE_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
+HELD_NAME = "^([A-Za-z0-9][A-Za-z0-9._-]{0,63}|node/[A-Za-z0-9][A-Za-z0-9._-]{0,119})$"
+"""What `ablate tokens list` shows: tokens of people, and keys of nodes."""
 REASON = "^[ -~]{1,500}$"
 MAX_GRACE_S = 365 * 86_400.0
 DAY_S = 86_400.0

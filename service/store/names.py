@@ -5,12 +5,15 @@ A name may be used again; then it means the newest ablation of that name. A begi
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
+from experiments.design.problems import nearest
 from service.errors import Ambiguous, NotFound
 from service.principals import SERVICE
 from service.store.tables import ablations
 
 LATEST = "latest"
 _SHOWN = 6
+_LOOKED_AT = 500
+"""Newest ablations among whose names the one that was meant is looked for."""
 ID_CHARS = 30
 """Of a whole id; no sign of one sorts behind Z."""
 
@@ -45,8 +48,19 @@ def _by_name(connection: Connection, called: str) -> str:
         return str(exact[1])
     begin = named.where(_name_begins(connection, called))
     rows = connection.execute(begin.order_by(ablations.c.name).limit(_SHOWN)).all()
+    if not rows:
+        raise NotFound(_begins_none(called, nearest(called, _newest_names(connection))))
     _only(called, [row[0] for row in rows])
     return str(rows[0][1])
+
+
+def _newest_names(connection: Connection) -> list[str]:
+    newest = select(ablations.c.name).order_by(ablations.c.id.desc()).limit(_LOOKED_AT)
+    return list(connection.execute(newest).scalars())
+
+
+def _begins_none(called: str, hint: str | None = None) -> str:
+    return f"there is no ablation whose name or id begins with {called!r}{'' if hint is None else '; ' + hint}"
 
 
 def _name_begins(connection: Connection, called: str) -> ColumnElement[bool]:
@@ -58,7 +72,7 @@ def _name_begins(connection: Connection, called: str) -> ColumnElement[bool]:
 
 def _only(called: str, found: list[str]) -> str:
     if not found:
-        raise NotFound(f"there is no ablation whose name or id begins with {called!r}")
+        raise NotFound(_begins_none(called))
     if len(found) > 1:
         more = " and more" if len(found) == _SHOWN else ""
         raise Ambiguous(f"{called!r} is the beginning of several: {', '.join(found)}{more}; write more of it")

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
+from experiments.design.problems import nearest
 from experiments.outcomes import AttemptState, FailureClass
 from experiments.records.messages import DeviceHealth
 from experiments.retries import SPEAKS_AGAINST_NODE
@@ -37,7 +38,8 @@ def resume(connection: Connection, name: str) -> None:
 
 def _change(connection: Connection, name: str, **values: Any) -> None:
     if not connection.execute(update(nodes).where(nodes.c.name == name).values(**values)).rowcount:
-        raise NotFound(f"there is no node {name!r}; ablate nodes lists all")
+        hint = nearest(name, connection.execute(select(nodes.c.name)).scalars())
+        raise NotFound(f"there is no node {name!r}; {hint or 'ablate nodes lists all'}")
 
 
 def note_device(connection: Connection, node_id: str, state: DeviceHealth, reason: str | None) -> bool:

@@ -15,7 +15,10 @@ from service.store.columns import db_now
 from service.store.placement import lanes_that_ran
 from service.store.running import runs_now
 from service.store.tables import ablations, attempts, blocks, nodes, trials
+from service.store.tokens import has_revoked_key
 
+EVER_S = 1e12
+"""A silence that no node reaches: all that ever registered."""
 _ID = re.compile(id_pattern("nod"))
 _WITHOUT_REGISTRATION = [column for column in nodes.c if column.name != "registration"]
 _SEEN = update(nodes).where(nodes.c.id == bindparam("node")).values(seen_at=db_now()).returning(*_WITHOUT_REGISTRATION)
@@ -121,9 +124,11 @@ def _check_owner(what: str, name: str, owner: str | None) -> None:
 
 
 def list_nodes(connection: Connection) -> list[Row[Any]]:
-    """Return every node with the seconds since it spoke."""
-    query = select(nodes, (db_now() - nodes.c.seen_at).label("silent_s")).order_by(nodes.c.name)
-    return list(connection.execute(query))
+    """Return every node with the seconds since it spoke, and whether its key is revoked."""
+    query = select(
+        nodes, (db_now() - nodes.c.seen_at).label("silent_s"), has_revoked_key(nodes.c.name).label("revoked")
+    )
+    return list(connection.execute(query.order_by(nodes.c.name)))
 
 
 def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What stands between waiting ablations and a node: their places in the queue, the nodes, and the pace of late.
+"""What stands between waiting ablations and a node: their places in the queue, the nodes, and the recent pace.
 
 Every function answers for many ablations in one query.
 """
@@ -25,6 +25,7 @@ from experiments.outcomes import AblationState, BlockState
 from service.store.columns import db_now
 from service.store.placement import Needs
 from service.store.tables import ablations, attempts, blocks, nodes, trials
+from service.store.tokens import has_revoked_key
 from service.store.turns import WAITS
 
 _PACE_OF = 20
@@ -112,6 +113,7 @@ _NODES = (
         nodes.c.lanes,
         nodes.c.num_devices,
         (db_now() - nodes.c.seen_at).label("silent_s"),
+        has_revoked_key(nodes.c.name).label("revoked"),
     )
     .where(nodes.c.node_class.in_(_CLASSES))
     .order_by(nodes.c.name)
@@ -148,7 +150,7 @@ _PACES = _paces()
 
 
 def paces(connection: Connection) -> dict[str, Pace]:
-    """Return the pace of late by node class, of those that have finished a block."""
+    """Return the recent pace by node class, of those that have finished a block."""
     return {
         node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
         for node_class, seconds, done, trials in connection.execute(_PACES)

@@ -10,13 +10,14 @@ from sqlalchemy.exc import IntegrityError
 
 from experiments.digest import digest_bytes
 from experiments.ids import new_id
-from service.errors import ConfigurationError, NameTaken, NotFound, NotOwner, TokenOfSettings
+from service.errors import ConfigurationError, Invalid, NameTaken, NotFound, NotOwner, TokenOfSettings
 from service.principals import Principal, Scope
 from service.store.columns import db_now
 from service.store.tables import ablations, token_secrets, tokens
 
 SETTINGS = "settings"
 """Creator of the tokens whose secrets the settings hold."""
+_KEY = "node/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,12 @@ def node_token(node: str, node_class: str | None = None) -> NewToken:
 
 def key_name(node: str) -> str:
     """Return the name of the token that is the key of `node`."""
-    return f"node/{node}"
+    return f"{_KEY}{node}"
+
+
+def node_of(name: str) -> str | None:
+    """Return the node whose key has this name, None for a token of a person."""
+    return name.removeprefix(_KEY) if name.startswith(_KEY) else None
 
 
 def secret_digest(secret: str) -> str:
@@ -46,12 +52,24 @@ def secret_digest(secret: str) -> str:
 
 
 def find(connection: Connection, digest: str) -> Row[Any] | None:
-    """Return the token behind a secret's digest, with `left_s` until that secret ends (None: never)."""
-    query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"))
-    query = query.join(token_secrets, token_secrets.c.token_id == tokens.c.id).where(
-        token_secrets.c.digest == digest, tokens.c.revoked_at.is_(None), counts()
-    )
-    return connection.execute(query).first()
+    """Return the token behind a secret's digest, with `counts` and with `left_s` until that secret ends (None: never).
+
+    What was revoked or replaced is found too, and does not count.
+    """
+    query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"), _secret_counts().label("counts"))
+    query = query.join(token_secrets, token_secrets.c.token_id == tokens.c.id)
+    return connection.execute(query.where(token_secrets.c.digest == digest)).first()
+
+
+def _secret_counts() -> ColumnElement[bool]:
+    return tokens.c.revoked_at.is_(None) & counts()
+
+
+def has_revoked_key(node: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return the condition that the node of this name had a key and has none; what was imported never had one."""
+    of_nodes = select(tokens.c.node).where(tokens.c.node.is_not(None))
+    lives = of_nodes.where(tokens.c.revoked_at.is_(None))
+    return node.in_(of_nodes) & node.not_in(lives)
 
 
 def counts() -> ColumnElement[bool]:
@@ -72,8 +90,17 @@ def _insert(connection: Connection, wanted: NewToken, *, by: str) -> str:
     try:
         connection.execute(insert(tokens).values(id=token_id, **values))
     except IntegrityError as error:
-        raise NameTaken(f"there is a token '{wanted.name}' already; rotate it, or revoke it first") from error
+        raise NameTaken(_taken(wanted.name)) from error
     return token_id
+
+
+def _taken(name: str) -> str:
+    node = node_of(name)
+    if node is None:
+        what, replace, end = f"there is a token '{name}'", f"tokens rotate {name}", f"tokens revoke {name}"
+    else:
+        what, replace, end = f"node '{node}' has a key", f"nodes rotate-key {node}", f"nodes revoke-key {node}"
+    return f"{what} already; replace its secret (ablate {replace}), or end it first (ablate {end} --reason ...)"
 
 
 def _fresh_secret() -> str:
@@ -110,7 +137,9 @@ def revoke(connection: Connection, name: str, *, reason: str) -> None:
 
 
 def set_quota(connection: Connection, name: str, device_minutes: float | None) -> None:
-    """Let the ablations of a token use so many device minutes in all, None for no limit. Raises NotFound."""
+    """Let the ablations of a token use so many device minutes in all, None for no limit. Raises NotFound, Invalid."""
+    if node_of(name) is not None:
+        raise Invalid(f"'{name}' is the key of a node, which submits nothing; a quota limits tokens that submit")
     token = _changeable(connection, name)
     connection.execute(update(tokens).where(tokens.c.id == token.id).values(device_minutes=device_minutes))
 
@@ -137,7 +166,9 @@ def _live(connection: Connection, name: str, *, lock: bool = False) -> Row[Any] 
 
 def _found(token: Row[Any] | None, name: str) -> Row[Any]:
     if token is None:
-        raise NotFound(f"there is no token {name!r}")
+        node = node_of(name)
+        none = f"there is no token {name!r}; ablate tokens list shows all"
+        raise NotFound(none if node is None else f"node {node!r} has no key; it gets one by: ablate nodes add {node}")
     return token
 
 

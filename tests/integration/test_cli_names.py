@@ -62,6 +62,19 @@ def test_what_fits_several_or_none_is_refused_with_what_there_is(made: dict[str,
     assert ablate("show", "a name with spaces").code == 5
 
 
+def test_what_is_misspelt_is_answered_with_what_was_meant(made: dict[str, str]) -> None:
+    for words, code, told in (
+        (("show", "alnoe"), 5, "begins with 'alnoe'; did you mean 'alone'?"),
+        (("show", "zzzzzz"), 5, "begins with 'zzzzzz'"),
+        (("list", "--state", "runing"), 64, "did you mean 'running'?"),
+        (("nodes", "drain", "CPU-1"), 5, "there is no node 'CPU-1'; did you mean 'cpu-1'?"),
+    ):
+        done = ablate(*words)
+        said = " ".join(done.err.replace("│", " ").split())
+        assert (done.code, told in said, "did you mean" in said) == (code, True, "zzzzzz" not in words), said
+    assert ablate("list", "--state", "queued").code == 0
+
+
 def test_priority_and_cancel_take_names(api: Api, made: dict[str, str]) -> None:
     assert ablate("priority", "twice", "77").code == 0
     assert api.get(f"/v1/ablations/{made['twice']}").json()["priority"] == 77

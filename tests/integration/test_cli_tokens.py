@@ -1,6 +1,7 @@
 """`ablate tokens` and `ablate nodes` against a real service: what is printed once works, and what is ended does not."""
 
 import json
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.outcomes import ExitCode
+from service.cli import node_states
 from service.cli.client import app
 from service.cli.commands import nodes, tokens
 from service.client import Client, Refused
@@ -18,7 +20,7 @@ from tests.api_stack import ADMIN, Api, served_api
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path) as running:
         url = str(running.client.base_url)
-        for module in (tokens, nodes):
+        for module in (tokens, nodes, node_states):
             monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
         yield running
 
@@ -67,7 +69,7 @@ def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
         (("tokens", "rotate", "bob"), "there is no token 'bob'"),
         (("tokens", "revoke", "admin", "--reason", "x"), "comes from the service's settings"),
         (("nodes", "add", "gpu-7", "--class", "h2000"), "did you mean 'h200'?"),
-        (("nodes", "revoke-key", "gpu-7", "--reason", "x"), "there is no token 'node/gpu-7'"),
+        (("nodes", "revoke-key", "gpu-7", "--reason", "x"), "has no key; it gets one by: ablate nodes add gpu-7"),
     ):
         code, _out, err = ablate(*words)
         assert (code, told in " ".join(err.split())) == (5, True), err
@@ -75,7 +77,7 @@ def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
 
 def test_a_node_gets_a_key_that_can_be_replaced_and_revoked(api: Api) -> None:
     code, secret, remark = ablate("nodes", "add", "gpu-7", "--class", "h200")
-    assert (code, "ABLATE_NODE_NAME=gpu-7" in remark) == (0, True)
+    assert (code, "ABLATE_NODE_NAME=gpu-7" in remark, "any node class" in remark) == (0, True, False)
     assert name_of(api, secret.strip()) == "node/gpu-7"
     fresh = ablate("nodes", "rotate-key", "gpu-7")[1].strip()
     assert (name_of(api, secret.strip()), name_of(api, fresh)) == ("node/gpu-7", "node/gpu-7")
@@ -83,7 +85,42 @@ def test_a_node_gets_a_key_that_can_be_replaced_and_revoked(api: Api) -> None:
     assert (name_of(api, secret.strip()), name_of(api, fresh)) == (None, "node/gpu-7")
     assert ablate("nodes", "revoke-key", "gpu-7", "--reason", "stolen")[0] == 0
     assert name_of(api, fresh) is None
+    code, secret, remark = ablate("nodes", "add", "gpu-7")
+    assert (code, len(secret.split()), "may register gpu-7 as any node class" in remark) == (0, 1, True)
+
+
+def test_the_key_of_a_node_can_be_called_as_the_list_of_tokens_shows_it(api: Api) -> None:
+    allowed = string.ascii_letters + string.digits
+    for name in (allowed, f"{allowed}._-{allowed[:53]}", "a.._-..", "9"):
+        first = ablate("nodes", "add", name)[1].strip()
+        taken = " ".join(ablate("nodes", "add", name)[2].split())
+        assert f"replace its secret (ablate nodes rotate-key {name}), or end it first" in taken
+        code, second, remark = ablate("tokens", "rotate", f"node/{name}")
+        assert (code, f"ABLATE_NODE_NAME={name}" in "".join(remark.split("\n"))) == (0, True)
+        assert ablate("tokens", "end-old", f"node/{name}")[0] == 0
+        assert (name_of(api, first), name_of(api, second.strip())) == (None, f"node/{name}")
+        assert ablate("tokens", "revoke", f"node/{name}", "--reason", "x")[0] == 0
+        assert name_of(api, second.strip()) is None
+        assert "has no key" in ablate("nodes", "rotate-key", name)[2]
+    for sign in string.punctuation.replace(".", "").replace("-", "").replace("_", ""):
+        for words in (("tokens", "rotate", f"a{sign}b"), ("nodes", "rotate-key", f"a{sign}b")):
+            code, _out, err = ablate(*words)
+            assert (code, "should match pattern" in err) == (5, True), (words, err)
+
+
+def test_a_node_that_is_taken_down_shows_that_its_key_is_revoked(api: Api) -> None:
+    for word in ("remove", "delete", "rm"):
+        code, _out, err = ablate("nodes", word, "gpu-7")
+        told = " ".join(err.replace("│", " ").split())
+        assert (code, "resume" in told) == (ExitCode.USAGE, False)
+        assert "ablate nodes drain NODE" in told
+        assert "ablate nodes revoke-key NODE --reason" in told
+    api.register("gpu-7")
+    assert ablate("nodes", "drain", "gpu-7")[0] == 0
+    assert ablate("nodes", "revoke-key", "gpu-7", "--reason", "sold")[0] == 0
+    assert "no, its key is revoked; ablate nodes add gpu-7" in ablate("nodes")[1]
     assert ablate("nodes", "add", "gpu-7")[0] == 0
+    assert "no, drained; ablate nodes resume gpu-7" in ablate("nodes")[1]
 
 
 def test_bare_nodes_lists_as_before(api: Api) -> None:

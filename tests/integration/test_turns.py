@@ -130,7 +130,7 @@ def test_waiting_says_the_place_and_when_it_starts(api: Api) -> None:
     waits = [shown(api, made) for made in (first, second)]
     assert [one["blocks_ahead"] for one in waits] == [1, 0]
     assert [one["starts_in_s"] for one in waits] == [pytest.approx(600, abs=20), 0]
-    assert "about 10 min at the pace of late" in waits[0]["waiting_for"]
+    assert "about 10 min at the recent pace" in waits[0]["waiting_for"]
 
 
 def test_waiting_says_which_worker_is_gone(api: Api) -> None:
@@ -148,14 +148,15 @@ def test_waiting_says_which_worker_is_gone(api: Api) -> None:
 
 def test_waiting_names_every_node_that_does_not_work_and_why(api: Api) -> None:
     made = api.submit()
-    for name in ("one", "two", "three"):
+    for name in ("one", "two", "three", "four"):
         api.register(name)
     api.client.post("/v1/nodes/one:drain", headers=api.admin)
     api.client.post("/v1/nodes/two:quarantine", headers=api.admin, json={"reason": "smells of smoke"})
     with api.store.write() as connection:
         connection.execute(update(nodes).where(nodes.c.name == "three").values(seen_at=db_now() - 7200 * 3))
+    api.client.post("/v1/nodes/four:revoke-key", headers=api.admin, json={"reason": "sold"})
     assert shown(api, made)["waiting_for"] == (
-        "a live node of class 'cpu': 'one' is drained; 'three' was last heard 6 h ago; "
+        "a live node of class 'cpu': the key of 'four' is revoked; 'one' is drained; 'three' was last heard 6 h ago; "
         "'two' is quarantined (smells of smoke)"
     )
 

@@ -11,6 +11,8 @@ import pytest
 from model.config import StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
 from tests.waiting import until
+from workers.serve import ENDED
+from workers.wake_event import ASKED_TO_END
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 _SOME = StepsConfig(warmup=1, timed=40, val_rows=0)
@@ -45,7 +47,9 @@ def test_sigterm_finishes_the_block_and_claims_no_other(tmp_path: Path, service:
     assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured", "measured"]
     assert service.bodies(":release") == []
     assert len(service.blocks) == 1
-    assert "finishing the block" in (tmp_path / "worker.log").read_text()
+    log = (tmp_path / "worker.log").read_text()
+    assert ASKED_TO_END in log
+    assert log.splitlines()[-1] == ENDED
     until(lambda: not processes_of(tmp_path))
 
 
@@ -56,7 +60,7 @@ def test_a_second_signal_or_the_limit_gives_the_block_back(tmp_path: Path, servi
         _begin(service, tmp_path, process, steps=_ENDLESS)
         process.send_signal(signal.SIGTERM)
         if how == "second signal":
-            until(lambda: "finishing the block" in (tmp_path / "worker.log").read_text())
+            until(lambda: ASKED_TO_END in (tmp_path / "worker.log").read_text())
             process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]

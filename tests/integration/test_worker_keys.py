@@ -42,5 +42,5 @@ def test_a_replaced_key_goes_on_and_a_revoked_one_ends_its_worker(tmp_path: Path
             answer = api.client.post("/v1/nodes/gpu-7:revoke-key", headers=api.admin, json={"reason": "sold"})
             assert answer.status_code == 204
             assert process.wait(120) == ExitCode.ERROR
-        assert "the service answered 401: this bearer token is not known" in said(tmp_path / "old")
+        assert "the service answered 401: this key of node 'gpu-7' was revoked; an operator" in said(tmp_path / "old")
         assert old not in (tmp_path / "old" / "worker.log").read_text()

@@ -8,10 +8,12 @@ import typer
 
 from experiments.design.calibration import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec
 from experiments.design.load import parse_spec
+from experiments.design.problems import nearest
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
+from experiments.design.spec_files import catalog_names
 from experiments.errors import SpecError, SpecProblem
 from service.cli import completion
-from service.cli.names import ablation_id
+from service.cli.names import ablation_id, names_an_ablation
 from service.cli.output import JsonOption, guarded, out
 from service.cli.spec_argument import names_a_spec, no_spec, read_spec
 from service.cli.submitting import run_spec
@@ -62,7 +64,15 @@ def aa(
 
         offline_work.write_plan(body, out_file, as_json=as_json)
     else:
-        run_spec(body, as_json=as_json)
+        run_spec(body, as_json=as_json, show_end=_show_noise)
+
+
+def _show_noise(client: Client, ablation_id: str) -> None:
+    """Say which noise the A/A ablation found; its verdict, on two arms that are the same, says nothing."""
+    from service.cli import noise  # with numpy and scipy
+
+    for line in noise.lines(client.calibrations(), ablation_id):
+        out().print(line, markup=False, highlight=False)
 
 
 def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec:
@@ -77,6 +87,8 @@ def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec
 def _spec_of(like: str) -> SpecBody:
     if names_a_spec(like):
         return read_spec(like)
+    if not names_an_ablation(like):
+        raise SpecError([SpecProblem(pointer="--like", detail=no_spec(like), hint=nearest(like, catalog_names()))])
     try:
         with Client() as client:
             return client.ablations.spec(ablation_id(client, like))

@@ -1,20 +1,29 @@
 """`ablate nodes`: the machines that run trials, and the key that each of them has."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 from rich.markup import escape
 
+from experiments.runtime.program import ManyCommands
 from service.cli import completion, node_states, show
 from service.cli.names import NodeArgument
-from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
 from service.client import Client
 
-app = typer.Typer(name="nodes", help="Machines that run trials.", invoke_without_command=True)
-app.add_typer(node_states.app)
+_NOT_REMOVED = (
+    "A node stays listed, because receipts name it. To take it down: ablate nodes drain NODE, stop its worker when its "
+    "block is done, then ablate nodes revoke-key NODE --reason ..."
+)
 
-_USE = "give it to the worker as ABLATE_WORKER_TOKEN, with ABLATE_NODE_NAME={}"
+
+class _Nodes(ManyCommands):
+    meant: ClassVar = dict.fromkeys(("remove", "delete", "rm"), _NOT_REMOVED)
+
+
+app = typer.Typer(name="nodes", help="Machines that run trials.", invoke_without_command=True, cls=_Nodes)
+app.add_typer(node_states.app)
 
 
 @app.callback()
@@ -49,7 +58,9 @@ def add(
     """Issue the key of a node and print it, once. A worker with it speaks for this node and does nothing else."""
     with Client() as client:
         found = client.node_keys.add(node, node_class=node_class)
-    print_secret(found, _USE.format(node), as_json=as_json)
+    if node_class is None:
+        err().print(f"no --class was given: a worker with this key may register {escape(node)} as any node class")
+    print_secret(found, as_json=as_json)
 
 
 @app.command("rotate-key")
@@ -58,7 +69,7 @@ def rotate_key(node: NodeArgument, grace_hours: GraceOption = 24.0, as_json: Jso
     """Replace the key of a node; the one before it counts a while longer, until the worker was started with the new."""
     with Client() as client:
         found = client.node_keys.rotate(node, grace_s=grace_hours * S_PER_HOUR)
-    print_secret(found, _USE.format(node), as_json=as_json)
+    print_secret(found, as_json=as_json)
 
 
 @app.command("end-old-keys")

@@ -22,7 +22,6 @@ NameArgument = Annotated[
 MinutesOption = Annotated[
     float | None, typer.Option("--device-minutes", min=0, help="What its ablations may use in all; default: no limit.")
 ]
-_USE = "give it as ABLATE_TOKEN"
 
 
 class HumanScope(StrEnum):
@@ -45,7 +44,7 @@ def create(
     """Create a token and print its secret, once."""
     with Client() as client:
         found = client.tokens.create(name, scope=scope, device_minutes=device_minutes)
-    print_secret(found, _USE, as_json=as_json)
+    print_secret(found, as_json=as_json)
 
 
 @app.command("list")
@@ -63,7 +62,7 @@ def rotate(name: NameArgument, grace_hours: GraceOption = 24.0, as_json: JsonOpt
     """Replace the secret of a token; the one before it counts a while longer."""
     with Client() as client:
         found = client.tokens.rotate(name, grace_s=grace_hours * S_PER_HOUR)
-    print_secret(found, _USE, as_json=as_json)
+    print_secret(found, as_json=as_json)
 
 
 @app.command("end-old")

@@ -1,16 +1,26 @@
 """`ablate init`: what it writes is a spec that is accepted as it is, under the name that was asked for."""
 
 import json
+import re
+import subprocess
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 from typer.testing import CliRunner
 
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.spec import ablation_json_schema
 from experiments.design.spec_files import catalog_names, read_catalog_file
+from experiments.errors import SpecError
 from service.cli.client import app
+from service.cli.output import problem_lines
+from service.errors import title_of
+from service.schemas.problems import Problem, ProblemDetail
+
+FIRST_SPEC = Path(__file__).resolve().parents[3] / "docs/first-spec.md"
 
 
 def init(*words: str) -> tuple[int, str, str]:
@@ -64,3 +74,23 @@ def test_init_never_overwrites_a_spec(tmp_path: Path) -> None:
     code, _, problem = init(str(file))
     assert (code, "is there already" in problem, file.read_text()) == (5, True, "mine")
     assert not (tmp_path / "ablation.schema.json").exists()
+
+
+def test_the_page_quotes_the_refusal_to_which_its_own_commands_lead(tmp_path: Path) -> None:
+    page = FIRST_SPEC.read_text(encoding="utf-8")
+    broken = re.search(r"^\$ (sed -i .*)$", page, re.MULTILINE)
+    assert broken is not None
+    file = tmp_path / "my-question.yaml"
+    assert init(str(file))[0] == 0
+    subprocess.run(["/bin/sh", "-c", broken[1]], cwd=tmp_path, check=True)
+    with pytest.raises(SpecError) as refused:
+        parse_spec(file.read_bytes(), "application/yaml")
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    told = Problem(
+        title=title_of(status), status=status, errors=tuple(ProblemDetail.of(one) for one in refused.value.problems)
+    )
+    printed = [Text.from_markup(line).plain for line in problem_lines(told)]
+    quoted = page.partition(f"{printed[0]}\n")[2].partition("\n```")[0].splitlines()
+    assert len(quoted) == len(printed) - 1 == 4
+    for line, real in zip(quoted, printed[1:], strict=True):
+        assert real == line or (line.endswith("...") and real.startswith(line.removesuffix("..."))), (line, real)

@@ -2,10 +2,12 @@ import io
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from experiments.design.load import parse_spec
 from experiments.design.spec_files import CONTENT_TYPE_OF_SUFFIX
 from experiments.errors import SpecError
+from service.cli.client import app
 from service.cli.spec_argument import read_spec
 
 
@@ -36,8 +38,21 @@ def test_read_spec_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_read_spec_names_the_catalog_when_there_is_nothing() -> None:
-    with pytest.raises(SpecError, match=r"no file 'dmeo'.*demo, demo-refused"):
+    with pytest.raises(SpecError, match=r"no file 'dmeo'.*demo, demo-refused") as refused:
         read_spec("dmeo")
+    assert refused.value.problems[0].hint == "did you mean 'demo'?"
+
+
+@pytest.mark.parametrize("words", [("aa", "cpu", "--like"), ("run",), ("plan",), ("submit",), ("show",), ("verdict",)])
+def test_a_file_that_is_not_there_is_said_to_be_missing_and_nobody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("ABLATE_URL", "http://127.0.0.1:1")
+    done = CliRunner().invoke(app, [*words, "missing/x.yaml"])
+    said = " ".join(done.stderr.split())
+    assert (done.exit_code, "there is no file" in said, "'missing/x.yaml'" in said) == (5, True, True), said
+    assert "pattern" not in said
+    assert "no answer from" not in said
 
 
 def test_read_spec_refuses_an_unknown_ending(tmp_path: Path) -> None:
@@ -45,3 +60,13 @@ def test_read_spec_refuses_an_unknown_ending(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(SpecError, match=r"'\.txt'.*\.yaml, \.yml, \.json, \.toml"):
         read_spec(str(path))
+
+
+def test_a_file_that_is_there_and_is_no_ablation_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("ablation: x")
+    done = CliRunner().invoke(app, ["show", str(path)])
+    assert (done.exit_code, "is neither a bundle nor the name of an ablation" in " ".join(done.stderr.split())) == (
+        5,
+        True,
+    )

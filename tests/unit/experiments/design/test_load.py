@@ -12,6 +12,8 @@ from kernels.backends import NODE_CLASSES
 from tests.bad_specs import BAD, BAD_TEXTS, GATES, JSON, TOML, YAML, bad_values
 from tests.factories import SPEC, make_spec, spec_values
 
+METRIC, MARGIN, REQUIRE = "verdict__primary__metric", "verdict__primary__margin", "verdict__require"
+
 TOML_SPEC = """
 ablation = "factory"
 question = "Does caching PsiV or a larger chunk raise throughput?"
@@ -100,6 +102,19 @@ def test_submit_reports_every_illegal_override_at_once() -> None:
         ({"bloks": 1, "desing": {}}, "did you mean 'design'?"),
         ({GATES: {"psiv_cach": True}}, "did you mean 'psiv_cache'?"),
         ({GATES: {"dtype": "bf16"}}, "did you mean 'bfloat16'?"),
+        ({GATES: {"dtype": "fp32"}}, "did you mean 'float32'?"),
+        ({GATES: {"psiv": True}}, "did you mean 'psiv_cache'?"),
+        ({GATES: {"cache": True}}, "did you mean 'psiv_cache'?"),
+        ({"placement__node_class": "CPU"}, "did you mean 'cpu'?"),
+        ({METRIC: "throughput"}, "did you mean 'tokens_per_s'?"),
+        ({METRIC: "peak_memory"}, "did you mean 'peak_reserved_gib' or 'peak_allocated_gib'?"),
+        ({REQUIRE: [{"metric": "loss_fnal", "rule": "identical"}]}, "did you mean 'loss_final'?"),
+        ({REQUIRE: [{"metric": "loss_final", "rule": "as-claimed"}]}, "did you mean 'as_claimed'?"),
+        ({"limits__trial": 120}, "write the unit: 120s"),
+        ({"limits__trial": "90"}, "write the unit: 90s"),
+        ({MARGIN: 1}, "write the unit: 1%"),
+        ({MARGIN: 0.01}, "write the unit: 0.01%, or as a share of 1: 1%"),
+        ({"placement__max_foreign_load": 90}, "write the unit: 90%"),
         ({"workload__overrides": {"chunk_size": 8}}, "'chunk_size' is a gate: put it under gates"),
         ({"workload__overrides": {"d_model": 100}}, "override 'headdim' as well"),
         ({GATES: {"lane": "cuda"}}, f"values of 'lane' that run on cpu: {listed(NODE_CLASSES['cpu'].lanes)}"),
@@ -107,6 +122,21 @@ def test_submit_reports_every_illegal_override_at_once() -> None:
 )
 def test_submit_hints_at_what_was_meant(changes: dict[str, Any], hint: str) -> None:
     assert hint in [problem.hint for problem in problems(spec_values(**changes))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "detail"),
+    [
+        ({REQUIRE: [{"metric": "peak_allocated_gib", "max_value": "2GiB"}]}, "a number alone, in GiB"),
+        ({REQUIRE: [{"metric": "loss_val", "max_delta": "1%"}]}, "a number alone, in nats"),
+        ({"limits__device_minutes": "10m"}, "a number alone, in minutes"),
+        ({MARGIN: 1}, "from 0% and below 100%"),
+        ({"placement__max_foreign_load": 1}, "above 0% and below 100%"),
+    ],
+)
+def test_submit_says_in_which_unit_and_range(changes: dict[str, Any], detail: str) -> None:
+    (found,) = problems(spec_values(**changes))
+    assert found.detail.endswith(detail)
 
 
 @pytest.mark.parametrize(

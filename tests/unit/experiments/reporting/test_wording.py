@@ -51,3 +51,5 @@ def test_there_is_one_minus_sign() -> None:
 def test_counts_are_grouped() -> None:
     assert wording.share(1234, 10_000) == "1,234 of 10,000"
     assert wording.counted(12_345, "block") == "12,345 blocks"
+    assert wording.left_to_the_table(1) == "1 more variant is in the table only."
+    assert wording.left_to_the_table(2) == "2 more variants are in the table only."
