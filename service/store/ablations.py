@@ -145,8 +145,7 @@ def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
         return
     if state in OVER:
         raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
-    transitions = Transitions(connection, ablation_id, actor=actor)
+    transitions = Transitions(connection, ablation_id, actor=actor, locked=state)
     transitions.move([ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
     cancel_blocks(connection, transitions, ablation_id, waiting, reason="the ablation is being cancelled")
-    transitions.flush()
-    complete_if_done(connection, ablation_id)
+    complete_if_done(connection, ablation_id, transitions.flush())
