@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,8 @@ def backgrounds(place: Place, experiment: str, count: int) -> Iterator[list[psut
             yield processes
         finally:
             for process in processes:
-                process.terminate()
+                with suppress(psutil.NoSuchProcess):  # it was killed
+                    process.terminate()
             for process in processes:
                 process.wait()
 
