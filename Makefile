@@ -71,8 +71,9 @@ test: $(STAMP) browser  ## all tests that this machine can run, in three process
 test-fast: $(STAMP)  ## tests without servers, some ten seconds
 	$(BIN)/python -m pytest tests/unit tests/architecture
 
-test-gpu: $(STAMP)  ## only the tests that need an H200
-	$(BIN)/python -m pytest -m gpu
+# pytest-benchmark, where it is installed, warns beside other plugins, and warnings are errors.
+test-gpu: $(STAMP)  ## only the tests that need an H200, their kernels compiled first on all cores; without a GPU only compiled
+	$(BIN)/python -m pytest -m gpu -p no:benchmark --compile-kernels --durations 20 tests/kernels tests/unit/model
 
 tpu: $(TPU_STAMP)  ## create .venv-tpu, the environment of lane xla (torch 2.9, torch_xla, jax, libtpu), 3 GB
 

@@ -6,7 +6,7 @@ not grow while steps advance, and is over with the last one. Where nothing of th
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Row
@@ -33,10 +33,30 @@ def rest_s(block: Row[Any], one_trial_s: float) -> float:
     return float(one_trial_s * block.trials_waiting + starting_s + block.steps_s)
 
 
-def last_end_s(rests: Sequence[float], queued: int, block_s: float) -> float:
-    """Return when the last of an ablation's blocks ends: queued ones follow on the running ones, on as many nodes."""
-    ends = list(rests) or [0.0]
+def last_end_s(rests: Sequence[float], nodes: int, jobs: Iterable[tuple[int, float]]) -> float:
+    """Return when the last of `jobs` ends that follow on what runs: each on the node that is free first.
+
+    `rests` are what the nodes that run something need for it; `jobs` are pairs of how many and how many seconds each.
+    """
+    ends = [*rests, *[0.0] * (max(1, nodes) - len(rests))]
     heapq.heapify(ends)
-    for _ in range(queued):
-        heapq.heapreplace(ends, ends[0] + block_s)
-    return max(ends)
+    last = 0.0
+    for count, each_s in jobs:
+        last = _take(ends, count, each_s) if count else last
+    return last
+
+
+def _take(ends: list[float], count: int, each_s: float) -> float:
+    """Give `count` equal jobs out; return when the last one ends. Nodes that end together get the same number."""
+    last, top = ends[0], max(ends)
+    while count and top - ends[0] > each_s:
+        last, count = ends[0] + each_s, count - 1
+        heapq.heapreplace(ends, last)
+    rounds, count = divmod(count, len(ends))
+    if rounds:
+        ends[:] = [end + rounds * each_s for end in ends]
+        last = max(ends)
+    for _ in range(count):
+        last = ends[0] + each_s
+        heapq.heapreplace(ends, last)
+    return last

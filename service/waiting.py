@@ -29,8 +29,8 @@ class Waiting:
     starts_in_s: float | None = None
     """Until its next block starts, at the recent pace; None where nothing of the kind was measured."""
     time_left_s: float | None = None
-    """Until its last block ends, those that are held and blocks of others in between not counted; None where nothing
-    of the kind was measured, and where it has taken as long as it should."""
+    """Until its last block ends, with the blocks of others that come before it by now, without held ones; None where
+    nothing of the kind was measured, and where it has taken as long as it should."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +63,32 @@ def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float
 
 def _with_time_left(row: Row[Any], around: _Surroundings, found: Waiting) -> Waiting:
     """Add what its running blocks still need, and those that are queued after them."""
+    if found.waiting_for is not None and found.starts_in_s is None:
+        return found
     own = around.own_running.get(row.id, ())
     one_trial_s = trial_s(row, own, around.paces.get(row.node_class))
-    if one_trial_s is None or (found.waiting_for is not None and found.starts_in_s is None):
+    if one_trial_s is None:
         return found
+    running_s = max((rest_s(block, one_trial_s) for block in own), default=0.0)
+    queued_s = _queued_s(row, around, one_trial_s) if row.id in around.places else 0.0
+    left_s = None if queued_s is None else max(running_s, queued_s)
+    return replace(found, time_left_s=left_s or None)
+
+
+def _queued_s(row: Row[Any], around: _Surroundings, one_trial_s: float) -> float | None:
+    """Return when the last of an ablation's queued blocks ends; None where nothing is known of what comes before it."""
+    place, pace = around.places[row.id], around.paces.get(row.node_class)
+    rests = []
+    for block in around.running.get(row.node_class, ()):
+        each_s = one_trial_s if block.ablation_id == row.id else trial_s(block, [block], pace)
+        if each_s is None:
+            return None
+        rests.append(rest_s(block, each_s))
+    if place.blocks_between and pace is None:
+        return None
     block_s = one_trial_s * row.trials_planned / row.blocks_planned
-    left_s = last_end_s([rest_s(block, one_trial_s) for block in own], row.blocks_queued, block_s)
-    return replace(found, time_left_s=left_s + (found.starts_in_s or 0.0) or None)
+    jobs = [(place.blocks_between, pace.block_s if pace else 0.0), (row.blocks_queued, block_s)]
+    return max(0.0, place.rest_s) + last_end_s(rests, _sorted_nodes(row, around)[0], jobs)
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:

@@ -12,6 +12,7 @@ import os
 
 import pytest
 
+pytest_plugins = ["tests.kernels.compile_first"]
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
 _MEASURING = ("arm_outcome", "exec", "part_run", "planted", "sentinels", "stack_")
 _WAITING = (

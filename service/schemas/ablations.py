@@ -55,8 +55,8 @@ class AblationPublic(Public):
     starts_in_s: float | None
     """Seconds until its next block starts, at the recent pace; null where nothing of the kind was measured."""
     time_left_s: float | None = None
-    """Seconds until its last block ends, held ones and those of others not counted; null where nothing of the kind was
-    measured, and where it has taken as long as it should."""
+    """Seconds until its last block ends, with the blocks of others that come before it by now, without held ones; null
+    where nothing of the kind was measured, and where it has taken as long as it should."""
     answer: str | None = None
     """The word and the effect of its best variant, for lists; null before it has a verdict."""
     labels: dict[str, str]

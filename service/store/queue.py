@@ -41,6 +41,8 @@ class QueuePlace:
     """Where the first block of an ablation stands in the queue of its node class."""
 
     blocks_ahead: int
+    blocks_between: int
+    """Of others, given out before its last one; those ahead of its first among them."""
     rest_s: float
     """Until one of its blocks may be claimed: a pause after an attempt that broke; 0 or less for none."""
 
@@ -49,12 +51,18 @@ def _places() -> Select[Any]:
     """Count without looking at blocks: the queued ones of an ablation have its turn and those that follow."""
     other = ablations.alias("other")
     is_higher = other.c.priority > ablations.c.priority
-    turns = ablations.c.turn - other.c.turn + case((other.c.id < ablations.c.id, 1), else_=0)
-    ahead = case((is_higher | (turns > other.c.blocks_queued), other.c.blocks_queued), else_=turns)
-    first = is_higher | ((other.c.priority == ablations.c.priority) & (turns > 0))
+    first = ablations.c.turn - other.c.turn + case((other.c.id < ablations.c.id, 1), else_=0)
+    last = first + ablations.c.blocks_queued - 1
+
+    def before(turns: ColumnElement[int]) -> ColumnElement[int]:
+        all_of_it = is_higher | (turns > other.c.blocks_queued)
+        counted = case((all_of_it, other.c.blocks_queued), (turns > 0, turns), else_=0)
+        return func.coalesce(func.sum(counted), 0)
+
+    beside = (other.c.priority == ablations.c.priority) & (other.c.id != ablations.c.id) & (last > 0)
     in_queue = (other.c.node_class == ablations.c.node_class) & (other.c.blocks_queued > literal_column("0"))
-    found = select(ablations.c.id, func.coalesce(func.sum(ahead), 0), _rest_s().label("rest_s"))
-    found = found.select_from(ablations.outerjoin(other, in_queue & first))
+    found = select(ablations.c.id, before(first), before(last), _rest_s().label("rest_s"))
+    found = found.select_from(ablations.outerjoin(other, in_queue & (is_higher | beside)))
     return found.where(ablations.c.id.in_(_IDS), WAITS).group_by(ablations.c.id)
 
 
@@ -71,7 +79,10 @@ _PLACES = _places()
 def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
     """Return the place of every ablation among these that has a queued block."""
     rows = connection.execute(_PLACES, {"ids": list(ablation_ids)})
-    return {name: QueuePlace(blocks_ahead=int(place), rest_s=float(rest)) for name, place, rest in rows}
+    return {
+        name: QueuePlace(blocks_ahead=int(ahead), blocks_between=int(between), rest_s=float(rest))
+        for name, ahead, between, rest in rows
+    }
 
 
 _HOLDERS = (
@@ -147,24 +158,31 @@ def paces(connection: Connection) -> dict[str, Pace]:
 
 
 def _running() -> Select[Any]:
+    """Sum up the trials by block first: to group all that is read lets SQLite go through all blocks."""
+    runs = (blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
     started, over, step_s = trials.c.started_at, trials.c.over_at, trials.c.step_s
     goes_on = started.is_not(None) & over.is_(None)
     steps_s = (trials.c.steps_total - trials.c.steps_done) * step_s
-    of_trials = {
+    sums = {
         "trials_waiting": func.sum(case((started.is_(None), 1), else_=0)),
         "trials_starting": func.sum(case((goes_on & step_s.is_(None), 1), else_=0)),
         "starting_s": func.sum(case((goes_on & step_s.is_(None), db_now() - started), else_=0.0)),
         "steps_s": func.sum(case((goes_on, func.coalesce(steps_s, 0.0)), else_=0.0)),
         "trials_over": func.count(over),
-        "trials_over_s": func.max(over) - attempts.c.started_at,
+        "last_over": func.max(over),
     }
+    found = select(trials.c.block_id, *(one.label(name) for name, one in sums.items()))
+    of_block = (
+        found.where(trials.c.block_id.in_(select(blocks.c.id).where(*runs))).group_by(trials.c.block_id).subquery()
+    )
     names = ("name", "settled_s", "blocks_done", "blocks_planned", "trials_planned")
-    own = (blocks.c.ablation_id, blocks.c.node_class, *(ablations.c[name] for name in names))
-    query = select(*own, *(sums.label(name) for name, sums in of_trials.items()))
-    query = query.join(ablations, ablations.c.id == blocks.c.ablation_id)
-    query = query.join(attempts, attempts.c.id == blocks.c.attempt_id).join(trials, trials.c.block_id == blocks.c.id)
-    query = query.where(blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
-    return query.group_by(blocks.c.id, ablations.c.id, attempts.c.id)
+    query = select(blocks.c.ablation_id, blocks.c.node_class, *(ablations.c[name] for name in names), of_block)
+    query = query.add_columns((of_block.c.last_over - attempts.c.started_at).label("trials_over_s"))
+    query = query.join_from(blocks, ablations, ablations.c.id == blocks.c.ablation_id)
+    query = query.join(attempts, attempts.c.id == blocks.c.attempt_id).join(
+        of_block, of_block.c.block_id == blocks.c.id
+    )
+    return query.where(*runs)
 
 
 _RUNNING = _running()

@@ -1,13 +1,23 @@
-"""The problems that the CUDA lane is measured on against the reference lane; importable without a GPU."""
+"""The problems that the CUDA lane is measured on against the reference lane; importable without a GPU.
+
+Kernels are for any batch and length, so problems that differ in nothing else share theirs. Where no more is wanted of
+a problem, it therefore has four heads in one group, and 1001 tokens, which one block of the sequential schedule walks
+as 1024.
+"""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
+
+import pytest
 
 from kernels.mamba3_mimo.accuracy import Case
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 
-PLAIN = Case(B=2, S=1001, H=8)
+Problem = tuple[Case, Variant]
+
+PLAIN = Case(B=2, S=1001, H=4)
 LONG = Case(B=1, S=8191, H=16)
 
 CASES = {
@@ -20,14 +30,14 @@ CASES = {
     "no_gate": replace(PLAIN, without=("z", "zeta")),
     "per_rank": replace(PLAIN, without=("phi",)),
     "bare": replace(PLAIN, without=("z", "zeta", "phi", "D")),
-    "groups": replace(PLAIN, G=4),
+    "groups": replace(PLAIN, G=2),
     "full_rotary": replace(PLAIN, rope=1.0),
     "odd_heads": replace(PLAIN, H=5, shared_angles=True),
     "one_token": replace(PLAIN, S=1),
     "five_tokens": replace(PLAIN, S=5),
-    "two_tokens_wide": Case(B=3, S=2, H=4, G=2, N=128),
+    "two_tokens_wide": Case(B=3, S=2, H=4, N=128),
     "long": LONG,
-    "long_cumulated": replace(LONG, cumulated=True),
+    "long_cumulated": replace(LONG, H=4, cumulated=True),
     "long_documents": replace(LONG, documents=4),
 }
 
@@ -39,13 +49,13 @@ OFFICIAL = (
 
 RANKS = (1, 2, 4, 8)
 
-STATES = replace(PLAIN, S=700, H=4, started=True, ended=True)
+STATES = replace(PLAIN, started=True, ended=True)
 STATE_CASES: Mapping[str, tuple[Case, Mapping[str, Any]]] = {
     "both": (STATES, {}),
     "started": (replace(STATES, ended=False, documents=3), {}),
     "ended": (replace(STATES, started=False, documents=3), {}),
     "cumulated": (replace(STATES, cumulated=True), {}),
-    "sequential": (replace(STATES, G=2), {"schedule": "sequential"}),
+    "sequential": (STATES, {"schedule": "sequential"}),
     "sequential_cached": (STATES, {"schedule": "sequential", "psiv_cache": True}),
     "sequential_general": (replace(STATES, N=32, R=2), {"schedule": "sequential"}),
     "two_roles": (STATES, {"warp_specialize": True}),
@@ -95,9 +105,30 @@ HALVED = ((16, 128, 8, 8), (64, 128, 1, 64), (256, 128, 4, 8), (256, 128, 1, 32)
 """(N, P, R, chunk_size) whose heads are halved."""
 
 
+def scan_problem(case: Case, variant: Variant | None = None) -> ScanProblem:
+    """Return what decides which kernels a case needs, in the form that the fuzz compiles."""
+    given, default = variant or Variant(), Variant()
+    switches = {f.name: getattr(given, f.name) for f in fields(Variant)}
+    same = ScanProblem.model_fields.keys() & {field.name for field in fields(Case)}
+    return ScanProblem(
+        **{name: getattr(case, name) for name in same},
+        full_rotary=case.rope == 1,
+        switches={name: value for name, value in switches.items() if value != getattr(default, name)},
+        wanted=None if case.gradients else (),
+    )
+
+
+def each(problems: Mapping[str, Problem]) -> list[Any]:
+    """Return (case, variant) of every test of these problems, marked as what it launches."""
+    return [
+        pytest.param(case, variant, id=name, marks=pytest.mark.scans(scan_problem(case, variant)))
+        for name, (case, variant) in problems.items()
+    ]
+
+
 def official(state: int, width: int, rank: int, chunk: int) -> tuple[Case, Variant]:
     """Return one shape of the official tests."""
-    return Case(B=2, S=1024, H=8, N=state, P=width, R=rank, cumulated=True), Variant(chunk_size=chunk)
+    return Case(B=2, S=1024, H=4, N=state, P=width, R=rank, cumulated=True), Variant(chunk_size=chunk)
 
 
 def of_rank(rank: int) -> tuple[Case, Variant]:
@@ -126,12 +157,20 @@ def halved(state: int, width: int, rank: int, chunk: int) -> tuple[Case, Variant
     return replace(PLAIN, N=state, P=width, R=rank, documents=2), Variant(chunk_size=chunk)
 
 
+COMPARED: Mapping[str, Mapping[str, Problem]] = {
+    "cases": {name: (case, Variant()) for name, case in CASES.items()},
+    "official": {f"official-{sizes}": official(*sizes) for sizes in OFFICIAL},
+    "ranks": {f"rank-{rank}": of_rank(rank) for rank in RANKS},
+    "switches": {name: switched(name) for name in SWITCHES},
+    "wide": {f"wide-{name}": switched_wide(name) for name in WIDE},
+    "merged": {f"merged-{name}": merged(name) for name in MERGED},
+    "halved": {f"halved-{sizes}": halved(*sizes) for sizes in HALVED},
+    "states": {f"state-{name}": (case, Variant(**switches)) for name, (case, switches) in STATE_CASES.items()},
+}
+"""Every comparison with the reference, by what it is about."""
+
+
 def every() -> Iterator[tuple[str, Case, Variant]]:
     """Yield the name and the problem of every comparison with the reference."""
-    yield from ((name, case, Variant()) for name, case in CASES.items())
-    yield from ((f"official-{sizes}", *official(*sizes)) for sizes in OFFICIAL)
-    yield from ((f"rank-{rank}", *of_rank(rank)) for rank in RANKS)
-    yield from ((name, *switched(name)) for name in SWITCHES)
-    yield from ((f"wide-{name}", *switched_wide(name)) for name in WIDE)
-    yield from ((f"merged-{name}", *merged(name)) for name in MERGED)
-    yield from ((f"halved-{sizes}", *halved(*sizes)) for sizes in HALVED)
+    for problems in COMPARED.values():
+        yield from ((name, *problem) for name, problem in problems.items())

@@ -12,7 +12,9 @@ pytest.importorskip("tilelang")
 from kernels.mamba3_mimo.accuracy import Case, make_inputs
 from kernels.mamba3_mimo.cuda.host import scan
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from kernels.mamba3_mimo.fuzz import problems
 from kernels.scan import ScanSwitches
 from tests.architecture.pages import ROOT
@@ -23,7 +25,7 @@ NAME = "docs/kernels.md"
 PAGE = (ROOT / NAME).read_text(encoding="utf-8")
 FOLDER = ROOT / "kernels" / "mamba3_mimo" / "cuda"
 SOURCES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.rglob("*.py")}
-PROGRAM = re.compile(r"@T\.prim_func\n +def (\w+)\(")
+PROGRAM = re.compile(r"@T\.prim_func\n(?: +@takes\(.*\)\n)? +def (\w+)\(")
 NOT_OF_THIS_LANE = ("lane",)
 PROBLEMS = {"A, ms": "B8 S8192 H16 N64", "B, ms": "B8 S2048 H32 N128"}
 """Column of the table of kernels -> problem of the receipt."""
@@ -48,6 +50,20 @@ def test_every_kernel_is_in_the_table_with_the_files_that_make_it():
 def test_every_name_that_the_host_launches_is_in_the_table():
     said = [name for row in table("kernel") for name in re.findall(r"`(\w+)`", row["launched as"])]
     assert sorted(said) == sorted(KERNELS)
+
+
+def test_buffers_of_the_page_have_the_sizes_and_types_of_the_programs():
+    s = ScanShape(B=2, S=256, H=6, G=1, N=64, P=32, R=4, A=16, L=128)
+    rows = ScanShape(B=2, S=128, H=6, G=1, N=64, P=32, R=4, A=16, L=128)
+    types = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16", "int32": "int32"}
+    known, of_rows = tensors(s), tensors(rows)
+    letters = {name: getattr(s, name) for name in "BSHNPRAMCL"} | {"W": s.walks}
+    said = {name: row for row in table("buffer") for name in re.findall(r"`(\w+)`", row["buffer"])}
+    assert said.keys() - known.keys() == {"start"}
+    for name in said.keys() & known.keys():
+        sizes = said[name]["shape"].strip("[]").replace("/", "//").split(",")
+        size = tuple(eval(size, {}, letters) for size in sizes)  # noqa: S307 - the page is ours
+        assert (size, types[said[name]["dtype"]]) == (of_rows if name == "first" else known)[name]
 
 
 def test_costs_are_those_of_the_receipt():

@@ -9,13 +9,14 @@ pytest.importorskip("tilelang")
 
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs
-from kernels.mamba3_mimo.cuda.backward.edges import EDGE, edge_size
 from kernels.mamba3_mimo.cuda.backward.reductions import head_block
-from kernels.mamba3_mimo.cuda.forward.prefix import WARP_TOKENS, lanes_for
+from kernels.mamba3_mimo.cuda.forward.prefix import lanes_for
 from kernels.mamba3_mimo.cuda.host import piece, scan
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import CHUNK_ROWS, RANKS, STATE_SIZES, Variant, refusal
+from kernels.mamba3_mimo.cuda.pieces.places import EDGE
+from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from tests.kernels import scan_cases
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
@@ -31,9 +32,9 @@ class Recorded(scan.Scan):
     def run(self, name, *arguments):
         """Keep the tensors."""
         assert name in KERNELS
-        tensors = [argument for argument in arguments if not isinstance(argument, int)]
-        assert all(tensor.is_contiguous() for tensor in tensors), name
-        self.launched[name] = tensors
+        made = [argument for argument in arguments if not isinstance(argument, int)]
+        assert all(tensor.is_contiguous() for tensor in made), name
+        self.launched[name] = made
 
 
 @pytest.fixture(autouse=True)
@@ -167,14 +168,13 @@ def test_a_warp_covers_its_tokens_and_angles_once(angles):
         for i in range(lanes.run)
         for e in range(8)
     ]
-    assert sorted(seen) == [(t, j) for t in range(WARP_TOKENS) for j in range(angles)]
+    assert sorted(seen) == [(t, j) for t in range(EDGE) for j in range(angles)]
     assert lanes.groups * lanes.parts == 32
 
 
 def test_edges_cover_the_sequence_at_the_distance_of_a_warp():
-    assert EDGE == WARP_TOKENS
-    assert edge_size(replace(SHAPE, S=1280, L=640)) == (4, 4, 10, 2, 64)
-    assert edge_size(replace(SHAPE, S=32, L=16)) == (4, 4, 1, 2, 64)
+    assert tensors(replace(SHAPE, S=1280, L=640))["edges"][0] == (4, 4, 10, 2, 64)
+    assert tensors(replace(SHAPE, S=32, L=16))["edges"][0] == (4, 4, 1, 2, 64)
 
 
 @pytest.mark.parametrize("state_size", STATE_SIZES)

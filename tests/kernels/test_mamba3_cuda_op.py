@@ -16,10 +16,13 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
+from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
+from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched
+from tests.kernels.scan_cases import each, scan_problem
 from tests.kernels.states import piece
 from tests.scan_inputs import ScanSizes, global_error, random_inputs
 
@@ -27,7 +30,6 @@ CUDA = ScanSwitches(lane=Lane.CUDA)
 SHAPE = ScanSizes(batch=2, length=500, heads=4, groups=2, state=64, width=64, ranks=4)
 on_gpu = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an H200"),
     pytest.mark.filterwarnings("ignore"),  # torch's compiler warns about its own parts
 ]
 
@@ -242,17 +244,26 @@ def run(inputs: ScanInputs, options: ScanSwitches) -> dict[str, torch.Tensor]:
     return {"out": result.out, "state": result.final_state.state} | dict(zip(inputs.names, grads, strict=True))
 
 
+def scan_of(length: int = SHAPE.length, batch: int = SHAPE.batch, **changes: object) -> pytest.MarkDecorator:
+    """Return the mark of tests that launch a scan of SHAPE, of another length or batch."""
+    case = Case(B=batch, S=length, H=SHAPE.heads, G=SHAPE.groups, N=SHAPE.state, P=SHAPE.width, R=SHAPE.ranks)
+    return pytest.mark.scans(scan_problem(replace(case, **changes)))
+
+
+WITHOUT = [(), ("D",), ("z", "zeta"), ("phi",), ("z", "zeta", "phi", "D")]
+
+
 class TestOnGpu:
     pytestmark = on_gpu
 
-    @pytest.mark.parametrize("missing", [(), ("D",), ("z", "zeta"), ("phi",), ("z", "zeta", "phi", "D")])
-    def test_equals_the_scan_without_operators_bit_for_bit(self, missing):
-        from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
-        from kernels.mamba3_mimo.cuda.host.check import ours
-
-        inputs = make_inputs(Case(S=500, G=2, documents=3, without=missing))
+    @pytest.mark.parametrize(
+        ("case", "variant"),
+        each({str(names): (Case(S=500, documents=3, without=names), Variant()) for names in WITHOUT}),
+    )
+    def test_equals_the_scan_without_operators_bit_for_bit(self, case, variant):
+        inputs = make_inputs(case)
         grad_out = make_grad(inputs, 1)
-        expected = ours(inputs, grad_out, Variant())
+        expected = ours(inputs, grad_out, variant)
         leaves = inputs.with_tensors(tuple(t.requires_grad_() for t in inputs.tensors()))
         result = mamba3_mimo(leaves, CUDA, return_final_state=True)
         grads = torch.autograd.grad(result.out, leaves.tensors(), grad_out)
@@ -260,6 +271,7 @@ class TestOnGpu:
         assert set(found) == set(expected) == {"out", "state", *inputs.names}
         assert all(torch.equal(found[name], expected[name].to(found[name].dtype)) for name in found)
 
+    @scan_of(length=64)
     def test_operators_keep_torchs_rules(self):
         inputs = trained_inputs("cuda", replace(SHAPE, length=64))
         switches = [getattr(CUDA, name) for name in op.SWITCHES]
@@ -267,14 +279,16 @@ class TestOnGpu:
         tests = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(torch.ops.ablate.mamba3_scan, arguments, test_utils=tests)
 
+    @scan_of()
     def test_compiled_model_equals_the_eager_one(self):
         inputs = trained_inputs("cuda")
         eager = torch.autograd.grad(small_model(inputs, *inputs.tensors()), inputs.tensors())
         compiled = torch.compile(small_model, fullgraph=True)
         found = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
-        for name, ours, theirs in zip(inputs.names, found, eager, strict=True):
-            assert global_error(ours, theirs) < 1e-2, name
+        for name, own, other in zip(inputs.names, found, eager, strict=True):
+            assert global_error(own, other) < 1e-2, name
 
+    @scan_of()
     @pytest.mark.parametrize("compiled", [False, True])
     def test_facts_of_both_passes_are_recorded(self, compiled):
         inputs = trained_inputs("cuda")
@@ -286,11 +300,14 @@ class TestOnGpu:
         assert seen["mamba3_mimo.psiv_recomputes"] == 1
         assert {"mamba3_mimo.source_hash.forward", "mamba3_mimo.source_hash.backward"} <= set(seen)
 
+    @scan_of()
     def test_two_runs_give_equal_bits(self):
         inputs = trained_inputs("cuda")
         first, second = run(inputs, CUDA), run(inputs, CUDA)
         assert all(torch.equal(first[name], second[name]) for name in first)
 
+    @scan_of(length=100, batch=1, gradients=False)
+    @scan_of(length=90, batch=1, gradients=False)
     def test_decoding_continues_the_sequence(self):
         shape = replace(SHAPE, batch=1, length=100)
         inputs = random_inputs(shape, dtype=torch.bfloat16)

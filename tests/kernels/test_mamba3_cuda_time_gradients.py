@@ -12,11 +12,11 @@ pytest.importorskip("tilelang")
 
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.host.compiled import program
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.places import EDGE
+from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from tests.kernels import tile_interpreter
 
 TOKENS = 2 * EDGE + 9
@@ -76,7 +76,7 @@ def by_walks(values_BHS: Tensor, s: ScanShape) -> Tensor:
 
 
 def edges_of_walks(edges: Tensor, s: ScanShape) -> Tensor:
-    found = torch.full(edge_size(s), math.nan, dtype=torch.float64)
+    found = torch.full(tensors(s)["edges"][0], math.nan, dtype=torch.float64)
     for b, blk in product(range(s.B), range(s.S // EDGE)):
         walk, t = s.place(b, blk * EDGE)
         found[walk, :, t // EDGE] = edges[b, :, blk]

@@ -1,7 +1,5 @@
 """What the lane says to a problem before it runs: the reason why it refuses, and what it compiles for it."""
 
-from collections.abc import Hashable
-
 from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelError
@@ -42,7 +40,7 @@ def compiled(problem: ScanProblem) -> tuple[int, int]:
     return int(seen.get(ScanFact.KERNELS_COMPILED, 0)), int(seen.get(ScanFact.KERNELS_LOADED, 0))
 
 
-def kernels(problem: ScanProblem) -> frozenset[Hashable]:
+def kernels(problem: ScanProblem) -> frozenset[tuple[str, ScanShape, Variant]]:
     """Return what names the kernels that a problem needs that is not refused: equal names are one kernel."""
     scan = _scan(problem)
     return frozenset(

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, TypeAlias
 
 from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem, parsed
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 
 Answer: TypeAlias = Callable[[ScanProblem, Callable[[object], None]], FuzzOutcome]
 """A function of a module: (problem, say) -> its outcome; `say` tells `Compiled` in between."""
@@ -51,7 +51,7 @@ class _Process:
         """Hand a set over."""
         self.left.extend(problems)
         self.fresh, self.doing, self.heard_at = True, "compile", time.monotonic()
-        self.pipe.send([problem.line for problem in problems])
+        self.pipe.send(problems)
 
     def answered(self, outcome: FuzzOutcome) -> FuzzOutcome:
         """Note what the first of the problems that are left became."""
@@ -134,7 +134,7 @@ class FuzzPool:
                     one.doing = "run"
                     yield said
                 else:
-                    yield one.answered(FuzzOutcome.model_validate_json(said))
+                    yield one.answered(said)
         except (EOFError, OSError):
             yield from self._lost(one, "failed", "the process ended")
         else:
@@ -169,12 +169,12 @@ def _serve(pipe: "Connection[Any, Any]", answer: Answer) -> None:
     os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
     while True:
         try:
-            lines = pipe.recv()
+            problems = pipe.recv()
         except (EOFError, OSError):
             return
-        for at, line in enumerate(lines):
-            outcome = answer(parsed(line), pipe.send)
-            pipe.send(outcome.model_dump_json())
+        for at, problem in enumerate(problems):
+            outcome = answer(problem, pipe.send)
+            pipe.send(outcome)
             if outcome.ending == "refused" and at == 0:
                 break
             if outcome.ending == "failed" and _gpu_is_lost():

@@ -62,7 +62,7 @@ def layers(row: RecipePublic) -> str:
 
 def meant_for(row: RecipePublic) -> str:
     """Name the node classes that a recipe is meant for, and where an arm must name its lane."""
-    lane = Lane(row.gates["lane"])
+    lane = Lane(str(row.gates["lane"]))
     elsewhere = [] if row.node_classes else [name for name, entry in NODE_CLASSES.items() if lane not in entry.lanes]
     return f"{', '.join(row.node_classes) or 'any'}{'; with gate lane on ' if elsewhere else ''}{', '.join(elsewhere)}"
 

@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("tilelang")
-if not torch.cuda.is_available():
-    pytest.skip("needs an H200", allow_module_level=True)
 
 from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.scan import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from model.data import Dataset
@@ -40,6 +38,14 @@ SMALL = TrainConfig(
 SEQ_LEN = 200
 
 
+def scans(**switches: Any) -> pytest.MarkDecorator:
+    """Return the mark of tests that train: what a mixer launches."""
+    mamba = SMALL.model.mamba
+    sizes = {"H": SMALL.model.num_value_heads, "G": mamba.ngroups, "N": mamba.d_state, "P": mamba.headdim}
+    given = {"B": SMALL.micro_batch, "S": SEQ_LEN, "R": mamba.mimo_rank, "shared_angles": True, "documents": 2}
+    return pytest.mark.scans(ScanProblem(**sizes, **given, switches=switches))
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("train")
@@ -57,6 +63,7 @@ def run(home: Path, dataset: Dataset, **scan: Any) -> TrainResult:
     return train(replace(SMALL, model=model, data=data, compile=compiled), dataset=dataset, on_step=lambda _: None)
 
 
+@scans()
 def test_cuda_lane_follows_the_reference_lane(home, dataset):
     ours, theirs = run(home, dataset), run(home, dataset, lane=Lane.REFERENCE)
     for own, other in zip(ours.steps, theirs.steps, strict=True):
@@ -65,11 +72,13 @@ def test_cuda_lane_follows_the_reference_lane(home, dataset):
     assert ours.steps[-1].loss < ours.steps[0].loss - 0.5
 
 
+@scans()
 def test_two_runs_give_equal_losses(home, dataset):
     first, second = run(home, dataset), run(home, dataset)
     assert [step.loss for step in first.steps] == [step.loss for step in second.steps]
 
 
+@scans()
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_gate_is_attested(home, dataset, compiled):
     result = run(home, dataset, compile=compiled)
@@ -82,6 +91,7 @@ def test_every_gate_is_attested(home, dataset, compiled):
     assert result.compile_s > 0
 
 
+@scans(superchunk=128)
 def test_kernels_are_counted_before_step_0(home, dataset):
     result = run(home, dataset, superchunk=128)  # of no other test: a process counts each scan once
     assert result.facts[ScanFact.KERNELS_COMPILED] + result.facts[ScanFact.KERNELS_LOADED] == 13

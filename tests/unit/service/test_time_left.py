@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from service import time_left, waiting
+from service.store.placement import Needs
 from service.store.queue import Pace, QueuePlace
 from service.waiting import Waiting, _Surroundings
 
@@ -31,10 +32,23 @@ def running(of: str, chance: random.Random, *, over: int = 0) -> Any:
     return ablation(ablation_id=of, name=of, trials_planned=80, **told)
 
 
-def surroundings(paces: dict[str, Pace], blocks: Sequence[Any]) -> _Surroundings:
+def surroundings(
+    paces: dict[str, Pace], blocks: Sequence[Any], *, nodes: int = 0, between: int | None = None
+) -> _Surroundings:
     own = {one.ablation_id: [block for block in blocks if block.ablation_id == one.ablation_id] for one in blocks}
-    nothing: dict[str, Any] = {"places": {}, "holders": {}, "nodes": {}, "needs": {}}
-    return _Surroundings(**nothing, paces=paces, running={"cpu": blocks}, own_running=own, silent_s=30)
+    well = {
+        "node_class": "cpu",
+        "quarantined_reason": None,
+        "draining": False,
+        "silent_s": 0,
+        "lanes": None,
+        "num_devices": 1,
+    }
+    known = [SimpleNamespace(name=f"node-{number}", **well) for number in range(nodes)]
+    places = {} if between is None else {"this": QueuePlace(blocks_ahead=0, blocks_between=between, rest_s=0)}
+    told: dict[str, Any] = {"places": places, "nodes": {"cpu": known}}
+    told |= {"holders": {}, "needs": {"this": Needs(lanes="", devices=1)}}
+    return _Surroundings(**told, paces=paces, running={"cpu": blocks}, own_running=own, silent_s=30)
 
 
 def rest(block: Any, trial_s: float) -> float:
@@ -48,30 +62,36 @@ def test_blocks_take_their_own_pace_then_that_of_their_trials_then_that_of_late(
     done, queued, over = chance.choice([0, 3]), chance.randint(0, 9), chance.choice([0, 2])
     row = ablation(settled_s=40.0 * done, blocks_done=done, blocks_queued=queued, trials_planned=80)
     blocks = [running(row.id, chance, over=over) for _ in range(chance.randint(0, 3))]
-    known = chance.random() < 0.7
-    around = surroundings({"cpu": Pace(block_s=99.0, trial_s=13.0)} if known else {}, blocks)
+    others = [running("other", chance, over=2) for _ in range(chance.randint(0, 2))]
+    known, nodes, between = chance.random() < 0.7, chance.randint(0, 4), chance.choice([0, 0, 1, 7, 40])
+    paces = {"cpu": Pace(block_s=99.0, trial_s=13.0)} if known else {}
+    around = surroundings(paces, [*blocks, *others], nodes=nodes, between=between if queued else None)
     told = chance.choice(
         [Waiting(), Waiting(waiting_for="a free node", starts_in_s=7.0), Waiting(waiting_for="a live node")]
     )
     found = waiting._with_time_left(row, around, told)
     heard = over * len(blocks)
-    if not (done or known or heard) or told.waiting_for == "a live node":
+    if not (done or known or heard) or told.waiting_for == "a live node" or (queued and between and not known):
         assert found == told, "nobody knows"
         return
     late_s = sum(block.trials_over_s for block in blocks) / heard if heard else 13.0
     trial_s = 10.0 if done else late_s
-    expected = ends_by_hand([rest(block, trial_s) for block in blocks], queued, 4 * trial_s)
-    expected += 7.0 if told.waiting_for else 0.0
+    own = [rest(block, trial_s) for block in blocks]
+    busy = own + [rest(block, block.trials_over_s / 2) for block in others]
+    jobs = [99.0] * between + [4 * trial_s] * queued
+    expected = max([*own, ends_by_hand(busy, nodes, jobs) if queued else 0.0])
     assert found.time_left_s == (pytest.approx(expected) if expected else None)
     assert (found.waiting_for, found.starts_in_s) == (told.waiting_for, told.starts_in_s)
 
 
-def ends_by_hand(rests: Sequence[float], queued: int, block_s: float) -> float:
-    """Give each queued block to the node that is free first."""
-    nodes = sorted(rests) or [0.0]
-    for _ in range(queued):
-        nodes = sorted([nodes[0] + block_s, *nodes[1:]])
-    return nodes[-1]
+def ends_by_hand(rests: Sequence[float], nodes: int, jobs: Sequence[float]) -> float:
+    """Give each block to the node that is free first, and return when the last of them ends."""
+    free = sorted([*rests, *[0.0] * (max(1, nodes) - len(rests))])
+    last = 0.0
+    for job in jobs:
+        last = free.pop(0) + job
+        free = sorted([*free, last])
+    return last
 
 
 def test_what_has_taken_as_long_as_it_should_has_no_time_left() -> None:
@@ -90,12 +110,16 @@ def test_the_next_block_starts_when_a_node_is_free_and_those_ahead_are_done(seed
     ahead, working = chance.randint(0, 9), chance.randint(1, 4)
     blocks = [running("other", chance) for _ in range(chance.randint(0, working))]
     around = surroundings({"cpu": Pace(block_s=60.0, trial_s=10.0)}, blocks)
-    found = waiting._estimate("cpu", around, QueuePlace(blocks_ahead=ahead, rest_s=0), working)
+    found = waiting._estimate("cpu", around, QueuePlace(blocks_ahead=ahead, blocks_between=ahead, rest_s=0), working)
     rests = [rest(block, 10.0) for block in blocks]
     assert found == pytest.approx((min(rests) if len(blocks) == working else 0) + 60.0 * ahead / working)
 
 
-def test_the_end_is_never_before_what_runs_longest() -> None:
-    assert time_left.last_end_s([1.0, 60.0], 0, 5.0) == 60.0
-    assert time_left.last_end_s([1.0, 60.0], 3, 5.0) == 60.0
-    assert time_left.last_end_s([], 3, 5.0) == 15.0
+@pytest.mark.parametrize("seed", range(100))
+def test_many_equal_blocks_are_given_out_as_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    rests = [chance.choice([0.0, 5.0, chance.uniform(0, 90)]) for _ in range(chance.randint(0, 5))]
+    nodes = chance.randint(0, 6)
+    jobs = [(chance.choice([0, 1, 3, 50]), chance.choice([0.0, 1.0, chance.uniform(0, 40)])) for _ in range(3)]
+    each = [each_s for count, each_s in jobs for _ in range(count)]
+    assert time_left.last_end_s(rests, nodes, jobs) == pytest.approx(ends_by_hand(rests, nodes, each))

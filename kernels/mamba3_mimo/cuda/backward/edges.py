@@ -19,11 +19,6 @@ from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, f32
 
 
-def edge_size(s: ScanShape) -> tuple[int, ...]:
-    """Return the size of the tensor of edges, fp32 [B*K,H,ceil(L/EDGE),2,N]: see `make_edge`."""
-    return s.walks, s.H, -(-s.L // EDGE), 2, s.N
-
-
 def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, sums: Sums) -> tuple[Any, Any]:
     """Return (macro(one, t0): sum the edge at token t0, if any, into line_s; macro(edges, b, h, t0): write it).
 

@@ -14,31 +14,16 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
-from kernels.mamba3_mimo.cuda.backward.edges import edge_size
+from kernels.mamba3_mimo.cuda.backward import groups
 from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
-from kernels.mamba3_mimo.cuda.backward.groups import (
-    Given,
-    ProductOperands,
-    Products,
-    Rotation,
-    Sums,
-    WalkStaging,
-    Weights,
-    Written,
-)
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import tiles
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    UNPACKED,
-    spread,
-)
-from kernels.mamba3_mimo.cuda.pieces.walk import given
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 
 
 def shared_bytes(s: ScanShape, v: Variant) -> int:
@@ -120,50 +105,19 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the
     gradient of the state that enters the rows, only in the sequential schedule: else F2 reversed has it.
     """
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     threads, loads = io.threads_of(s), make_loads(s, v)
-    turning, depth = spread(s, threads).angles, A // 4
+    turning, depth = tiles.spread(s, threads).angles, A // 4
     across, along, sums_out = io.columns_of(s, M), io.columns_of(s, N), io.make_sums_out(s)
     _, stored = make_store(v)
     x_rows, sum_rows = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
-    started = s.started and v.schedule == "sequential"
 
     @T.prim_func
+    @takes(s, v, d_out="do")
     def b3_gradients(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v_: T.Tensor((B, S, H, P), BF16),
-        z: given(s.gated, (B, S, H, P), BF16),
-        d_out: T.Tensor((B, S, H, P) if s.reduced else (B, S, R, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        zeta: given(s.gated, (H, R, P), F32),
-        phi: given(s.reduced, (H, R, P), F32),
-        D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S // C, depth, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-        leaving: T.Tensor((B, H, N, P), F32),
-        psiv: given(v.psiv_cache, (B, H, S // C, M, P), BF16),
-        dqh: T.Tensor((B, S, R, H, N), BF16),
-        dkh: T.Tensor((B, S, R, H, N), BF16),
-        dv: T.Tensor((B, S, H, P), BF16),
-        dz: given(s.gated, (B, S, H, P), BF16),
-        dtheta: T.Tensor((B, H, S, A), F32),
-        row_q: T.Tensor((B, H, S), F32),
-        row_k: T.Tensor((B, H, S), F32),
-        same: T.Tensor((B, H, S), F32),
-        diag: T.Tensor((B, H, S), F32),
-        p_psi: T.Tensor((B, H, M // 8, P), F32),
-        p_zeta: given(s.gated, (B, H, M // 8, P), F32),
-        p_phi: given(s.reduced, (B, H, M // 8, P), F32),
-        p_d: T.Tensor((B, H), F32),
-        edges: T.Tensor(edge_size(s), F32),
-        first: given(started, (B, H, N, P), F32),
-    ):
+        q, k, v_, z, d_out, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving, psiv,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first,
+    ):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             # the barriers below are all that is needed, unless the compiler overlaps buffers
@@ -201,45 +155,34 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sum_rows, P), F32) for _ in range(3))
             swizzled = (q_raw, k_raw) if loads.two_d else ()
             T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (*swizzled, v_s, z_s, do_s)})
-            tensors = Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
-            written = Written(
+            tensors = groups.Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
+            written = groups.Written(
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
-                edges=edges,
+                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, first=first,
             )  # fmt: skip
-            staged = WalkStaging(
+            staged = groups.WalkStaging(
                 q_raw=q_raw, k_raw=k_raw, v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, h_s=h_s, x_s=x_s,
                 bar=bar,
             )  # fmt: skip
-            weights = Weights(
+            weights = groups.Weights(
                 q_bias_s=qb_s, k_bias_s=kb_s, psi_s=psi_s, half_zeta_s=half_zeta_s, zeta_s=zeta_s, phi_s=phi_s,
                 skip=skip,
             )  # fmt: skip
-            ops = ProductOperands(
+            ops = groups.ProductOperands(
                 q_s=q_s, k_s=k_s, g_s=g_s, gw_s=gw_s, e_s=e_s, mix_s=mix_s, dmix_s=dmix_s, w_s=w_s, dgate_s=dgate_s
             )  # fmt: skip
-            acc = Products(E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk, g=g, gw=gw, dgate=dgate)
-            sums = Sums(
+            acc = groups.Products(E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk, g=g, gw=gw, dgate=dgate)
+            sums = groups.Sums(
                 row_s=row_s, row=row, part_row=part_row, line_s=line_s, line=line, part_line=part_line, same_s=same_s,
                 dsame_s=dsame_s, d_row=d_row, psi_acc=psi_acc, zeta_acc=zeta_acc, phi_acc=phi_acc,
             )  # fmt: skip
-            rotation = Rotation(cos=cos, sin=sin, turn=turn, turn_s=turn_s)
+            rotation = groups.Rotation(cos=cos, sin=sin, turn=turn, turn_s=turn_s)
             sink = T.alloc_local((1,), F32)
             start = io.make_start(s, v, loads, tensors, staged)
+            lent = not (io.lends(s, v) or owns(s, v))
             chunk = make_chunk(
-                s,
-                v,
-                loads,
-                start,
-                written,
-                staged,
-                weights,
-                ops,
-                acc,
-                sums,
-                rotation,
-                sink,
-                lent=not (io.lends(s, v) or owns(s, v)),
-            )
+                s, v, loads, start, written, staged, weights, ops, acc, sums, rotation, sink, lent=lent
+            )  # fmt: skip
             # what a copy fills or empties while other turns of the loop run, and what is filled before the loop
             own = (q_raw, k_raw, q_s, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s)
             own += (x_s,) if v.psiv_cache else ()
@@ -273,7 +216,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             for n in T.serial(nc):
                 chunk(b, h, last - n * C, n, nc, tx)
             stored()
-            if started:
+            if writes_first(s, v):
                 T.copy(E, first[b, h, :, :])
             sums_out(psi_acc, p_psi, b, h)
             if s.gated:

@@ -8,28 +8,9 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from kernels.mamba3_mimo.cuda.backward import gradients_tiles as parts
+from kernels.mamba3_mimo.cuda.backward import groups
 from kernels.mamba3_mimo.cuda.backward.edges import make_edge
-from kernels.mamba3_mimo.cuda.backward.gradients_tiles import (
-    firsts,
-    lent_sum,
-    make_gate,
-    make_products,
-    make_spread_v,
-    make_turn_out,
-    make_turned_back,
-    make_values,
-    make_weigh,
-    put,
-)
-from kernels.mamba3_mimo.cuda.backward.groups import (
-    ProductOperands,
-    Products,
-    Rotation,
-    Sums,
-    WalkStaging,
-    Weights,
-    Written,
-)
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store, panels
@@ -37,8 +18,9 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import bf16, make_angles, make_rotate
 
 
 def make_chunk(
-    s: ScanShape, v: Variant, loads: Loads, start: Any, written: Written, staged: WalkStaging, weights: Weights,
-    ops: ProductOperands, acc: Products, sums: Sums, rotation: Rotation, sink: Any, *, lent: bool,
+    s: ScanShape, v: Variant, loads: Loads, start: Any, written: groups.Written, staged: groups.WalkStaging,
+    weights: groups.Weights, ops: groups.ProductOperands, acc: groups.Products, sums: groups.Sums,
+    rotation: groups.Rotation, sink: Any, *, lent: bool,
 ) -> Any:  # fmt: skip
     """Return macro(b, h, t0, n, nc, tx): the gradients of chunk n of nc, which begins at token t0.
 
@@ -49,14 +31,14 @@ def make_chunk(
     threads = io.threads_of(s)
     split = min(64, N * 128 // threads)  # two warp groups share the columns of a product
     turning, depth, x_rows = spread(s, threads).angles, A // 4, io.x_slots(v, loads) * M
-    spread_v, weigh = make_spread_v(s, loads, threads), make_weigh(s, loads)
+    spread_v, weigh = parts.make_spread_v(s, loads, threads), parts.make_weigh(s, loads)
     turned, angles = make_rotated_shared(s, threads, loads.at), make_angles(s, threads)
-    do = make_products(s, v, loads, threads, staged, ops, acc, sums, lent=lent)
-    gate = make_gate(s, loads, staged, weights, ops, acc, sums, lent=N == P)
-    values = make_values(s, v, loads, staged, weights, ops, acc, sums)
-    q_back, k_back = make_turned_back(s, threads, loads.at), make_turned_back(s, threads)
+    do = parts.make_products(s, v, loads, threads, staged, ops, acc, sums, lent=lent)
+    gate = parts.make_gate(s, loads, staged, weights, ops, acc, sums, lent=N == P)
+    values = parts.make_values(s, v, loads, staged, weights, ops, acc, sums)
+    q_back, k_back = parts.make_turned_back(s, threads, loads.at), parts.make_turned_back(s, threads)
     edge, edge_out = make_edge(s, io.columns_of(s, N), staged, acc, sums)
-    turn_out, rows_out = make_turn_out(s, threads), io.make_rows_out(s, sums, written)
+    turn_out, rows_out = parts.make_turn_out(s, threads), io.make_rows_out(s, sums, written)
     store, stored = make_store(v)
 
     @T.macro
@@ -85,13 +67,13 @@ def make_chunk(
         do.entries(one, held)
         if s.gated:
             for c, p in T.Parallel(C, P):
-                written.dz[b, t0 + c, h, p] = bf16(lent_sum(ops.dgate_s, loads, n, c, p, N == P))
+                written.dz[b, t0 + c, h, p] = bf16(parts.lent_sum(ops.dgate_s, loads, n, c, p, N == P))
         do.weighted()
         edge(one, t0)
         T.sync_threads()
         edge_out(written.edges, b, h, t0)
         do.queries(held)
-        put(acc.dn, staged.q_raw, loads, n, True)
+        parts.put(acc.dn, staged.q_raw, loads, n, True)
         for e in T.unroll(turning):
             rotation.turn[e] = 0.0
         do.keys()
@@ -99,7 +81,7 @@ def make_chunk(
         q_back(staged.q_raw, ops.q_s, rotation.turn, rotation.cos, rotation.sin, tx, n)
         do.finished()
         if v.aggressive_smem_merge:  # the products are done now, not where they began
-            sink[0] = firsts((ops.k_s, staged.x_s, ops.g_s, ops.gw_s, ops.e_s, ops.mix_s, ops.dmix_s))
+            sink[0] = parts.firsts((ops.k_s, staged.x_s, ops.g_s, ops.gw_s, ops.e_s, ops.mix_s, ops.dmix_s))
         T.fence_proxy_async()
         T.sync_threads()
         for cols in loads.columns():
@@ -110,7 +92,7 @@ def make_chunk(
         if loads.ahead > 0:
             stored()
             if not v.tma:
-                loads.free()
+                T.sync_threads()
             if n + loads.ahead < nc:
                 later = t0 - loads.ahead * C
                 start(b, h, later, n + loads.ahead, tx)

@@ -6,6 +6,8 @@ Rows are i = r * C + c.
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
 # ruff: noqa: C901, N812, PLR0915
 
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import tilelang.language as T
@@ -155,10 +157,7 @@ def make_rows_out(s: ScanShape, sums: Sums, written: Written) -> Any:
     C, R, groups = s.C, s.R, columns_of(s, s.M).groups
 
     def line(rows, first, c):
-        total = row_sum(rows, first, c, R, C)
-        for group in range(1, groups):
-            total = total + row_sum(rows, first + group, c, R, C)
-        return total
+        return reduce(add, (row_sum(rows, first + group, c, R, C) for group in range(groups)))
 
     @T.macro
     def rows_out(b, h, t0):

@@ -14,16 +14,16 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.backward.edges import edge_size
-from kernels.mamba3_mimo.cuda.backward.places_split import Block, Pool
+from kernels.mamba3_mimo.cuda.backward.groups import Given, Written
+from kernels.mamba3_mimo.cuda.backward.places_split import Block, pool_of
 from kernels.mamba3_mimo.cuda.backward.reader import make_reader
 from kernels.mamba3_mimo.cuda.backward.tiles_split import DEVICE_SOURCE, HANDS
 from kernels.mamba3_mimo.cuda.backward.writer import make_writer
 from kernels.mamba3_mimo.cuda.host.machine import GROUP, SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
-from kernels.mamba3_mimo.cuda.pieces.walk import given
 
 PASS_CONFIGS = {
     PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True,
@@ -78,53 +78,22 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
 def shared_bytes(s: ScanShape) -> int:
     """Return the bytes of shared memory of one block, with room for alignment."""
     tables = 3 * s.A * s.C * 4 + 36 * s.C + 16 * s.C * s.C + 8 * s.C * s.A + 960 * s.R + 4 * s.R * s.N
-    return Pool(max(1, s.N // 64), s.C).rows * 128 + tables + 2048
+    return pool_of(s).rows * 128 + tables + 2048
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:
     """B3 of gradients.py with the same tensors: every gradient or its partial sum, from one reverse pass."""
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    NB, NC = N // 64, L // C
-    started = s.started and v.schedule == "sequential"
-    pool_at, reader, writer = Pool(NB, C), make_reader(s), make_writer(s, started=started)
+    B, S, H, G, N, P, R, A, C, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.L
+    pool_at, reader, writer = pool_of(s), make_reader(s), make_writer(s, started=writes_first(s, v))
     weights = max(2 * C * C, 512)
     blocks = 2 if N == 64 and R >= 4 else 1
 
     @T.prim_func
+    @takes(s, v)
     def b3_gradients(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
-        z: T.Tensor((B, S, H, P), BF16),
-        do: T.Tensor((B, S, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        zeta: T.Tensor((H, R, P), F32),
-        phi: T.Tensor((H, R, P), F32),
-        D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-        leaving: T.Tensor((B, H, N, P), F32),
-        dqh: T.Tensor((B, S, R, H, N), BF16),
-        dkh: T.Tensor((B, S, R, H, N), BF16),
-        dv: T.Tensor((B, S, H, P), BF16),
-        dz: T.Tensor((B, S, H, P), BF16),
-        dtheta: T.Tensor((B, H, S, A), F32),
-        row_q: T.Tensor((B, H, S), F32),
-        row_k: T.Tensor((B, H, S), F32),
-        same: T.Tensor((B, H, S), F32),
-        diag: T.Tensor((B, H, S), F32),
-        p_psi: T.Tensor((B, H, M // 8, P), F32),
-        p_zeta: T.Tensor((B, H, M // 8, P), F32),
-        p_phi: T.Tensor((B, H, M // 8, P), F32),
-        p_d: T.Tensor((B, H), F32),
-        edges: T.Tensor(edge_size(s), F32),
-        first: given(started, (B, H, N, P), F32),
-    ):
+        q, k, v, z, do, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first,
+    ):  # fmt: skip
         with T.Kernel(H, B, threads=2 * GROUP) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.annotate_pass_configs(PASS_CONFIGS)
@@ -144,7 +113,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             T.annotate_layout({pool: make_swizzled_layout(pool)})
             tx = T.get_thread_binding()
             here = T.alloc_local((1,), "int32")
-            nc = NC
+            nc = L // C
             here[0] = T.call_extern("int32", "walk::shared", pool.access_ptr("rw"))
             base = here[0]
             skip = T.alloc_local((2,), F32)
@@ -160,13 +129,20 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 bias_s[0, r, at] = q_bias[h, r, j]
                 bias_s[1, r, at] = k_bias[h, r, j]
             T.sync_threads()
-            block = Block(tx, b, h, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand)
+            given = Given(
+                q=q_rows, k=k_rows, v=v, z=z, do=do, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=None
+            )  # fmt: skip
+            written = Written(
+                dqh=dq_rows, dkh=dk_rows, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
+                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, first=first,
+            )  # fmt: skip
+            block = Block(
+                tx=tx, b=b, h=h, nc=nc, base=base, skip=skip, pool=pool, cs_s=cs_s, sc_s=sc_s, w_s=w_s, wt_s=wt_s,
+                turn_s=turn_s, tab_s=tab_s, bias_s=bias_s, full=full, hand=hand,
+            )  # fmt: skip
             if tx < GROUP:
-                reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d)
+                reader(block, given, written)
             else:
-                writer(
-                    block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi,
-                    first,
-                )  # fmt: skip
+                writer(block, given, leaving, written)
 
     return b3_gradients

@@ -18,7 +18,7 @@ from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads
 from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, plain_row, spread
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, spread
 
 
 def make_weigh(s: ScanShape, loads: Loads) -> Any:
@@ -64,7 +64,7 @@ def make_spread_v(s: ScanShape, loads: Loads, threads: int) -> Any:
     return spread_v
 
 
-def make_turned_back(s: ScanShape, threads: int, at: Any = plain_row) -> Any:
+def make_turned_back(s: ScanShape, threads: int, at: Any = lambda _n, row, column: (row, column)) -> Any:
     """Return macro(grad_s, tile_s [M,N], turn, cos, sin, tx, n): undo the rotation of grad_s in place.
 
     grad_s holds the gradient of the rotated tile_s, bf16; `at(n, row, column)` is the index in grad_s of chunk n. Adds
@@ -103,11 +103,8 @@ def make_turned_back(s: ScanShape, threads: int, at: Any = plain_row) -> Any:
         lo, hi = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
         left, right = T.alloc_local((8,), BF16), T.alloc_local((8,), BF16)
         for u in turns:
-            if way.all_turn(u):
+            if way.all_turn(u) or tx // M + u * way.step < way.turning:
                 group(grad_s, tile_s, turn, cos, sin, lo, hi, left, right, n, u, tx // M + u * way.step, tx)
-            else:
-                if tx // M + u * way.step < way.turning:
-                    group(grad_s, tile_s, turn, cos, sin, lo, hi, left, right, n, u, tx // M + u * way.step, tx)
 
     return turned_back
 
@@ -127,11 +124,8 @@ def make_turn_out(s: ScanShape, threads: int) -> Any:
     @T.macro
     def turn_out(turn_s, turn, tx):
         for u in turns:
-            if way.all_turn(u):
+            if way.all_turn(u) or tx // M + u * way.step < way.turning:
                 group(turn_s, turn, u, tx // M + u * way.step, tx)
-            else:
-                if tx // M + u * way.step < way.turning:
-                    group(turn_s, turn, u, tx // M + u * way.step, tx)
 
     return turn_out
 

@@ -1,4 +1,4 @@
-"""The tensors and buffers of B3 in one role, in groups: what a piece takes and changes is said by its parameters.
+"""The tensors of B3 and its buffers in one role, in groups: what a piece takes and changes is said by its parameters.
 
 `_s` lies in shared memory; the others are fragments, spread over the threads of a block. A buffer is None where the
 problem does not need it. Letters: see shape.py. Rows are i = r * C + c.
@@ -30,7 +30,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The tensors that every chunk is written to, see `gradients`."""
+    """The tensors that the walk writes, see `gradients`."""
 
     dqh: Buffer
     dkh: Buffer
@@ -42,6 +42,11 @@ class Written:
     same: Buffer
     diag: Buffer
     edges: Buffer
+    p_psi: Buffer
+    p_zeta: Buffer
+    p_phi: Buffer
+    p_d: Buffer
+    first: Buffer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ Letters: see shape.py; scalars per token: see prefix.py.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# A gate that is known when compiling is an `if` around one that is not (SIM102).
-# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
 from typing import Any
 
@@ -14,20 +13,11 @@ from tilelang import PassConfigKey
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    UNPACKED,
-    bf16,
-    f32,
-    make_factor,
-    make_row_scales,
-    pieces,
-)
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_early_loads, staged, threads_for
+from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
+from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
+from kernels.mamba3_mimo.cuda.pieces.walk import make_early_loads, make_sum, staged, threads_for
 
 
 def make_gated(s: ScanShape, threads: int) -> Any:
@@ -38,7 +28,7 @@ def make_gated(s: ScanShape, threads: int) -> Any:
     thread's columns; `scale` one number per row of its pieces.
     """
     C, R = s.C, s.R
-    lanes, step, units, guarded = pieces(s, threads)
+    lanes, step, units, guarded = tiles.pieces(s, threads)
 
     @T.macro
     def gated(g_s, do_s, z_s, scale, zeta, phi, first, tx, into):
@@ -77,12 +67,12 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
 
     `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
     """
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    (loads, early), threads, ahead = make_early_loads(s, v), threads_for(s), v.pipeline_stages
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    loads, threads = make_early_loads(s, v), threads_for(s)
     blocks = {64: 4, 128: 3}.get(N, 0) if (P, C, M) == (64, 16, 64) and v.pipeline_stages < 2 else 0
-    outer, factor, gated = make_outer(s, threads, loads), make_factor(s), make_gated(s, threads)
-    row_scales = make_row_scales(s, threads)
-    part, do_rows = pieces(s, threads), C if s.reduced else M
+    outer, factor, gated = make_outer(s, threads, loads), tiles.make_factor(s), make_gated(s, threads)
+    row_scales = tiles.make_row_scales(s, threads)
+    part, do_rows = tiles.pieces(s, threads), C if s.reduced else M
     copies = R * len(loads.columns()) + 1 + s.gated + (1 if s.reduced else R)
 
     @T.macro
@@ -99,18 +89,16 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
         loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
         loads.posted(full, n)
 
+    @T.macro
+    def write(do_s, z_s, scale, zeta_l, phi_l, g_s, wq_s, n, tx):
+        row_scales(scale, wq_s, n * C, tx)
+        gated(g_s, do_s, z_s, scale, zeta_l, phi_l, loads.slot(n), tx, n % outer.slots * M)
+
+    begin, total = make_sum(s, v, loads, outer, start, write, copies)
+
     @T.prim_func
-    def b1_local_gradients(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        z: given(s.gated, (B, S, H, P), BF16),
-        do: T.Tensor((B, S, H, P) if s.reduced else (B, S, R, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        zeta: given(s.gated, (H, R, P), F32),
-        phi: given(s.reduced, (H, R, P), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        wq: T.Tensor((B, H, S), F32),
-        local: T.Tensor((B, H, N, P), F32),
-    ):
+    @takes(s, v)
+    def b1_local_gradients(q, z, do, q_bias, zeta, phi, cs, wq, local):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
@@ -123,44 +111,21 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             g_s = T.alloc_shared((outer.slots * M, P), BF16)
             wq_s = T.alloc_shared((L,), F32)
-            acc, left, held = outer.acc(), outer.left(), outer.held()
+            acc, left, held = outer.registers()
             zeta_l, phi_l = (T.alloc_local((4 * R,), F32) for _ in range(2))
             scale = T.alloc_local((part.units,), F32)
             desc = T.alloc_wgmma_desc()
             full = loads.barriers(threads)
             T.annotate_layout({**loads.layouts(q_raw), **outer.layouts(g_s)})
+            given, mine = (q_raw, z_s, do_s, cs_s, q, z, do, cs, full), Registers(acc, left, held, desc)
             tx = T.get_thread_binding()
-            nc = L // C
-            for n in tuple(range(ahead)):
-                if n < nc:
-                    start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
-            outer.begin(acc, held, q_bias, h, tx, desc, g_s)
+            begin(given, mine, g_s, q_bias, b, h, tx)
             if s.gated:
                 factor(zeta_l, zeta, h, tx)
                 for e in T.unroll(4 * R):
                     zeta_l[e] = 0.5 * zeta_l[e]
             if s.reduced:
                 factor(phi_l, phi, h, tx)
-            for t in T.Parallel(L):
-                wq_s[t] = wq[b, h, t]
-            T.sync_threads()
-            for n in T.serial(nc):
-                if ahead == 0:
-                    start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n)
-                if early:
-                    if n + ahead < nc:
-                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n + ahead)
-                loads.wait(full, n, nc, copies)
-                if outer.slots == 1:
-                    T.sync_threads()
-                row_scales(scale, wq_s, n * C, tx)
-                gated(g_s, do_s, z_s, scale, zeta_l, phi_l, loads.slot(n), tx, n % outer.slots * M)
-                outer.turn(left, acc, q_raw, held, cs_s, n, tx)
-                T.sync_threads()
-                if ahead > 0 and not early:
-                    if n + ahead < nc:
-                        start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n + ahead)
-                outer.add(left, g_s, acc, n, desc)
-            outer.store(acc, local, b, h, tx)
+            total(given, (do_s, z_s, scale, zeta_l, phi_l), mine, q_raw, cs_s, g_s, wq_s, wq, local, full, b, h, tx)
 
     return b1_local_gradients

@@ -3,77 +3,47 @@
 The spread of a matrix over threads: tiles_split.py. Letters: see shape.py.
 """
 
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 
 
 class Pool(NamedTuple):
     """First rows of the tiles in the block's one buffer [rows, 64]."""
 
-    panels: int
-    """Tiles of 64 columns in a row of q, k; tiles of 64 rows in a state."""
-    chunk: int
-    """Tokens of a chunk."""
-
-    @property
-    def q(self) -> int:
-        """Two slots."""
-        return 0
-
-    @property
-    def k(self) -> int:
-        """Two slots."""
-        return 128 * self.panels
-
-    @property
-    def h(self) -> int:
-        """Two slots of the states that enter; dq once they are read."""
-        return 256 * self.panels
-
-    @property
-    def x(self) -> int:
-        """Two slots."""
-        return 384 * self.panels
-
-    @property
-    def g(self) -> int:
-        """The gradient of y."""
-        return self.x + 128
-
-    @property
-    def gw(self) -> int:
-        """The same, decayed from the start of the chunk."""
-        return self.x + 192
-
-    @property
-    def e(self) -> int:
-        """The gradient of the state that leaves; dk once read."""
-        return self.x + 256
-
-    @property
-    def v(self) -> int:
-        """Three slots of one chunk."""
-        return self.e + 64 * self.panels
-
-    @property
-    def z(self) -> int:
-        """One chunk."""
-        return self.v + 3 * self.chunk
-
-    @property
-    def do(self) -> int:
-        """One chunk."""
-        return self.z + self.chunk
-
-    @property
-    def rows(self) -> int:
-        """Rows of the buffer."""
-        return self.do + self.chunk
+    q: int
+    """Two slots; k likewise."""
+    k: int
+    h: int
+    """Two slots of the states that enter; dq once they are read."""
+    x: int
+    """Two slots."""
+    g: int
+    """The gradient of y; gw the same, decayed from the start of the chunk."""
+    gw: int
+    e: int
+    """The gradient of the state that leaves; dk once read."""
+    v: int
+    """Three slots of one chunk."""
+    z: int
+    """One chunk; do likewise."""
+    do: int
+    rows: int
+    """Rows of the buffer."""
 
 
-class Block(NamedTuple):
-    """A block's place and what both of its roles use, in the order in which they unpack it."""
+def pool_of(s: ScanShape) -> Pool:
+    """Return where the tiles lie: q, k and states have N / 64 tiles of 64 rows in a slot, z and its like C rows."""
+    two, one, C = s.N // 64 * 128, s.N // 64 * 64, s.C
+    return Pool(0, *accumulate((two, two, two, 128, 64, 64, one, 3 * C, C, C)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block's place and what both of its roles use."""
 
     tx: Any
     b: Any

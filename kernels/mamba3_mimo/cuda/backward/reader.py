@@ -8,7 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
+from kernels.mamba3_mimo.cuda.backward.places_split import first_of, lane_bytes, place, pool_of
 from kernels.mamba3_mimo.cuda.backward.tiles_split import (
     G_FREE,
     G_READY,
@@ -58,7 +58,7 @@ def make_gate_gradient(s: ScanShape) -> Any:
 
     Leaves g and g times the decay from the start of the chunk in the block's pool, and adds to the sums of `own`.
     """
-    R, parts, pool_at = s.R, 8 // s.R, Pool(s.N // 64, s.C)
+    R, parts, pool_at = s.R, 8 // s.R, pool_of(s)
     column = make_parts(s).column
 
     @T.macro
@@ -109,33 +109,35 @@ def make_reader(s: ScanShape) -> Any:
     """Return the macro of the first warp group; its parameters are named as in gradients_split.py."""
     N, R, A, C = s.N, s.R, s.A, s.C
     NB, parts = N // 64, 8 // R
-    pool_at = Pool(NB, C)
+    pool_at = pool_of(s)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
     rotated, unrotated = make_rotation(s)
     angles, biased, weighted, _, flushed = make_parts(s)
     gate = make_gate_gradient(s)
 
     @T.macro
-    def load_state(pool, full, states, b, h, n, nc):
-        slot = n % 2
+    def load_state(block, states, n):
+        slot, full = n % 2, block.full
         for p in T.unroll(NB):
             T.tma_copy(
-                states[b, h, nc - 1 - n, p * 64 : p * 64 + 64, :],
-                pool[pool_at.h + (slot * NB + p) * 64 : pool_at.h + (slot * NB + p) * 64 + 64, :],
+                states[block.b, block.h, block.nc - 1 - n, p * 64 : p * 64 + 64, :],
+                block.pool[pool_at.h + (slot * NB + p) * 64 : pool_at.h + (slot * NB + p) * 64 + 64, :],
                 barrier=full[2 + slot],
             )
         T.mbarrier_arrive(full[2 + slot])
 
     @T.macro
-    def load_gate(pool, full, z, do, b, h, n, nc):
-        t0 = (nc - 1 - n) * C
-        T.tma_copy(z[b, t0 : t0 + C, h, :], pool[pool_at.z : pool_at.z + C, :], barrier=full[4])
-        T.tma_copy(do[b, t0 : t0 + C, h, :], pool[pool_at.do : pool_at.do + C, :], barrier=full[4])
+    def load_gate(block, given, n):
+        t0 = (block.nc - 1 - n) * C
+        b, h, pool, full = block.b, block.h, block.pool, block.full
+        T.tma_copy(given.z[b, t0 : t0 + C, h, :], pool[pool_at.z : pool_at.z + C, :], barrier=full[4])
+        T.tma_copy(given.do[b, t0 : t0 + C, h, :], pool[pool_at.do : pool_at.do + C, :], barrier=full[4])
         T.mbarrier_arrive(full[4])
 
     @T.macro
-    def reader(block, z, do, states, dq_rows, dz, row_q, same, diag, p_zeta, p_phi, p_d):
-        tx, b, h, nc, base, skip, pool, cs_s, sc_s, w_s, _wt_s, turn_s, tab_s, bias_s, full, hand = block
+    def reader(block, given, written):
+        tx, b, h, nc, base, skip = block.tx, block.b, block.h, block.nc, block.base, block.skip
+        full, hand, sc_s, w_s = block.full, block.hand, block.sc_s, block.w_s
         w, g8, quad, q2, rank, row, side = place(tx, R)
         lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
         c0 = (w * 16 + g8) // R
@@ -153,13 +155,13 @@ def make_reader(s: ScanShape) -> Any:
         zeta_acc, phi_acc = T.alloc_local((16,), F32), T.alloc_local((16,), F32)
         total = T.alloc_local((1,), F32)
         own = GateRegisters(
-            tab_s=tab_s, y=y, read=read, zl=zl, gl=gl, gw=gw, sums=sums, zeta_acc=zeta_acc, phi_acc=phi_acc
+            tab_s=block.tab_s, y=y, read=read, zl=zl, gl=gl, gw=gw, sums=sums, zeta_acc=zeta_acc, phi_acc=phi_acc
         )
         if tx < 32:
-            load_state(pool, full, states, b, h, 0, nc)
-            load_gate(pool, full, z, do, b, h, 0, nc)
+            load_state(block, given.states, 0)
+            load_gate(block, given, 0)
             if nc > 1:
-                load_state(pool, full, states, b, h, 1, nc)
+                load_state(block, given.states, 1)
         for e in T.unroll(2):
             mine[e] = T.if_then_else((q2 + e) // R == g8 // R, 1.0, 0.0)
         for i in T.unroll(16):
@@ -175,9 +177,9 @@ def make_reader(s: ScanShape) -> Any:
             h_at = base + pool_at.h * 128 + slot * (NB * TILE)
             x_at = base + pool_at.x * 128 + slot * TILE
             T.mbarrier_wait_parity(full[slot], n // 2 % 2)
-            angles(cos, sin, cs_s, third, c0, q2)
+            angles(cos, sin, block.cs_s, third, c0, q2)
             load_tile(q_at, lane_at, ql, all_k)
-            biased(ql, bias_s, 0, rank, quad)
+            biased(ql, block.bias_s, 0, rank, quad)
             rotated(ql, cos, sin)
             store_tile(q_at, lane_at, ql, all_k)
             T.fence_proxy_async()
@@ -185,7 +187,7 @@ def make_reader(s: ScanShape) -> Any:
             if tx < 32:
                 T.tma_store_wait(0)
                 if (n > 0) & (n + 1 < nc):
-                    load_state(pool, full, states, b, h, n + 1, nc)
+                    load_state(block, given.states, n + 1)
             for rh in T.unroll(2):
                 read[rh] = scalar.read_scale(sc_s[third, 0, c0 + rh * parts])
             T.mbarrier_wait_parity(hand[K_READY + slot], n // 2 % 2)
@@ -211,7 +213,7 @@ def make_reader(s: ScanShape) -> Any:
                 T.mbarrier_wait_parity(hand[G_FREE], (n - 1) % 2)
             end_batch(0, y)
             gate(
-                block, own, dz, t0=t0, c0=c0, rank=rank, quad=quad, q2=q2, lane_at=lane_at, time_at=time_at
+                block, own, written.dz, t0=t0, c0=c0, rank=rank, quad=quad, q2=q2, lane_at=lane_at, time_at=time_at
             )  # fmt: skip
             T.fence_proxy_async()
             arrive(hand, G_READY, tx)
@@ -239,17 +241,17 @@ def make_reader(s: ScanShape) -> Any:
                     total[0] += T.if_then_else(q2 + e == g8, own_d[rh * 2 + e], 0.0)
             T.call_extern("handle", f"walk::time_sum<{R}, 3>", T.access_ptr(sums[0], "rw"))
             if (quad < 2) & (rank == 0):
-                row_q[b, h, t0 + c0 + quad * parts] = sums[0]
-                same[b, h, t0 + c0 + quad * parts] = sums[1]
-                diag[b, h, t0 + c0 + quad * parts] = sums[2]
+                written.row_q[b, h, t0 + c0 + quad * parts] = sums[0]
+                written.same[b, h, t0 + c0 + quad * parts] = sums[1]
+                written.diag[b, h, t0 + c0 + quad * parts] = sums[2]
             load_tile(q_at, lane_at, ql, some_k)
-            angles(cos, sin, cs_s, third, c0, q2)
+            angles(cos, sin, block.cs_s, third, c0, q2)
             end_batch(0, dn)
             unrotated(ql, dn, ql, turn, cos, sin)
             T.call_extern("handle", f"walk::rank_sum<{R}, {A // 2}>", T.access_ptr(turn[0], "rw"))
             for i in T.unroll(A // 2 // R):
                 at = first_of(A // 2, R, tx) + i
-                turn_s[slot, c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] = turn[i]
+                block.turn_s[slot, c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] = turn[i]
             arrive(hand, K_FREE + slot, tx)
             T.sync_threads(1, GROUP)
             store_tile(h_at, lane_at, ql, all_k)
@@ -258,13 +260,13 @@ def make_reader(s: ScanShape) -> Any:
             if tx < 32:
                 for p in T.unroll(NB):
                     T.tma_copy(
-                        pool[pool_at.h + (slot * NB + p) * 64 : pool_at.h + (slot * NB + p) * 64 + 64, :],
-                        dq_rows[b, t0 * R : t0 * R + 64, h, p * 64 : p * 64 + 64],
+                        block.pool[pool_at.h + (slot * NB + p) * 64 : pool_at.h + (slot * NB + p) * 64 + 64, :],
+                        written.dqh[b, t0 * R : t0 * R + 64, h, p * 64 : p * 64 + 64],
                     )
                 if n + 1 < nc:
-                    load_gate(pool, full, z, do, b, h, n + 1, nc)
-        flushed(zeta_acc, w_s, p_zeta, b, h, w, g8, quad, 1)
-        flushed(phi_acc, w_s, p_phi, b, h, w, g8, quad, 1)
+                    load_gate(block, given, n + 1)
+        flushed(zeta_acc, w_s, written.p_zeta, b, h, w, g8, quad, 1)
+        flushed(phi_acc, w_s, written.p_phi, b, h, w, g8, quad, 1)
         for lanes in (1, 2, 4, 8, 16):
             total[0] += T.shfl_xor(total[0], lanes)
         T.sync_threads(1, GROUP)
@@ -272,7 +274,7 @@ def make_reader(s: ScanShape) -> Any:
             w_s[w] = total[0]
         T.sync_threads(1, GROUP)
         if tx == 0:
-            p_d[b, h] = w_s[0] + w_s[1] + w_s[2] + w_s[3]
+            written.p_d[b, h] = w_s[0] + w_s[1] + w_s[2] + w_s[3]
         T.tma_store_wait(0)
 
     return reader

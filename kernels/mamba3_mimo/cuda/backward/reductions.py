@@ -6,6 +6,8 @@ Letters: see shape.py.
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 import tilelang.language as T
@@ -60,10 +62,9 @@ def reduce_heads(s: ScanShape) -> Any:
                     for e in T.unroll(8):
                         total[u * 8 + e] += f32(one[u * 8 + e])
                         column[e] += f32(one[u * 8 + e]) * keep
-                for e in T.vectorized(4):
-                    bias_s[i % 2, tx // lanes, tx % lanes * 8 + e] = column[e]
-                for e in T.vectorized(4):
-                    bias_s[i % 2, tx // lanes, tx % lanes * 8 + 4 + e] = column[4 + e]
+                for half in (0, 4):
+                    for e in T.vectorized(4):
+                        bias_s[i % 2, tx // lanes, tx % lanes * 8 + half + e] = column[half + e]
                 T.sync_threads()
                 for u in T.unroll(-(-N // THREADS)):
                     if u * THREADS + tx < N:
@@ -80,10 +81,7 @@ def reduce_heads(s: ScanShape) -> Any:
 
 def line_sum(tile: Any, which: Any, n: Any, rows: int) -> Any:
     """Return the sum of tile[which, :, n]."""
-    total = tile[which, 0, n]
-    for row in range(1, rows):
-        total = total + tile[which, row, n]
-    return total
+    return reduce(add, (tile[which, row, n] for row in range(rows)))
 
 
 def column_sums(kinds: int, rows: int, inner: int, width: int) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import tilelang.language as T
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.reductions import THREADS
 from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans_of
 from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
@@ -26,8 +25,8 @@ from kernels.mamba3_mimo.cuda.pieces.places import (
     walk_place,
     whole,
 )
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import F32
-from kernels.mamba3_mimo.cuda.pieces.walk import given
 
 PAIRS = Lanes(groups=1, parts=32, run=2, rounds=1)
 """How a warp shares out the scalars of EDGE tokens."""
@@ -44,30 +43,18 @@ def time_gradients(s: ScanShape) -> Any:
     Cumulated angles are no concern of this kernel: their gradient is dtheta.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
-    warps, count, L, walks = THREADS // 32, (s.S + EDGE - 1) // EDGE, s.L, s.walks
+    warps, count = THREADS // 32, (s.S + EDGE - 1) // EDGE
     turns = -(-H // warps) if s.shared_angles else 1
     scalars, turned, stored = make_scalars(s), make_turned(s), make_stored(s)
     lanes, spans, head_of = lanes_for(s), make_spans(s), _heads(H, warps)
 
     @T.prim_func
+    @takes(s)
     def b5_time_gradients(
-        dt_: T.Tensor((B, H, S), F32),
-        trap_: T.Tensor((B, H, S), F32),
-        reset_: T.Tensor((B, S), "int32"),
-        sk: T.Tensor((walks, H, L), F32),
-        row_q: T.Tensor((walks, H, L), F32),
-        row_k: T.Tensor((walks, H, L), F32),
-        same: T.Tensor((walks, H, L), F32),
-        diag: T.Tensor((walks, H, L), F32),
-        edges: T.Tensor(edge_size(s), F32),
-        angles_: given(not cumulated, (B, S, heads, A), F32),
-        dtheta: given(not cumulated, (walks, H, L, A), F32),
-        dadt_: T.Tensor((B, H, S), F32),
-        ddt_: T.Tensor((B, H, S), F32),
-        dtrap_: T.Tensor((B, H, S), F32),
-        dangles_: given(not cumulated, (B, S, heads, A), F32),
-        num_tokens: T.int32,
-    ):
+        dt_, trap_, reset_, sk, row_q, row_k, same, diag, edges, angles_,
+        dtheta: T.Tensor((s.walks, H, s.L, A), F32) if not cumulated else False,
+        dadt_, ddt_, dtrap_, dangles_, num_tokens: T.int32,
+    ):  # fmt: skip
         with T.Kernel(T.ceildiv(H, warps * turns), count, B, threads=THREADS) as (bh, blk, b):
             # every place below is one of the tensor's, which the compiler cannot see where sizes are not known
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True})
@@ -98,27 +85,9 @@ def time_gradients(s: ScanShape) -> Any:
                 at = turn * warps + warp
                 h, has = head_of(bh * turns * warps + at)
                 scalars(
-                    dt,
-                    trap,
-                    reset,
-                    sk,
-                    row_q,
-                    row_k,
-                    same,
-                    diag,
-                    edges,
-                    dadt,
-                    dtrap,
-                    ddt_s,
-                    span,
-                    num_tokens,
-                    b,
-                    h,
-                    has,
-                    blk,
-                    at,
-                    lane,
-                )
+                    dt, trap, reset, sk, row_q, row_k, same, diag, edges, dadt, dtrap, ddt_s, span, num_tokens,
+                    b, h, has, blk, at, lane,
+                )  # fmt: skip
             T.sync_threads()
             if not cumulated:
                 for tile in T.serial(lanes.rounds):
@@ -243,10 +212,9 @@ def make_turned(s: ScanShape) -> Any:
         j0 = tile * lanes.width + lane % groups * 8
         for i in T.unroll(run):
             walk, t = walk_place(s, b, blk, t0 + i)
-            for e in T.vectorized(4):
-                own[i * 8 + e] = dtheta[walk, h, t, j0 + e]
-            for e in T.vectorized(4):
-                own[i * 8 + 4 + e] = dtheta[walk, h, t, j0 + 4 + e]
+            for half in (0, 4):
+                for e in T.vectorized(4):
+                    own[i * 8 + half + e] = dtheta[walk, h, t, j0 + half + e]
         for i in T.unroll(run):
             for e in T.unroll(8):
                 own[i * 8 + e] = T.if_then_else(whole(s) | (blk * EDGE + t0 + i < S), own[i * 8 + e], 0.0)
@@ -265,10 +233,9 @@ def make_turned(s: ScanShape) -> Any:
         sums(own, left, right, span, lane)
         for i in T.unroll(run):
             at = inside(s, blk * EDGE + t0 + i)
-            for e in T.vectorized(4):
-                bent[e] = angles[token(s, b, at), h % heads, j0 + e]
-            for e in T.vectorized(4):
-                bent[4 + e] = angles[token(s, b, at), h % heads, j0 + 4 + e]
+            for half in (0, 4):
+                for e in T.vectorized(4):
+                    bent[half + e] = angles[token(s, b, at), h % heads, j0 + half + e]
             part[i] = 0.0
             for e in T.unroll(8):
                 bent[e] = scalar.tanh(bent[e])
@@ -298,10 +265,9 @@ def make_stored(s: ScanShape) -> Any:
         j0 = tx % groups * 8
         if s.shared_angles:
             for i in T.unroll(run):
-                for e in T.vectorized(4):
-                    sum_s[tx // 32, t0 + i, j0 + e] = total[i * 8 + e]
-                for e in T.vectorized(4):
-                    sum_s[tx // 32, t0 + i, j0 + 4 + e] = total[i * 8 + 4 + e]
+                for half in (0, 4):
+                    for e in T.vectorized(4):
+                        sum_s[tx // 32, t0 + i, j0 + half + e] = total[i * 8 + half + e]
             T.sync_threads()
             for u in T.unroll(EDGE * width // THREADS):
                 t = (u * THREADS + tx) // width

@@ -1,14 +1,14 @@
 """The writer of the walk with two roles: rotates k, builds x, carries the state's gradient E, yields dk and dv."""
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
+# ruff: noqa: C901, N812, PLR0912, PLR0915
 
 from typing import Any
 
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.edges import make_edge_from_tile
-from kernels.mamba3_mimo.cuda.backward.places_split import Pool, first_of, lane_bytes, place
+from kernels.mamba3_mimo.cuda.backward.places_split import first_of, lane_bytes, place, pool_of
 from kernels.mamba3_mimo.cuda.backward.tiles_split import (
     G_FREE,
     G_READY,
@@ -36,33 +36,34 @@ def make_pair_load(s: ScanShape) -> Any:
     """Return the macro that starts the copies of what both roles read of chunk n."""
     R, A, C = s.R, s.A, s.C
     NB = s.N // 64
-    pool_at = Pool(NB, C)
+    pool_at = pool_of(s)
 
     @T.macro
-    def load_pair(pool, cs_s, sc_s, full, q, k, v, cs, lc, sk, gm, b, h, n, nc):
+    def load_pair(block, given, n):
+        b, h, pool, cs_s, sc_s, full = block.b, block.h, block.pool, block.cs_s, block.sc_s, block.full
         slot = n % 2
         third = n % 3
-        t0 = (nc - 1 - n) * C
+        t0 = (block.nc - 1 - n) * C
         for p in T.unroll(NB):
             T.tma_copy(
-                q[b, t0 * R : t0 * R + 64, h // s.heads_per_group, p * 64 : p * 64 + 64],
+                given.q[b, t0 * R : t0 * R + 64, h // s.heads_per_group, p * 64 : p * 64 + 64],
                 pool[pool_at.q + (slot * NB + p) * 64 : pool_at.q + (slot * NB + p) * 64 + 64, :],
                 barrier=full[slot],
             )
             T.tma_copy(
-                k[b, t0 * R : t0 * R + 64, h // s.heads_per_group, p * 64 : p * 64 + 64],
+                given.k[b, t0 * R : t0 * R + 64, h // s.heads_per_group, p * 64 : p * 64 + 64],
                 pool[pool_at.k + (slot * NB + p) * 64 : pool_at.k + (slot * NB + p) * 64 + 64, :],
                 barrier=full[slot],
             )
+        v_rows = slice(pool_at.v + third * C, pool_at.v + third * C + C)
+        T.tma_copy(given.v[b, t0 : t0 + C, h, :], pool[v_rows, :], barrier=full[slot])
         T.tma_copy(
-            v[b, t0 : t0 + C, h, :], pool[pool_at.v + third * C : pool_at.v + third * C + C, :], barrier=full[slot]
-        )
-        T.tma_copy(
-            cs[b, h, t0 // C, :, :, :], cs_s[third * (A // 4) : (third + 1) * (A // 4), :, :], barrier=full[slot]
-        )
-        T.tma_copy(lc[b, h, t0 : t0 + C], sc_s[third, 0, :], barrier=full[slot])
-        T.tma_copy(sk[b, h, t0 : t0 + C], sc_s[third, 1, :], barrier=full[slot])
-        T.tma_copy(gm[b, h, t0 : t0 + C], sc_s[third, 2, :], barrier=full[slot])
+            given.cs[b, h, t0 // C, :, :, :], cs_s[third * (A // 4) : (third + 1) * (A // 4), :, :],
+            barrier=full[slot],
+        )  # fmt: skip
+        T.tma_copy(given.lc[b, h, t0 : t0 + C], sc_s[third, 0, :], barrier=full[slot])
+        T.tma_copy(given.sk[b, h, t0 : t0 + C], sc_s[third, 1, :], barrier=full[slot])
+        T.tma_copy(given.gm[b, h, t0 : t0 + C], sc_s[third, 2, :], barrier=full[slot])
         T.mbarrier_arrive(full[slot])
 
     return load_pair
@@ -75,17 +76,17 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
     """
     N, R, A, C = s.N, s.R, s.A, s.C
     NB, parts = N // 64, 8 // R
-    pool_at = Pool(NB, C)
+    pool_at = pool_of(s)
     all_k, some_k, half = tuple(range(4 * NB)), (*range(A // 16), *range(N // 32, N // 32 + A // 16)), tuple(range(4))
     rotated, unrotated = make_rotation(s)
     angles, biased, weighted, column, flushed = make_parts(s)
     load_pair, edge = make_pair_load(s), make_edge_from_tile(s, GROUP)
 
     @T.macro
-    def writer(
-        block, q_rows, k_rows, v, cs, lc, sk, gm, states, leaving, dk_rows, dv, dtheta, row_k, edges, p_psi, first
-    ):
-        tx, b, h, nc, base, skip, pool, cs_s, sc_s, w_s, wt_s, turn_s, tab_s, bias_s, full, hand = block
+    def writer(block, given, leaving, written):
+        tx, b, h, nc, base, skip = block.tx, block.b, block.h, block.nc, block.base, block.skip
+        full, hand, sc_s, w_s, wt_s = block.full, block.hand, block.sc_s, block.w_s, block.wt_s
+        dv, first = written.dv, written.first
         w, g8, quad, q2, rank, row, side = place(tx, R)
         lane_at, time_at = lane_bytes(row, side), lane_bytes(row // R, side)
         c0 = (w * 16 + g8) // R
@@ -101,9 +102,9 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
         write = T.alloc_local((3,), F32)
         psi_acc = T.alloc_local((16,), F32)
         if t < 32:
-            load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, 0, nc)
+            load_pair(block, given, 0)
             if nc > 1:
-                load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, 1, nc)
+                load_pair(block, given, 1)
         for i in T.unroll(N // 4):
             for e in T.vectorized(2):
                 E[i * 2 + e] = leaving[b, h, i // 16 * 64 + w * 16 + g8 + i % 2 * 8, i // 2 % 8 * 8 + q2 + e]
@@ -115,15 +116,15 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
                 slot = step % 2
                 third = step % 3
                 T.mbarrier_wait_parity(full[slot], step // 2 % 2)
-                angles(kcos, ksin, cs_s, third, c0, q2)
+                angles(kcos, ksin, block.cs_s, third, c0, q2)
                 load_tile(base + pool_at.k * 128 + slot * (NB * TILE), lane_at, kl, all_k)
                 load_tile(base + pool_at.v * 128 + third * (C * 128), time_at, vl, half)
-                biased(kl, bias_s, 1, rank, quad)
+                biased(kl, block.bias_s, 1, rank, quad)
                 rotated(kl, kcos, ksin)
                 store_tile(base + pool_at.k * 128 + slot * (NB * TILE), lane_at, kl, all_k)
                 for i in T.unroll(4):
                     ps = T.alloc_local((4,), F32)
-                    column(ps, tab_s, 2, rank, quad, i)
+                    column(ps, block.tab_s, 2, rank, quad, i)
                     for j in T.unroll(4):
                         for e in T.vectorized(2):
                             xl[i * 8 + j * 2 + e] = bf16(scalar.psiv(f32(vl[i * 8 + j * 2 + e]), ps[j // 2 * 2 + e]))
@@ -155,7 +156,7 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
                 store_tile(e_at, lane_at, el, all_k)
                 T.fence_proxy_async()
                 T.sync_threads(2, GROUP)
-                edge(pool, pool_at.e, states, edges, b, h, t0 + C, t)
+                edge(block.pool, pool_at.e, given.states, written.edges, b, h, t0 + C, t)
                 write[2] = scalar.read_scale(sc_s[third, 0, C - 1])
                 for rh in T.unroll(2):
                     write[rh] = scalar.write_scale(
@@ -188,7 +189,7 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
                 for i in half:
                     ps = T.alloc_local((4,), F32)
                     load_tile(base + pool_at.v * 128 + third * (C * 128), time_at, vl, (i,))
-                    column(ps, tab_s, 2, rank, quad, i)
+                    column(ps, block.tab_s, 2, rank, quad, i)
                     for u in T.unroll(4):
                         own_dx = T.alloc_local((2,), F32)
                         for e in T.unroll(2):
@@ -208,7 +209,7 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
                 T.warpgroup_commit_batch()
                 T.call_extern("handle", f"walk::time_sum<{R}, 1>", T.access_ptr(ksum[0], "rw"))
                 if (quad < 2) & (rank == 0):
-                    row_k[b, h, t0 + c0 + quad * parts] = ksum[0]
+                    written.row_k[b, h, t0 + c0 + quad * parts] = ksum[0]
                 end_batch(0, dscore)
                 weighted(xl, dscore, wt_s, slot, c0, q2, w, skip, False)
                 begin_batch(dk)
@@ -222,7 +223,7 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
                 for p in tuple(range(NB)):
                     product_rs(dk, 32 * p, xl, q_at + p * TILE, 4, False, False)
                 T.warpgroup_commit_batch()
-                angles(kcos, ksin, cs_s, third, c0, q2)
+                angles(kcos, ksin, block.cs_s, third, c0, q2)
                 load_tile(k_at, lane_at, kl, some_k)
                 end_batch(0, dk)
                 arrive(hand, G_FREE, tx)
@@ -235,29 +236,29 @@ def make_writer(s: ScanShape, *, started: bool) -> Any:
                 T.fence_proxy_async()
                 for i in T.unroll(A // 2 // R):
                     at = first_of(A // 2, R, tx) + i
-                    dtheta[b, h, t0 + c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] = (
-                        turn_s[slot, c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] + kturn[i]
+                    written.dtheta[b, h, t0 + c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] = (
+                        block.turn_s[slot, c0 + at // 2 % 2 * parts, at // 4 * 8 + q2 + at % 2] + kturn[i]
                     )
                 T.sync_threads(2, GROUP)
                 if t < 32:
                     for p in T.unroll(NB):
                         T.tma_copy(
-                            pool[pool_at.e + p * 64 : pool_at.e + p * 64 + 64, :],
-                            dk_rows[b, t0 * R : t0 * R + 64, h, p * 64 : p * 64 + 64],
+                            block.pool[pool_at.e + p * 64 : pool_at.e + p * 64 + 64, :],
+                            written.dkh[b, t0 * R : t0 * R + 64, h, p * 64 : p * 64 + 64],
                         )
                     if n + 2 < nc:
-                        load_pair(pool, cs_s, sc_s, full, q_rows, k_rows, v, cs, lc, sk, gm, b, h, n + 2, nc)
+                        load_pair(block, given, n + 2)
         if started:
             for i in T.unroll(N // 4):
                 for e in T.vectorized(2):
                     first[b, h, i // 16 * 64 + w * 16 + g8 + i % 2 * 8, i // 2 % 8 * 8 + q2 + e] = E[i * 2 + e]
-        flushed(psi_acc, wt_s, p_psi, b, h, w, g8, quad, 2)
+        flushed(psi_acc, wt_s, written.p_psi, b, h, w, g8, quad, 2)
         if t < 32:
             T.tma_store_wait(0)
         rounded(el, E, N // 2)
         T.sync_threads(2, GROUP)
         store_tile(base + pool_at.e * 128, lane_at, el, all_k)
         T.sync_threads(2, GROUP)
-        edge(pool, pool_at.e, states, edges, b, h, 0, t)
+        edge(block.pool, pool_at.e, given.states, written.edges, b, h, 0, t)
 
     return writer

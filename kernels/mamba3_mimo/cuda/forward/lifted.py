@@ -108,29 +108,38 @@ def make_lift(s: ScanShape, loads: Any) -> tuple[Any, Any]:
     return hold, lift
 
 
-def make_state(s: ScanShape) -> tuple[Any, Any]:
-    """Return macros read(state, source [N,P], tx) and write(target [N,P], state, tx): `state` [N * P / 128] fp32."""
+def make_state(s: ScanShape) -> tuple[Any, Any, Any]:
+    """Return macros read(state, source, b, h, tx), write(target [N,P], state, tx), hand_on(target, state, b, h, tx).
+
+    state [N * P / 128] fp32 are the thread's; source and the other target [B,H,N,P].
+    """
     N, P = s.N, s.P
+
+    def row(j: Any, c: Any, tx: Any) -> Any:
+        return (j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2)
 
     @T.macro
     def read(state, source, b, h, tx):
         for j in T.unroll(N // 64):
             for c in T.unroll(P // 4):
                 for e in T.vectorized(2):
-                    state[j * (P // 2) + c * 2 + e] = source[
-                        b, h, (j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2), c // 2 * 8 + tx % 4 * 2 + e
-                    ]
+                    state[j * (P // 2) + c * 2 + e] = source[b, h, row(j, c, tx), c // 2 * 8 + tx % 4 * 2 + e]
 
     @T.macro
     def write(target, state, tx):
         for j in T.unroll(N // 64):
             for c in T.unroll(P // 4):
                 for e in T.vectorized(2):
-                    target[(j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2), c // 2 * 8 + tx % 4 * 2 + e] = (
-                        bf16(state[j * (P // 2) + c * 2 + e])
-                    )
+                    target[row(j, c, tx), c // 2 * 8 + tx % 4 * 2 + e] = bf16(state[j * (P // 2) + c * 2 + e])
 
-    return read, write
+    @T.macro
+    def hand_on(target, state, b, h, tx):
+        for j in T.unroll(N // 64):
+            for c in T.unroll(P // 4):
+                for e in T.vectorized(2):
+                    target[b, h, row(j, c, tx), c // 2 * 8 + tx % 4 * 2 + e] = state[j * (P // 2) + c * 2 + e]
+
+    return read, write, hand_on
 
 
 def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
@@ -303,14 +312,9 @@ def make_epilogue(s: ScanShape) -> tuple[Any, Any]:
             for upper in (0, 1):
                 for block in T.unroll(P // 8):
                     for e in T.vectorized(2):
-                        if s.reduced:
-                            o[b, t0 + rows.token(tx // 32, line, upper), h, block * 8 + tx % 4 * 2 + e] = bf16(
-                                y[block * 4 + upper * 2 + e]
-                            )
-                        else:
-                            o[
-                                b, t0 + rows.token(tx // 32, line, upper), rows.rank(line, upper), h,
-                                block * 8 + tx % 4 * 2 + e,
-                            ] = bf16(y[block * 4 + upper * 2 + e])  # fmt: skip
+                        head = (h,) if s.reduced else (rows.rank(line, upper), h)
+                        o[b, t0 + rows.token(tx // 32, line, upper), *head, block * 8 + tx % 4 * 2 + e] = bf16(
+                            y[block * 4 + upper * 2 + e]
+                        )
 
     return load, finish

@@ -6,8 +6,7 @@ decay, `sk` write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# A gate that is known when compiling is an `if` around one that is not (SIM102).
-# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
 from typing import Any
 
@@ -19,41 +18,21 @@ from kernels.mamba3_mimo.cuda.forward import outputs_lifted
 from kernels.mamba3_mimo.cuda.forward.lifted import lifts
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces import scalar, tiles, walk
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
-from kernels.mamba3_mimo.cuda.pieces.outer import make_outer
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    UNPACKED,
-    bf16,
-    f32,
-    make_angles,
-    make_expanded,
-    make_factor,
-    make_piece,
-    make_rotated_shared,
-    make_row_scales,
-    make_weights,
-    make_window,
-    pieces,
-    rank_sum,
-    spread,
-    window,
-)
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_early_loads, make_output_start, staged, threads_for
+from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
     """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P]."""
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    (loads, early), threads, ahead = make_early_loads(s, v), threads_for(s), v.pipeline_stages
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    loads, threads = walk.make_early_loads(s, v), walk.threads_for(s)
     blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) else 0  # measured
     outer = make_outer(s, threads, loads)
-    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
-    row_scales = make_row_scales(s, threads)
-    part, copies = pieces(s, threads), R * len(loads.columns()) + 2
+    piece, factor, expanded = tiles.make_piece(s, threads), tiles.make_factor(s), tiles.make_expanded(s, threads)
+    row_scales, part = tiles.make_row_scales(s, threads), tiles.pieces(s, threads)
 
     @T.macro
     def start(k_raw, v_s, cs_s, k, v_in, cs, full, b, h, n):
@@ -63,16 +42,17 @@ def local_states(s: ScanShape, v: Variant) -> Any:
         loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
         loads.posted(full, n)
 
+    @T.macro
+    def write(v_l, v_s, scale, psi_l, x_s, wk_s, n, tx):
+        piece(v_l, v_s, loads.slot(n) * C, tx)
+        row_scales(scale, wk_s, n * C, tx)
+        expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
+
+    begin, total = walk.make_sum(s, v, loads, outer, start, write, copies=R * len(loads.columns()) + 2)
+
     @T.prim_func
-    def f1_local_states(
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        wk: T.Tensor((B, H, S), F32),
-        local: T.Tensor((B, H, N, P), F32),
-    ):
+    @takes(s, v)
+    def f1_local_states(k, v, k_bias, psi, cs, wk, local):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
@@ -84,52 +64,29 @@ def local_states(s: ScanShape, v: Variant) -> Any:
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             x_s = T.alloc_shared((outer.slots * M, P), BF16)
             wk_s = T.alloc_shared((L,), F32)
-            acc, left, held, psi_l = outer.acc(), outer.left(), outer.held(), T.alloc_local((4 * R,), F32)
+            acc, left, held = outer.registers()
+            psi_l = T.alloc_local((4 * R,), F32)
             v_l, scale = T.alloc_local((part.units * 4,), BF16), T.alloc_local((part.units,), F32)
             desc = T.alloc_wgmma_desc()
             full = loads.barriers(threads)
             T.annotate_layout({**loads.layouts(k_raw), **outer.layouts(x_s)})
+            given, mine = (k_raw, v_s, cs_s, k, v, cs, full), Registers(acc, left, held, desc)
             tx = T.get_thread_binding()
-            nc = L // C
-            for n in tuple(range(ahead)):
-                if n < nc:
-                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
-            outer.begin(acc, held, k_bias, h, tx, desc, x_s)
+            begin(given, mine, x_s, k_bias, b, h, tx)
             factor(psi_l, psi, h, tx)
-            for t in T.Parallel(L):
-                wk_s[t] = wk[b, h, t]
-            T.sync_threads()
-            for n in T.serial(nc):
-                if ahead == 0:
-                    start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n)
-                if early:
-                    if n + ahead < nc:
-                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
-                loads.wait(full, n, nc, copies)
-                if outer.slots == 1:
-                    T.sync_threads()
-                piece(v_l, v_s, loads.slot(n) * C, tx)
-                row_scales(scale, wk_s, n * C, tx)
-                expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
-                outer.turn(left, acc, k_raw, held, cs_s, n, tx)
-                T.sync_threads()
-                if ahead > 0 and not early:
-                    if n + ahead < nc:
-                        start(k_raw, v_s, cs_s, k, v, cs, full, b, h, n + ahead)
-                outer.add(left, x_s, acc, n, desc)
-            outer.store(acc, local, b, h, tx)
+            total(given, (v_l, v_s, scale, psi_l), mine, k_raw, cs_s, x_s, wk_s, wk, local, full, b, h, tx)
 
     return f1_local_states
 
 
-def pass_states(s: ScanShape, *, reverse: bool, threads: int = 128) -> Any:
+def pass_states(s: ScanShape, *, reverse: bool) -> Any:
     """F2: replace every local state by the state that enters its super-chunk; `final` is the one that leaves the last.
 
     In place on local [B,K,H,N,P] fp32; carry [B,K,H] fp32 is the decay of a whole super-chunk. With `reverse` the
     super-chunks are walked from the last to the first. The next `ahead` super-chunks are loaded while those before
     them are added.
     """
-    B, H, N, P, K = s.B, s.H, s.N, s.P, s.K
+    B, H, N, P, K, threads = s.B, s.H, s.N, s.P, s.K, 128
     wide = 4 if N * P % (4 * threads) == 0 else 2
     ahead, per_block = 8, threads * wide
     rounds = (K + ahead - 1) // ahead
@@ -184,51 +141,31 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential schedule also the state that leaves the last chunk,
     `final` fp32 [B,H,N,P].
     """
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     if lifts(s):
         return outputs_lifted.outputs(s, v)
-    loads, threads, W = make_loads(s, v), threads_for(s), window(s)
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    loads, threads, W = make_loads(s, v), walk.threads_for(s), tiles.window(s)
     ahead = loads.ahead
-    angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at)
-    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
-    row_scales = make_row_scales(s, threads)
-    fill, weights = make_window(s), make_weights(s)
-    way, part = spread(s, threads), pieces(s, threads)
-    start, copies = make_output_start(s, loads)
+    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated_shared(s, threads, loads.at)
+    piece, factor, expanded = tiles.make_piece(s, threads), tiles.make_factor(s), tiles.make_expanded(s, threads)
+    row_scales = tiles.make_row_scales(s, threads)
+    fill, weights = tiles.make_window(s), tiles.make_weights(s)
+    way, part = tiles.spread(s, threads), tiles.pieces(s, threads)
+    start, copies = walk.make_output_start(s, loads)
     paired, own_rows, stored = M % 64 == 0 and N % 64 == 0, threads // 2 == M, not v.tma
     by_rows = T.GemmWarpPolicy.FullRow if own_rows else T.GemmWarpPolicy.Square
-    out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
     psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
 
     @T.prim_func
-    def f3_outputs(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
-        z: given(s.gated, (B, S, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        zeta: given(s.gated, (H, R, P), F32),
-        phi: given(s.reduced, (H, R, P), F32),
-        D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
-        entering: T.Tensor((B, H, N, P), F32),
-        o: T.Tensor(out_shape, BF16),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-        psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
-        final: given(sequential, (B, H, N, P), F32),
-    ):
+    @takes(s, v)
+    def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             if N * P <= 64 * 64 and M == 64 and ahead <= 1:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()
             v_s = T.alloc_shared((loads.slots * C, P), BF16)
-            z_s = staged(s.gated, (loads.held * C, P), BF16)
+            z_s = walk.staged(s.gated, (loads.held * C, P), BF16)
             cs_s = T.alloc_shared((loads.slots * (A // 4), C, 8), F16)
             q_s, k_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16)
             x_s, xw_s = T.alloc_shared((M, P), BF16), T.alloc_shared((M, P), BF16)
@@ -236,8 +173,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             mix_s = None if own_rows else T.alloc_shared((M, M), BF16)
             w_s = T.alloc_shared((C, C + 8), F32)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
-            zeta_s = staged(s.gated, (R, P), F32)
-            phi_s = staged(s.reduced, (R, P), F32)
+            zeta_s = walk.staged(s.gated, (R, P), F32)
+            phi_s = walk.staged(s.reduced, (R, P), F32)
             lc_s, sk_s, gm_s, read_s, write_s = (T.alloc_shared((W,), F32) for _ in range(5))
             psi_l, skip = T.alloc_local((4 * R,), F32), T.alloc_local((1,), F32)
             cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))
@@ -250,10 +187,9 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             if s.gated:
                 T.annotate_layout({z_s: make_swizzled_layout(z_s)})
             tx = T.get_thread_binding()
-            nc = L // C
-            for n in tuple(range(ahead)):
-                if n < nc:
-                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+            nc, given = L // C, (q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full)
+            for n in tuple(range(min(ahead, nc))):
+                start(*given, b, h, n)
             T.copy(q_bias[h : h + 1, :, :], qb_s, disable_tma=True)
             T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
             for r, p in T.Parallel(R, P):
@@ -269,14 +205,13 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             for u in T.unroll(part.units):
                 one[u] = 1.0
             for n in T.serial(nc):
-                if L > W:
-                    if n % (W // C) == 0:
-                        T.sync_threads()
-                        fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
-                        T.sync_threads()
+                if L > W and n % (W // C) == 0:
+                    T.sync_threads()
+                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
+                    T.sync_threads()
                 at = n * C % W
                 if ahead == 0:
-                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+                    start(*given, b, h, n)
                 weights(w_s, lc_s, sk_s, gm_s, at)
                 T.copy(state, h_s)
                 for i, p in T.Parallel(N, P):
@@ -290,9 +225,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 rotated(q_s, q_raw, qb_s, cos, sin, tx, n)
                 rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
                 T.sync_threads()
-                if ahead > 0:
-                    if n + ahead < nc:
-                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
+                if ahead > 0 and n + ahead < nc:
+                    start(*given, b, h, n + ahead)
                 if paired:
                     T.wgmma_gemm(q_s, h_s, y, clear_accum=True, policy=by_rows)
                     T.wgmma_gemm(q_s, k_s, score, transpose_B=True, clear_accum=True, policy=by_rows)
@@ -324,7 +258,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 T.copy(y, x_s)
                 if s.reduced:
                     for c, p in T.Parallel(C, P):
-                        o[b, n * C + c, h, p] = bf16(rank_sum(x_s, c, p, R, C))
+                        o[b, n * C + c, h, p] = bf16(tiles.rank_sum(x_s, c, p, R, C))
                 else:
                     for i, p in T.Parallel(M, P):
                         o[b, n * C + i % C, i // C, h, p] = x_s[i, p]

@@ -1,8 +1,7 @@
 """F3 in the form of lifted.py: two barriers a chunk, and only k~, x and the entering state in shared memory."""
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# A gate that is known when compiling is an `if` around one that is not (SIM102).
-# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
 from typing import Any
 
@@ -10,78 +9,38 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.forward.lifted import (
-    Rows,
-    make_epilogue,
-    make_lift,
-    make_pair_weights,
-    make_products,
-    make_state,
-)
+from kernels.mamba3_mimo.cuda.forward import lifted
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import tiles
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
 from kernels.mamba3_mimo.cuda.pieces.products import end_batch
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    UNPACKED,
-    make_angles,
-    make_expanded,
-    make_factor,
-    make_piece,
-    make_rotated_shared,
-    make_row_scales,
-    make_window,
-    pieces,
-    spread,
-    window,
-)
-from kernels.mamba3_mimo.cuda.pieces.walk import given, make_output_start, staged, threads_for
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
+from kernels.mamba3_mimo.cuda.pieces.walk import make_output_start, staged, threads_for
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
     """F3 of `outputs.outputs`, which says what it takes and writes."""
-    B, S, H, G, N, P, R, A, C, M, L = s.B, s.S, s.H, s.G, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    loads, threads, W, rows = make_loads(s, v), threads_for(s), window(s), Rows(s)
+    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
+    loads, threads, W, rows = make_loads(s, v), threads_for(s), tiles.window(s), lifted.Rows(s)
     ahead = loads.ahead
-    angles, rotated = make_angles(s, threads), make_rotated_shared(s, threads, loads.at, paired=True)
-    piece, factor, expanded = make_piece(s, threads), make_factor(s), make_expanded(s, threads)
-    row_scales = make_row_scales(s, threads)
-    hold, lift = make_lift(s, loads)
-    read_state, write_state = make_state(s)
-    prepare, read, write, mix = make_products(s)
-    w_size, weights, weighted = make_pair_weights(s)
-    load_gates, finish = make_epilogue(s)
-    fill, way, part = make_window(s), spread(s, threads), pieces(s, threads)
+    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated_shared(s, threads, loads.at, paired=True)
+    piece, factor, expanded = tiles.make_piece(s, threads), tiles.make_factor(s), tiles.make_expanded(s, threads)
+    row_scales = tiles.make_row_scales(s, threads)
+    hold, lift = lifted.make_lift(s, loads)
+    read_state, write_state, hand_on = lifted.make_state(s)
+    prepare, read, write, mix = lifted.make_products(s)
+    w_size, weights, weighted = lifted.make_pair_weights(s)
+    load_gates, finish = lifted.make_epilogue(s)
+    fill, way, part = tiles.make_window(s), tiles.spread(s, threads), tiles.pieces(s, threads)
     save, saved = make_store(v)
     start, copies = make_output_start(s, loads)
-    out_shape = (B, S, H, P) if s.reduced else (B, S, R, H, P)
     psiv_cache, sequential = v.psiv_cache, v.schedule == "sequential"
 
     @T.prim_func
-    def f3_outputs(
-        q: T.Tensor((B, S, R, G, N), BF16),
-        k: T.Tensor((B, S, R, G, N), BF16),
-        v: T.Tensor((B, S, H, P), BF16),
-        z: given(s.gated, (B, S, H, P), BF16),
-        q_bias: T.Tensor((H, R, N), BF16),
-        k_bias: T.Tensor((H, R, N), BF16),
-        psi: T.Tensor((H, R, P), F32),
-        zeta: given(s.gated, (H, R, P), F32),
-        phi: given(s.reduced, (H, R, P), F32),
-        D: T.Tensor((H,), F32),
-        cs: T.Tensor((B, H, S // C, A // 4, C, 8), F16),
-        lc: T.Tensor((B, H, S), F32),
-        sk: T.Tensor((B, H, S), F32),
-        gm: T.Tensor((B, H, S), F32),
-        entering: T.Tensor((B, H, N, P), F32),
-        o: T.Tensor(out_shape, BF16),
-        states: T.Tensor((B, H, S // C, N, P), BF16),
-        psiv: given(psiv_cache, (B, H, S // C, M, P), BF16),
-        final: given(sequential, (B, H, N, P), F32),
-    ):
+    @takes(s, v)
+    def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final):
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
@@ -111,10 +70,9 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             if s.gated:
                 T.annotate_layout({z_s: make_swizzled_layout(z_s)})
             tx = T.get_thread_binding()
-            nc = L // C
-            for n in tuple(range(ahead)):
-                if n < nc:
-                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+            nc, given = L // C, (q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full)
+            for n in tuple(range(min(ahead, nc))):
+                start(*given, b, h, n)
             T.copy(k_bias[h : h + 1, :, :], kb_s, disable_tma=True)
             T.copy(psi[h : h + 1, :, :], psi_s, disable_tma=True)
             load_gates(gates_s, zeta, phi, h, tx)
@@ -128,13 +86,12 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             for u in T.unroll(part.units):
                 one[u] = 1.0
             for n in T.serial(nc):
-                if L > W:
-                    if n % (W // C) == 0:
-                        fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
-                        T.sync_threads()
+                if L > W and n % (W // C) == 0:
+                    fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, n * C)
+                    T.sync_threads()
                 at = n * C % W
                 if ahead == 0:
-                    start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n)
+                    start(*given, b, h, n)
                 write_state(h_s, state, tx)
                 for c in T.unroll(N * P // 128):
                     state[c] = state[c] * read_s[at + C - 1]
@@ -155,9 +112,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 save(h_s, states[b, h, n, :, :])
                 if psiv_cache:
                     save(x_s, psiv[b, h, n, :, :])
-                if ahead > 0:  # after the products: one thread issues copies for a long time
-                    if n + ahead < nc:
-                        start(q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full, b, h, n + ahead)
+                if ahead > 0 and n + ahead < nc:  # after the products: one thread issues copies for a long time
+                    start(*given, b, h, n + ahead)
                 end_batch(1, y, score)
                 weighted(mixed, score, w, skip[0], tx)
                 for upper in (0, 1):
@@ -170,12 +126,6 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 saved()
                 T.sync_threads()
             if sequential:
-                for j in T.unroll(N // 64):
-                    for c in T.unroll(P // 4):
-                        for e in T.vectorized(2):
-                            final[
-                                b, h, (j * 4 + tx // 32) * 8 + tx % 32 // 4 + c % 2 * (N // 2),
-                                c // 2 * 8 + tx % 4 * 2 + e,
-                            ] = state[j * (P // 2) + c * 2 + e]  # fmt: skip
+                hand_on(final, state, b, h, tx)
 
     return f3_outputs

@@ -15,19 +15,18 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.places import BLOCK, EDGE, blocks_of
 from kernels.mamba3_mimo.cuda.pieces.scalar import LOG2E, tanh, wrapped
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32
-from kernels.mamba3_mimo.cuda.pieces.walk import given
 
 RESET = -92.0
-WARP_TOKENS = 64
-"""Tokens of one warp in the kernels of the angles: also the distance of two edges, see edges.py."""
-BLOCK = 4 * WARP_TOKENS
-"""Tokens of one block of the prefix kernels."""
+THREADS = 128
 
 
 class Lanes(NamedTuple):
-    """How a warp shares out WARP_TOKENS tokens of `width` angles: 8 neighbouring angles of `run` tokens in a row each.
+    """How a warp shares out EDGE tokens of `width` angles: 8 neighbouring angles of `run` tokens in a row each.
 
     Lane: part * groups + group. More than `width` angles take several rounds.
     """
@@ -55,7 +54,7 @@ class Lanes(NamedTuple):
 def lanes_for(s: ScanShape) -> Lanes:
     """Return how the angles of `s` are shared out."""
     groups = min(s.A, 32) // 8
-    return Lanes(groups, 32 // groups, WARP_TOKENS * groups // 32, s.A // (8 * groups))
+    return Lanes(groups, 32 // groups, EDGE * groups // 32, s.A // (8 * groups))
 
 
 def make_steps(s: ScanShape) -> Any:
@@ -69,10 +68,9 @@ def make_steps(s: ScanShape) -> Any:
     def steps(step, angles, dt, b, h, t0, j0):
         for i in T.unroll(run):
             at = T.min(t0 + i, S - 1)
-            for e in T.vectorized(4):
-                step[i * 8 + e] = angles[b, at, h % heads, j0 + e]
-            for e in T.vectorized(4):
-                step[i * 8 + 4 + e] = angles[b, at, h % heads, j0 + 4 + e]
+            for half in (0, 4):
+                for e in T.vectorized(4):
+                    step[i * 8 + half + e] = angles[b, at, h % heads, j0 + half + e]
             size = T.if_then_else(t0 + i < S, dt[b, h, at] * math.pi, 0.0)
             for e in T.unroll(8):
                 step[i * 8 + e] = tanh(step[i * 8 + e]) * size
@@ -80,33 +78,25 @@ def make_steps(s: ScanShape) -> Any:
     return steps
 
 
-def blocks_of(s: ScanShape) -> int:
-    """Return the blocks of the kernels of the angles along time."""
-    return (s.S + BLOCK - 1) // BLOCK
-
-
-def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
+def angle_sums(s: ScanShape) -> Any:
     """F0a: sum of the angle steps pi * tanh(angle) * dt over every BLOCK tokens, fp32 [B,H,ceil(S/BLOCK),A].
 
     The raw angles are [B,S,heads,A], heads = 1 when all heads share them.
     """
-    B, S, H, A, blocks = s.B, s.S, s.H, s.A, blocks_of(s)
+    B, H, A, blocks = s.B, s.H, s.A, blocks_of(s)
     lanes, steps = lanes_for(s), make_steps(s)
 
     @T.prim_func
-    def f0_angle_sums(
-        angles: T.Tensor((B, S, s.angle_heads, A), F32),
-        dt: T.Tensor((B, H, S), F32),
-        sums: T.Tensor((B, H, blocks, A), F32),
-    ):
-        with T.Kernel(H, blocks, B, threads=threads) as (h, blk, b):
+    @takes(s)
+    def f0_angle_sums(angles, dt, sums):
+        with T.Kernel(H, blocks, B, threads=THREADS) as (h, blk, b):
             step, total = T.alloc_local((8 * lanes.run,), F32), T.alloc_local((8,), F32)
-            total_s = T.alloc_shared((threads // 32, A), F32)
+            total_s = T.alloc_shared((THREADS // 32, A), F32)
             tx = T.get_thread_binding()
             lane = tx % 32
             for turns in T.serial(lanes.rounds):
                 j0 = turns * lanes.width + lane % lanes.groups * 8
-                t0 = blk * BLOCK + tx // 32 * WARP_TOKENS + lane // lanes.groups * lanes.run
+                t0 = blk * BLOCK + tx // 32 * EDGE + lane // lanes.groups * lanes.run
                 steps(step, angles, dt, b, h, t0, j0)
                 for e in T.unroll(8):
                     total[e] = step[e]
@@ -126,26 +116,22 @@ def angle_sums(s: ScanShape, *, threads: int = 128) -> Any:
     return f0_angle_sums
 
 
-def tables(s: ScanShape, *, threads: int = 128) -> Any:
+def tables(s: ScanShape) -> Any:
     """F0b: cos and sin table [B*K,H,L/C,A/4,C,8] fp16, 8 angles of cos then the same of sin.
 
     `sums` as from `angle_sums`; a block adds up those before it.
     """
-    B, S, H, A, C, L, blocks = s.B, s.S, s.H, s.A, s.C, s.L, blocks_of(s)
-    lanes, steps, parts = lanes_for(s), make_steps(s), threads // s.A
+    B, S, H, A, C, blocks = s.B, s.S, s.H, s.A, s.C, blocks_of(s)
+    lanes, steps, parts = lanes_for(s), make_steps(s), THREADS // s.A
 
     @T.prim_func
-    def f0_tables(
-        angles: T.Tensor((B, S, s.angle_heads, A), F32),
-        dt: T.Tensor((B, H, S), F32),
-        sums: T.Tensor((B, H, blocks, A), F32),
-        cs: T.Tensor((s.walks, H, L // C, A // 4, C, 8), F16),
-    ):
-        with T.Kernel(H, blocks, B, threads=threads) as (h, blk, b):
+    @takes(s)
+    def f0_tables(angles, dt, sums, cs):
+        with T.Kernel(H, blocks, B, threads=THREADS) as (h, blk, b):
             step = T.alloc_local((8 * lanes.run,), F32)
             theta, near = T.alloc_local((8,), F32), T.alloc_local((8,), F32)
             cos, sin, before = T.alloc_local((8,), F16), T.alloc_local((8,), F16), T.alloc_local((1,), F32)
-            before_s, total_s = T.alloc_shared((parts, A), F32), T.alloc_shared((threads // 32, A), F32)
+            before_s, total_s = T.alloc_shared((parts, A), F32), T.alloc_shared((THREADS // 32, A), F32)
             tx = T.get_thread_binding()
             warp, lane = tx // 32, tx % 32
             before[0] = 0.0
@@ -155,7 +141,7 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
             before_s[tx // A, tx % A] = before[0]
             for turns in T.serial(lanes.rounds):
                 j0 = turns * lanes.width + lane % lanes.groups * 8
-                t0 = blk * BLOCK + warp * WARP_TOKENS + lane // lanes.groups * lanes.run
+                t0 = blk * BLOCK + warp * EDGE + lane // lanes.groups * lanes.run
                 steps(step, angles, dt, b, h, t0, j0)
                 for e in T.unroll(8):
                     theta[e] = step[e]
@@ -195,31 +181,21 @@ def tables(s: ScanShape, *, threads: int = 128) -> Any:
     return f0_tables
 
 
-def decays(s: ScanShape, *, parallel: bool, threads: int = 128) -> Any:
+def decays(s: ScanShape, v: Variant) -> Any:
     """F0c: the scalars of every token. adt, dt, trap fp32 [B,H,S]; reset int32 [B,S], 1 at document starts.
 
     `num_tokens` <= S is the true length: rows beyond it get sk = gm = wk = 0 and no decay. What is written is
     [B*K,H,L], carry [B*K,H]; wk, wq and carry are made for the super-chunks of a `parallel` schedule only.
     """
-    B, S, H, C, L, walks = s.B, s.S, s.H, s.C, s.L, s.walks
-    block = L if parallel else BLOCK
+    B, S, H, C = s.B, s.S, s.H, s.C
+    parallel = v.schedule == "chunk_parallel"
+    block = s.L if parallel else BLOCK
     NC = block // C
 
     @T.prim_func
-    def f0_decays(
-        adt: T.Tensor((B, H, S), F32),
-        dt: T.Tensor((B, H, S), F32),
-        trap: T.Tensor((B, H, S), F32),
-        reset: T.Tensor((B, S), "int32"),
-        lc: T.Tensor((walks, H, L), F32),
-        sk: T.Tensor((walks, H, L), F32),
-        gm: T.Tensor((walks, H, L), F32),
-        wk: given(parallel, (walks, H, L), F32),
-        wq: given(parallel, (walks, H, L), F32),
-        carry: given(parallel, (walks, H), F32),
-        num_tokens: T.int32,
-    ):
-        with T.Kernel(H, (S + block - 1) // block, B, threads=threads) as (h, blk, b):
+    @takes(s, v)
+    def f0_decays(adt, dt, trap, reset, lc, sk, gm, wk, wq, carry, num_tokens: T.int32):
+        with T.Kernel(H, (S + block - 1) // block, B, threads=THREADS) as (h, blk, b):
             log_s = T.alloc_shared((NC, C), F32)
             scale_s = T.alloc_shared((NC, C), F32)
             left_s = T.alloc_shared((NC,), F32)

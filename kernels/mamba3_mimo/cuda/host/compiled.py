@@ -27,7 +27,7 @@ TARGET = {"kind": "cuda", "arch": "sm_90a"}
 KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
     "angle_sums": lambda s, v: prefix.angle_sums(s),
     "tables": lambda s, v: prefix.tables(s),
-    "decays": lambda s, v: prefix.decays(s, parallel=v.schedule == "chunk_parallel"),
+    "decays": lambda s, v: prefix.decays(s, v),
     "local_states": lambda s, v: outputs.local_states(s, v),
     "pass_states": lambda s, v: outputs.pass_states(s, reverse=False),
     "outputs": lambda s, v: outputs.outputs(s, v),
@@ -45,6 +45,13 @@ OF_WALKS = ("local_states", "outputs", "local_gradients", "gradients", "reduce_h
 """Kernels to which every super-chunk is a row."""
 OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", "sum_weights", "sum_biases")
 """Kernels that do not depend on how long a super-chunk is."""
+
+OF_SIZES = (
+    *("angle_sums", "tables", "decays", "pass_states", "pass_gradients"),
+    *("reduce_heads", "sum_weights", "sum_biases", "time_gradients"),
+)
+"""Kernels of which no switch changes the program, but the schedule that of the decays; `fast_math` is an option of the
+compiler."""
 
 KNOW_THE_START = ("gradients", "time_gradients")
 """Kernels that depend on whether a state enters the rows; the others read it from buffers that they have anyway."""
@@ -144,6 +151,9 @@ def _that_changes(name: str, variant: Variant) -> Variant:
 
     Only B3 has buffers that may lie on each other, and warp groups that may have two roles.
     """
+    if name in OF_SIZES:
+        schedule = variant.schedule if name == "decays" else Variant.schedule
+        return Variant(schedule=schedule, fast_math=variant.fast_math)
     return variant if name == "gradients" else replace(variant, aggressive_smem_merge=False, warp_specialize=False)
 
 

@@ -15,9 +15,7 @@ from torch.nn import functional
 
 from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.cuda.backward.edges import edge_size
 from kernels.mamba3_mimo.cuda.backward.reductions import head_block
-from kernels.mamba3_mimo.cuda.forward.prefix import BLOCK
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
@@ -27,6 +25,7 @@ from kernels.mamba3_mimo.cuda.host.piece import Piece, pieces, whole
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
 from kernels.mamba3_mimo.cuda.pieces.scalar import TAU
+from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import state_turned_back
 
@@ -51,12 +50,13 @@ class Scan:
             inputs = halves.split(inputs)
             self.shape = shape_of(inputs, variant)
         self.check(variant)
+        self.sizes = tensors(self.shape)
         self.tokens, self.variant, self.angles = inputs.q.shape[1], variant, inputs.angles.shape[-1]
         self.given, self.parallel = inputs.names, variant.schedule == "chunk_parallel"
-        tensors = inputs.tensors()
+        raw = inputs.tensors()
         if torch.is_grad_enabled():  # not inside an operator
-            tensors = tuple(tensor.detach() for tensor in tensors)
-        self.t = {name: self._prepared(name, tensor) for name, tensor in zip(self.given, tensors, strict=True)}
+            raw = tuple(tensor.detach() for tensor in raw)
+        self.t = {name: self._prepared(name, tensor) for name, tensor in zip(self.given, raw, strict=True)}
         self.segment_ids, self.device = inputs.segment_ids, inputs.v.device
         if inputs.D is None:
             self.t["D"] = torch.zeros(self.shape.H, device=self.device)
@@ -101,6 +101,14 @@ class Scan:
         """Return an uninitialised tensor on the scan's device."""
         return torch.empty(size, dtype=dtype, device=self.device)
 
+    def new(self, name: str, piece: Piece | None = None) -> Tensor:
+        """Return an uninitialised tensor of the kernels' table: see tensors.py. For a `piece`, that of its walks."""
+        sizes = self.sizes
+        if piece is not None and piece.walks < piece.all:
+            sizes = tensors(replace(self.shape, B=piece.walks, S=self.shape.L))
+        size, dtype = sizes[name]
+        return self.empty(*size, dtype=getattr(torch, dtype))
+
     def _some(self, *names: str) -> tuple[Tensor, ...]:
         """Return those of the input tensors that this scan has."""
         return tuple(self.t[name] for name in names if name in self.t)
@@ -111,37 +119,32 @@ class Scan:
         pre = {"reset": torch.zeros(s.B, s.S, dtype=torch.int32, device=self.device)}
         if self.segment_ids is not None:
             pre["reset"][:, : self.tokens] = document_starts(self.segment_ids)
-        pre["cs"] = self.empty(s.walks, s.H, s.chunks, s.A // 4, s.C, 8, dtype=torch.float16)
+        pre["cs"] = self.new("cs")
         if s.cumulated:
             angles = t["angles"].view(s.walks, s.L, s.H, s.A).transpose(1, 2)
             theta = torch.remainder(angles, TAU).view(s.walks, s.H, s.chunks, s.C, s.A // 8, 8)
             table = torch.stack((theta.cos(), theta.sin()), dim=5)
             pre["cs"].copy_(table.permute(0, 1, 2, 4, 5, 3, 6).reshape(pre["cs"].shape))
         else:
-            sums = self.empty(s.B, s.H, -(-s.S // BLOCK), s.A)
+            sums = self.new("sums")
             self.run("angle_sums", t["angles"], t["dt"], sums)
             self.run("tables", t["angles"], t["dt"], sums, pre["cs"])
-        pre |= {name: self.empty(s.walks, s.H, s.L) for name in ("lc", "sk", "gm")}
-        if self.parallel:
-            pre |= {name: self.empty(s.walks, s.H, s.L) for name in ("wk", "wq")} | {"carry": self.empty(s.walks, s.H)}
-        of_super_chunks = (pre[name] for name in ("wk", "wq", "carry") if self.parallel)
-        self.run(
-            "decays", t["adt"], t["dt"], t["trap"], pre["reset"], pre["lc"], pre["sk"], pre["gm"], *of_super_chunks,
-            self.tokens,
-        )  # fmt: skip
-        return pre
+        names = ("lc", "sk", "gm", "wk", "wq", "carry") if self.parallel else ("lc", "sk", "gm")
+        scalars = {name: self.new(name) for name in names}
+        self.run("decays", t["adt"], t["dt"], t["trap"], pre["reset"], *scalars.values(), self.tokens)
+        return pre | scalars
 
     def forward(self, *, return_final_state: bool = False) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
         """Return (o, final state fp32 [B,H,N,P] or None, the tensors of `saved`)."""
         s, t, pre = self.shape, self.t, self.prefix()
         if self.parallel:
-            pre["start"] = self.empty(s.walks, s.H, s.N, s.P)
+            pre["start"] = self.new("local")
             self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"], pre["start"])
             final = self._pass("pass_states", pre["start"], pre["carry"], t.get("entering"))
         else:
-            pre["start"], final = self._one(t.get("entering")), self.empty(s.B, s.H, s.N, s.P)
+            pre["start"], final = self._one(t.get("entering")), self.new("final")
         if self.variant.psiv_cache:
-            pre["psiv"] = self.empty(s.walks, s.H, s.chunks, s.M, s.P, dtype=torch.bfloat16)
+            pre["psiv"] = self.new("psiv")
         (every,) = whole(s)
         out, pre["states"] = self._outputs(pre, final, every)
         out = self._rows(out)[:, : self.tokens]
@@ -152,9 +155,7 @@ class Scan:
 
     def _outputs(self, pre: Tensors, final: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
         """Make o and the states that enter the chunks of some walks, PsiV and the final state where they are wanted."""
-        s, ranks = self.shape, () if self.shape.reduced else (self.shape.R,)
-        out = self.empty(piece.walks, s.L, *ranks, s.H, s.P, dtype=torch.bfloat16)
-        states = self.empty(piece.walks, s.H, s.chunks, s.N, s.P, dtype=torch.bfloat16)
+        out, states = self.new("o", piece), self.new("states", piece)
         self.run(
             "outputs",
             *piece.of(self._some("q", "k", "v", "z")),
@@ -244,10 +245,9 @@ class Scan:
 
         Both fp32; the walk of the sequential schedule has the second one.
         """
-        s = self.shape
         if not self.parallel:
             return self._one(behind), None
-        leaving = self.empty(s.walks, s.H, s.N, s.P)
+        leaving = self.new("leaving")
         self.run(
             "local_gradients", *self._some("q", "z"), do, *self._some("q_bias", "zeta", "phi"),
             pre["cs"], pre["wq"], leaving,
@@ -259,12 +259,11 @@ class Scan:
         s = self.shape
         leaving, first = self._leaving(pre, do, self._behind(pre, beyond))
         walked: Tensors = {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
-        walked["dtheta"] = self.empty(s.walks, s.H, s.L, s.A)
-        walked |= {name: self.empty(s.walks, s.H, s.L) for name in ("row_q", "row_k", "same", "diag")}
-        walked["weights"] = self.empty(len(self._weights()), s.walks, s.H, s.M // 8, s.P)
-        walked |= {"D": self.empty(s.walks, s.H), "edges": self.empty(*edge_size(s))}
+        walked |= {name: self.new(name) for name in ("dtheta", "row_q", "row_k", "same", "diag")}
+        walked["weights"] = self.empty(len(self._weights()), *self.sizes["p_psi"][0])
+        walked |= {"D": self.new("p_d"), "edges": self.new("edges")}
         if s.started and first is None:
-            walked["entering"] = self.empty(s.B, s.H, s.N, s.P)
+            walked["entering"] = self.new("first")
         sums: Tensors = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
         sums["biases"] = self.empty(2, s.walks, -(-s.L // head_block(s)), s.H, s.R, s.N)
         for piece in pieces(s) if self.variant.remat else whole(s):
@@ -289,8 +288,8 @@ class Scan:
 
         `given` are the gradients of o and of what leaves the super-chunks.
         """
-        s, (do, leaving) = self.shape, given
-        heads = {name: self.empty(piece.walks, s.L, s.R, s.H, s.N, dtype=torch.bfloat16) for name in ("q", "k")}
+        do, leaving = given
+        heads = {"q": self.new("dqh", piece), "k": self.new("dkh", piece)}
         self.run(
             "gradients",
             *piece.of((*self._some("q", "k", "v", "z"), do)),

@@ -22,12 +22,12 @@ A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
         loads.wait(bar, n, nc, copies=R + 1)       # `copies`: how many `start` issues (rows: R * len(panels(N)))
         ... raw_s[loads.at(n, i, column)] ...      # row i = r * C + c
         if loads.ahead > 0:
-            loads.free()                           # every thread has read the slot
+            T.sync_threads()                       # every thread has read the slot
             if n + loads.ahead < nc:
                 start(n + loads.ahead)
         ... what still reads the chunk uses buffers of `loads.held` slots: loads.held_slot(n) ...
         if loads.ahead == 0:
-            loads.free()
+            T.sync_threads()
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
@@ -124,8 +124,6 @@ class Loads(Staging):
     """macro(bar, n): after the last copy of chunk n."""
     wait: Any
     """macro(bar, n, nc, copies): until every copy of chunk n has landed and all threads may read it."""
-    free: Any
-    """macro(): until no thread reads the slot any more."""
 
 
 def make_loads(s: ScanShape, v: Variant) -> Loads:
@@ -168,11 +166,7 @@ def make_loads(s: ScanShape, v: Variant) -> Loads:
             T.fence_proxy_async()
             T.sync_threads()
 
-    @T.macro
-    def free():
-        T.sync_threads()
-
-    return Loads(s, tma, place.two_d, ahead, copy, rows, posted, wait, free)
+    return Loads(s, tma, place.two_d, ahead, copy, rows, posted, wait)
 
 
 def make_store(v: Variant) -> tuple[Any, Any]:

@@ -10,50 +10,49 @@ of the same tokens, so it rotates without its neighbours: rows of the accumulato
 # ruff: noqa: C901, N812, PLR0915
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.host.machine import SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
 from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
-from kernels.mamba3_mimo.cuda.pieces.tiles import (
-    BF16,
-    F16,
-    F32,
-    bf16,
-    f32,
-    make_angles,
-    make_bias,
-    make_rotated,
-    spread,
-)
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
+
+
+class Registers(NamedTuple):
+    """What the macros of one kernel keep to themselves."""
+
+    acc: Any
+    """The accumulator."""
+    left: Any
+    """The rotated rows of a chunk."""
+    held: Any
+    """The thread's biases."""
+    desc: Any
+    """Where the matrix unit finds the right operand."""
 
 
 @dataclass(frozen=True)
 class Outer:
-    """One kernel's outer products."""
+    """One kernel's outer products; `mine` are its `Registers`."""
 
-    acc: Any
-    """() -> the accumulator."""
-    left: Any
-    """() -> what the rotated rows of a chunk are kept in."""
-    held: Any
-    """() -> the thread's biases."""
+    registers: Any
+    """() -> the first three of them."""
     slots: int
     """Slots of the right operand, [slots * M, P] bf16: with one, all threads must meet before it is written again."""
     layouts: Any
     """(right operand) -> its layout annotations."""
     begin: Any
-    """macro(acc, held, bias [H,R,N], h, tx, desc, x_s): clear the accumulator, load the biases, fill desc if used."""
+    """macro(mine, bias [H,R,N], h, tx, x_s): clear the accumulator, load the biases, fill desc if used."""
     turn: Any
-    """macro(left, acc, raw_s, held, cs_s, n, tx): bias and rotate the rows of chunk n; ends what `add` began."""
+    """macro(mine, raw_s, cs_s, n, tx): bias and rotate the rows of chunk n; ends what `add` began."""
     add: Any
-    """macro(left, x_s, acc, n, desc): add chunk n. All threads have passed a barrier after writing x_s."""
+    """macro(mine, x_s, n): add chunk n. All threads have passed a barrier after writing x_s."""
     store: Any
-    """macro(acc, out [B,H,N,P], b, h, tx): write the sum."""
+    """macro(mine, out [B,H,N,P], b, h, tx): write the sum."""
 
 
 def make_outer(s: ScanShape, threads: int, loads: Any) -> Outer:
@@ -64,31 +63,31 @@ def make_outer(s: ScanShape, threads: int, loads: Any) -> Outer:
 
 def _staged(s: ScanShape, threads: int, loads: Any) -> Outer:
     A, M, N, P = s.A, s.M, s.N, s.P
-    hold, angles, rotated = make_bias(s, threads), make_angles(s, threads), make_rotated(s, threads, loads.at)
-    way = spread(s, threads)
+    hold, way = tiles.make_bias(s, threads), tiles.spread(s, threads)
+    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated(s, threads, loads.at)
 
     @T.macro
-    def begin(acc, held, bias, h, tx, desc, x_s):
-        T.clear(acc)
-        hold(held, bias, h, tx)
+    def begin(mine, bias, h, tx, x_s):
+        T.clear(mine.acc)
+        hold(mine.held, bias, h, tx)
 
     @T.macro
-    def turn(left, acc, raw_s, held, cs_s, n, tx):
+    def turn(mine, raw_s, cs_s, n, tx):
         cos, sin = T.alloc_local((way.angles,), F16), T.alloc_local((way.angles,), F16)
         angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
-        rotated(left, raw_s, held, cos, sin, tx, n)
+        rotated(mine.left, raw_s, mine.held, cos, sin, tx, n)
 
     @T.macro
-    def add(left, x_s, acc, n, desc):
-        T.gemm(left, x_s, acc, transpose_A=True)
+    def add(mine, x_s, n):
+        T.gemm(mine.left, x_s, mine.acc, transpose_A=True)
 
     @T.macro
-    def store(acc, out, b, h, tx):
-        T.copy(acc, out[b, h, :, :])
+    def store(mine, out, b, h, tx):
+        T.copy(mine.acc, out[b, h, :, :])
 
     return Outer(
-        lambda: T.alloc_fragment((N, P), F32), lambda: T.alloc_shared((M, N), BF16),
-        lambda: T.alloc_local((way.held,), BF16), 1, lambda x_s: {}, begin, turn, add, store,
+        lambda: (T.alloc_fragment((N, P), F32), T.alloc_shared((M, N), BF16), T.alloc_local((way.held,), BF16)),
+        1, lambda x_s: {}, begin, turn, add, store,
     )  # fmt: skip
 
 
@@ -99,14 +98,14 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
     times = max(2, C // 4)  # tokens of a chunk that a thread meets
 
     @T.macro
-    def begin(acc, held, bias, h, tx, desc, x_s):
-        T.initialize_wgmma_descriptor(desc, x_s.access_ptr("r"), SWIZZLE_128, 0, 64)
+    def begin(mine, bias, h, tx, x_s):
+        T.initialize_wgmma_descriptor(mine.desc, x_s.access_ptr("r"), SWIZZLE_128, 0, 64)
         for c in T.unroll(regs):
-            acc[c] = 0.0
+            mine.acc[c] = 0.0
         for j in T.unroll(blocks):
             for r in T.unroll(R):
-                held[(j * R + r) * 2] = bias[h, r, (j * warps + tx // 32) * 8 + tx % 32 // 4]
-                held[(j * R + r) * 2 + 1] = bias[h, r, half + (j * warps + tx // 32) * 8 + tx % 32 // 4]
+                mine.held[(j * R + r) * 2] = bias[h, r, (j * warps + tx // 32) * 8 + tx % 32 // 4]
+                mine.held[(j * R + r) * 2 + 1] = bias[h, r, half + (j * warps + tx // 32) * 8 + tx % 32 // 4]
 
     @T.macro
     def rotated(left, held, cs_s, first, j, tx):
@@ -142,8 +141,8 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
                     left[at + 2 + e] = left[at + 2 + e] + held[of + 1]
 
     @T.macro
-    def turn(left, acc, raw_s, held, cs_s, n, tx):
-        end_batch(0, acc)
+    def turn(mine, raw_s, cs_s, n, tx):
+        end_batch(0, mine.acc)
         for j in T.unroll(blocks):
             for step in T.unroll(steps):
                 source = raw_s[
@@ -153,40 +152,43 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
                 ]
                 T.ptx_ldmatrix(
                     T.bool(True), 4, T.access_ptr(source, "r", extent=8),
-                    T.access_ptr(left[(j * steps + step) * 8], "w", extent=8),
+                    T.access_ptr(mine.left[(j * steps + step) * 8], "w", extent=8),
                 )  # fmt: skip
             if (j + 1) * warps <= A // 8:
-                rotated(left, held, cs_s, loads.slot(n) * (A // 4), j, tx)
+                rotated(mine.left, mine.held, cs_s, loads.slot(n) * (A // 4), j, tx)
             else:
                 if j * warps + tx // 32 < A // 8:
-                    rotated(left, held, cs_s, loads.slot(n) * (A // 4), j, tx)
+                    rotated(mine.left, mine.held, cs_s, loads.slot(n) * (A // 4), j, tx)
                 else:
-                    biased(left, held, j)
+                    biased(mine.left, mine.held, j)
         T.fence_proxy_async()
 
     @T.macro
-    def add(left, x_s, acc, n, desc):
-        begin_batch(left, acc)
+    def add(mine, x_s, n):
+        begin_batch(mine.left, mine.acc)
         for j in T.unroll(blocks):
             for q in T.unroll(panels):
                 for step in T.unroll(steps):
                     T.ptx_wgmma_rs(
-                        F32, "m64n64k16", False, "bf16", "bf16", "fp32", left.data, (j * steps + step) * 8, desc.data,
-                        (q * 2 * M + step * 16) * 8 + n % 2 * (M * 8), acc.data, (j * panels + q) * 32, 1, 1, 1,
+                        F32, "m64n64k16", False, "bf16", "bf16", "fp32", mine.left.data, (j * steps + step) * 8,
+                        mine.desc.data, (q * 2 * M + step * 16) * 8 + n % 2 * (M * 8),
+                        mine.acc.data, (j * panels + q) * 32, 1, 1, 1,
                     )  # fmt: skip
         T.warpgroup_commit_batch()
 
     @T.macro
-    def store(acc, out, b, h, tx):
-        end_batch(0, acc)
+    def store(mine, out, b, h, tx):
+        end_batch(0, mine.acc)
         for j in T.unroll(blocks):
             for c in T.unroll(P // 4):
                 state = (j * warps + tx // 32) * 8 + tx % 32 // 4 + c % 2 * half
                 for e in T.vectorized(2):
-                    out[b, h, state, c // 2 * 8 + tx % 4 * 2 + e] = acc[j * (P // 2) + c * 2 + e]
+                    out[b, h, state, c // 2 * 8 + tx % 4 * 2 + e] = mine.acc[j * (P // 2) + c * 2 + e]
 
     return Outer(
-        lambda: T.alloc_local((regs,), F32), lambda: T.alloc_local((blocks * steps * 8,), BF16),
-        lambda: T.alloc_local((blocks * R * 2,), BF16), 2,
-        lambda x_s: {x_s: make_swizzled_layout(x_s)}, begin, turn, add, store,
+        lambda: (
+            T.alloc_local((regs,), F32), T.alloc_local((blocks * steps * 8,), BF16),
+            T.alloc_local((blocks * R * 2,), BF16),
+        ),
+        2, lambda x_s: {x_s: make_swizzled_layout(x_s)}, begin, turn, add, store,
     )  # fmt: skip

@@ -11,6 +11,13 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 
 EDGE = 64
 """Tokens between two edges, see backward/edges.py; a multiple of every chunk size."""
+BLOCK = 4 * EDGE
+"""Tokens of one block of F0: EDGE for each of its warps."""
+
+
+def blocks_of(s: ScanShape) -> Any:
+    """Return the blocks of the kernels of the angles along time."""
+    return (s.S + BLOCK - 1) // BLOCK
 
 
 def short(s: ScanShape, place: Any, numbers: int) -> Any:

@@ -6,6 +6,8 @@ Each is a TileLang macro expanded into the calling kernel. Letters: see shape.py
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0913, PLR0917
 
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import tilelang.language as T
@@ -38,10 +40,7 @@ def bf16(value: Any) -> Any:
 
 def rank_sum(tile_MP: Any, c: Any, p: Any, ranks: int, chunk: int) -> Any:
     """Return the sum over ranks of tile[r * C + c, p]."""
-    total = f32(tile_MP[c, p])
-    for r in range(1, ranks):
-        total = total + f32(tile_MP[r * chunk + c, p])
-    return total
+    return reduce(add, (f32(tile_MP[r * chunk + c, p]) for r in range(ranks)))
 
 
 class Spread(NamedTuple):
@@ -92,11 +91,6 @@ def spread(s: ScanShape, threads: int) -> Spread:
     return Spread(threads // s.M, s.N // 16, s.A // 8)
 
 
-def plain_row(_n: Any, row: Any, column: Any) -> tuple[Any, Any]:
-    """Return the index of an element of a [M,N] tile that has one slot."""
-    return row, column
-
-
 def make_angles(s: ScanShape, threads: int) -> Any:
     """Return macro(cos, sin [angles], cs_s [slots*A/4,C,8], first, tx): the thread's angles from row `first` on."""
     C, M = s.C, s.M
@@ -134,7 +128,7 @@ def make_bias(s: ScanShape, threads: int) -> Any:
     return hold
 
 
-def make_rotated(s: ScanShape, threads: int, at: Any = plain_row, *, paired: bool = False) -> Any:
+def make_rotated(s: ScanShape, threads: int, at: Any, *, paired: bool = False) -> Any:
     """Return macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): add the bias in float32, rotate, round to bf16.
 
     `held` bf16 are the thread's biases, from `make_bias`; `at(n, row, column)` is the index in raw_s of chunk n.
@@ -174,7 +168,7 @@ def make_rotated(s: ScanShape, threads: int, at: Any = plain_row, *, paired: boo
             )
 
     @T.macro
-    def rotated(tile_s, raw_s, held, cos, sin, tx, n=0):
+    def rotated(tile_s, raw_s, held, cos, sin, tx, n):
         for u in units:
             if way.all_turn(u):
                 turned(tile_s, raw_s, held, cos, sin, tx, n, u)
@@ -190,12 +184,12 @@ def make_rotated(s: ScanShape, threads: int, at: Any = plain_row, *, paired: boo
     return rotated
 
 
-def make_rotated_shared(s: ScanShape, threads: int, at: Any = plain_row, *, paired: bool = False) -> Any:
+def make_rotated_shared(s: ScanShape, threads: int, at: Any, *, paired: bool = False) -> Any:
     """Return `make_rotated`'s macro with the biases read from bias_s [1,R,N] in shared memory at every use."""
     hold, rotated = make_bias(s, threads), make_rotated(s, threads, at, paired=paired)
 
     @T.macro
-    def rotated_shared(tile_s, raw_s, bias_s, cos, sin, tx, n=0):
+    def rotated_shared(tile_s, raw_s, bias_s, cos, sin, tx, n):
         held = T.alloc_local((spread(s, threads).held,), BF16)
         hold(held, bias_s, 0, tx)
         rotated(tile_s, raw_s, held, cos, sin, tx, n)
@@ -259,10 +253,7 @@ def make_expanded(s: ScanShape, threads: int) -> Any:
         for u in T.unroll(units):
             for e in T.vectorized(4):
                 wide[u * 4 + e] = f32(source[u * 4 + e]) * scale[u]
-        if guarded:
-            if tx // lanes < C:
-                written(x_s, wide, factor, tx, first)
-        else:
+        if not guarded or tx // lanes < C:
             written(x_s, wide, factor, tx, first)
 
     return expanded
@@ -341,23 +332,14 @@ def make_weights(s: ScanShape) -> Any:
 
 def row_sum(rows: Any, which: int, c: Any, ranks: int, chunk: int) -> Any:
     """Return the sum over ranks of rows[which, r * C + c]."""
-    total = rows[which, c]
-    for r in range(1, ranks):
-        total = total + rows[which, r * chunk + c]
-    return total
+    return reduce(add, (rows[which, r * chunk + c] for r in range(ranks)))
 
 
 def pair_sum(left_MR: Any, right_MR: Any, i: Any, ranks: int) -> Any:
     """Return the sum over ranks of left[i, r] * right[i, r]."""
-    total = left_MR[i, 0] * right_MR[i, 0]
-    for r in range(1, ranks):
-        total = total + left_MR[i, r] * right_MR[i, r]
-    return total
+    return reduce(add, (left_MR[i, r] * right_MR[i, r] for r in range(ranks)))
 
 
 def mixed_sum(mix_MM: Any, right_MR: Any, i: Any, ranks: int, chunk: int) -> Any:
     """Return the sum over ranks r of mix[i, r * C + i % C] * right[i, r]: the same step's share of <g, mix x>."""
-    total = f32(mix_MM[i, i % chunk]) * right_MR[i, 0]
-    for r in range(1, ranks):
-        total = total + f32(mix_MM[i, r * chunk + i % chunk]) * right_MR[i, r]
-    return total
+    return reduce(add, (f32(mix_MM[i, r * chunk + i % chunk]) * right_MR[i, r] for r in range(ranks)))

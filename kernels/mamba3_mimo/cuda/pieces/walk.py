@@ -1,7 +1,4 @@
-"""The walk of the kernels whose threads all load and compute over the chunks of a super-chunk: F1, F3 and B1.
-
-Optional tensors of a program are annotated with `given`.
-"""
+"""The walk of the kernels whose threads all load and compute over the chunks of a super-chunk: F1, F3 and B1."""
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: N812, PLR0913, PLR0917
@@ -14,11 +11,7 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_loads, panels
-
-
-def given(there: bool, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return the annotation of a tensor that a program takes only when `there`; else its name is False in it."""
-    return T.Tensor(shape, dtype) if there else False
+from kernels.mamba3_mimo.cuda.pieces.outer import Outer
 
 
 def staged(there: bool, shape: tuple[int, ...], dtype: str) -> Any:
@@ -31,14 +24,52 @@ def threads_for(s: ScanShape) -> int:
     return 256 if s.N * s.P >= 128 * 128 or s.M == 128 else 128
 
 
-def make_early_loads(s: ScanShape, v: Variant) -> tuple[Loads, bool]:
-    """Return the loads of a kernel with small tiles, and whether a chunk's copies start at the begin of an earlier one.
+def make_early_loads(s: ScanShape, v: Variant) -> Loads:
+    """Return the loads of a kernel with small tiles, whose copies start a whole chunk before theirs.
 
-    They then have one more slot, so that the copies start a whole chunk before theirs, not when the chunk before it has
-    been read: there is little arithmetic to hide them behind.
+    They have one more slot, so they need not wait until the chunk before has been read: there is little arithmetic to
+    hide them behind.
     """
-    early = v.pipeline_stages > 0
-    return make_loads(s, replace(v, pipeline_stages=v.pipeline_stages + early)), early
+    return make_loads(s, replace(v, pipeline_stages=v.pipeline_stages + 1) if v.pipeline_stages > 0 else v)
+
+
+def make_sum(s: ScanShape, v: Variant, loads: Loads, outer: Outer, start: Any, write: Any, copies: int) -> Any:
+    """Return the walk of F1 and B1: what the chunks of a super-chunk add to a state, as macros that follow each other.
+
+    begin(given, mine, x_s, bias, b, h, tx): start the copies of the first chunks and clear the sum.
+    total(given, own, mine, raw_s, cs_s, x_s, w_s, weight, out, full, b, h, tx): add the chunks up into `out`.
+
+    Macros of the kernel: start(*given, b, h, n) starts the `copies` of chunk n, write(*own, x_s, w_s, n, tx) writes
+    what is added with its rows, each token by its number in w_s [L], which is `weight`.
+    """
+    nc, ahead = s.chunks, v.pipeline_stages
+
+    @T.macro
+    def begin(given, mine, x_s, bias, b, h, tx):
+        for n in tuple(range(min(ahead, nc))):
+            start(*given, b, h, n)
+        outer.begin(mine, bias, h, tx, x_s)
+
+    @T.macro
+    def total(given, own, mine, raw_s, cs_s, x_s, w_s, weight, out, full, b, h, tx):
+        for t in T.Parallel(s.L):
+            w_s[t] = weight[b, h, t]
+        T.sync_threads()
+        for n in T.serial(nc):
+            if ahead == 0:
+                start(*given, b, h, n)
+            elif n + ahead < nc:
+                start(*given, b, h, n + ahead)
+            loads.wait(full, n, nc, copies)
+            if outer.slots == 1:
+                T.sync_threads()
+            write(*own, x_s, w_s, n, tx)
+            outer.turn(mine, raw_s, cs_s, n, tx)
+            T.sync_threads()
+            outer.add(mine, x_s, n)
+        outer.store(mine, out, b, h, tx)
+
+    return begin, total
 
 
 def make_output_start(s: ScanShape, loads: Loads) -> tuple[Any, int]:

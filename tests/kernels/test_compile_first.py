@@ -1,0 +1,127 @@
+"""`--compile-kernels` without a GPU: all that GPU tests launch is compiled, once, and what needs a bad kernel fails."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tilelang")
+
+from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, OF_SIZES, pass_configs, program
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.fuzz import planning
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+from tests.kernels import kernel_tasks
+from tests.kernels.resources import nvcc_release
+
+ROOT = Path(__file__).parents[2]
+OF_GPU = ("tests/kernels/test_mamba3_cuda_scan.py", "tests/kernels/test_mamba3_cuda_op.py")
+TRAINING = "tests/unit/model/test_train_gpu.py"
+NO_SCAN = "tests/unit/model/test_attention_gpu.py"
+UNNAMED = """
+import pytest
+from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
+from tests.kernels.checked import ours
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from tests.kernels.scan_cases import scan_problem
+
+@pytest.mark.gpu
+@pytest.mark.scans(scan_problem(Case(S=700)), scan_problem(Case(H=3, N=128)))
+def test_planted():
+    assert False
+    inputs = make_inputs(Case(S=600))
+    ours(inputs, make_grad(inputs, 1), Variant(tma=False))
+"""
+SMALL = {"N": 16, "P": 32, "R": 2, "cumulated": True, "wanted": (), "switches": {"schedule": "sequential"}}
+PLANTED = f"""
+import pytest
+from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+from tests.kernels import kernel_tasks
+from tests.kernels.fuzz_answers import NO_TARGET, compiled_decays
+
+kernel_tasks.ANSWER = compiled_decays
+right, bad = ScanProblem(H=1, **{SMALL}), ScanProblem(H=NO_TARGET, **{SMALL})
+
+@pytest.mark.scans(right)
+def test_right(): pass
+
+@pytest.mark.scans(right.model_copy(update={{"S": 90, "B": 7}}))
+def test_of_another_length(): pass
+
+@pytest.mark.scans(right, bad)
+def test_bad(): pass
+
+@pytest.mark.scans(right.model_copy(update={{"P": 48}}))
+def test_refused(): pass
+
+def test_without_a_scan(): pass
+"""
+
+
+def run_pytest(*arguments, **variables):
+    """Return what pytest says in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", *arguments]
+    where = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | variables
+    return subprocess.run(command, cwd=ROOT, env=where, capture_output=True, text=True, timeout=600, check=False).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_kernel_that_a_gpu_test_launches_is_named_by_its_marks(tmp_path):
+    """And all that are named are launched, but for what is planted: a mark too much, and a launch without one."""
+    planted = tmp_path / "test_planted.py"
+    planted.write_text(UNNAMED)
+    options = ("-p", "tests.kernels.launches_recorded", "--assert=plain", "-W", "ignore", "-m", "gpu")
+    said = run_pytest(*options, *OF_GPU, TRAINING, str(planted))
+    assert "1 failed, 103 passed" in said, said[-3000:]
+    assert "launched and not named: {(" in said
+    assert f"launched, {len(KERNELS)} idle" in said
+
+
+def test_every_file_of_gpu_tests_is_looked_at():
+    marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)
+              and "mark.gpu" in path.read_text()}  # fmt: skip
+    assert marked == {*OF_GPU, TRAINING, NO_SCAN}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kernels_are_compiled_once_and_only_tests_that_need_a_bad_one_fail(tmp_path):
+    if nvcc_release() is None:
+        pytest.skip("no nvcc on PATH: kernels cannot be compiled for sm_90a here")
+    planted = tmp_path / "test_planted.py"
+    planted.write_text(PLANTED)
+    options = ("-p", "tests.kernels.compile_first", "--compile-kernels", str(planted))
+    said = run_pytest(*options, TILELANG_CACHE_DIR=str(tmp_path / "cache"))
+    assert "2 failed, 3 passed" in said, said[-3000:]
+    assert "kernels: 1 compiled, 0 kept on disk, 1 failed" in said
+    assert "refused: head width is 48" in said
+    assert "kernel decays: RuntimeError: nvcc fatal   : Unsupported gpu architecture 'sm_52'" in said
+    assert len(list((tmp_path / "cache").rglob("executable.so"))) == 1
+
+
+def test_a_kernel_that_problems_share_is_one_task_and_the_slowest_begin():
+    one, longer, other = ScanProblem(S=100), ScanProblem(S=90, B=3), ScanProblem(S=100, switches={"tma": False})
+    found = kernel_tasks.tasks([one, longer, other])
+    assert set(found) == planning.kernels(one) | planning.kernels(other)
+    assert len(found) == len(KERNELS) + len(KERNELS) - len(OF_SIZES)
+    assert all(task.key == key for key, task in found.items())
+    first, *_, last = [task.kernel for task in found.values()]
+    assert first == "gradients"
+    assert last not in kernel_tasks.SLOWEST
+
+
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_no_switch_changes_a_kernel_of_sizes_alone(name):
+    shape = ScanShape(B=1, S=128, H=2, G=1, N=32, P=32, R=2, A=8, C=16, L=64)
+    plain = Variant(fast_math=False)
+    others = {"psiv_cache": True, "remat": True, "superchunk": 64, "pipeline_stages": 2, "tma": False, "chunk_size": 8}
+    others |= {"warp_specialize": True, "aggressive_smem_merge": True, "layout_2d": False}
+    others |= {} if name == "decays" else {"schedule": "sequential"}
+    changed = Variant(fast_math=False, **others)
+    assert program(name, shape, plain).script() == program(name, shape, changed).script()
+    assert pass_configs(name, plain) == pass_configs(name, changed)
+    assert set(others) | {"lane", "fast_math"} >= vars(plain).keys() - {"schedule"}
