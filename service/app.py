@@ -38,8 +38,8 @@ SHUTDOWN_S = 5
 DISCONNECT_S = 30
 _MAX_FILES = 65_536
 _SWITCH_S = 0.001
-"""A thread that talks to the database asks for the interpreter's lock after every statement, and a claim has a dozen:
-by Python's own 5 ms each, its transaction would last many times longer than its work while another thread computes."""
+"""A thread that talks to the database asks for the interpreter's lock after every statement, and a claim has seven: by
+Python's own 5 ms each, its transaction would last many times longer than its work while another thread computes."""
 
 
 def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI:

@@ -1,4 +1,4 @@
-"""The background process, `python -m service.background`: reconciler, judge and projector, each in its own thread.
+"""The background process, `python -m service.background`: reconciler, judge, projector and others, a thread for each.
 
 Several of these processes share the work: every duty has a lease that one of them holds, and all of them project,
 each another ablation.

@@ -21,7 +21,6 @@ from service.store.tables import ablations, attempts, blocks
 
 REQUESTS = Counter("ablate_requests_total", "Requests answered.", ["method", "route", "status"])
 SECONDS = Histogram("ablate_request_seconds", "Seconds until the answer was sent.", ["route"])
-_EVER_S = 1e12
 
 
 @lru_cache(maxsize=2048)
@@ -47,22 +46,32 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
         with self._store.read() as connection:
-            for name, table in (("ablations", ablations), ("blocks", blocks), ("attempts", attempts)):
-                gauge = GaugeMetricFamily(f"ablate_{name}", f"Rows of {name} by state.", labels=["state"])
-                for state, count in count_by_state(connection, table).items():
-                    gauge.add_metric([state], count)
-                yield gauge
-            rows = GaugeMetricFamily("ablate_outbox_rows", "Outbox rows not handled yet.", labels=["kind"])
-            age = GaugeMetricFamily("ablate_outbox_oldest_seconds", "Age of the oldest row.", labels=["kind"])
-            for kind, count, oldest_s in outbox.backlog(connection):
-                rows.add_metric([kind], count)
-                age.add_metric([kind], oldest_s)
-            yield rows
-            yield age
+            yield from _states(connection)
+            yield from _backlog(connection)
             yield _nodes(connection, self._silent_s)
             yield _duties(connection)
             yield _projectors(connection)
             yield from _ledger(read_ledger(connection))
+
+
+def _states(connection: Connection) -> Iterator[Metric]:
+    """Yield how many ablations, blocks and attempts are in each state."""
+    for table in (ablations, blocks, attempts):
+        gauge = GaugeMetricFamily(f"ablate_{table.name}", f"Rows of {table.name} by state.", labels=["state"])
+        for state, count in count_by_state(connection, table).items():
+            gauge.add_metric([state], count)
+        yield gauge
+
+
+def _backlog(connection: Connection) -> Iterator[Metric]:
+    """Yield how much waits in the outbox, and for how long."""
+    rows = GaugeMetricFamily("ablate_outbox_rows", "Outbox rows not handled yet.", labels=["kind"])
+    age = GaugeMetricFamily("ablate_outbox_oldest_seconds", "Age of the oldest row.", labels=["kind"])
+    for kind, count, oldest_s in outbox.backlog(connection):
+        rows.add_metric([kind], count)
+        age.add_metric([kind], oldest_s)
+    yield rows
+    yield age
 
 
 def _ledger(ledger: Ledger) -> Iterator[Metric]:
@@ -76,7 +85,7 @@ def _ledger(ledger: Ledger) -> Iterator[Metric]:
 def _nodes(connection: Connection, silent_s: float) -> Metric:
     """Return the number of nodes by class, live and silent."""
     gauge = GaugeMetricFamily("ablate_nodes", "Nodes that ever registered.", labels=["node_class", "health"])
-    live, all_of = (nodes.count_live(connection, silent_s=limit) for limit in (silent_s, _EVER_S))
+    live, all_of = (nodes.count_live(connection, silent_s=limit) for limit in (silent_s, nodes.EVER_S))
     for node_class, count in sorted(all_of.items()):
         heard = live.get(node_class, 0)
         gauge.add_metric([node_class, "live"], heard)

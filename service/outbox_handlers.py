@@ -5,13 +5,18 @@ Each is idempotent, is done outside any transaction, and is tried again with gro
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import Connection
 
 from experiments.analysis.calibration import aa_blocks_of
 from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
+from experiments.design.spec import AblationSpec
+from experiments.records.circumstances import Circumstances
+from experiments.records.receipts import Receipt
 from experiments.reporting.report import render
 from service.lifecycle import OutboxKind
 from service.store import calibrations, looks, outbox, results
@@ -90,14 +95,11 @@ class OutboxHandlers:
         """Decide whether the blocks beyond a look run, and let it happen."""
         with self._store.read() as connection:
             after = looks.look_due(connection, ablation_id)
+            if after is None:
+                return
             view = results.ablation_view(connection, ablation_id)
-            body = results.read_spec(connection, ablation_id)
-            known = circumstances_of(connection, ablation_id)
-            spec = parse_spec(body.content, body.content_type)
-            admission = calibrations.read_admission(connection, ablation_id, spec, view.receipts)
-        if after is None:
-            return
-        circumstances = known.model_copy(update={"admission": admission})
+            spec = _spec_of(connection, ablation_id)
+            circumstances = _circumstances(connection, ablation_id, spec, view.receipts)
         schedule = spec.design.blocks.schedule
         number = schedule.index(after)
         decision = at_look(view.plan, spec, view.receipts, circumstances, number)
@@ -110,15 +112,13 @@ class OutboxHandlers:
     def _judge(self, ablation_id: str) -> None:
         with self._store.read() as connection:
             view = results.ablation_view(connection, ablation_id)
-            body = results.read_spec(connection, ablation_id)
-        spec = parse_spec(body.content, body.content_type)
+            spec = _spec_of(connection, ablation_id)
         receipts = [trial.receipt for trial in view.trials if trial.receipt is not None]
         with self._store.write() as connection:
             calibrations.store_aa_blocks(connection, ablation_id, aa_blocks_of(view.plan, spec, receipts))
         with self._store.read() as connection:
-            admission = calibrations.read_admission(connection, ablation_id, spec, receipts)
-            known = circumstances_of(connection, ablation_id)
-        verdict = judge(view.plan, spec, receipts, known.model_copy(update={"admission": admission}))
+            circumstances = _circumstances(connection, ablation_id, spec, receipts)
+        verdict = judge(view.plan, spec, receipts, circumstances)
         with self._store.write() as connection:
             results.store_verdict(connection, ablation_id, verdict)
 
@@ -139,3 +139,16 @@ class OutboxHandlers:
             row = get_whole(connection, ablation_id)
         verdict = None if row.verdict is None else Verdict.model_validate_json(row.verdict)
         self._webhook.send(f"msg_{row.id}", content_of(row.id, row.name, row.state, verdict))
+
+
+def _spec_of(connection: Connection, ablation_id: str) -> AblationSpec:
+    body = results.read_spec(connection, ablation_id)
+    return parse_spec(body.content, body.content_type)
+
+
+def _circumstances(
+    connection: Connection, ablation_id: str, spec: AblationSpec, receipts: Sequence[Receipt]
+) -> Circumstances:
+    """Return under which circumstances these receipts are judged, the noise of their nodes among them."""
+    admission = calibrations.read_admission(connection, ablation_id, spec, receipts)
+    return circumstances_of(connection, ablation_id).model_copy(update={"admission": admission})

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from experiments.design.plan import Plan
+from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.messages import NodeRegistration
 from experiments.records.sizing import Sizing
@@ -39,13 +40,25 @@ def links_of(ablation_id: str) -> Links:
 
 
 def plan_public(
-    plan: Plan, *, expected_device_minutes: float | None, node_classes: list[NodeClassAnswer], sizing: Sizing | None
+    spec: AblationSpec,
+    plan: Plan,
+    *,
+    expected_device_minutes: float | None,
+    node_classes: list[NodeClassAnswer],
+    sizing: Sizing | None,
 ) -> PlanPublic:
     """Build the wire type."""
     arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
     answers = {"expected_device_minutes": expected_device_minutes, "node_classes": node_classes, "sizing": sizing}
+    asked = {"window_steps": spec.workload.steps.timed, "device_minutes_allowed": spec.limits.device_minutes}
     return PlanPublic.model_validate(
-        {**_plan_fields(plan), "arms": arms, "blocks": [block.model_dump() for block in plan.blocks], **answers}
+        {
+            **_plan_fields(plan),
+            "arms": arms,
+            "blocks": [block.model_dump() for block in plan.blocks],
+            **answers,
+            **asked,
+        }
     )
 
 

@@ -16,6 +16,8 @@ from service.store.queue import Pace, QueuePlace
 from service.time_left import last_end_s, rest_s, trial_s
 
 _NAMED = 3  # ablations
+NONE_REGISTERED = "none has registered: it waits until somebody starts one"
+"""Of a node class that never had a node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ def _lost(one: Row[Any]) -> str:
 def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waiting:
     working, reasons = _sorted_nodes(row, around)
     if not working:
-        why = f": {'; '.join(reasons)}" if reasons else "; none has registered: it waits until somebody starts one"
+        why = f": {'; '.join(reasons)}" if reasons else f"; {NONE_REGISTERED}"
         return Waiting(waiting_for=f"a live node of class '{row.node_class}'{why}", blocks_ahead=place.blocks_ahead)
     if place.rest_s > 0:
         pause = f"the pause after a broken attempt to end, in {_duration(place.rest_s)}"

@@ -23,7 +23,7 @@ from workers.foreign_processes import ProcessTimes, busiest, process_times
 from workers.lease import Lease, StopReason
 from workers.node import Node, load_average
 from workers.paths import WorkPaths, write_whole
-from workers.receipt import TrialRecord, dead_gate
+from workers.receipt import TrialRecord, dead_gate, how_far
 from workers.release import ReleaseProof
 from workers.result import TrialOrder, TrialResult, read_result
 from workers.runner import Ending, TrialRunner
@@ -183,7 +183,7 @@ class BlockRunner:
         """Return the receipt of a trial that has ended, and leave it on disk; processes `but` are no strangers."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
         if ending.stopped is not None:
-            say_stopped(paths.log, ending.stopped, ending.wall_s)
+            say_stopped(paths.log, ending.stopped, ending.wall_s, how_far(paths, trial))
         record = TrialRecord(
             block=block,
             trial=trial,

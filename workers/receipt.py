@@ -115,7 +115,7 @@ class TrialRecord:
     def _told(self) -> TrialResult:
         """Return what the trial says of itself, or what the way of its end says."""
         if self.ending.stopped is StopReason.TIMEOUT:
-            message = f"the trial took longer than {self.trial.timeout_s:.0f} s"
+            message = f"the trial took longer than {self.trial.timeout_s:.0f} s{self._how_far()}"
             return TrialResult(failure_class=FailureClass.TIMEOUT, message=message)
         result = read_result(self.paths.result)
         if result is not None:
@@ -125,7 +125,13 @@ class TrialRecord:
         failure, message = failures.classify_exit(
             self.ending.exit_code, oom_kills=oom_kills, disk_full=failures.disk_is_full(self.paths.folder)
         )
-        return TrialResult(failure_class=failure, message=message)
+        return TrialResult(failure_class=failure, message=f"{message}{self._how_far()}")
+
+    def _how_far(self) -> str:
+        """Say how many of its steps a trial did that did not come to its end; nothing where none is executed."""
+        if self.node.node_class.compiles_only:
+            return ""
+        return f", after {how_far(self.paths, self.trial)}"
 
     def _identity(self, result: TrialResult) -> dict[str, Any]:
         """Return where the trial belongs, as it was claimed, and what it ran with."""
@@ -174,6 +180,11 @@ class TrialRecord:
     def _peak_flops(self) -> float | None:
         config = read_config(self.trial.config)
         return self.node.node_class.peak(config.dtype, config.mesh.devices)
+
+
+def how_far(paths: TrialPaths, trial: ClaimedTrial) -> str:
+    """Say how many of its steps a trial has done, for example "5 of 14 steps"."""
+    return f"{len(read_steps(paths.steps)):,} of {read_config(trial.config).steps.total:,} steps"
 
 
 def _judge(

@@ -25,10 +25,10 @@ _STEPS_OF_LATE = 16
 _TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
 
 
-def say_stopped(log: Path, reason: StopReason, wall_s: float) -> None:
-    """Write into a trial's log that the worker stopped it; otherwise the log would just end."""
+def say_stopped(log: Path, reason: StopReason, wall_s: float, how_far: str) -> None:
+    """Write into a trial's log when and `how_far` the worker stopped it; otherwise the log would just end."""
     with suppress(OSError), log.open("a") as file:  # a full disk has its own reason
-        file.write(f"\n[the worker stopped this trial after {wall_s:.1f} s: {reason}]\n")
+        file.write(f"\n[the worker stopped this trial after {wall_s:.1f} s and {how_far}: {reason}]\n")
 
 
 class LogTail:

@@ -5,10 +5,11 @@ from typing import Any
 
 import yaml
 
-from experiments.analysis.sizing import size_of
+from experiments.analysis.sizing import noise_of, size_of
 from experiments.design.calibration import ADMITTING_BLOCKS, CONTENT_TYPE
 from experiments.design.load import load_values, parse_spec
 from experiments.design.plan import make_plan, unsized
+from experiments.design.power import FEWER_BLOCKS
 from experiments.design.problems import pointer
 from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
 from experiments.errors import SpecError, SpecProblem
@@ -50,6 +51,6 @@ def _number(spec: AblationSpec, known: Sequence[Calibration]) -> tuple[int, str]
     )
     noise = f"sd of d at most {sizing.sd_upper_pct:.2f} %"
     if sizing.blocks_needed is None:
-        detail = f"no allowed number of blocks finds {sizing.adopt_if_pct:g} %: {noise}"
-        raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint="raise adopt_if")])
+        detail = f"no allowed number of blocks finds {sizing.adopt_if_pct:g} %: {noise_of(spec, sizing)}"
+        raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=FEWER_BLOCKS)])
     return max(sizing.blocks_needed, repeats), f"{noise} ({sizing.calibration}), looking for {sizing.adopt_if_pct:g} %"

@@ -116,8 +116,15 @@ def _differing(metric: str, seed: int, receipts: Sequence[Receipt]) -> Iterator[
         blocks.setdefault(float(read_metric(METRICS[metric], receipt) or 0), []).append(receipt.ids.block_index)
     if len(blocks) > 1:
         unit = METRICS[metric].unit
-        values = ", ".join(f"{value!r} {unit} (block {block_list(own)})" for value, own in list(blocks.items())[:3])
+        shown = _told_apart(list(blocks)[:3])
+        values = ", ".join(f"{shown[value]} {unit} (block {block_list(blocks[value])})" for value in shown)
         yield f"arm '{receipts[0].arm}' with seed {seed} gave {len(blocks)} values: {values}"
+
+
+def _told_apart(values: Sequence[float]) -> dict[float, str]:
+    """Write values with six digits, or with as many more as it takes to tell them apart."""
+    shown = ({value: f"{value:.{digits}g}" for value in values} for digits in range(6, 18))
+    return next(found for found in shown if len(set(found.values())) == len(found))
 
 
 def _exact_pair(metric: str, seed: int, pairs: Sequence[Pair]) -> ExactPair:

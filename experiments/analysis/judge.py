@@ -25,7 +25,7 @@ from experiments.design.power import MAX_BLOCKS, alpha_of
 from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec
 from experiments.documents import seal
-from experiments.outcomes import VerdictWord
+from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 
@@ -198,9 +198,18 @@ class _Judge:
 
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:
-    live = [(name, reading.live) for receipt in receipts for name, reading in receipt.gates.items()]
+    """Say how many gates were live in the trials that ended by themselves; one that was stopped had not shown all."""
+    whole = [receipt for receipt in receipts if receipt.outcome not in _CUT_SHORT]
+    live = [(name, reading.live) for receipt in whole for name, reading in receipt.gates.items()]
     idle = ", ".join(sorted({name for name, is_live in live if not is_live}))
-    return f"{sum(is_live for _, is_live in live)}/{len(live)}" + (f", not live: {idle}" if idle else "")
+    cut = len(receipts) - len(whole)
+    unseen = [f"{cut} {'trial' if cut == 1 else 'trials'} ended before all were seen"] if cut else []
+    counts = [f"{sum(is_live for _, is_live in live)}/{len(live)}"] if live else []
+    return ", ".join([*counts, *([f"not live: {idle}"] if idle else []), *unseen]) or "none was seen"
+
+
+_CUT_SHORT = (Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED)
+"""Outcomes of trials that did not come to their end."""
 
 
 def _block_minutes(plan: Plan, whole: WholeBlocks) -> float:

@@ -9,6 +9,7 @@ from experiments.analysis.statistics import log_ratio, percent
 from experiments.design.calibration import ADMITTING_BLOCKS
 from experiments.design.plan import Plan
 from experiments.design.power import (
+    FEWER_BLOCKS,
     MAX_BLOCKS,
     PLANNED_POWER,
     alpha_of,
@@ -49,6 +50,14 @@ def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Siz
     )
 
 
+def noise_of(spec: AblationSpec, sizing: Sizing) -> str:
+    """Say which noise asks for so many blocks."""
+    return (
+        f"neighbouring trials there differ with an sd of up to {sizing.sd_upper_pct:.2f} %, over windows of "
+        f"{spec.workload.steps.timed:,} timed steps"
+    )
+
+
 def sizing_problems(spec: AblationSpec, sizing: Sizing | None) -> list[SpecProblem]:
     """Return why a design is refused: it could not see the effect that its own rule asks for."""
     asked = spec.verdict.primary.adopt_if is not None and not spec.design.underpowered
@@ -56,12 +65,28 @@ def sizing_problems(spec: AblationSpec, sizing: Sizing | None) -> list[SpecProbl
         return []
     needed = sizing.blocks_needed
     detail = (
-        f"{spec.design.blocks.number} blocks find {sizing.mde_pct:.2f} % at the measured noise (sd at most "
-        f"{sizing.sd_upper_pct:.2f} %); the rule adopts from {sizing.adopt_if_pct:g} %"
+        f"{spec.design.blocks.number} blocks find {sizing.mde_pct:.2f} % at the measured noise, and "
+        f"the rule adopts from {sizing.adopt_if_pct:g} %: {noise_of(spec, sizing)}"
     )
-    enough = f"no number up to {MAX_BLOCKS} is enough" if needed is None else f"use {needed} blocks"
-    hint = f"{enough}, or write design.underpowered: true"
+    enough = f"no number up to {MAX_BLOCKS:,} is enough" if needed is None else f"{needed:,} blocks are enough"
+    hint = f"{enough}; {FEWER_BLOCKS}; to run it all the same: design.underpowered: true"
     return [SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)]
+
+
+def budget_problems(spec: AblationSpec, sizing: Sizing | None, minutes: float | None) -> list[SpecProblem]:
+    """Return why a number of blocks that the noise asked for is refused: it takes more `minutes` than are allowed.
+
+    `minutes` are the device minutes that the design is expected to take; None where its arms were never measured.
+    """
+    allowed = spec.limits.device_minutes
+    if sizing is None or minutes is None or minutes <= allowed:
+        return []
+    detail = (
+        f"blocks: auto asks for {spec.design.blocks.number:,} blocks, about {minutes:,.1f} device minutes, and "
+        f"limits.device_minutes allows {allowed:g}: {noise_of(spec, sizing)}, and the rule adopts from "
+        f"{sizing.adopt_if_pct:g} %"
+    )
+    return [SpecProblem(pointer=pointer("limits", "device_minutes"), detail=detail, hint=FEWER_BLOCKS)]
 
 
 def workload_of(plan: Plan, spec: AblationSpec) -> str:

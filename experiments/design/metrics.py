@@ -30,6 +30,9 @@ class Metric:
     alike: Literal["step", "token", "nothing"] = "step"
     """What must be alike in two arms before their values are compared: the work of a whole step, that of a token, or
     nothing, because the work is in the unit or the values are only held to be identical."""
+    resident_on: tuple[str, ...] = ()
+    """Torch's device types that have no number of it where trials run on the host: there it is the resident set of the
+    process, which also holds libraries and freed pages and is another one in every run. It cannot decide there."""
     cold: bool = False
     """Whether trials start with empty caches of compilers on disk where it decides."""
     decides: Literal["paired", "exact"] | None = None
@@ -66,6 +69,7 @@ METRICS: dict[str, Metric] = {
         kind="absolute",
         field="memory.peak_reserved_bytes",
         per=GIB,
+        resident_on=("cpu", "xla"),
         decides="exact",
     ),
     "peak_allocated_gib": Metric(
@@ -75,6 +79,7 @@ METRICS: dict[str, Metric] = {
         kind="absolute",
         field="memory.peak_allocated_bytes",
         per=GIB,
+        resident_on=("xla",),
         decides="exact",
     ),
     "compile_s": Metric(

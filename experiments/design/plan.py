@@ -10,7 +10,7 @@ from pydantic import Field
 
 from experiments.design.arms import Arm, resolve
 from experiments.design.fields import read_config
-from experiments.design.metrics import METRICS, PRIMARY_METRICS
+from experiments.design.metrics import METRICS, PEAK_METRICS, PRIMARY_METRICS
 from experiments.design.power import alpha_of, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.rule import rule_digest
@@ -18,7 +18,7 @@ from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, AblationS
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import CONTROL, VARIANT
-from kernels.backends import NODE_CLASSES
+from kernels.backends import NODE_CLASSES, NodeClass
 from model.generated_code import generates_code
 
 Item = TypeVar("Item")
@@ -197,11 +197,23 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         if node_class.compiles_only
         else ("training", "trains, and asks no compiler for a plan")
     )
-    there = [name for name in PRIMARY_METRICS if METRICS[name].source in (source, "both")]
+    there = [n for n in PRIMARY_METRICS if METRICS[n].source in (source, "both") and not is_resident(n, node_class)]
     for where, name in asked.items():
         if METRICS[name].source not in (source, "both"):
             detail = f"metric '{name}' is not measured on node class '{node_class}': it {why}"
             yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
+    primary = spec.verdict.primary.metric
+    if is_resident(primary, node_class):
+        detail = f"metric '{primary}' cannot decide on node class '{node_class}': there it is the resident set of the "
+        detail += "process, which is another one in every run, so no repeat agrees"
+        memory = [name for name in there if name in PEAK_METRICS]
+        hint = f"metrics that can decide there: {listed(memory or there)}"
+        yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint=hint)
+
+
+def is_resident(metric: str, node_class: NodeClass) -> bool:
+    """Tell whether a memory metric is the resident set of the process on `node_class`, which no repeat gives again."""
+    return node_class.on_host and node_class.device_type in METRICS[metric].resident_on
 
 
 def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:

@@ -16,6 +16,11 @@ PLANNED_POWER = 0.98
 """Of a number of blocks that is planned: words that stalls or spreads withhold by chance leave at least 90 %."""
 MAX_BLOCKS = 2000
 """Blocks of a design, at most."""
+FEWER_BLOCKS = (
+    "a quieter machine, a longer window (workload.steps.timed) or a larger effect (verdict.primary.adopt_if) "
+    "needs fewer blocks"
+)
+"""What helps where a design would need very many."""
 _POINTS = 4096
 """Points of a distribution over which power is averaged."""
 FEWEST_BLOCKS = 4

@@ -134,7 +134,8 @@ def _load_problems(receipt: Receipt, limit: float) -> Iterator[str]:
         yield _not_told(receipt, FOREIGN_LOAD)
     if load is None or node_class is None or not node_class.on_host or load <= limit:
         return
-    yield f"others took {load:.0%} of the cores' time during the trial; allowed: {limit:.0%}{_by_whom(environment)}"
+    taken = f"others took {load:.0%} of the cores' time during the trial{_by_whom(environment)}"
+    yield f"{taken}; placement.max_foreign_load allows {limit:.0%}: quiet the machine, or allow more"
 
 
 def _by_whom(environment: Environment) -> str:

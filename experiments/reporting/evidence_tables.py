@@ -13,6 +13,7 @@ from experiments.outcomes import Outcome, TrialState
 from experiments.records.receipts import GateReading, Receipt
 from experiments.reporting import wording
 from experiments.reporting.table import Table, codes, numbers, row, texts
+from experiments.reporting.verdict_layout import speed_unjudged
 from experiments.reporting.view import AblationView, TrialView
 
 MOST_ROWS = 200
@@ -56,6 +57,7 @@ def arms_table(view: AblationView) -> Table:
         rows=tuple(rows) if view.whole_blocks.blocks else (),
         note="Over the blocks that count for the arm: its own receipt and the baseline's are there. No mean where a "
         "measured trial lacks the value. Memory: the largest peak over all trials."
+        + (" Speeds are not judged." if view.verdict and speed_unjudged(view.verdict) else "")
         + _over_nodes(view)
         + _arms_left_out(view),
     )

@@ -15,7 +15,7 @@ from experiments.records.receipts import Receipt
 from experiments.reporting import node_words, verdict_cells, wording
 from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.table import Cell
-from experiments.reporting.verdict_layout import VariantLayout, is_exact
+from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, words_capped
 from experiments.reporting.view import AblationView
 
 WORTH_LOAD = 0.1
@@ -65,12 +65,12 @@ def first_screen(view: AblationView) -> FirstScreen | None:
             variant=layout,
             word=word_of(judged[layout.arm], layout.word),
             headline=headline(verdict, judged[layout.arm]),
-            absolute=_absolute(view, layout.arm),
+            absolute=_absolute(view, verdict, layout.arm),
         )
         for layout in answer.variants
     )
     return FirstScreen(
-        lines=lines, baseline=_absolute(view, verdict.baseline), warnings=tuple(_warnings(view, verdict))
+        lines=lines, baseline=_absolute(view, verdict, verdict.baseline), warnings=tuple(_warnings(view, verdict))
     )
 
 
@@ -83,10 +83,13 @@ def word_of(variant: VariantVerdict, word: Cell) -> Cell:
     return Cell(text=word.text, sign=word.sign, tone=tone, note="provisional" if provisional else "")
 
 
-def _absolute(view: AblationView, arm: str) -> str:
+def _absolute(view: AblationView, verdict: Verdict, arm: str) -> str:
     found = view.arms[arm]
+    speed = node_words.rate(found)
+    if speed and speed_unjudged(verdict):
+        speed = f"{speed} (not judged)"
     peak = None if found.peak_allocated_bytes is None else wording.gib(found.peak_allocated_bytes)
-    return ", ".join(part for part in (node_words.rate(found), peak) if part)
+    return ", ".join(part for part in (speed, peak) if part)
 
 
 def headline(verdict: Verdict, variant: VariantVerdict) -> str:
@@ -153,9 +156,9 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     known = verdict.circumstances
     if nodes := node_words.caveat(verdict):
         yield nodes
-    if known.admission.refused_because and not is_exact(verdict):
+    if refused := words_capped(verdict):
         mended = f"; to change that: {known.admission.mended_by}" if known.admission.mended_by else ""
-        yield f"Words are provisional: {known.admission.refused_because}{mended}."
+        yield f"Words are provisional: {refused}{mended}."
     if known.attempts:
         classes = Counter(str(attempt.failure_class) for attempt in known.attempts)
         counts = ", ".join(f"{count} {name}" for name, count in classes.items())
@@ -166,15 +169,20 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     if ended:
         counts = ", ".join(f"{count} {name}" for name, count in ended.items())
         yield f"{sum(ended.values())} of {wording.counted(len(view.receipts), 'trial')} did not measure: {counts}."
-    yield from _load(view)
+    yield from _load(view, verdict)
     yield from _drift(view, verdict)
 
 
-def _load(view: AblationView) -> Iterator[str]:
+def _load(view: AblationView, verdict: Verdict) -> Iterator[str]:
+    """Tell what others took of the cores, and that speeds were not judged where something else decides."""
     loads = [(r.environment.foreign_load or 0.0, r.ids.block_index) for r in view.receipts]
     most, block = max(loads, default=(0.0, 0))
-    if most >= WORTH_LOAD:
-        yield f"Others took up to {wording.plain_percent(100 * most)} of the cores' time ({block_name(block)})."
+    taken = f"others took up to {wording.plain_percent(100 * most)} of the cores' time ({block_name(block)})"
+    if speed_unjudged(verdict):
+        said = f"Speeds are not judged: {wording.metric(verdict.rule['primary']['metric'])} decides"
+        yield f"{said}, and {taken}." if most >= WORTH_LOAD else f"{said}."
+    elif most >= WORTH_LOAD:
+        yield f"{taken.capitalize()}."
 
 
 def _drift(view: AblationView, verdict: Verdict) -> Iterator[str]:

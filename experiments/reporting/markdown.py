@@ -3,7 +3,7 @@
 from experiments.analysis.verdicts import Verdict
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Table
-from experiments.reporting.verdict_layout import lay_out
+from experiments.reporting.verdict_layout import VariantLayout, lay_out
 
 _ALIGNMENT = {"text": "---", "code": "---", "number": "--:"}
 
@@ -13,7 +13,7 @@ def verdict_markdown(verdict: Verdict) -> str:
     layout = lay_out(verdict)
     rule = layout.rule
     heading = "; ".join(part for part in (layout.heading, layout.caveat) if part)
-    reasons = [f"- `{v.arm}`: {_escaped(v.reason)}; gates live {v.gates_live}" for v in layout.variants]
+    reasons = [f"- `{v.arm}`: {_escaped(_said(v))} Gates live: {v.gates_live}." for v in layout.variants]
     decided = f"By {wording.metric(rule.metric)}: margin {wording.plain_percent(rule.margin_pct)}, adopt from "
     lines = [
         f"**{_escaped(verdict.ablation)}**: {_escaped(heading)}",
@@ -26,6 +26,10 @@ def verdict_markdown(verdict: Verdict) -> str:
         f"Rule `{verdict.rule_digest}`.",
     ]
     return "\n".join(lines)
+
+
+def _said(variant: VariantLayout) -> str:
+    return f"{variant.sentence} {variant.why}." if variant.why else variant.sentence
 
 
 def _table(table: Table) -> list[str]:

@@ -4,6 +4,7 @@
 evidence: in one chart, effects stand beside the noise that they have to be told from.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 from experiments.analysis.statistics import percent
@@ -11,7 +12,7 @@ from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import GIB
-from experiments.reporting import mlflow_names, node_words, wording
+from experiments.reporting import mlflow_names, mlflow_views, node_words, wording
 from experiments.reporting.gate_words import changed_gates
 from experiments.reporting.mlflow_content import (
     LONGEST_TAG,
@@ -29,7 +30,7 @@ from experiments.reporting.mlflow_content import (
 )
 from experiments.reporting.mlflow_kinds import RunKind
 from experiments.reporting.sentences import WITHOUT_STATISTICS
-from experiments.reporting.verdict_layout import VariantLayout
+from experiments.reporting.verdict_layout import VariantLayout, improvement_pct
 from experiments.reporting.view import AblationView
 
 DIFFERENCE = "difference_pct"
@@ -42,21 +43,31 @@ def arm_runs(view: AblationView) -> Iterator[RunContent]:
         return
     variants = {variant.arm: variant for variant in view.verdict.variants}
     for place, layout in enumerate(view.answer.variants):
-        yield _variant(view, variants[layout.arm], layout, place=place)
+        yield _variant(view, variants[layout.arm], layout, metric=view.answer.rule.metric, place=place)
     yield _baseline(view, view.verdict, place=len(variants))
 
 
-def _variant(view: AblationView, variant: VariantVerdict, layout: VariantLayout, *, place: int) -> RunContent:
+def _variant(
+    view: AblationView, variant: VariantVerdict, layout: VariantLayout, *, metric: str, place: int
+) -> RunContent:
     arm, broken = view.plan.arm_by_name[variant.arm], variant.verdict in WITHOUT_STATISTICS
     tags = {
         "ablation.verdict": variant.verdict.value,
         "ablation.decision": variant.decision.value,
         "ablation.cause": "" if variant.cause is None else variant.cause.value,
         "ablation.gates": changed_gates(arm, view.plan.baseline),
+        "ablation.metric": metric,
         NOTE_TAG: _note(layout),
     }
-    points, name = (*_numbers(view, layout.numbers), *_differences(view, variant.arm)), mlflow_names.of_variant(layout)
+    points = (*_numbers(view, layout.numbers | _improvement(variant)), *_differences(view, variant.arm))
+    name = mlflow_names.of_variant(layout)
     return _run(view, arm, name, tags, points, place=place, status="FAILED" if broken else "FINISHED")
+
+
+def _improvement(variant: VariantVerdict) -> dict[str, float]:
+    """Return by how much a variant is better, if that can be said; variants of all metrics are sorted by it."""
+    found = improvement_pct(variant)
+    return {mlflow_views.IMPROVEMENT: found} if variant.other_work is None and math.isfinite(found) else {}
 
 
 def _note(layout: VariantLayout) -> str:

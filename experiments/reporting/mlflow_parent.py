@@ -1,6 +1,6 @@
 """The parent run of an ablation: its answer in name, note and columns, and all that it was made from as files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import load_values
@@ -72,7 +72,10 @@ def _tags(view: AblationView) -> dict[str, str]:
         "ablation.nodes": wording.shorten(_nodes(view), LONGEST_COLUMN),
         NOTE_TAG: _note(view),
     }
-    return tags if view.verdict is None else tags | _answer_columns(view) | _circumstances(view.verdict)
+    if view.verdict is None or view.answer is None:
+        return tags
+    decides = {"ablation.metric": view.answer.rule.metric}
+    return tags | decides | _answer_columns(view.answer.variants) | _circumstances(view.verdict)
 
 
 def _nodes(view: AblationView) -> str:
@@ -80,9 +83,8 @@ def _nodes(view: AblationView) -> str:
     return node_words.of_arm(view.arms[baseline], view.whole_blocks.of(baseline))
 
 
-def _answer_columns(view: AblationView) -> dict[str, str]:
+def _answer_columns(variants: Sequence[VariantLayout]) -> dict[str, str]:
     """Return what the list of ablations shows as columns, every variant by name, the largest improvement first."""
-    variants = view.answer.variants if view.answer else ()
     cells: dict[str, Callable[[VariantLayout], str]] = {
         "verdict": lambda variant: str(variant.word),
         "effect": lambda variant: variant.effect.text,

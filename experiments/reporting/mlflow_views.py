@@ -19,6 +19,8 @@ EXPERIMENT_TAGS = {
 }
 NAME = "attributes.`Run Name`"
 CREATED = "attributes.start_time"
+IMPROVEMENT = "improvement_pct"
+"""Metric of a variant: its effect, positive where it is for the better, whichever way its metric goes."""
 
 
 class SavedView(NamedTuple):
@@ -45,9 +47,9 @@ ABLATIONS = SavedView(
     id="ablations",
     name="Ablations",
     kind=RunKind.ABLATION,
-    columns={_tag("verdict"): 190, _tag("effect"): 120, _tag("interval"): 190, _tag("gates"): 200},
+    columns={_tag("metric"): 125, _tag("verdict"): 150, _tag("effect"): 115, _tag("interval"): 160, _tag("gates"): 150},
     order_by=CREATED,
-    name_width=440,
+    name_width=420,
 )
 VARIANTS = SavedView(
     id="variants",
@@ -55,6 +57,7 @@ VARIANTS = SavedView(
     kind=RunKind.ARM,
     columns={
         _tag("name"): 130,
+        _tag("metric"): 150,
         _tag("verdict"): 110,
         _metric("effect_pct"): 100,
         _metric("ci_low_pct"): 100,
@@ -63,7 +66,7 @@ VARIANTS = SavedView(
         _tag("decision"): 110,
         _tag("gates"): 230,
     },
-    order_by=_metric("effect_pct"),
+    order_by=_metric(IMPROVEMENT),
     name_width=330,
 )
 SAVED_VIEWS = (ABLATIONS, VARIANTS)

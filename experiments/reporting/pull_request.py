@@ -9,6 +9,7 @@ from experiments.block_numbers import block_list
 from experiments.outcomes import Decision
 from experiments.reporting import wording
 from experiments.reporting.markdown import verdict_markdown
+from experiments.reporting.verdict_layout import words_capped
 
 MAX_CHARS = 65_536
 """The longest comment that GitHub takes."""
@@ -52,8 +53,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     for signer in known.signers:
         who = "nobody signed them" if signer.key is None else f"signed by `{signer.key}`"
         yield f"- blocks {block_list(signer.blocks)} ran on `{signer.name}`; {who}"
-    if known.admission.refused_because is not None:
-        yield f"- words are capped: {known.admission.refused_because}"
+    if refused := words_capped(verdict):
+        yield f"- words are capped: {refused}"
     if known.family.earlier:
         yield f"- asking {known.family.number} of this question; before: {_earlier(verdict)}"
 

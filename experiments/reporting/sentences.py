@@ -18,6 +18,9 @@ WITHOUT_STATISTICS: dict[VerdictWord, str] = {
     VerdictWord.FAILED: "failed before it could be measured",
 }
 
+NO_ANSWER = (VerdictWord.OOM, VerdictWord.TIMEOUT, VerdictWord.FAILED)
+"""Words of arms that are not adopted because their trials did not come to an end: nothing was measured as bad."""
+
 LEADS: dict[Decision, str] = {
     Decision.ADOPT: "adopt {}",
     Decision.REJECT: "do not adopt {}",
@@ -30,8 +33,10 @@ LEADS: dict[Decision, str] = {
 
 def lead(variants: Sequence[VariantVerdict]) -> str:
     """Return the decisions on all variants in one sentence, with what keeps one from being compared in brackets."""
-    arms = {decision: [_named(v) for v in variants if v.decision is decision] for decision in LEADS}
+    done = [v for v in variants if v.verdict not in NO_ANSWER]
+    arms = {d: [_named(v) for v in done if v.decision is d] for d in LEADS}
     clauses = [_clause(decision, arms[decision]) for decision in LEADS if arms[decision]]
+    clauses += [f"{variant.arm}: no answer ({variant.verdict})" for variant in variants if variant.verdict in NO_ANSWER]
     return f"{_capital('; '.join(clauses))}."
 
 
@@ -250,7 +255,15 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
         cost = variant.device_minutes_needed
         minutes = "" if cost is None else f" and take about {wording.counted(round(cost), 'device minute')}"
         blocks = wording.counted(variant.blocks_needed, "block")
-        yield f"Another ablation of {blocks} would answer{likely}{minutes}."
+        yield f"Another ablation of {blocks} would answer{likely}{minutes}.{_why_so_many(variant)}"
+
+
+def _why_so_many(variant: VariantVerdict) -> str:
+    if variant.primary is None:
+        return ""
+    noise = wording.size_percent(variant.primary.sd_pct)
+    mended = "a quieter machine or a longer window (workload.steps.timed) needs fewer"
+    return f" Blocks differ with an sd of {noise}; {mended}."
 
 
 def _capital(text: str) -> str:

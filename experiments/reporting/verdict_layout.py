@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 from experiments.analysis.verdicts import VariantVerdict, Verdict
 from experiments.analysis.words import gain_pct
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.reporting import node_words, sentences, verdict_cells, wording
 from experiments.reporting.table import Cell, Table, numbers, row, texts
+
+SPEED_UNJUDGED = "speeds are not judged"
 
 
 class PrimaryRule(NamedTuple):
@@ -108,11 +110,12 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
 
 def _place(variant: VariantVerdict) -> tuple[bool, float]:
     """Return by what variants are sorted, the best highest: other work comes after all that can be compared."""
-    gain = _gain_pct(variant)
+    gain = improvement_pct(variant)
     return variant.other_work is None and gain > -math.inf, gain
 
 
-def _gain_pct(variant: VariantVerdict) -> float:
+def improvement_pct(variant: VariantVerdict) -> float:
+    """Return the effect in percent, positive where it is for the better, the least over the seeds; -inf without one."""
     if variant.exact is not None and variant.exact.seeds:
         return min(variant.exact.gains_pct)
     return -math.inf if variant.primary is None else gain_pct(variant.primary)
@@ -123,10 +126,24 @@ def is_exact(verdict: Verdict) -> bool:
     return METRICS[verdict.rule["primary"]["metric"]].decides == "exact"
 
 
+def speed_unjudged(verdict: Verdict) -> bool:
+    """Say whether speeds are known and stand there without a judgement: the rule decides on something else."""
+    known = any(arm.tokens_per_s is not None for arm in verdict.arms.values())
+    return known and verdict.rule["primary"]["metric"] not in WINDOW_METRICS
+
+
+def words_capped(verdict: Verdict) -> str | None:
+    """Return why no word beyond inconclusive is published; None where one may be, or no arm has numbers for one."""
+    named = all(variant.verdict in sentences.WITHOUT_STATISTICS for variant in verdict.variants)
+    return None if named or is_exact(verdict) else verdict.circumstances.admission.refused_because
+
+
 def _caveats(verdict: Verdict) -> Iterator[str]:
+    if speed_unjudged(verdict):
+        yield SPEED_UNJUDGED
     if is_exact(verdict):
         return
-    refused, asking = verdict.circumstances.admission.refused_because, verdict.circumstances.family.number
+    refused, asking = words_capped(verdict), verdict.circumstances.family.number
     if refused is not None:
         yield f"{refused}, so no word beyond inconclusive is published"
     if asking > 1:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.block_numbers import block_number, place_number
+from experiments.design.power import FEWER_BLOCKS
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
 from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
@@ -28,6 +29,10 @@ STATES: dict[str, str] = {
     AblationState.CANCELLED: "yellow",
     AblationState.FAILED: "red",
 }
+
+
+MOST_BLOCKS = 8
+"""Blocks of a plan that are shown."""
 
 
 def state(name: str) -> str:
@@ -125,13 +130,11 @@ def facts(*pairs: tuple[str, str]) -> Table:
 def plan(answer: "PlanPublic") -> RenderableType:
     """Show what a spec would run, where, and what it could detect."""
     arms = ", ".join(escape(arm.name) for arm in answer.arms)
-    cost = answer.expected_device_minutes
-    minutes = "unknown, nothing of this kind was measured yet" if cost is None else f"about {wording.fixed(cost, 1)}"
     known = facts(
         ("ablation", f"[bold]{escape(answer.ablation)}[/]"),
         ("arms", f"{arms} (the first is the baseline)"),
         ("size", f"{wording.counted(len(answer.blocks), 'block')}, {wording.counted(answer.trials, 'trial')}"),
-        ("device minutes", minutes),
+        ("device minutes", _minutes(answer)),
         ("detects", _detects(answer)),
         *(
             (f"node class {row.node_class}", _eligible(row))
@@ -142,9 +145,29 @@ def plan(answer: "PlanPublic") -> RenderableType:
         ("rule", answer.rule_digest),
     )
     made = TerminalTable(*numbers("block", "seed"), *texts("order"))
-    for block in answer.blocks:
+    for block in answer.blocks[:MOST_BLOCKS]:
         made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
-    return Group(known, made)
+    left = len(answer.blocks) - MOST_BLOCKS
+    return Group(known, made, *([Text(f"... {left:,} more (all of them: --json)", "dim")] if left > 0 else ()))
+
+
+def _minutes(answer: "PlanPublic") -> str:
+    cost, allowed = answer.expected_device_minutes, answer.device_minutes_allowed
+    if cost is None:
+        return "unknown, nothing of this kind was measured yet"
+    if cost <= allowed:
+        return f"about {wording.fixed(cost, 1)}"
+    return (
+        f"[yellow]about {wording.fixed(cost, 1)}, and limits.device_minutes allows {wording.number(allowed)}[/]: "
+        "blocks that still wait then are cancelled, and the verdict misses their data"
+    )
+
+
+def _is_costly(answer: "PlanPublic") -> bool:
+    """Tell whether the noise asks for more than the design has, or than its budget allows."""
+    found, cost = answer.sizing, answer.expected_device_minutes
+    blind = found is not None and found.mde_pct > found.adopt_if_pct
+    return blind or (cost is not None and cost > answer.device_minutes_allowed)
 
 
 def _detects(answer: "PlanPublic") -> str:
@@ -153,11 +176,15 @@ def _detects(answer: "PlanPublic") -> str:
     if answer.sizing is not None:
         found = answer.sizing
         needed = (
-            "no allowed number of blocks does" if found.blocks_needed is None else f"{found.blocks_needed} blocks do"
+            "no allowed number of blocks detects"
+            if found.blocks_needed is None
+            else f"{wording.counted(found.blocks_needed, 'block')} detect"
         )
         seen, noise = wording.size_percent(found.mde_pct), wording.size_percent(found.sd_upper_pct)
-        adopt = wording.plain_percent(found.adopt_if_pct)
-        return f"{seen} at the measured noise (sd at most {noise}); the rule adopts from {adopt}, which {needed}"
+        adopt, steps = wording.plain_percent(found.adopt_if_pct), wording.counted(answer.window_steps, "timed step")
+        measured = f"sd of at most {noise} between neighbouring trials, over windows of {steps}"
+        said = f"{seen} at the measured noise ({measured}); the rule adopts from {adopt}, which {needed}"
+        return f"{said}; {FEWER_BLOCKS}" if _is_costly(answer) else said
     return f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
 
 

@@ -1,6 +1,7 @@
 """Submit a spec, follow its ablation, show how it ended."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -17,17 +18,22 @@ from service.schemas.submissions import AblationAccepted, SpecBody
 if TYPE_CHECKING:
     from experiments.analysis.verdicts import Verdict
 
+ShowEnd: TypeAlias = Callable[[Client, str], None]
+"""Shows how an ablation with this id has ended, in place of its verdict."""
+
 KeyOption = Annotated[
     str | None, typer.Option(help="The same key with the same spec is the same ablation; default: a new one.")
 ]
 
 
-def run_spec(spec: SpecBody, *, idempotency_key: str | None = None, as_json: bool) -> "Verdict":
-    """Submit `spec`, watch it, show the verdict and return it."""
+def run_spec(
+    spec: SpecBody, *, idempotency_key: str | None = None, as_json: bool, show_end: ShowEnd | None = None
+) -> "Verdict":
+    """Submit `spec`, watch it, show how it ended (its verdict, if nothing else is asked for) and return the verdict."""
     with Client() as client:
         answer = client.ablations.submit(spec, idempotency_key=idempotency_key)
         print_json_line(accepted=answer) if as_json else announce(out(), answer)
-        return follow_to_end(client, answer.id, as_json=as_json)
+        return follow_to_end(client, answer.id, as_json=as_json, show_end=show_end)
 
 
 def announce(console: Console, answer: AblationAccepted) -> None:
@@ -38,8 +44,8 @@ def announce(console: Console, answer: AblationAccepted) -> None:
     console.print(f"  stop     ablate cancel {answer.id}")
 
 
-def follow_to_end(client: Client, ablation_id: str, *, as_json: bool) -> "Verdict":
-    """Follow to the end, show the verdict and return it; exit 5 when the ablation ended as it should not."""
+def follow_to_end(client: Client, ablation_id: str, *, as_json: bool, show_end: ShowEnd | None = None) -> "Verdict":
+    """Follow to the end, show how it ended and return the verdict; exit 5 when the ablation ended as it should not."""
     try:
         row = follow_as_json(client, ablation_id) if as_json else follow(client, ablation_id, out())
     except KeyboardInterrupt:
@@ -48,6 +54,8 @@ def follow_to_end(client: Client, ablation_id: str, *, as_json: bool) -> "Verdic
     verdict = None if row.state == AblationState.CANCELLED else client.ablations.verdict(ablation_id)
     if as_json:
         print_json_line(ablation=row, **({} if verdict is None else {"verdict": verdict}))
+    elif show_end is not None and row.state == AblationState.COMPLETED:
+        show_end(client, ablation_id)
     else:
         _show_end(row, verdict)
     if verdict is None or row.state != AblationState.COMPLETED:

@@ -19,15 +19,16 @@ from service.call_limits import SubmissionRoute
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
+from service.plan_cost import check_budget, device_minutes
 from service.principals import Principal
 from service.responses import etag_of, secured
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
-from service.store.ablations import mean_trial_s
 from service.store.calibrations import read_calibrations, read_sizing
-from service.store.nodes import count_live
+from service.store.nodes import EVER_S, count_live
 from service.store.quotas import check_quota
 from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, find_answer, store_submission
+from service.waiting import NONE_REGISTERED
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=SubmissionRoute)
 
@@ -68,34 +69,34 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
     with services.store.read() as connection:
         live = count_live(connection, silent_s=silent_limit_s(services.settings))
         sizing = read_sizing(connection, spec, plan)
-        seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms])
-    answers = [_answer(entry, plan, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
-    return plan_public(
-        plan, expected_device_minutes=_device_minutes(plan, seconds), node_classes=answers, sizing=sizing
-    )
+        minutes = device_minutes(connection, plan)
+        known = count_live(connection, silent_s=EVER_S)
+    answers = [_answer(entry, plan, live.get(name, 0), known.get(name, 0)) for name, entry in NODE_CLASSES.items()]
+    return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing)
 
 
 def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpec]:
-    """Return a spec that leaves its number of blocks to the noise, with the number. Raises SpecError."""
+    """Return a spec that leaves its number of blocks to the noise, with the number.
+
+    Raises SpecError, also for a number that takes more device minutes than the spec allows.
+    """
     with services.store.read() as connection:
         known = read_calibrations(connection)
     content, content_type = with_number(body.content, body.content_type, known)
-    return SpecBody(content=content, content_type=content_type), parse_spec(content, content_type)
+    spec = parse_spec(content, content_type)
+    with services.store.read() as connection:
+        check_budget(connection, spec, make_plan(spec))
+    return SpecBody(content=content, content_type=content_type), spec
 
 
-def _device_minutes(plan: Plan, seconds: dict[str, float]) -> float | None:
-    known = [seconds.get(arm.digest) for arm in plan.arms]
-    if any(value is None for value in known):
-        return plan.expected_device_minutes
-    return sum(value or 0.0 for value in known) * len(plan.blocks) * plan.busy_devices / 60
-
-
-def _answer(node_class: NodeClass, plan: Plan, live: int) -> NodeClassAnswer:
+def _answer(node_class: NodeClass, plan: Plan, live: int, known: int) -> NodeClassAnswer:
     reason = None
     if node_class.name != plan.node_class:
         reason = f"the spec asks for node class '{plan.node_class}'"
     elif not node_class.lanes:
         reason = "no lane is implemented there"
+    elif not known:
+        reason = NONE_REGISTERED
     elif not live:
         reason = "no node of this class was heard lately; the ablation would wait"
     return NodeClassAnswer(node_class=node_class.name, live_nodes=live, eligible=reason is None, reason=reason)

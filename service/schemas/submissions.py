@@ -104,8 +104,12 @@ class PlanPublic(Public):
     arms: list[ArmPublic]
     blocks: list[BlockOrder]
     trials: int
+    window_steps: int
+    """Timed steps of a trial."""
     mde_pct_per_sd_pct: float | None
     sizing: Sizing | None
     """What it can see at the noise that was measured; None where no node of the class was calibrated for it."""
     expected_device_minutes: float | None
+    device_minutes_allowed: float
+    """Budget of the whole ablation; blocks that wait when it is used up are cancelled."""
     node_classes: list[NodeClassAnswer]

@@ -123,9 +123,13 @@ def count_by_state(connection: Connection, table: Table) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def mean_trial_s(connection: Connection, arm_digests: Sequence[str]) -> dict[str, float]:
-    """Return the mean wall seconds of earlier trials by arm digest, as far as there are any."""
-    query = select(receipts.c.arm_digest, func.avg(receipts.c.wall_s)).where(receipts.c.arm_digest.in_(arm_digests))
+def mean_trial_s(connection: Connection, arm_digests: Sequence[str], node_class: str) -> dict[str, float]:
+    """Return the mean wall seconds of earlier trials on `node_class` by arm digest, as far as there are any."""
+    query = (
+        select(receipts.c.arm_digest, func.avg(receipts.c.wall_s))
+        .join(ablations, ablations.c.id == receipts.c.ablation_id)
+        .where(receipts.c.arm_digest.in_(arm_digests), ablations.c.node_class == node_class)
+    )
     return {row[0]: float(row[1]) for row in connection.execute(query.group_by(receipts.c.arm_digest))}
 
 
@@ -141,8 +145,7 @@ def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
         return
     if state in OVER:
         raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
-    transitions = Transitions(connection, ablation_id, actor=actor)
+    transitions = Transitions(connection, ablation_id, actor=actor, locked=state)
     transitions.move([ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
     cancel_blocks(connection, transitions, ablation_id, waiting, reason="the ablation is being cancelled")
-    transitions.flush()
-    complete_if_done(connection, ablation_id)
+    complete_if_done(connection, ablation_id, transitions.flush())

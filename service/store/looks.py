@@ -30,12 +30,12 @@ def go_on(connection: Connection, ablation_id: str, until: int, *, after: int, r
     held = _lock_held(connection, ablation_id)
     if not _is_due(connection, ablation_id, held, after):
         return
-    transitions = Transitions(connection, ablation_id, actor="judge")
+    transitions = Transitions(connection, ablation_id, actor="judge", locked=AblationState.RUNNING)
     ids = [row.id for row in held if row.block_index < until]
     join_queue(transitions)
     transitions.move(ids, BlockState.HELD, BlockState.QUEUED, reason=reason)
+    transitions.add_row(outbox.NEW, outbox.row(OutboxKind.WAKE, held[0].node_class))
     transitions.flush()
-    outbox.add(connection, OutboxKind.WAKE, held[0].node_class)
 
 
 def stop(connection: Connection, ablation_id: str, *, after: int, reason: str) -> None:
@@ -43,10 +43,9 @@ def stop(connection: Connection, ablation_id: str, *, after: int, reason: str) -
     held = _lock_held(connection, ablation_id)
     if not _is_due(connection, ablation_id, held, after):
         return
-    transitions = Transitions(connection, ablation_id, actor="judge")
+    transitions = Transitions(connection, ablation_id, actor="judge", locked=AblationState.RUNNING)
     cancel_blocks(connection, transitions, ablation_id, held, reason=f"not needed: {reason}")
-    transitions.flush()
-    complete_if_done(connection, ablation_id)
+    complete_if_done(connection, ablation_id, transitions.flush())
 
 
 def _lock_held(connection: Connection, ablation_id: str) -> list[Row[Any]]:
@@ -57,7 +56,10 @@ def _lock_held(connection: Connection, ablation_id: str) -> list[Row[Any]]:
 
 
 def _is_due(connection: Connection, ablation_id: str, held: Sequence[Row[Any]], after: int) -> bool:
-    """Tell whether the look that was decided is due still: a cancellation or another process may have been faster."""
+    """Lock the ablation; tell whether the look that was decided is due still, which it is only while that runs.
+
+    A cancellation or another process may have been faster.
+    """
     state = lock_ablation(connection, ablation_id)
     first = min((row.block_index for row in held), default=None)
     return state == AblationState.RUNNING and first == after

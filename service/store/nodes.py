@@ -17,6 +17,8 @@ from service.store.running import runs_now
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 from service.store.tokens import has_revoked_key
 
+EVER_S = 1e12
+"""A silence that no node reaches: all that ever registered."""
 _ID = re.compile(id_pattern("nod"))
 _WITHOUT_REGISTRATION = [column for column in nodes.c if column.name != "registration"]
 _SEEN = update(nodes).where(nodes.c.id == bindparam("node")).values(seen_at=db_now()).returning(*_WITHOUT_REGISTRATION)

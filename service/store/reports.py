@@ -69,9 +69,9 @@ def store_block(
         finished_at=db_now(),
         message=None,
     )
-    transitions.flush()
+    counters = transitions.flush()
     _forget_progress(connection, locked)
-    complete_if_done(connection, block.ablation_id)
+    complete_if_done(connection, block.ablation_id, counters)
 
 
 def store_break(connection: Connection, locked: LockedAttempt, report: BlockReport, *, report_digest: str) -> None:

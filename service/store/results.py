@@ -32,11 +32,11 @@ def read_spec(connection: Connection, ablation_id: str) -> SpecBody:
 def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) -> None:
     """Store the verdict once, tell it to watchers, and ask for the report."""
     words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
-    lock_ablation(connection, ablation_id)
+    state = lock_ablation(connection, ablation_id)
     first = update(ablations).where(ablations.c.id == ablation_id, ablations.c.verdict.is_(None))
     made = {"verdict": verdict.model_dump_json(), "answer": short_answer(verdict)}
     if connection.execute(first.values(**made)).rowcount:
-        transitions = Transitions(connection, ablation_id, actor="judge")
+        transitions = Transitions(connection, ablation_id, actor="judge", locked=state)
         transitions.add_event(EventKind.VERDICT, ablation_id, reason="every block ended", data={"variants": words})
         transitions.flush()
     outbox.add(connection, OutboxKind.REPORT, ablation_id)
@@ -44,8 +44,8 @@ def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) ->
 
 def store_report(connection: Connection, ablation_id: str, html: str) -> None:
     """Store the report and ask for the projection; one without a verdict lets the others go first."""
-    connection.execute(update(ablations).where(ablations.c.id == ablation_id).values(report_html=html))
-    judged = connection.execute(select(ablations.c.verdict.is_not(None)).where(ablations.c.id == ablation_id)).scalar()
+    stored = update(ablations).where(ablations.c.id == ablation_id).values(report_html=html)
+    judged = connection.scalar(stored.returning(ablations.c.verdict.is_not(None)))
     rank = outbox.Rank.FIRST if judged else outbox.Rank.LATER
     outbox.add(connection, OutboxKind.PROJECT, ablation_id, rank=rank)
 

@@ -130,11 +130,11 @@ class Transitions:
 
         Return the counters as they are now, None when none has changed.
         """
-        if not self._rows:
+        if not (self._rows or self._inserts or self._columns):
             return None
         self.lock()
         parts, change = [*self._inserts, self.new_events()], self._change()
-        written = insert_all(self._connection, parts, self._changes(), then=change)
+        written = insert_all(self._connection, parts, self._values(), then=change)
         self._inserts, self._counted, self._ended, self._settled, self._columns = [], Counter(), [], [], {}
         return None if change is None or written is None else written.one()
 
@@ -145,15 +145,15 @@ class Transitions:
         if not (counted or self._columns or self._ended or self._settled):
             return None
         sums = tuple(name for name, ids in self._sums.items() if ids)
-        return _change(counted, tuple(sorted(columns, key=lambda column: column[0])), sums)
+        return _changing(counted, tuple(sorted(columns, key=lambda column: column[0])), sums)
 
     @property
     def _sums(self) -> dict[str, list[str]]:
         """Return the attempts whose seconds are added, by column."""
         return {"device_s": self._ended, "settled_s": self._settled}
 
-    def _changes(self) -> dict[str, Any]:
-        """Return the parameters of `_change`."""
+    def _values(self) -> dict[str, Any]:
+        """Return the parameters of what `_change` returns."""
         plain = {f"to_{name}": to for name, to in self._columns.items() if not isinstance(to, ColumnElement)}
         added = {f"of_{name}": ids for name, ids in self._sums.items() if ids}
         return {"changed": self._ablation_id, **{f"by_{n}": by for n, by in self._counted.items()}, **plain, **added}
@@ -179,7 +179,7 @@ _CHANGED: BindParameter[str] = bindparam("changed", type_=ablations.c.id.type)
 
 
 @lru_cache(maxsize=256)
-def _change(
+def _changing(
     counted: tuple[str, ...], columns: tuple[tuple[str, ColumnElement[Any] | None], ...], sums: tuple[str, ...]
 ) -> ReturningUpdate[Any]:
     """Return the change of an ablation by counters and columns, those without an expression by their values.

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from experiments.analysis.calibration import device_serial
 from experiments.block_numbers import block_name
@@ -24,6 +25,8 @@ from service.web.durations import age_s
 MOST_RUNNING = 50
 MOST_QUEUED = 100
 MOST_ANSWERS = 12
+ANSWERS_AMONG = 5 * MOST_ANSWERS
+"""The newest submissions that are over; of these the last to end are shown."""
 MOST_VARIANTS = 4
 """Variants of an answer that are named; the others are counted."""
 _BUSY = (AblationState.RUNNING, AblationState.CANCELLING)
@@ -70,7 +73,8 @@ def overview(connection: Connection, settings: ServiceSettings, noise: Sequence[
     counts = ablations.count_by_state(connection, stored.ablations)
     running = _some(connection, settings, _BUSY, MOST_RUNNING)
     queued = _some(connection, settings, (AblationState.QUEUED,), MOST_QUEUED)
-    over = _some(connection, settings, tuple(OVER), MOST_ANSWERS)
+    ended = _newest(connection, tuple(OVER), ANSWERS_AMONG)
+    over = public(connection, sorted(ended, key=lambda row: row.finished_at, reverse=True)[:MOST_ANSWERS], settings)
     return Overview(
         queue=(*running, *sorted(queued, key=_place)),
         waiting_more=counts.get(AblationState.QUEUED, 0) - len(queued),
@@ -83,8 +87,11 @@ def _some(
     connection: Connection, settings: ServiceSettings, states: Sequence[AblationState], limit: int
 ) -> list[AblationPublic]:
     """Return the newest ablations in these states."""
-    rows = ablations.list_ablations(connection, before=None, limit=limit, states=states, label=None, digest=None)
-    return public(connection, rows, settings)
+    return public(connection, _newest(connection, states, limit), settings)
+
+
+def _newest(connection: Connection, states: Sequence[str], limit: int) -> list[Row[Any]]:
+    return ablations.list_ablations(connection, before=None, limit=limit, states=states, label=None, digest=None)
 
 
 def _place(row: AblationPublic) -> tuple[str, float]:

@@ -83,6 +83,15 @@ def test_nothing_overflows_or_overlaps(open_report: Open, name: str, width: int)
         assert page.evaluate(OVERLAPPING) == []
 
 
+def test_twelve_variants_are_all_seen_beside_each_other(open_report: Open) -> None:
+    arms = {name.ljust(12, "x") if name != "baseline" else name: own for name, own in views.many(12).items()}
+    page = open_report(views.cpu_view(arms=arms), width=1280)
+    page.evaluate(UNFOLD)
+    wider = "() => [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+    assert page.locator("thead th").get_by_text("v11xxxxxxxxx").count() >= 2
+    assert page.evaluate(wider) == 0
+
+
 def test_the_answer_and_every_picture_are_there(open_report: Open) -> None:
     page = open_report(views.view())
     assert page.title() == "psiv-cache \N{EN DASH} ablation report"

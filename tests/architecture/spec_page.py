@@ -5,9 +5,11 @@ from typing import Any
 
 from experiments.design.fields import config_to_json
 from experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS, Metric
+from experiments.design.plan import is_resident
 from experiments.design.recipes import OVERRIDES, RECIPES, Override, Recipe
 from experiments.design.spec import ablation_json_schema
 from experiments.design.spec_values import DURATION_PATTERN, NAME_PATTERN, PERCENT_PATTERN
+from kernels.backends import NODE_CLASSES
 
 Schema = Mapping[str, Any]
 
@@ -137,6 +139,9 @@ def _uses(name: str, row: Metric) -> str:
     found = [f"decide {how}"] if name in PRIMARY_METRICS else []
     found += ["be required"] if name in REQUIRED_METRICS else []
     where = ", on node classes that only compile" if row.source == "compilation" else ""
+    resident = [f"`{entry}`" for entry in NODE_CLASSES.values() if is_resident(name, entry)]
+    if resident:
+        found[0] += f" (not on {' and '.join(resident)}: there it is the resident set of the process)"
     return ", ".join(found) + where
 
 

@@ -150,7 +150,7 @@ _MOVED_BY = """## What moves it
 |---|---|
 | API | `ABLATE_HEARTBEAT_S` and `ABLATE_CLAIM_POLL_S` (fewer calls); on PostgreSQL more API processes |
 | database | the same two settings |
-| background: MLflow | `ABLATE_BACKGROUND_PROCESSES`; nothing waits for it. MLflow's server is not counted |
+| background: MLflow | `ABLATE_BACKGROUND_PROCESSES`; MLflow's server, not counted, is busier; nothing waits for it |
 | background: verdict and report | no setting: one process at a time judges |
 """
 

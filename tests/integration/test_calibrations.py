@@ -143,7 +143,7 @@ def test_a_design_that_the_measured_noise_blinds_is_refused_and_sized_instead(ap
     assert "the rule adopts from 0.3 %" in problem["detail"]
     plan = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin).json()
     needed = plan["sizing"]["blocks_needed"]
-    assert f"use {needed} blocks" in problem["hint"]
+    assert f"{needed:,} blocks are enough" in problem["hint"]
     blind["design"]["blocks"] = {"count": needed}
     assert api.post_spec(blind).status_code == 202
 
@@ -205,3 +205,34 @@ def test_a_number_of_blocks_that_is_left_to_the_noise_is_put_in_when_the_noise_i
     submit_aa(api, blocks=6, order_seed=9)
     run(api, aa_spec(blocks=6, order_seed=9), seed=5)
     assert api.post_spec(auto, key="late").json() == made.json()
+
+
+def test_blocks_that_the_noise_asks_for_beyond_the_budget_are_refused_before_submission(api: Api) -> None:
+    auto = spec_values(design__blocks="auto", limits={"device_minutes": 0.01})
+    submit_aa(api)
+    run(api, aa_spec())
+    plan = api.client.post("/v1/ablations:plan", json=auto, headers=api.admin).json()
+    assert plan["expected_device_minutes"] is None  # its variants never ran, so nothing is known against it
+    assert api.post_spec(spec_values()).status_code == 202
+    run(api, make_spec())
+    refused = [api.post_spec(auto), api.client.post("/v1/ablations:plan", json=auto, headers=api.admin)]
+    for answer in refused:
+        assert answer.status_code == 422
+        (problem,) = answer.json()["errors"]
+        assert problem["pointer"] == "#/limits/device_minutes"
+        assert "limits.device_minutes allows 0.01: neighbouring trials there differ" in problem["detail"]
+    fixed = spec_values(limits={"device_minutes": 0.01})
+    plan = api.client.post("/v1/ablations:plan", json=fixed, headers=api.admin).json()
+    assert plan["expected_device_minutes"] > plan["device_minutes_allowed"] == 0.01
+    assert plan["window_steps"] == 4
+
+
+def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api) -> None:
+    assert api.post_spec(spec_values()).status_code == 202
+    run(api, make_spec())
+    asked = [spec_values(placement={"node_class": name}) for name in ("cpu", "h200")]
+    here, there = (api.client.post("/v1/ablations:plan", json=one, headers=api.admin).json() for one in asked)
+    assert [arm["digest"] for arm in here["arms"]] == [arm["digest"] for arm in there["arms"]]
+    assert (here["expected_device_minutes"] > 0, there["expected_device_minutes"]) == (True, None)
+    why = {row["node_class"]: row["reason"] for row in there["node_classes"]}
+    assert why["h200"] == "none has registered: it waits until somebody starts one"

@@ -17,6 +17,7 @@ from service import call_limits
 from service.store.inserts import Target, insert_all
 from service.store.session import Store
 from service.store.tables import turns
+from service.store.transitions import Transitions
 from service.verification import plan_of
 from tests.api_stack import Api, running_api
 
@@ -75,6 +76,18 @@ def test_a_raised_column_is_the_largest_that_was_written(api: Api) -> None:
             insert_all(connection, [(target, [{"node_class": key[0], "priority": key[1], "turn": turn}])])
     with api.store.read() as connection:
         assert {(row.node_class, row.priority): row.turn for row in connection.execute(select(turns))} == largest
+
+
+def test_a_change_of_an_ablation_without_an_event_is_written(api: Api) -> None:
+    made = api.submit()["id"]
+    with api.store.write() as connection:
+        transitions = Transitions(connection, made, actor="tester")
+        assert transitions.flush() is None
+        transitions.set_columns(priority=7)
+        row = transitions.flush()
+        assert row is not None
+        assert (row.id, row.blocks_queued) == (made, 6)
+    assert api.get(f"/v1/ablations/{made}").json()["priority"] == 7
 
 
 def test_connections_that_the_server_ended_are_replaced_before_anybody_uses_them(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_the_first_page_says_what_waits_and_why_who_works_and_what_was_answered(
     assert "1 of 6 blocks" in told
     assert "about 8 min left" in told, "5 blocks at 95 s, the first of which has just begun"
     assert "Waits for a free node of class 'cpu' (1 live, 4 blocks ahead in the queue, about 8 min" in told
+    assert told.count(" ahead") == 1, "no number twice"
     assert "Waits for a live node of class 'h200'; none has registered: it waits until somebody starts one." in told
     nodes = plain(page.locator("#nodes").inner_text())
     assert "drained" in nodes

@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,14 @@ def test_a_list_and_one_ablation_say_the_answer_of_the_page(api: Api) -> None:
     best = read_answer(verdict.model_dump_json()).variants[0]
     assert short_answer(verdict).startswith(f"{best.arm} {best.word.text}, ")
     assert best.headline in html.unescape(Person.signed_in(api).get("/").text)
+
+
+def test_the_latest_answers_are_those_that_ended_last(api: Api) -> None:
+    made = {name: api.submit(ablation=f"ends-{name}")["id"] for name in ("third", "first", "second")}
+    for name in ("first", "second", "third"):
+        assert api.client.post(f"/v1/ablations/{made[name]}:cancel", headers=api.admin).status_code < 300
+    answers = Person.signed_in(api).get("/").text.partition('id="answers"')[2]
+    assert re.findall(r">ends-(\w+)<", answers) == ["third", "second", "first"]
 
 
 def test_the_link_to_mlflow_opens_the_ablations_of_the_newest_that_it_shows(api: Api) -> None:

@@ -64,7 +64,15 @@ def aa(
 
         offline_work.write_plan(body, out_file, as_json=as_json)
     else:
-        run_spec(body, as_json=as_json)
+        run_spec(body, as_json=as_json, show_end=_show_noise)
+
+
+def _show_noise(client: Client, ablation_id: str) -> None:
+    """Say which noise the A/A ablation found; its verdict, on two arms that are the same, says nothing."""
+    from service.cli import noise  # with numpy and scipy
+
+    for line in noise.lines(client.calibrations(), ablation_id):
+        out().print(line, markup=False, highlight=False)
 
 
 def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec:

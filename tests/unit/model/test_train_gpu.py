@@ -12,12 +12,12 @@ from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.scan import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from model.data import Dataset
 from model.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
+from tests.kernels import scan_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torch's compiler warns about its own parts
 
@@ -43,7 +43,7 @@ def scans(**switches: Any) -> pytest.MarkDecorator:
     mamba = SMALL.model.mamba
     sizes = {"H": SMALL.model.num_value_heads, "G": mamba.ngroups, "N": mamba.d_state, "P": mamba.headdim}
     given = {"B": SMALL.micro_batch, "S": SEQ_LEN, "R": mamba.mimo_rank, "shared_angles": True, "documents": 2}
-    return pytest.mark.scans(ScanProblem(**sizes, **given, switches=switches))
+    return pytest.mark.scans(scan_cases.ScanProblem(**sizes, **given, switches=switches))
 
 
 @pytest.fixture(scope="module")

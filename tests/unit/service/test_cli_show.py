@@ -1,12 +1,14 @@
 import io
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
+from experiments.records.sizing import Sizing
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import lay_out
 from service.cli import show, show_verdict
@@ -111,6 +113,41 @@ def test_a_trial_that_did_not_measure_is_shown_with_its_reason(width: int) -> No
     assert "90 s [limits.trial] are over" in said
 
 
+def plan_of(blocks: int, **changes: Any) -> PlanPublic:
+    values: dict[str, Any] = {
+        "ablation": "demo",
+        "spec_digest": "s",
+        "rule_digest": "r",
+        "node_class": "cpu",
+        "devices": 1,
+        "arms": [],
+        "blocks": [BlockOrder(index=index, seed=7, order=["baseline"]) for index in range(blocks)],
+        "trials": blocks,
+        "window_steps": 4,
+        "expected_device_minutes": None,
+        "device_minutes_allowed": 180,
+        "mde_pct_per_sd_pct": 1.4,
+        "sizing": None,
+        "node_classes": [],
+    }
+    return PlanPublic.model_validate(values | changes)
+
+
+def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_first() -> None:
+    noise = Sizing(calibration="c", sd_upper_pct=37.0, mde_pct=4.9, adopt_if_pct=5.0, blocks_needed=1873)
+    plan = plan_of(1873, sizing=noise, expected_device_minutes=196.04)
+    said = " ".join(_text(show.plan(plan), width=200).split())
+    assert "about 196.0, and limits.device_minutes allows 180: blocks that still wait then are cancelled" in said
+    assert "sd of at most 37.00 % between neighbouring trials, over windows of 4 timed steps" in said
+    assert "which 1,873 blocks detect; a quieter machine, a longer window" in said
+    assert "... 1,865 more" in said
+    assert len(_text(show.plan(plan), width=200).splitlines()) < 25
+    fitting = " ".join(_text(show.plan(plan_of(8, sizing=noise, expected_device_minutes=3.0)), width=200).split())
+    assert "about 3.0 detects" in fitting
+    assert "more" not in fitting
+    assert "a quieter machine" not in fitting
+
+
 WAITS = "a free node of class 'cpu' (1 live, 12 blocks ahead in the queue, about 40 min at the recent pace)"
 LISTED = [
     ablation_row(
@@ -149,20 +186,7 @@ def test_show_says_the_answer_or_how_long_it_takes() -> None:
 
 
 def test_blocks_and_places_count_from_one_wherever_they_are_shown() -> None:
-    plan = PlanPublic(
-        ablation="demo",
-        spec_digest="s",
-        rule_digest="r",
-        node_class="cpu",
-        devices=1,
-        arms=[],
-        blocks=[BlockOrder(index=index, seed=7, order=["baseline"]) for index in range(3)],
-        trials=3,
-        expected_device_minutes=None,
-        mde_pct_per_sd_pct=1.4,
-        sizing=None,
-        node_classes=[],
-    )
+    plan = plan_of(3)
     planned = [
         line.split()[0] for line in map(str.rstrip, _text(show.plan(plan)).splitlines()) if line.endswith("baseline")
     ]

@@ -1,5 +1,6 @@
 """What a worker makes of a trial that measured and breaks a guard: the block runs again, at most twice."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.bundles import make_file
 from tests.factories import make_steps
 from tests.trial_files import left_behind
 from workers.errors import BlockBroken
+from workers.lease import StopReason
 from workers.node import Node, find_node
 
 
@@ -83,3 +85,15 @@ def test_what_disturbs_nothing_but_times_breaks_no_block_of_an_exact_metric(
     block = claimed(verdict=EXACT)
     assert not block.timed
     assert left_behind(block, node, tmp_path, **SPOILED[what][0](block)).receipt().outcome is Outcome.MEASURED
+
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_stopped_trial_says_how_far_it_came(done: int, node: Node, tmp_path: Path) -> None:
+    block = claimed(2)
+    final = {"final_failures": (*block.trials[0].final_failures, FailureClass.TIMEOUT)}
+    block = block.model_copy(update={"trials": (block.trials[0].model_copy(update=final), *block.trials[1:])})
+    record = left_behind(block, node, tmp_path)
+    record.paths.steps.write_text("".join(f"{step.model_dump_json()}\n" for step in steps_of(block)[:done]))
+    record = replace(record, ending=replace(record.ending, stopped=StopReason.TIMEOUT))
+    total = len(steps_of(block))
+    assert str(record.receipt().message).endswith(f" s, after {done} of {total} steps")

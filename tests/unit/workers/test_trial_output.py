@@ -171,6 +171,6 @@ def test_block_feed_tells_last_trial_and_all_logs(tmp_path: Path) -> None:
 def test_a_log_says_that_its_trial_was_stopped(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("step 1")
-    say_stopped(log, StopReason.TIMEOUT, 12.34)
-    assert log.read_text() == "step 1\n[the worker stopped this trial after 12.3 s: timeout]\n"
-    say_stopped(tmp_path / "gone" / "log.txt", StopReason.TIMEOUT, 1.0)  # nothing to say it in
+    say_stopped(log, StopReason.TIMEOUT, 12.34, "5 of 14 steps")
+    assert log.read_text() == "step 1\n[the worker stopped this trial after 12.3 s and 5 of 14 steps: timeout]\n"
+    say_stopped(tmp_path / "gone" / "log.txt", StopReason.TIMEOUT, 1.0, "no steps")  # nothing to say it in

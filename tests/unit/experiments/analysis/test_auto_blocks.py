@@ -75,7 +75,7 @@ def test_repeats_that_a_requirement_compares_with_are_there() -> None:
     [
         ((), "it was not measured", "ablate aa cpu --like SPEC"),
         ((calibrate(OWN, noisy_blocks(19)),), "it was not measured", "ablate aa cpu"),
-        ((calibration(3.0),), "no allowed number of blocks finds 1.5 %", "raise adopt_if"),
+        ((calibration(3.0),), "no allowed number of blocks finds 1.5 %", "a larger effect (verdict.primary.adopt_if)"),
     ],
 )
 def test_what_cannot_be_sized_is_refused_with_what_mends_it(known: tuple, said: str, hint: str) -> None:

@@ -24,7 +24,7 @@ GATES: dict[str, tuple[Any, ...]] = {
     "psiv_cache": (False, True),
 }
 DEFAULTS = {"micro_batch": 2, "dtype": "float32", "chunk_size": 16, "psiv_cache": False}
-PER_STEP = ("step_s", "peak_allocated_gib", "peak_reserved_gib")
+PER_STEP = ("step_s", "peak_allocated_gib")
 PRIMARIES = (*PER_STEP, "tokens_per_s", "model_tflops_per_s")
 
 

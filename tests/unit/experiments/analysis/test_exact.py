@@ -2,11 +2,12 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from experiments.analysis.exact import _told_apart
 from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import VariantVerdict
@@ -14,20 +15,22 @@ from experiments.design.arms import Arm
 from experiments.design.metrics import EXACT_METRICS, METRICS
 from experiments.design.plan import BlockPlan, Plan
 from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError
+from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import UNCALIBRATED
 from experiments.records.receipts import Receipt
+from kernels.backends import NODE_CLASSES, NodeClass
 from tests.factories import GIB, make_plan, make_receipt, make_spec
 
 Values = Callable[[str, int, int], int]
 """Peak bytes by arm, seed and block."""
 VARIANT = "psiv-on"
 BASE = 1_000_000
+ROWS = {VARIANT: {"gates": {"micro_batch": 4}}}
 
 
 def exact_spec(
-    metric: str = "peak_reserved_gib", margin: str = "1%", adopt_if: str | None = "5%", **changes: Any
+    metric: str = "peak_allocated_gib", margin: str = "1%", adopt_if: str | None = "5%", **changes: Any
 ) -> AblationSpec:
     primary = {"metric": metric, "margin": margin} | ({"adopt_if": adopt_if} if adopt_if else {})
     values = {"design__blocks": {"count": 4}, "variants": {VARIANT: {"gates": {"psiv_cache": True}}}, **changes}
@@ -42,7 +45,7 @@ def judged(spec: AblationSpec, receipt: Callable[[Plan, BlockPlan, Arm], Receipt
 
 def of_memory(values: Values, **changes: Any) -> VariantVerdict:
     def receipt(plan: Plan, block: BlockPlan, arm: Arm) -> Receipt:
-        return make_receipt(plan, block, arm, peak_bytes=values(arm.name, block.seed, block.index))
+        return make_receipt(plan, block, arm, peak_bytes=2 * values(arm.name, block.seed, block.index))
 
     return judged(exact_spec(**changes), receipt)
 
@@ -197,9 +200,41 @@ def _expected(own: int) -> VerdictWord:
 @pytest.mark.parametrize("metric", [name for name in EXACT_METRICS if METRICS[name].source == "training"])
 def test_every_exact_metric_is_planned_from_two_blocks_on(metric: str) -> None:
     directed = METRICS[metric].better is not None
-    spec = exact_spec(metric, "1%" if directed else "0%", None, design__blocks={"count": 2}, design__seeds=[1])
+    design = {"design__blocks": {"count": 2}, "design__seeds": [1]}
+    spec = exact_spec(metric, "1%" if directed else "0%", None, placement={"node_class": "h200"}, **design)
     plan = make_plan(spec)
     assert (len(plan.blocks), plan.mde_pct_per_sd_pct) == (2, None)
+
+
+@pytest.mark.parametrize("entry", NODE_CLASSES.values(), ids=str)
+@pytest.mark.parametrize("metric", ["peak_reserved_gib", "peak_allocated_gib"])
+def test_a_resident_set_decides_nowhere_and_tensors_wherever_they_are_counted(metric: str, entry: NodeClass) -> None:
+    inexact = {("peak_reserved_gib", "cpu"), ("peak_reserved_gib", "xla-cpu"), ("peak_allocated_gib", "xla-cpu")}
+    found = _problems_of(exact_spec(metric, placement={"node_class": entry.name}, variants=ROWS))
+    said = [problem for problem in found if "resident set of the process" in problem.detail]
+    assert bool(said) == ((metric, entry.name) in inexact)
+    if entry.name == "cpu" and said:
+        assert said[0].pointer == "#/verdict/primary/metric"
+        assert said[0].hint == "metrics that can decide there: peak_allocated_gib"
+
+
+def _problems_of(spec: AblationSpec) -> Sequence[SpecProblem]:
+    try:
+        make_plan(spec)
+    except SpecError as error:
+        return error.problems
+    return ()
+
+
+def test_repeats_that_differ_are_told_in_digits_that_tell_them_apart() -> None:
+    values = {0.3402290344238281: [0, 2], 0.3385505676269531: [1, 3]}
+    assert _told_apart(list(values)) == {0.3402290344238281: "0.340229", 0.3385505676269531: "0.338551"}
+    rng = random.Random(5)  # noqa: S311
+    for _ in range(300):
+        base = rng.uniform(1e-3, 1e12)
+        close = [base, base * (1 + rng.choice([1e-3, 1e-8, 1e-12])), base * (1 + 1e-15)]
+        shown = _told_apart(list(dict.fromkeys(close)))
+        assert len(set(shown.values())) == len(shown) == len(set(close))
 
 
 def test_a_seed_without_a_repeat_is_refused_before_anything_runs() -> None:

@@ -62,6 +62,16 @@ def test_gates_that_are_not_live_are_named() -> None:
     assert _gates_live([receipt, dark]) == f"{total - 2}/{total}, not live: {name}, {other}"
 
 
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED])
+def test_gates_that_a_stopped_trial_had_not_shown_yet_are_not_called_dead(outcome: Outcome) -> None:
+    receipt = make_receipt(make_plan(), 0, "baseline")
+    idle = {gate: reading.model_copy(update={"live": False}) for gate, reading in receipt.gates.items()}
+    stopped = receipt.model_copy(update={"gates": idle, "outcome": outcome})
+    total = len(receipt.gates)
+    assert _gates_live([receipt, stopped]) == f"{total}/{total}, 1 trial ended before all were seen"
+    assert _gates_live([stopped, stopped]) == "2 trials ended before all were seen"
+
+
 @pytest.mark.parametrize(
     ("speed", "word", "decision"),
     [

@@ -8,7 +8,7 @@ from scipy import stats
 
 from experiments.analysis.calibration import calibrate, key_of
 from experiments.analysis.dependence import strength, widening
-from experiments.analysis.sizing import size_of, sizing_problems
+from experiments.analysis.sizing import budget_problems, size_of, sizing_problems
 from experiments.design.plan import make_plan
 from experiments.design.power import PLANNED_POWER, alpha_of
 from tests.calibrations import aa_spec, make_block, noisy_blocks
@@ -79,7 +79,10 @@ def test_a_design_that_cannot_see_adopt_if_is_refused_unless_it_says_that_it_kno
     assert problem.pointer == "#/design/blocks"
     assert problem.detail.startswith("6 blocks find ")
     assert "the rule adopts from 1.5 %" in problem.detail
-    assert problem.hint.startswith("use ")
+    assert "an sd of up to 2.39 %" in problem.detail
+    assert "over windows of 4 timed steps" in problem.detail
+    assert problem.hint.split(" blocks ")[0].isdigit()
+    assert "quieter machine" in problem.hint
     assert sizing_problems(SPEC, sized(sd=0.002)) == []
     assert sizing_problems(SPEC, None) == []
     assert sizing_problems(make_spec(design__underpowered=True), sized(sd=0.02)) == []
@@ -98,3 +101,14 @@ def test_neighbouring_blocks_that_resemble_each_other_ask_for_more_blocks():
     assert factor > 1.5
     assert math.log1p(dependent.mde_pct / 100) == pytest.approx(factor * math.log1p(independent.mde_pct / 100))
     assert dependent.blocks_needed > independent.blocks_needed
+
+
+def test_a_number_of_blocks_beyond_the_budget_is_refused_with_the_noise_that_asks_for_it():
+    found = sized(sd=0.02)
+    (problem,) = budget_problems(SPEC, found, 196.04)
+    assert problem.pointer == "#/limits/device_minutes"
+    assert "about 196.0 device minutes, and limits.device_minutes allows 180" in problem.detail
+    assert "an sd of up to" in problem.detail
+    assert "a quieter machine" in problem.hint
+    assert [budget_problems(SPEC, found, minutes) for minutes in (180.0, None)] == [[], []]
+    assert budget_problems(SPEC, None, 1000.0) == []

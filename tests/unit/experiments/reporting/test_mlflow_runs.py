@@ -37,6 +37,7 @@ OF_THE_PARENT = {
     "ablation.rule_digest",
     "ablation.gates",
     "ablation.verdict",
+    "ablation.metric",
     "ablation.effect",
     "ablation.interval",
     "ablation.verdict_digest",
@@ -47,7 +48,7 @@ OF_THE_PARENT = {
     "mlflow.note.content",
 }
 OF_AN_ARM = {"ablation.arm", "ablation.role", "ablation.arm_digest", "ablation.nodes", "mlflow.note.content"}
-OF_A_VARIANT = {"ablation.verdict", "ablation.decision", "ablation.gates"}
+OF_A_VARIANT = {"ablation.verdict", "ablation.decision", "ablation.gates", "ablation.metric"}
 OF_A_TRIAL = {
     "ablation.trial",
     "ablation.attempt",
@@ -160,6 +161,17 @@ def test_exact_metrics_have_their_effect_too() -> None:
         if variant.exact is not None and variant.exact.seeds:
             assert metrics(arms[f"arm/{variant.arm}"])["effect_pct"] == variant.exact.seeds[0].change_pct
             assert DIFFERENCE in metrics(arms[f"arm/{variant.arm}"])
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("tokens_per_s", 1), ("step_s", -1), ("peak_allocated_gib", -1)])
+def test_variants_are_sorted_by_how_much_better_they_are_whatever_their_metric(metric: str, sign: int) -> None:
+    view = views.view(primary=metric, num_blocks=6, timed=4)
+    arms = [run for run in children(view) if run.tags.get("ablation.metric")]
+    assert {run.tags["ablation.metric"] for run in arms} == {metric}
+    found = [metrics(run) for run in arms if "effect_pct" in metrics(run)]
+    assert len(found) == 2
+    assert [one["improvement_pct"] for one in found] == [sign * one["effect_pct"] for one in found]
+    assert found == sorted(found, key=lambda one: -one["improvement_pct"]), "the best is the newest"
 
 
 def test_name_and_note_begin_with_the_answer(view: AblationView) -> None:

@@ -53,6 +53,7 @@ def test_a_comment_fits_however_much_there_is_to_say(count: int, longest: int) -
             update={
                 "arm": f"{'v' * draw.randint(1, 55)}-{number:02}",
                 "decision": draw.choice(list(Decision)),
+                "primary": None,
                 "reason": "word " * draw.randint(longest // 2, longest),
             }
         )

@@ -1,5 +1,6 @@
 """One layout of a verdict: what it says, and that terminal, Markdown, page and MLflow say exactly that."""
 
+import dataclasses
 import html
 import io
 import random
@@ -13,12 +14,14 @@ from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
 from experiments.analysis.words import gain_pct
 from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import CALIBRATED
+from experiments.records.circumstances import CALIBRATED, Admission
 from experiments.reporting import report, wording
-from experiments.reporting.first_screen import headline
+from experiments.reporting.first_screen import first_screen, headline
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.mlflow_arms import arm_runs
 from experiments.reporting.mlflow_parent import parent
+from experiments.reporting.pull_request import pull_request_markdown
+from experiments.reporting.sentences import lead
 from experiments.reporting.short_answer import short_answer
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from experiments.reporting.verdict_cells import WORDS
@@ -135,6 +138,9 @@ def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: Ablation
     assert note.startswith(f"**{layout.lead}**")
     assert view.verdict is not None
     assert verdict_markdown(view.verdict) in note
+    for variant in layout.variants:
+        assert f"- `{variant.arm}`: {variant.sentence}" in note, "in the words of terminal and page"
+        assert variant.why in note
     sent = {run.identity: {point.key: point.value for point in run.points} for run in arm_runs(view)}
     for variant in layout.variants:
         numbers = sent[f"arm/{variant.arm}"]
@@ -187,7 +193,7 @@ def test_an_effect_is_written_alike_wherever_it_is_shown(view: AblationView, lay
         said = headline(view.verdict, judged[variant.arm])
         assert percents(said) == shown, "the report's first screen"
         assert short[variant.arm] == said, "the service's pages"
-        assert said in runs[f"arm/{variant.arm}"].name or len(said) > 100, "MLflow"
+        assert runs[f"arm/{variant.arm}"].name.endswith(f" {variant.effect}"), "MLflow"
         assert shown <= percents(terminal(view.verdict)) & percents(verdict_markdown(view.verdict))
         assert shown <= percents(variant.sentence) or judged[variant.arm].cause is not None
 
@@ -217,10 +223,37 @@ def test_lead_says_the_decision_on_every_variant() -> None:
     assert found is not None
     variants = found.variants
     for decision in Decision:
-        changed = tuple(v.model_copy(update={"decision": decision}) for v in variants)
+        changed = tuple(v.model_copy(update={"decision": decision, "verdict": VerdictWord.SAME}) for v in variants)
         lead = lay_out(found.model_copy(update={"variants": changed})).lead
         assert "psiv-on, chunk-32, tma and psiv-chunk-64" in lead
         assert lead[0].isupper()
+
+
+def test_lead_does_not_read_as_if_a_stopped_arm_had_been_measured_as_bad() -> None:
+    found = views.cpu_view().verdict
+    assert found is not None
+    for word in (VerdictWord.TIMEOUT, VerdictWord.OOM, VerdictWord.FAILED):
+        stopped = found.variants[0].model_copy(
+            update={"arm": "rows-64", "verdict": word, "measured": word, "decision": Decision.REJECT}
+        )
+        good = found.variants[0].model_copy(update={"verdict": VerdictWord.BETTER, "decision": Decision.ADOPT})
+        said = lead([stopped, good])
+        assert said == f"Adopt psiv-on; rows-64: no answer ({word})."
+
+
+def test_invalid_arms_are_not_told_that_their_words_are_capped_for_want_of_a_baseline() -> None:
+    found = views.cpu_view().verdict
+    assert found is not None
+    admission = Admission(refused_because="no baseline was measured", mended_by="ablate aa cpu")
+    known = found.circumstances.model_copy(update={"admission": admission})
+    for word, told in ((VerdictWord.INVALID, False), (VerdictWord.INCONCLUSIVE, True)):
+        variants = tuple(v.model_copy(update={"verdict": word, "measured": word}) for v in found.variants)
+        judged = found.model_copy(update={"variants": variants, "circumstances": known})
+        view = dataclasses.replace(views.cpu_view(), verdict=judged)
+        screen = first_screen(view)
+        assert screen is not None
+        for text in (terminal(judged), pull_request_markdown(judged), " ".join(screen.warnings)):
+            assert ("no baseline was measured" in text) == told
 
 
 def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() -> None:
@@ -285,10 +318,10 @@ def exact_view(primary: str = "peak_allocated_gib", memory_gib: float = -1.4) ->
     return views.view(arms=arms, calibrated=False, num_blocks=6, timed=4, primary=primary)
 
 
-def test_an_exact_metric_is_shown_as_values_without_an_interval_or_a_caveat() -> None:
+def test_an_exact_metric_is_shown_as_values_without_an_interval_and_speeds_are_not_judged() -> None:
     layout = _laid_out(exact_view())
     (variant,) = layout.variants
-    assert (variant.word.text, variant.word.note, layout.caveat) == ("better", "", "")
+    assert (variant.word.text, variant.word.note, layout.caveat) == ("better", "", "speeds are not judged")
     assert [str(cell) for cell in layout.answers.rows[0]] == [
         "chunk-32", "\N{BLACK UP-POINTING TRIANGLE} better", f"{MINUS}1.34{SPACE}%",
         f"104.10{SPACE}GiB", f"102.70{SPACE}GiB", "agree", "ok", "reject",
@@ -301,6 +334,30 @@ def test_an_exact_metric_is_shown_as_values_without_an_interval_or_a_caveat() ->
     assert layout.statistics.rows == ()
     assert [column.heading for column in layout.other_metrics.columns][3] == f"96{SPACE}% interval"
     assert variant.effect.numbers["effect_pct"] == pytest.approx(-1.3449, abs=1e-3)
+
+
+@pytest.mark.parametrize("load", [0.02, 0.856])
+def test_speeds_beside_an_answer_on_memory_are_marked_and_say_what_others_took(load: float) -> None:
+    view = exact_view()
+    busy = view.receipts[3]
+    busy = busy.model_copy(update={"environment": busy.environment.model_copy(update={"foreign_load": load})})
+    trials = tuple(
+        dataclasses.replace(trial, receipt=busy) if trial.trial_id == busy.ids.trial else trial for trial in view.trials
+    )
+    view = dataclasses.replace(view, trials=trials)
+    screen, verdict = first_screen(view), view.verdict
+    assert screen is not None
+    assert verdict is not None
+    for said in (screen.baseline, *(line.absolute for line in screen.lines)):
+        assert re.match(r"[\d,.]+ tokens/s \(not judged\), ", said)
+    (told,) = [warning for warning in screen.warnings if "judged" in warning]
+    assert told.startswith("Speeds are not judged: peak allocated memory decides")
+    assert (f"and others took up to 85.6{SPACE}% of the cores' time" in told) == (load > 0.5)
+    for text in (terminal(verdict), verdict_markdown(verdict), report.render(view)):
+        assert "peeds are not judged" in text
+    timed = first_screen(views.view())
+    assert timed is not None
+    assert "not judged" not in " ".join((timed.baseline, *timed.warnings))
 
 
 def test_an_exact_metric_that_does_not_move_is_said_to_be_the_same_bit_for_bit() -> None:

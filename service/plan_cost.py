@@ -1,0 +1,26 @@
+"""What a design is expected to cost, from earlier trials of its arms, and whether one that was sized can pay it."""
+
+from sqlalchemy import Connection
+
+from experiments.analysis.sizing import budget_problems
+from experiments.design.plan import Plan
+from experiments.design.spec import AblationSpec
+from experiments.errors import SpecError
+from service.store.ablations import mean_trial_s
+from service.store.calibrations import read_sizing
+
+
+def device_minutes(connection: Connection, plan: Plan) -> float | None:
+    """Return the device minutes that `plan` is expected to take; None where an arm never ran on its node class."""
+    seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms], plan.node_class)
+    known = [seconds[arm.digest] for arm in plan.arms if arm.digest in seconds]
+    if len(known) < len(plan.arms):
+        return None
+    return sum(known) * len(plan.blocks) * plan.busy_devices / 60
+
+
+def check_budget(connection: Connection, spec: AblationSpec, plan: Plan) -> None:
+    """Refuse a number of blocks that was asked for by the noise and takes more than is allowed. Raises SpecError."""
+    problems = budget_problems(spec, read_sizing(connection, spec, plan), device_minutes(connection, plan))
+    if problems:
+        raise SpecError(problems)
