@@ -47,9 +47,9 @@ ABLATIONS = SavedView(
     id="ablations",
     name="Ablations",
     kind=RunKind.ABLATION,
-    columns={_tag("metric"): 125, _tag("verdict"): 150, _tag("effect"): 115, _tag("interval"): 160, _tag("gates"): 150},
+    columns={_tag("metric"): 125, _tag("verdict"): 165, _tag("effect"): 135, _tag("interval"): 195, _tag("gates"): 145},
     order_by=CREATED,
-    name_width=420,
+    name_width=355,
 )
 VARIANTS = SavedView(
     id="variants",

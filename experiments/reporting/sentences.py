@@ -18,8 +18,9 @@ WITHOUT_STATISTICS: dict[VerdictWord, str] = {
     VerdictWord.FAILED: "failed before it could be measured",
 }
 
-NO_ANSWER = (VerdictWord.OOM, VerdictWord.TIMEOUT, VerdictWord.FAILED)
-"""Words of arms that are not adopted because their trials did not come to an end: nothing was measured as bad."""
+NO_ANSWER = (VerdictWord.TIMEOUT, VerdictWord.FAILED)
+"""Words of arms that are not adopted because their trials did not come to an end: nothing was measured as bad. That
+an arm does not fit into memory is a result."""
 
 LEADS: dict[Decision, str] = {
     Decision.ADOPT: "adopt {}",

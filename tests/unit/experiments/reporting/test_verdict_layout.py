@@ -232,7 +232,7 @@ def test_lead_says_the_decision_on_every_variant() -> None:
 def test_lead_does_not_read_as_if_a_stopped_arm_had_been_measured_as_bad() -> None:
     found = views.cpu_view().verdict
     assert found is not None
-    for word in (VerdictWord.TIMEOUT, VerdictWord.OOM, VerdictWord.FAILED):
+    for word in (VerdictWord.TIMEOUT, VerdictWord.FAILED):
         stopped = found.variants[0].model_copy(
             update={"arm": "rows-64", "verdict": word, "measured": word, "decision": Decision.REJECT}
         )
