@@ -38,6 +38,7 @@ def surroundings(
     own = {one.ablation_id: [block for block in blocks if block.ablation_id == one.ablation_id] for one in blocks}
     well = {
         "node_class": "cpu",
+        "revoked": False,
         "quarantined_reason": None,
         "draining": False,
         "silent_s": 0,

@@ -159,7 +159,7 @@ def test_a_question_asked_again_is_tested_at_its_level(number: int) -> None:
 
 @pytest.mark.parametrize("measured", [True, False])
 def test_an_exact_metric_says_which_asking_it_is_and_no_level(*, measured: bool) -> None:
-    spec = make_spec(verdict__primary={"metric": "peak_reserved_gib", "margin": "0%", "adopt_if": None})
+    spec = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%", "adopt_if": None})
     plan = make_plan(spec)
     receipts = make_receipts(plan) if measured else []
     found = judge(plan, spec, receipts, asked(3)).variants[0]
