@@ -1,7 +1,8 @@
 """Why an ablation waits, in words, with its place in the queue and an estimate: for a page of them at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -49,6 +50,17 @@ class _Surroundings:
     own_running: Mapping[str, Sequence[Row[Any]]]
     """Running blocks by ablation."""
     silent_s: float
+    sorted_nodes: dict[tuple[str, Needs], tuple[int, list[str]]] = field(default_factory=dict)
+    """How many nodes of a class may take blocks that need this, and why the others may not: once for a page."""
+
+    @cached_property
+    def rests(self) -> dict[str, list[tuple[str, float | None]]]:
+        """By node class: which ablation each running block is of and what it still takes; None where nobody knows."""
+        return {name: [(one.ablation_id, self._rest_s(one)) for one in held] for name, held in self.running.items()}
+
+    def _rest_s(self, block: Row[Any]) -> float | None:
+        one_trial_s = trial_s(block, [block], self.paces.get(block.node_class))
+        return None if one_trial_s is None else rest_s(block, one_trial_s)
 
 
 def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float) -> dict[str, Waiting]:
@@ -80,14 +92,11 @@ def _with_time_left(row: Row[Any], around: _Surroundings, found: Waiting) -> Wai
 def _queued_s(row: Row[Any], around: _Surroundings, one_trial_s: float) -> float | None:
     """Return when the last of an ablation's queued blocks ends; None where nothing is known of what comes before it."""
     place, pace = around.places[row.id], around.paces.get(row.node_class)
-    rests = []
-    for block in around.running.get(row.node_class, ()):
-        each_s = one_trial_s if block.ablation_id == row.id else trial_s(block, [block], pace)
-        if each_s is None:
-            return None
-        rests.append(rest_s(block, each_s))
-    if place.blocks_between and pace is None:
+    others = [rest for ablation_id, rest in around.rests.get(row.node_class, ()) if ablation_id != row.id]
+    known = [rest for rest in others if rest is not None]
+    if len(known) < len(others) or (place.blocks_between and pace is None):
         return None
+    rests = [*known, *(rest_s(block, one_trial_s) for block in around.own_running.get(row.id, ()))]
     block_s = one_trial_s * row.trials_planned / row.blocks_planned
     jobs = [(place.blocks_between, pace.block_s if pace else 0.0), (row.blocks_queued, block_s)]
     return max(0.0, place.rest_s) + last_end_s(rests, _sorted_nodes(row, around)[0], jobs)
@@ -168,11 +177,14 @@ def _runs(held: Sequence[Row[Any]], working: int) -> str:
 
 def _sorted_nodes(row: Row[Any], around: _Surroundings) -> tuple[int, list[str]]:
     """Return how many nodes may take the ablation's blocks, and why the others may not."""
-    reasons = [_why_not(node, around, row.id) for node in around.nodes.get(row.node_class, ())]
-    return reasons.count(None), [reason for reason in reasons if reason is not None]
+    kind = (row.node_class, around.needs[row.id])
+    if kind not in around.sorted_nodes:
+        reasons = [_why_not(node, around, kind[1]) for node in around.nodes.get(row.node_class, ())]
+        around.sorted_nodes[kind] = reasons.count(None), [reason for reason in reasons if reason is not None]
+    return around.sorted_nodes[kind]
 
 
-def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | None:
+def _why_not(node: Row[Any], around: _Surroundings, needs: Needs) -> str | None:
     if node.revoked:
         return f"the key of '{node.name}' is revoked"
     if node.quarantined_reason is not None:
@@ -181,7 +193,7 @@ def _why_not(node: Row[Any], around: _Surroundings, ablation_id: str) -> str | N
         return f"'{node.name}' is drained"
     if node.silent_s > around.silent_s:
         return f"'{node.name}' was last heard {_duration(node.silent_s)} ago"
-    lacking = lacks(node, around.needs[ablation_id])
+    lacking = lacks(node, needs)
     return None if lacking is None else f"'{node.name}' {lacking}"
 
 
@@ -190,8 +202,7 @@ def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working
     pace = around.paces.get(node_class)
     if pace is None:
         return None
-    held = around.running.get(node_class, ())
-    rests = [rest_s(block, trial_s(block, [block], pace) or pace.trial_s) for block in held]
+    rests = [rest for _, rest in around.rests.get(node_class, ()) if rest is not None]
     free_in_s = min(rests) if len(rests) >= working else 0.0
     return free_in_s + pace.block_s * place.blocks_ahead / working
 
