@@ -166,6 +166,16 @@ def test_actions_do_what_the_same_of_the_rest_interface_does(api: Api) -> None:
     assert acting.press(cancel).status_code == 409, "it is over"
 
 
+def test_a_node_whose_key_is_revoked_is_offered_a_key_and_no_button(api: Api) -> None:
+    acting = Person.signed_in(api, operate=True)
+    api.register()
+    assert 'href="/nodes/node-a/drain"' in acting.get("/").text
+    api.client.post("/v1/nodes/node-a:revoke-key", headers=api.admin, json={"reason": "sold"})
+    shown = acting.get("/").text
+    assert "ablate nodes add node-a" in shown
+    assert 'href="/nodes/node-a/' not in shown
+
+
 @pytest.mark.parametrize("given", ["", "x", "-1", "101", "1e1", "٣", "9" * 400, "5.0", "0x1"])
 def test_a_priority_that_is_none_is_refused(api: Api, given: str) -> None:
     acting = Person.signed_in(api, operate=True)
