@@ -118,6 +118,7 @@ def beat(api: Api, block: dict[str, Any], steps: range) -> None:
     trial = block["trials"][0]["trial_id"]
     for step in steps:
         told = {"trial_id": trial, "steps_done": step, "steps_total": STEPS}
+        told |= {"step_s": BLOCK_S / len(block["trials"]) / STEPS}
         told |= {"tokens_per_s": 5000 + 60 * math.sin(step), "loss": 4 + 4 * math.exp(-step / 9)}
         assert api.attempt(block, "heartbeat", progress=[told]).status_code == 200
 

@@ -44,8 +44,10 @@ def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) ->
 
 def store_report(connection: Connection, ablation_id: str, html: str) -> None:
     """Store the report and ask for the projection; one without a verdict lets the others go first."""
-    stored = update(ablations).where(ablations.c.id == ablation_id).values(report_html=html)
-    judged = connection.scalar(stored.returning(ablations.c.verdict.is_not(None)))
+    own = ablations.c.id == ablation_id
+    connection.execute(update(ablations).where(own).values(report_html=html))
+    # Not by RETURNING: SQLite 3.40 takes IS NOT NULL there as true where another column must not be null.
+    judged = connection.scalar(select(ablations.c.verdict.is_not(None)).where(own))
     rank = outbox.Rank.FIRST if judged else outbox.Rank.LATER
     outbox.add(connection, OutboxKind.PROJECT, ablation_id, rank=rank)
 
