@@ -97,13 +97,24 @@ def test_what_a_receipt_cannot_hold_is_refused(body: bytes) -> None:
 
 
 def _longest_stretch(read: Any, body: bytes) -> float:
-    """The longest stretch in which only the reading thread ran, as a share of the processor time of the reading."""
-    thread = threading.Thread(target=read, args=(body,))
+    """The longest stretch of reading in which no other thread had a turn, as a share of all, in processor time."""
+    begin, done, leave = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begin.wait()
+        read(body)
+        done.set()
+        leave.wait()
+
+    thread = threading.Thread(target=work)
     thread.start()
-    moments = [time.process_time()]
-    while thread.is_alive():
+    clock = time.pthread_getcpuclockid(thread.ident or 0)
+    moments = [time.clock_gettime(clock)]
+    begin.set()
+    while not done.is_set():
         time.sleep(0)
-        moments.append(time.process_time())
+        moments.append(time.clock_gettime(clock))
+    leave.set()
     thread.join()
     return max(after - before for before, after in itertools.pairwise(moments)) / (moments[-1] - moments[0])
 
