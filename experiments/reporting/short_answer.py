@@ -7,11 +7,9 @@ from experiments.reporting.verdict_layout import lay_out
 
 def short_answer(verdict: Verdict) -> str:
     """Return for example "chunk-8 better, +12.30 % throughput, and 3 more"; the page and `verdict` say the rest."""
-    first, *others = lay_out(verdict).variants
-    effect = [] if first.effect.text == wording.NOTHING else [f"{first.effect.text} {_metric(verdict)}"]
+    layout = lay_out(verdict)
+    first, *others = layout.variants
+    metric = wording.metric(layout.rule.metric)
+    effect = [] if first.effect.text == wording.NOTHING else [f"{first.effect.text} {metric}"]
     more = [f"and {len(others)} more"] if others else []
     return ", ".join([f"{first.arm} {first.word.text}", *effect, *more])
-
-
-def _metric(verdict: Verdict) -> str:
-    return wording.metric(verdict.rule["primary"]["metric"])

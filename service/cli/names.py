@@ -3,12 +3,14 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
 from rich.markup import escape
 
 from experiments.block_numbers import block_index, block_list, block_name
+from experiments.design.problems import nearest
+from experiments.errors import SpecError, SpecProblem
 from experiments.ids import CALLED_PATTERN
 from experiments.outcomes import TrialState
 from service.cli import completion
@@ -75,6 +77,30 @@ def _no_name(called: str) -> str:
 def names_an_ablation(called: str) -> bool:
     """Say whether an ablation can be called so."""
     return re.fullmatch(CALLED_PATTERN, called) is not None
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+NamedRow = TypeVar("NamedRow", bound=_Named)
+
+
+def chosen(rows: Sequence[NamedRow], names: Sequence[str], *, unknown: str) -> list[NamedRow]:
+    """Return the rows of these names, all without any.
+
+    Raises SpecError for every name that is none: `unknown`, with {!r} for the name, and what is meant.
+    """
+    known = [row.name for row in rows]
+    wrong = [
+        SpecProblem(pointer=name, detail=unknown.format(name), hint=nearest(name, known))
+        for name in names
+        if name not in known
+    ]
+    if wrong:
+        raise SpecError(wrong)
+    return [row for row in rows if not names or row.name in names]
 
 
 def node_name(client: "Client", called: str) -> str:

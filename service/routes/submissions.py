@@ -64,8 +64,9 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
     """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
     spec = parse_spec(body.content, body.content_type)
     if spec.design.blocks.auto:
-        spec = _numbered(services, body)[1]
-    plan = make_plan(spec)
+        _, spec, plan = _numbered(services, body)
+    else:
+        plan = make_plan(spec)
     with services.store.read() as connection:
         live = count_live(connection, silent_s=silent_limit_s(services.settings))
         sizing = read_sizing(connection, spec, plan)
@@ -75,8 +76,8 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
     return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing)
 
 
-def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpec]:
-    """Return a spec that leaves its number of blocks to the noise, with the number.
+def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpec, Plan]:
+    """Return a spec that leaves its number of blocks to the noise, with the number, and its plan without a control.
 
     Raises SpecError, also for a number that takes more device minutes than the spec allows.
     """
@@ -84,9 +85,10 @@ def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpe
         known = read_calibrations(connection)
     content, content_type = with_number(body.content, body.content_type, known)
     spec = parse_spec(content, content_type)
+    plan = make_plan(spec)
     with services.store.read() as connection:
-        check_budget(connection, spec, make_plan(spec))
-    return SpecBody(content=content, content_type=content_type), spec
+        check_budget(connection, spec, plan)
+    return SpecBody(content=content, content_type=content_type), spec, plan
 
 
 def _answer(node_class: NodeClass, plan: Plan, live: int, known: int) -> NodeClassAnswer:
@@ -155,7 +157,7 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
             before = find_answer(connection, key)
         if before is not None:
             return before
-        body, spec = _numbered(services, body)
+        body, spec, _ = _numbered(services, body)
     ablation_id = new_id("abl")
     submission = Submission(
         ablation_id=ablation_id,

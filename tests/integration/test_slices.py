@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from experiments.outcomes import FailureClass
@@ -26,6 +25,7 @@ from tests.integration.worker_service import (
     children_of,
     config_json,
     corpus,
+    is_gone,
     processes_of,
     worker,
 )
@@ -194,21 +194,13 @@ def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_o
     trainers = rig.until_slices_run("frozen")
     os.kill(rig.pid, signal.SIGSTOP)
     try:
-        until(lambda: not any(psutil.pid_exists(pid) and not _zombie(pid) for pid in trainers))
-        last = max(at for path, _body, at in list(rig.service.calls) if path.endswith(":heartbeat"))
-        assert boot_time_s() - last < LEASE_S
+        until(lambda: all(map(is_gone, trainers)))
+        assert boot_time_s() - max(rig.service.times(":heartbeat")) < LEASE_S
     finally:
         os.kill(rig.pid, signal.SIGCONT)
     claims = len(rig.service.bodies(":claim"))
     until(lambda: len(rig.service.bodies(":claim")) > claims)
     assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
-
-
-def _zombie(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: Rig) -> None:

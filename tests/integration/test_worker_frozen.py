@@ -16,6 +16,7 @@ from tests.integration.worker_service import (
     children_of,
     config_json,
     corpus,
+    is_gone,
     processes_of,
     worker,
 )
@@ -59,10 +60,6 @@ class Rig:
     def _children(self, word: str) -> list[int]:
         return [pid for pid, command in processes_of(self.home).items() if word in command and not _is_forked(pid)]
 
-    def last_beat(self) -> float:
-        """When the service renewed the lease for the last time, boot time."""
-        return max(at for path, _body, at in list(self.service.calls) if path.endswith(":heartbeat"))
-
 
 def _is_forked(pid: int) -> bool:
     """Tell whether it is a trainer, which has the fork server's command line."""
@@ -86,13 +83,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     service.close()
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.mark.parametrize("frozen", ["worker", "worker and fork server", "all but the guardian"])
 def test_a_frozen_worker_has_no_trainer_when_its_lease_is_over(rig: Rig, frozen: str) -> None:
     trainer = rig.train("frozen")
@@ -103,12 +93,12 @@ def test_a_frozen_worker_has_no_trainer_when_its_lease_is_over(rig: Rig, frozen:
     }[frozen]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    until(lambda: _gone(trainer))
-    lived_s = boot_time_s() - rig.last_beat()
+    until(lambda: is_gone(trainer))
+    lived_s = boot_time_s() - max(rig.service.times(":heartbeat"))
     assert lived_s < LEASE_S
     assert lived_s > LEASE_S - margin_s(LEASE_S) - 2  # its lease was good so long: nothing is ended early
     for pid in stopped:
-        if not _gone(pid):
+        if not is_gone(pid):
             os.kill(pid, signal.SIGCONT)
     _goes_on(rig)
 
@@ -125,8 +115,8 @@ def _goes_on(rig: Rig) -> None:
 def test_a_worker_that_is_not_frozen_ends_the_trial_before_its_guardian_does(rig: Rig) -> None:
     trainer = rig.train("away")
     rig.service.away = True
-    until(lambda: _gone(trainer))
-    assert boot_time_s() - rig.last_beat() < LEASE_S
+    until(lambda: is_gone(trainer))
+    assert boot_time_s() - max(rig.service.times(":heartbeat")) < LEASE_S
     assert "in its place" not in (rig.home / "worker.log").read_text()
 
 
@@ -136,11 +126,11 @@ def test_a_lost_guardian_is_replaced_while_the_trial_runs(rig: Rig, how: signal.
     (first,) = rig.guardians()
     os.kill(first, how)
     until(lambda: rig.guardians() not in ([], [first]))
-    assert not _gone(trainer)
+    assert not is_gone(trainer)
     time.sleep(1.0)  # the next heartbeat tells the new one nothing that it does not know
     os.kill(rig.pid, signal.SIGSTOP)
-    until(lambda: _gone(trainer))
-    assert boot_time_s() - rig.last_beat() < LEASE_S
+    until(lambda: is_gone(trainer))
+    assert boot_time_s() - max(rig.service.times(":heartbeat")) < LEASE_S
     assert "guardian" in (rig.home / "worker.log").read_text()
 
 

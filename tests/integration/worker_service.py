@@ -259,3 +259,11 @@ def children_of(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children()
     except psutil.NoSuchProcess:
         return []
+
+
+def is_gone(pid: int) -> bool:
+    """Tell whether a process has ended, whether or not its parent has noticed."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -16,6 +16,7 @@ from experiments.reporting.terminal_table import TerminalTable, texts
 from experiments.reporting.terminal_table import names as named
 from service.cli import completion, gates_page
 from service.cli.commands.recipes import chosen_recipes
+from service.cli.names import chosen
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 
@@ -125,12 +126,4 @@ def _only(row: GatePublic, node_class: str) -> dict[str, object]:
 
 def chosen_gates(rows: Sequence[GatePublic], names: Sequence[str]) -> list[GatePublic]:
     """Return the gates of these names, all without any. Raises SpecError with what is meant for one that is none."""
-    known = [row.name for row in rows]
-    wrong = [
-        SpecProblem(pointer=name, detail=f"unknown gate {name!r}", hint=nearest(name, known))
-        for name in names
-        if name not in known
-    ]
-    if wrong:
-        raise SpecError(wrong)
-    return [row for row in rows if not names or row.name in names]
+    return chosen(rows, names, unknown="unknown gate {!r}")

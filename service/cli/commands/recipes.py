@@ -8,13 +8,12 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from experiments.design.gate import show
-from experiments.design.problems import nearest
 from experiments.design.recipe_values import RecipePublic, recipe_values
-from experiments.errors import SpecError, SpecProblem
 from experiments.reporting.terminal_table import TerminalTable, numbers, texts
 from experiments.reporting.terminal_table import names as named
 from kernels.backends import NODE_CLASSES, Lane
 from service.cli import completion
+from service.cli.names import chosen
 from service.cli.output import JsonOption, guarded, out, print_json
 
 app = typer.Typer()
@@ -42,17 +41,8 @@ def recipes(
 
 def chosen_recipes(rows: Sequence[RecipePublic], names: Sequence[str]) -> list[RecipePublic]:
     """Return the recipes of these names, all without any. Raises SpecError with what is meant for one that is none."""
-    known = [row.name for row in rows]
-    wrong = [
-        SpecProblem(
-            pointer=name, detail=f"unknown recipe {name!r}; known: {', '.join(known)}", hint=nearest(name, known)
-        )
-        for name in names
-        if name not in known
-    ]
-    if wrong:
-        raise SpecError(wrong)
-    return [row for row in rows if not names or row.name in names]
+    known = ", ".join(row.name for row in rows)
+    return chosen(rows, names, unknown=f"unknown recipe {{!r}}; known: {known}")
 
 
 def layers(row: RecipePublic) -> str:
