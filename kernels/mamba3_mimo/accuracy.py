@@ -23,7 +23,6 @@ from kernels.scan import ScanSwitches
 
 _poison: Any = torch.utils.deterministic
 
-GLOBAL_LIMIT, ROW_LIMIT = 0.012, 0.05
 VANISHING = 1e-3
 """Far below every gradient of the test problems that does not vanish exactly."""
 AXES: dict[str, tuple[int | None, int | None, int | None]] = {
@@ -206,8 +205,3 @@ def _worst(errors: list[tuple[float, float]]) -> tuple[float, float]:
     """Return the larger of each kind of error; NaN is larger than all."""
     overall, row = (max(kind, key=lambda x: (math.isnan(x), x)) for kind in zip(*errors, strict=True))
     return overall, row
-
-
-def over_limits(errors: Errors) -> list[str]:
-    """Return the names whose error is over a limit; NaN counts as over."""
-    return [name for name, (overall, row) in errors.items() if not (overall < GLOBAL_LIMIT and row < ROW_LIMIT)]

@@ -8,12 +8,12 @@ import torch
 pytest.importorskip("tilelang")
 from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs, over_limits
+from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs, outputs
 from kernels.mamba3_mimo.cuda.host.compiled import kernels_made
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.exact import reference
+from kernels.mamba3_mimo.fuzz import criterion
 from kernels.scan import ScanSwitches
-from tests.kernels.checked import check, ours
+from tests.kernels.checked import ours, wrong
 from tests.kernels.scan_cases import CASES, COMPARED, each, scan_problem
 from tests.kernels.states import chained
 
@@ -25,13 +25,13 @@ LARGE = Case(B=8, S=8192, H=16)
 
 @pytest.fixture(autouse=True)
 def nan_filled_buffers():
-    """Replace the folder's fixture: `check` poisons the CUDA lane alone, the reference needs torch.cumsum."""
+    """Replace the folder's fixture: `wrong` poisons the CUDA lane alone, the reference needs torch.cumsum."""
     return
 
 
 def assert_right(case, variant):
-    errors, bad = check(case, variant)
-    assert not bad, {key: errors[key] for key in bad}
+    bad = wrong(case, variant)
+    assert not bad
 
 
 @pytest.mark.parametrize(("case", "variant"), each(COMPARED["cases"]))
@@ -97,8 +97,8 @@ def test_two_halves_chained_equal_the_whole(schedule):
         return result.out, result.final_state.state
 
     grad_out = make_grad(inputs, 1)
-    errors = compare(outputs(halves, inputs, grad_out), reference(inputs, grad_out))
-    assert not over_limits(errors), errors
+    bad = criterion.wrong(outputs(halves, inputs, grad_out), inputs, grad_out)
+    assert not bad
 
 
 @pytest.mark.parametrize(

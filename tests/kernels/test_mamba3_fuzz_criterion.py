@@ -25,6 +25,8 @@ PROBLEMS = [
 ]
 AT = 3
 """Token at which a mistake is made."""
+JUDGED_BY = criterion.SAMPLES_IN_DOUBT
+"""What says the last word about a mistake."""
 
 
 def computed(inputs, grad_out):
@@ -178,7 +180,7 @@ def yardsticks():
     found = []
     for problem in PROBLEMS:
         inputs, grad_out = made(problem)
-        found.append((problem, inputs, grad_out, criterion.yardstick(inputs, grad_out)))
+        found.append((problem, inputs, grad_out, criterion.yardstick(inputs, grad_out, samples=JUDGED_BY)))
     return found
 
 
@@ -195,6 +197,29 @@ def test_honest_rounding_is_right_on_every_problem(yardsticks):
 def test_planted_mistake_is_found_on_most_problems(mistake, yardsticks):
     missed = [p.line for p, inputs, grad_out, measure in yardsticks if not wrong(mistake(inputs, grad_out), measure)]
     assert len(missed) <= len(yardsticks) // 5, missed
+
+
+def test_what_few_samples_call_wrong_is_judged_by_many_and_what_they_call_right_is_not(monkeypatch):
+    inputs, grad_out = made(PROBLEMS[0])
+    measured, asked = criterion.yardstick, []
+
+    def yardstick(*given, samples, **told):
+        asked.append(samples)
+        found = measured(*given, samples=samples, **told)
+        few = {"adt": found.noise["adt"] * 1e-9} if samples == criterion.SAMPLES else {}
+        return found._replace(
+            noise=found.noise | few, carried={"adt": 0 * found.carried["adt"]} if few else found.carried
+        )
+
+    got = computed(inputs, grad_out)
+    assert criterion.wrong(got, inputs, grad_out) == {}
+    monkeypatch.setattr(criterion, "yardstick", yardstick)
+    assert criterion.wrong(got, inputs, grad_out) == {}
+    assert asked == [criterion.SAMPLES, criterion.SAMPLES_IN_DOUBT]
+    asked.clear()
+    assert criterion.wrong({name: got[name] for name in got if name != "adt"}, inputs, grad_out) == {}
+    assert asked == [criterion.SAMPLES]
+    assert set(criterion.wrong(got | {"out": 2 * got["out"]}, inputs, grad_out)) == {"out"}
 
 
 def test_a_row_of_a_sum_has_the_noise_of_its_document_up_to_an_edge_away():
