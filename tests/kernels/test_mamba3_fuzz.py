@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("tilelang")
 
+from kernels.mamba3_mimo.accuracy import scanned
 from kernels.mamba3_mimo.fuzz import compiling, planning, tensors, trial
 from kernels.mamba3_mimo.fuzz.draws import SWITCHES, DrawLimits, one_set, sets
 from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem, must_be_refused, parsed
@@ -187,6 +188,26 @@ def test_refusals_come_before_anything_is_compiled():
     with interpreted_lane():
         outcomes = [trial.run(problem, device="cpu") for problem in refused]
     assert [outcome for outcome in outcomes if outcome.ending != "refused"] == []
+
+
+def test_a_problem_that_finds_the_memory_full_waits_for_the_others(monkeypatch):
+    monkeypatch.setattr(trial, "WAIT_FOR_MEMORY_S", 0.0)
+    problem, calls = ScanProblem(S=5, wanted=()), []
+
+    def full(times):
+        def scan(inputs, switches):
+            calls.append(switches)
+            if len(calls) <= times:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return scanned(ScanSwitches())(inputs)
+
+        calls.clear()
+        return scan
+
+    assert trial.run(problem, scan=full(2), device="cpu").ending == "right"
+    assert len(calls) == 3
+    outcome = trial.run(problem, scan=full(100), device="cpu")
+    assert (outcome.ending, len(calls)) == ("failed", trial.TRIES_FOR_MEMORY)
 
 
 def test_every_shape_has_a_chunk_size_that_the_lane_allows_but_the_largest_states_of_rank_8():

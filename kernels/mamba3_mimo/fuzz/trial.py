@@ -4,6 +4,7 @@ Buffers that the lane makes with torch.empty are NaN before it writes them, and 
 its inputs. A refusal counts only if nothing had been compiled by then.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeAlias
@@ -23,6 +24,7 @@ from kernels.scan import ScanFact, ScanSwitches
 
 Scan: TypeAlias = Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
 """(inputs, options) -> (o, final state), differentiable."""
+TRIES_FOR_MEMORY, WAIT_FOR_MEMORY_S = 8, 5.0
 
 
 def scan_of(inputs: ScanInputs, asked: ScanSwitches) -> tuple[Tensor, Tensor]:
@@ -31,7 +33,24 @@ def scan_of(inputs: ScanInputs, asked: ScanSwitches) -> tuple[Tensor, Tensor]:
 
 
 def run(problem: ScanProblem, *, scan: Scan = scan_of, device: str = "cuda") -> FuzzOutcome:
-    """Run the problem on `device` and return what became of it; only what ends the process is raised."""
+    """Run the problem on `device` and return what became of it; only what ends the process is raised.
+
+    Several processes share the memory of a GPU, which one problem in float64 may nearly fill: one that finds it full
+    waits for the others and tries again.
+    """
+    outcome = _tried(problem, scan, device)
+    for _ in range(TRIES_FOR_MEMORY - 1):
+        if not outcome.why.startswith(torch.OutOfMemoryError.__name__):
+            break
+        torch.cuda.empty_cache()
+        time.sleep(WAIT_FOR_MEMORY_S)
+        outcome = _tried(problem, scan, device)
+    if device != "cpu":
+        torch.cuda.empty_cache()  # what it has kept is free for the others
+    return outcome
+
+
+def _tried(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
     try:
         reason = planning.refusal(problem)
         if reason is not None:
