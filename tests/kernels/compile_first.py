@@ -49,7 +49,7 @@ def problems_of(item: pytest.Item) -> list["ScanProblem"]:
 def pytest_collection_finish(session):
     """Compile what the selected tests launch."""
     config = session.config
-    if not config.getoption("--compile-kernels") or config.option.collectonly:
+    if not config.getoption("--compile-kernels") or config.option.collectonly or session.testsfailed:
         return
     if hasattr(config, "workerinput"):
         raise pytest.UsageError("--compile-kernels with several test processes; allowed: one, it uses all cores itself")

@@ -103,6 +103,14 @@ def test_kernels_are_compiled_once_and_only_tests_that_need_a_bad_one_fail(tmp_p
     assert len(list((tmp_path / "cache").rglob("executable.so"))) == 1
 
 
+def test_nothing_is_compiled_for_tests_that_cannot_be_collected(tmp_path):
+    (tmp_path / "test_planted.py").write_text(PLANTED)
+    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name\n")
+    said = run_pytest("-p", "tests.kernels.compile_first", "--compile-kernels", str(tmp_path))
+    assert "1 error" in said
+    assert "kernels: " not in said
+
+
 def test_a_kernel_that_problems_share_is_one_task_and_the_slowest_begin():
     one, longer, other = ScanProblem(S=100), ScanProblem(S=90, B=3), ScanProblem(S=100, switches={"tma": False})
     found = kernel_tasks.tasks([one, longer, other])
