@@ -93,14 +93,15 @@ def floors(s: ScanShape, *, psiv_cache: bool = False) -> dict[str, Floor]:
 def whole_pass(s: ScanShape, *, backward: bool) -> Floor:
     """Return the floor of the operation itself: inputs read and results written once, in one pass or in both.
 
-    Both passes read the inputs; the backward pass also reads the gradient of o and writes fourteen gradients.
+    Both passes read the inputs; the backward pass also reads the gradient of o and writes fourteen gradients. Products
+    are those of the walks over all chunks: what super-chunks cost besides (F1, B1) is a choice.
     """
     size = sizes(s)
     once = 2 * size["direction"] + 2 * size["value"] + 3 * size["scalar"] + size["raw_angle"]
     moved = once + size["value"]
-    names = ["f1_local_states", "f3_outputs"]
+    names = ["f3_outputs"]
     if backward:
         moved += 2 * once + size["value"]
-        names += ["b1_local_gradients", "b3_gradients"]
+        names += ["b3_gradients"]
     each = floors(s)
     return Floor(bytes=moved, flops=sum(each[name].flops for name in names))

@@ -15,7 +15,9 @@ from kernels.mamba3_mimo.bench.floors import floors, whole_pass
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess
 from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow, Times
 from kernels.mamba3_mimo.bench.runs import PASSES, Passes
+from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 
 PROFILER_SUFFIX = "_kernel"
 
@@ -179,11 +181,7 @@ def _sampled(bench: BenchRun, jobs: list[Job]) -> list[SpeedRow]:
 
 
 def _kernel_rows(bench: BenchRun, problem: BenchCase, lane: Lane, times: dict[str, float]) -> list[KernelRow]:
-    case, chunk = problem.case, problem.options(Lane.CUDA)["chunk_size"]
-    shape = ScanShape(
-        B=case.B, S=case.S, H=case.H, G=case.G, N=case.N, P=case.P, R=case.R, C=chunk,
-        A=padded_angles(int(case.N * case.rope) // 2, case.N),
-    )  # fmt: skip
+    shape = shape_run(problem)
     least = floors(shape) | {TOGETHER: whole_pass(shape, backward=True)}
     rows = []
     for kernel, ms in {TOGETHER: sum(times.values()), **times}.items():
@@ -194,6 +192,17 @@ def _kernel_rows(bench: BenchRun, problem: BenchCase, lane: Lane, times: dict[st
             numbers = {"floor_ms": floor.ms(bench.ceilings), "bytes": floor.bytes, "flops": floor.flops}
         rows.append(KernelRow(name=problem.name, lane=lane, kernel=name[:60], ms=ms, **numbers))
     return rows
+
+
+def shape_run(problem: BenchCase) -> ScanShape:
+    """Return the sizes with which our lane runs a problem: the walk is the one that it chooses for them."""
+    case, asked = problem.case, Variant(**problem.options(Lane.CUDA))
+    variant = chosen(asked, rows=case.B * case.H, tokens=case.S, state=case.N * case.P)
+    walk = walked(variant, case.S)
+    return ScanShape(
+        B=case.B, S=-(-case.S // walk) * walk, H=case.H, G=case.G, N=case.N, P=case.P, R=case.R, C=variant.chunk_size,
+        L=walk, A=padded_angles(int(case.N * case.rope) // 2, case.N),
+    )  # fmt: skip
 
 
 def gpu(query: str) -> str:

@@ -124,7 +124,16 @@ def test_whole_pass_reads_inputs_once_and_writes_results_once() -> None:
     forward, both = whole_pass(REFERENCE, backward=False), whole_pass(REFERENCE, backward=True)
     assert forward.bytes == (2 * 32 + 3 * 128 + 3 * 4 + 64) * 2**20
     assert both.bytes == forward.bytes + (2 * (2 * 32 + 2 * 128 + 3 * 4 + 64) + 128) * 2**20
+    assert forward.flops == 4 * 65536 * 524288
+    assert both.flops == (4 + 11) * 65536 * 524288
     assert set(PRODUCTS) <= set(MOVED)
+
+
+def test_floors_are_of_the_walks_that_run() -> None:
+    walks = {problem.name: (shape.L, shape.K) for problem in cases.SPEED for shape in (parts.shape_run(problem),)}
+    assert walks == {
+        "B8 S8192 H16 N64": (1024, 8), "B1 S65536 H16 N64": (1024, 64), "B8 S2048 H32 N128": (2048, 1),
+    }  # fmt: skip
 
 
 def test_official_problems_are_the_eleven_and_the_hard_ones() -> None:
