@@ -91,3 +91,13 @@ def test_a_run_confirms_what_is_not_right_and_goes_on_where_it_was(tmp_path, mon
     lines = (tmp_path / results.LINES).read_text()
     assert command.run(arguments, answer, draws.DrawLimits(), "none") == 1
     assert (tmp_path / results.LINES).read_text() == lines
+
+
+def test_as_many_run_as_are_asked_for_though_pending_ones_are_refused(tmp_path, monkeypatch):
+    drawn = [several(FINE), several(REFUSED, *[FINE] * 30), several(FINE, FINE, FINE), several(FINE)]
+    drawn = [tuple(problem.model_copy(update={"B": 1 + at}) for problem in one) for at, one in enumerate(drawn)]
+    monkeypatch.setattr(draws, "sets", lambda seed, limits: iter(drawn))
+    arguments = command.parser("fuzz", "About.", count=4, out=tmp_path).parse_args(["--jobs", "3"])
+    assert command.run(arguments, answer, draws.DrawLimits(), "none") == 0
+    assert sum(outcome.ending == "right" for outcome in OutcomeStore(tmp_path).outcomes) == 4
+    assert '"complete": true' in (tmp_path / "summary.json").read_text()

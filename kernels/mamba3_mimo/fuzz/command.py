@@ -81,11 +81,17 @@ def _confirm(answer: Answer, store: OutcomeStore, until: float) -> None:
 def _wanted(
     arguments: argparse.Namespace, limits: DrawLimits, store: OutcomeStore, pool: FuzzPool
 ) -> Iterator[tuple[ScanProblem, ...]]:
-    """Yield the sets of the seed whose outcomes are not stored, until enough problems ran."""
+    """Yield the sets of the seed whose outcomes are not stored, until enough problems ran; an empty one: wait.
+
+    Those that are pending may yet be refused.
+    """
     known = {outcome.problem.line: outcome.ending for outcome in store.outcomes}
-    for problems in draws.sets(arguments.seed, limits):
+    drawn = draws.sets(arguments.seed, limits)
+    while _ran(store) < arguments.count:
         if _ran(store) + pool.pending >= arguments.count:
-            return
+            yield ()
+            continue
+        problems = next(drawn)
         missing = tuple(problem for problem in problems if problem.line not in known)
         if missing and known.get(problems[0].line) != "refused":
             yield missing

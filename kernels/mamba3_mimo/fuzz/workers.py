@@ -90,7 +90,7 @@ class FuzzPool:
     def outcomes(self, sets: Iterator[tuple[ScanProblem, ...]]) -> Iterator[FuzzOutcome | Compiled | None]:
         """Yield what becomes of every problem, as it is known, and None now and then, so that time can be told.
 
-        A set whose first problem is refused is left there.
+        A set whose first problem is refused is left there. An empty set means that no other is wanted for now.
         """
         more = True
         while more or self.pending:
@@ -98,7 +98,9 @@ class FuzzPool:
             for _ in range(free if more else 0):
                 following = next(sets, None)
                 more = following is not None
-                self._waiting += [] if following is None else [following]
+                if not following:
+                    break
+                self._waiting.append(following)
             self._hand_out()
             wait([one.pipe for one in self._running if one.left], timeout=LOOK_S)
             for one in list(self._running):
