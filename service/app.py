@@ -1,5 +1,6 @@
 """The API process: `create_app` builds it, `python -m service.app` serves it with one uvloop worker."""
 
+import gc
 import logging
 import pkgutil
 import resource
@@ -15,6 +16,7 @@ import uvicorn
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.routing import BaseRoute
 
 from experiments.runtime.logs import configure_logging
 from service import call_limits, openapi, problems, routes
@@ -58,7 +60,9 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         await to_thread.run_sync(wakes.stop)
         store.close()
 
-    app = FastAPI(title="Ablate", version=version("ablate"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Ablate", version=version("ablate"), lifespan=lifespan, docs_url=None, redoc_url=None, routes=_routes()
+    )
     app.state.services = Services(
         settings=settings,
         store=store,
@@ -78,11 +82,17 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     openapi.install(app)
     app.state.noise = pages.shared_noise(store)
     app.state.write_docs = docs_page.writer(app)
-    for module in pkgutil.iter_modules(routes.__path__):
-        app.include_router(import_module(f"{routes.__name__}.{module.name}").router)
-    for part in (pages, actions, sign_in, docs_page, static_files):
-        app.include_router(part.router)
     return app
+
+
+def _routes() -> list[BaseRoute]:
+    """Return all routes, one beside the other: of routers inside of the application each is asked whether it has one.
+
+    That took a tenth of the processor time of a submission.
+    """
+    rest = [import_module(f"{routes.__name__}.{module.name}") for module in pkgutil.iter_modules(routes.__path__)]
+    parts = [*rest, pages, actions, sign_in, docs_page, static_files]
+    return [route for part in parts for route in part.router.routes]
 
 
 def _prepare(store: Store, settings: ServiceSettings) -> None:
@@ -140,6 +150,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after a clean end
         signal.signal(signum, lambda *_: None)
     _allow_many_files()
+    gc.freeze()  # what was imported stays: a full collection would look at all of it, 0.1 s in which nobody is answered
     sys.setswitchinterval(_SWITCH_S)
     server = _Server(config, app)
     server.run()

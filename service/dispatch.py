@@ -20,8 +20,8 @@ BATCH = 500
 IDLE_S = 5.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 5.0
-PAUSE_S = 0.1
-"""Between two rounds: a lone submission is told at once, a burst is told together."""
+PAUSE_S = 0.25
+"""Between two rounds, each some milliseconds of processor time: a lone submission is told at once, a burst together."""
 ANSWER_S = 2.0
 """A broker that does not answer for so long is away."""
 RESEND_EVERY_S = 3.0

@@ -6,10 +6,10 @@ own event routes send every event by itself through two queues, at three times t
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -49,12 +49,31 @@ class EventBatch:
     """What one look at the database found."""
 
     frames: bytes = b""
-    position: int
+    position: Hashable
     """Where the next look begins."""
     is_last: bool = False
 
 
-Look = Callable[[int], EventBatch]
+Look = Callable[[Any], EventBatch]
+"""Looks from a position: of events that is a sequence number."""
+
+
+class LogPosition(NamedTuple):
+    """A place in a trial's log."""
+
+    attempt: int | None
+    """Whose log it is; None for that of the newest attempt, whichever it is."""
+    offset: int
+
+    @classmethod
+    def of(cls, event_id: str) -> "LogPosition":
+        """Return the place after the event that had this id."""
+        attempt, _, offset = event_id.rpartition("-")
+        return cls(int(attempt) if attempt else None, int(offset))
+
+    def __str__(self) -> str:
+        """Write it as an event's id."""
+        return f"{self.attempt}-{self.offset}"
 
 
 class Streams:
@@ -81,8 +100,8 @@ class Streams:
         await self._known.get(ablation_id, check)  # once for hundreds that come at once: no ablation is ever deleted
         return self._answer(self._ablations, ablation_id, ablation_events(self._store, ablation_id), position)
 
-    def of_log(self, trial_id: str, position: int) -> EventSourceResponse:
-        """Follow a trial's log from a byte offset. Raises Unavailable when too many streams are open."""
+    def of_log(self, trial_id: str, position: LogPosition) -> EventSourceResponse:
+        """Follow a trial's log from a place in it. Raises Unavailable when too many streams are open."""
         return self._answer(self._logs, trial_id, log_events(self._store, trial_id), position)
 
     def of_all(self, position: int) -> EventSourceResponse:
@@ -93,7 +112,7 @@ class Streams:
         with self._store.read() as connection:
             check_exists(connection, ablation_id)
 
-    def _answer(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> EventSourceResponse:
+    def _answer(self, feed: ChangeFeed, subject: str, look: Look, position: Hashable) -> EventSourceResponse:
         if self._open >= self._most:
             raise Unavailable(
                 f"{self._most} streams are open and no more are allowed; ask again later, or ask for the list",
@@ -101,7 +120,7 @@ class Streams:
             )
         return EventSourceResponse(self._frames(feed, subject, look, position), headers=_UNBUFFERED)
 
-    async def _frames(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> AsyncIterator[bytes]:
+    async def _frames(self, feed: ChangeFeed, subject: str, look: Look, position: Hashable) -> AsyncIterator[bytes]:
         self._open += 1
         try:
             yield format_sse_event(comment="the stream begins")
@@ -112,12 +131,12 @@ class Streams:
         finally:
             self._open -= 1
 
-    async def _news(self, feed: ChangeFeed, subject: str, look: Look, position: int) -> AsyncIterator[bytes]:
+    async def _news(self, feed: ChangeFeed, subject: str, look: Look, position: Hashable) -> AsyncIterator[bytes]:
         mark: Mark | None = None
         while not self._stopping():
             batch = await self._found(feed, subject, look, position, mark)
+            position = batch.position
             if batch.frames:
-                position = batch.position
                 yield batch.frames
                 if batch.is_last:
                     return
@@ -127,7 +146,9 @@ class Streams:
                 yield format_sse_event(comment="keep-alive")
                 mark = await feed.changed(subject, mark, patience_s=KEEP_ALIVE_S)
 
-    async def _found(self, feed: ChangeFeed, subject: str, look: Look, position: int, mark: Mark | None) -> EventBatch:
+    async def _found(
+        self, feed: ChangeFeed, subject: str, look: Look, position: Hashable, mark: Mark | None
+    ) -> EventBatch:
         """Look from a position, once for all that stand there: it finds all that their mark tells of.
 
         Those that have heard of no mark yet share a look only while it is made, and are told of a mark afterwards.
@@ -190,21 +211,25 @@ def changes(store: Store) -> Look:
 
 
 def log_events(store: Store, trial_id: str) -> Look:
-    """Return the look for a trial's log from a byte offset; an event's id is the offset after it, `end` is the last."""
+    """Return the look for a trial's log from a place in it; an event's id is the place after it, `end` is the last.
 
-    def look(offset: int) -> EventBatch:
+    With the next attempt the log begins again, and so does what is sent.
+    """
+
+    def look(place: LogPosition) -> EventBatch:
         with store.read() as connection:
-            page = read_log(connection, trial_id, offset=offset, most=_LOG_BYTES_AT_ONCE)
+            page = read_log(connection, trial_id, offset=place.offset, attempt=place.attempt, most=_LOG_BYTES_AT_ONCE)
+        after = LogPosition(page.attempt, page.end_offset)
         if page.data:
-            text = json.dumps({"text": page.data.decode("utf-8", "replace")})
-            return EventBatch(frames=_log_frame(EventKind.LOG, page.end_offset, text), position=page.end_offset)
+            told = {"attempt": page.attempt, "text": page.data.decode("utf-8", "replace")}
+            return EventBatch(frames=_log_frame(EventKind.LOG, after, told), position=after)
         if page.complete:
-            reason = json.dumps({"reason": "the trial is over"})
-            return EventBatch(frames=_log_frame(EventKind.END, offset, reason), position=offset, is_last=True)
-        return EventBatch(position=offset)
+            over = {"reason": "the trial is over"}
+            return EventBatch(frames=_log_frame(EventKind.END, after, over), position=after, is_last=True)
+        return EventBatch(position=after)
 
     return look
 
 
-def _log_frame(kind: EventKind, offset: int, data: str) -> bytes:
-    return format_sse_event(event=kind, id=str(offset), data_str=data)
+def _log_frame(kind: EventKind, after: LogPosition, data: Mapping[str, Any]) -> bytes:
+    return format_sse_event(event=kind, id=str(after), data_str=json.dumps(data))

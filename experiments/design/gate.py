@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
@@ -66,7 +67,7 @@ class Gate:
     blind_to: str
     """What the proof cannot see."""
 
-    @property
+    @cached_property
     def default(self) -> GateValue:
         """The gate's value in the default configuration."""
         return self.read(_DEFAULTS)

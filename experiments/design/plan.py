@@ -190,17 +190,18 @@ def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
 def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find metrics that trials of the spec's node class do not have."""
     node_class = NODE_CLASSES[spec.placement.node_class]
-    asked = {pointer("verdict", "primary", "metric"): spec.verdict.primary.metric}
-    asked |= {pointer("verdict", "require", i, "metric"): part.metric for i, part in enumerate(spec.verdict.require)}
+    asked: dict[tuple[str | int, ...], str] = {("primary",): spec.verdict.primary.metric}
+    asked |= {("require", index): part.metric for index, part in enumerate(spec.verdict.require)}
     source, why = (
         ("compilation", "compiles the step and executes nothing, so it has no speed, no loss and no memory in use")
         if node_class.compiles_only
         else ("training", "trains, and asks no compiler for a plan")
     )
     there = [n for n in PRIMARY_METRICS if METRICS[n].source in (source, "both") and not is_resident(n, node_class)]
-    for where, name in asked.items():
+    for part, name in asked.items():
         if METRICS[name].source not in (source, "both"):
             detail = f"metric '{name}' is not measured on node class '{node_class}': it {why}"
+            where = pointer("verdict", *part, "metric")
             yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
     primary = spec.verdict.primary.metric
     if is_resident(primary, node_class):

@@ -4,7 +4,6 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
-from sqlalchemy import Connection
 
 from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.sizing import sizing_problems
@@ -14,6 +13,7 @@ from experiments.design.spec import AblationSpec
 from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
 from experiments.ids import new_id
+from experiments.records.sizing import Sizing
 from kernels.backends import NODE_CLASSES, NodeClass
 from service.call_limits import SubmissionRoute
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
@@ -172,8 +172,7 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
     answer = GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
     try:
         with services.store.write() as connection:
-            store_submission(connection, submission, key, answer)
-            _check_size(connection, submission)
+            _check_size(spec, store_submission(connection, submission, key, answer))
             check_quota(connection, principal)
     except KeyKnown:
         with services.store.read() as connection:
@@ -191,9 +190,9 @@ def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:
     return int(digest(ablation_id).removeprefix("sha256:")[:16], 16) % every == 0
 
 
-def _check_size(connection: Connection, submission: Submission) -> None:
+def _check_size(spec: AblationSpec, sizing: Sizing | None) -> None:
     """Undo a submission whose design cannot see what its own rule asks for. Raises SpecError."""
-    problems = sizing_problems(submission.spec, read_sizing(connection, submission.spec, submission.plan))
+    problems = sizing_problems(spec, sizing)
     if problems:
         raise SpecError(problems)
 

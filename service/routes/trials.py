@@ -9,7 +9,7 @@ from service.deps import Reader, ServicesDep, TrialId
 from service.errors import NotYet
 from service.pages import text_like
 from service.responses import secured
-from service.sse import streams_of
+from service.sse import LogPosition, streams_of
 from service.store.ablations import get_receipt
 from service.store.block_signatures import block_signature
 from service.store.logs import read_log
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/trials", tags=["trials"])
 
 END_HEADER = "X-Log-End-Offset"
 _OFFSET_MAX = 10**15 - 1
-_OFFSET = "^(0|[1-9][0-9]{0,14})$"
+_PLACE = "^((0|[1-9][0-9]{0,8})-)?(0|[1-9][0-9]{0,14})$"
 
 
 @router.get(
@@ -61,13 +61,19 @@ def read_trial_log(
     principal: Reader,
     offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX, description="Absolute byte offset to begin at.")] = 0,
     last_event_id: Annotated[
-        str | None, text_like(_OFFSET), Header(pattern=_OFFSET, description="Go on after this offset.")
+        str | None,
+        text_like(_PLACE),
+        Header(pattern=_PLACE, description="Go on after this event; with another attempt the log begins again."),
     ] = None,
 ) -> Response:
-    """Return the log of the newest attempt; at most 4 MiB, go on from X-Log-End-Offset."""
+    """Return the log of the newest attempt; at most 4 MiB, go on from X-Log-End-Offset.
+
+    A stream begins again with each further attempt.
+    """
     with services.store.read() as connection:
         page = read_log(connection, trial_id, offset=offset)
     if "text/event-stream" not in request.headers.get("accept", ""):
         headers = {END_HEADER: str(page.end_offset)}
         return Response(page.data, media_type="text/plain; charset=utf-8", headers=headers)
-    return streams_of(request).of_log(trial_id, offset if last_event_id is None else int(last_event_id))
+    place = LogPosition(None, offset) if last_event_id is None else LogPosition.of(last_event_id)
+    return streams_of(request).of_log(trial_id, place)

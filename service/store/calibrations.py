@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, insert, select
+from sqlalchemy import Connection, Row, Select, bindparam, insert, select
 
 from experiments.analysis.admission import admission_of, mending_command
 from experiments.analysis.calibration import calibrate_all
@@ -44,16 +45,23 @@ def read_calibrations(
     """Return what is known of every key with at least two A/A blocks, or of one class or workload; the newest last."""
     given = {"node_class": node_class, "workload": workload}
     wanted = {name: value for name, value in given.items() if value is not None}
+    return _calibrated(connection.execute(_known(tuple(wanted)), wanted))
+
+
+def _calibrated(rows: Iterable[Row[Any]]) -> tuple[Calibration, ...]:
     return calibrate_all(
-        (CalibrationKey.model_validate_json(row.key), AABlock.model_validate_json(row.payload))
-        for row in connection.execute(_known(tuple(wanted)), wanted)
+        (CalibrationKey.model_validate_json(row.key), AABlock.model_validate_json(row.payload)) for row in rows
     )
 
 
 @cache
 def _known(by: tuple[str, ...]) -> Select[tuple[str, str]]:
-    """Return the query for A/A blocks by some columns; every submission asks, so it is built once."""
+    """Return the query for A/A blocks by some columns, built once."""
     return select(aa_blocks.c.key, aa_blocks.c.payload).where(*(aa_blocks.c[name] == bindparam(name) for name in by))
+
+
+OF_WORKLOAD = _known(("workload",))
+"""The query that `sizing_of` takes the rows of, by the parameter `workload`; every submission asks."""
 
 
 def read_ledger(connection: Connection) -> Ledger:
@@ -77,4 +85,9 @@ def read_admission(
 
 def read_sizing(connection: Connection, spec: AblationSpec, plan: Plan) -> Sizing | None:
     """Return what `plan` can see at the noise that the service measured; None where it knows none."""
-    return size_of(spec, plan, read_calibrations(connection, workload=workload_of(plan, spec)))
+    return sizing_of(connection.execute(OF_WORKLOAD, {"workload": workload_of(plan, spec)}), spec, plan)
+
+
+def sizing_of(rows: Iterable[Row[Any]], spec: AblationSpec, plan: Plan) -> Sizing | None:
+    """Return what `plan` can see at the noise of A/A blocks of its workload; None where there are too few."""
+    return size_of(spec, plan, _calibrated(rows))

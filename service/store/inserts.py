@@ -1,15 +1,16 @@
 """Inserting rows of several tables at once: on PostgreSQL one statement, whatever the number of rows and tables.
 
-A change of rows that are there may end it.
+A change of rows that are there, or a question, may end it.
 
-A client of PostgreSQL spends more on each message than on the rows in it, and every message is a wait.
+A client of PostgreSQL spends more on each message than on the rows in it, and every message is a wait. For SQLite it is
+the text of a statement and the check of every value that cost more than the rows: a text is made once.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast, overload
 
 from sqlalchemy import (
     ColumnElement,
@@ -22,14 +23,19 @@ from sqlalchemy import (
     bindparam,
     column,
     func,
+    literal_column,
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 Row = Mapping[str, Any]
 
+_GIVEN = "given_"
+"""Begins the name of a parameter for a column: the column's own name is kept by SQLAlchemy for itself."""
+
 _KEPT = 256
 """Statements of a kind."""
+_SQLITE = sqlite.dialect()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,15 +52,29 @@ class Target:
 
 
 Part = tuple[Target, Sequence[Row]]
-"""Rows for a target, which all have the same keys; there may be none."""
+"""Rows for a target, which all have the same keys; there may be none. What a table has defaults for is among them."""
+
+Then = Update | Select[Any]
 
 
+@overload
+def insert_all(
+    connection: Connection, parts: Sequence[Part], parameters: Mapping[str, Any] | None = None, *, then: Then
+) -> CursorResult[Any]: ...
+@overload
 def insert_all(
     connection: Connection,
     parts: Sequence[Part],
     parameters: Mapping[str, Any] | None = None,
     *,
-    then: Update | None = None,
+    then: Then | None = None,
+) -> CursorResult[Any] | None: ...
+def insert_all(
+    connection: Connection,
+    parts: Sequence[Part],
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    then: Then | None = None,
 ) -> CursorResult[Any] | None:
     """Insert every part, in this order where the order can be seen, and execute `then`, which reads none of them.
 
@@ -70,9 +90,9 @@ def insert_all(
         written = connection.execute(_in_one_statement(shape, then), {**texts, **(parameters or {})})
         return None if then is None else written
     for target, rows in filled:
-        starts = {name: connection.scalar(_number(known), parameters) or 0 for name, known in target.added.items()}
-        counted = [{**row, **{name: row[name] + start for name, start in starts.items()}} for row in rows]
-        connection.execute(_by_row(target), counted)
+        text, names = _by_row(target, tuple(rows[0]))
+        known = parameters or {}
+        connection.exec_driver_sql(text, [tuple(row[n] if n in row else known[n] for n in names) for row in rows])
     return None if then is None else connection.execute(then, parameters)
 
 
@@ -81,29 +101,37 @@ def _rows_name(place: int) -> str:
 
 
 @lru_cache(maxsize=_KEPT)
-def _by_row(target: Target) -> Insert:
-    return _raising(target, sqlite.insert(target.table).inline().values(**target.made))
+def _by_row(target: Target, names: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Return the insertion of one row as SQLite's driver takes it, and what goes into its places, in their order."""
+    given = {name: bindparam(_GIVEN + name, type_=target.table.c[name].type) for name in names}
+    made = sqlite.insert(target.table).inline().values(_values(target, given))
+    compiled = _raising(target, made).compile(dialect=_SQLITE)
+    places = cast("list[str]", compiled.positiontup)  # this dialect's parameters have places, no names
+    return compiled.string, [name.removeprefix(_GIVEN) for name in places]
+
+
+def _values(target: Target, given: Mapping[str, ColumnElement[Any]]) -> dict[str, ColumnElement[Any]]:
+    """Return what goes into a target's columns, from the values of a row."""
+    counted = {name: given[name] + number for name, number in target.added.items()}
+    return {**given, **counted, **target.made}
 
 
 @lru_cache(maxsize=_KEPT)
-def _number(known: ColumnElement[int]) -> Select[tuple[int]]:
-    return select(known)
-
-
-@lru_cache(maxsize=_KEPT)
-def _in_one_statement(shape: tuple[tuple[Target, tuple[str, ...]], ...], then: Update | None) -> Insert | Update:
+def _in_one_statement(shape: tuple[tuple[Target, tuple[str, ...]], ...], then: Then | None) -> Insert | Then:
     """Return the insertion of all parts, each from one JSON text; the database sees them as simultaneous."""
     inserted = [_from_json(*part, _rows_name(place)) for place, part in enumerate(shape)]
-    last: Insert | Update = inserted.pop() if then is None else then
+    last: Insert | Then = inserted.pop() if then is None else then
     return last.add_cte(*(other.cte(f"part_{place}") for place, other in enumerate(inserted)))
 
 
 def _from_json(target: Target, names: tuple[str, ...], parameter: str) -> Insert:
-    columns = [column(name, target.table.c[name].type) for name in names]
-    records = func.json_to_recordset(bindparam(parameter)).table_valued(*columns).render_derived(with_types=True)
-    values = {name: records.c[name] + target.added[name] if name in target.added else records.c[name] for name in names}
-    values |= target.made
-    made = postgresql.insert(target.table).from_select(list(values), select(*values.values()), include_defaults=False)
+    """Return the insertion of rows from a JSON text, in few words: the driver keeps what it made of short texts."""
+    columns = {name: column(name, target.table.c[name].type) for name in names}
+    of_table: ColumnElement[Any] = literal_column(f"NULL::{target.table.name}")
+    records = func.json_populate_recordset(of_table, bindparam(parameter)).table_valued(*names)
+    values = _values(target, columns)
+    rows = select(*values.values()).select_from(records)
+    made = postgresql.insert(target.table).from_select(list(values), rows, include_defaults=False)
     return _raising(target, made)
 
 

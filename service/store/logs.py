@@ -25,12 +25,21 @@ NEWEST_ATTEMPT = (
     .scalar_subquery()
 )
 """The newest attempt at the block of a trial, whether it goes on, is done or broke."""
+_NUMBER = (
+    select(func.coalesce(func.max(attempts.c.number), 0))
+    .where(attempts.c.block_id == trials.c.block_id)
+    .correlate(trials)
+    .scalar_subquery()
+)
+"""Of the newest attempt; 0 before the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogPage:
     """A piece of a log."""
 
+    attempt: int
+    """Number of the attempt whose log it is; 0 before the first."""
     data: bytes
     end_offset: int
     """Absolute offset just after `data`."""
@@ -70,25 +79,33 @@ def _append_one(connection: Connection, attempt_id: str, chunk: LogChunk, number
         )
 
 
-def read_log(connection: Connection, trial_id: str, *, offset: int, most: int = PAGE_BYTES) -> LogPage:
-    """Return at most `most` bytes of the log of the trial's newest attempt, from `offset`. Raises NotFound."""
+def read_log(
+    connection: Connection, trial_id: str, *, offset: int, attempt: int | None = None, most: int = PAGE_BYTES
+) -> LogPage:
+    """Return at most `most` bytes of the log of the trial's newest attempt, from `offset`. Raises NotFound.
+
+    An offset in the log of an `attempt` that is not the newest any more says nothing: then the log is read from its
+    beginning.
+    """
     newest = NEWEST_ATTEMPT.label("attempt_id")
-    known = select(trials.c.state, newest, ablations.c.logs_dropped_at).join_from(trials, ablations)
-    trial = connection.execute(known.where(trials.c.id == trial_id)).first()
+    known = select(trials.c.state, newest, _NUMBER.label("number"), ablations.c.logs_dropped_at)
+    trial = connection.execute(known.join_from(trials, ablations).where(trials.c.id == trial_id)).first()
     if trial is None:
         raise NotFound(f"there is no trial {trial_id!r}")
     if trial.logs_dropped_at is not None:
         dropped = rfc3339(trial.logs_dropped_at)
         raise NotFound(f"the log was dropped {dropped}: the ablation was over for ABLATE_LOG_DAYS; its receipt stays")
+    if attempt not in (None, trial.number):
+        offset = 0
     key = (log_chunks.c.trial_id == trial_id, log_chunks.c.attempt_id == trial.attempt_id)
     query = select(log_chunks.c.offset, log_chunks.c.data).where(*key, log_chunks.c.end_offset > offset)
-    data = b""
+    data, complete = b"", trial.state in TRIAL_OVER
     for start, piece in connection.execute(query.order_by(log_chunks.c.offset)):
         data += piece[max(0, offset - start) :]
         if len(data) > most:
-            page = data[: _whole_characters(data, most)]
-            return LogPage(data=page, end_offset=offset + len(page), complete=False)
-    return LogPage(data=data, end_offset=offset + len(data), complete=trial.state in TRIAL_OVER)
+            data, complete = data[: _whole_characters(data, most)], False
+            break
+    return LogPage(attempt=trial.number, data=data, end_offset=offset + len(data), complete=complete)
 
 
 def _whole_characters(data: bytes, length: int) -> int:

@@ -8,15 +8,18 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.exc import IntegrityError
 
+from experiments.analysis.sizing import workload_of
 from experiments.design.plan import Plan
 from experiments.design.questions import questions as question_digests
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.identity import BlockIds, new_block_ids
+from experiments.records.sizing import Sizing
 from experiments.runtime.logs import current_request_id
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
+from service.store.calibrations import OF_WORKLOAD, sizing_of
 from service.store.columns import db_now
 from service.store.inserts import Part, Target, insert_all
 from service.store.placement import lanes_of
@@ -77,12 +80,15 @@ def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | No
     return GivenAnswer(ablation_id=row.ablation_id, text=row.answer)
 
 
-def store_submission(connection: Connection, submission: Submission, key: IdempotencyKey, answer: GivenAnswer) -> None:
+def store_submission(
+    connection: Connection, submission: Submission, key: IdempotencyKey, answer: GivenAnswer
+) -> Sizing | None:
     """Insert the idempotency row, then the ablation with its blocks, trials, first event, wake-up and announcement.
 
-    Raises KeyKnown when the key was answered before; the transaction is over then.
+    Return what its plan can see at the noise that the service measured; None where it knows none. Raises KeyKnown when
+    the key was answered before; the transaction is over then.
     """
-    given = {"token_id": key.token_id, "key": key.key, "body_digest": key.body_digest}
+    answered = {"token_id": key.token_id, "key": key.key, "body_digest": key.body_digest}
     transitions = Transitions(connection, submission.ablation_id, actor=submission.submitted_by)
     transitions.add_event(
         EventKind.ABLATION_STATE, submission.ablation_id, reason="submitted", new=AblationState.QUEUED
@@ -90,15 +96,18 @@ def store_submission(connection: Connection, submission: Submission, key: Idempo
     first_look = submission.spec.design.blocks.schedule[0]
     after = [(OutboxKind.WAKE, submission.plan.node_class), (OutboxKind.ANNOUNCE, submission.ablation_id)]
     parts = [
-        (_ANSWER, [{**given, "ablation_id": answer.ablation_id, "answer": answer.text}]),
+        (_ANSWER, [{**answered, "ablation_id": answer.ablation_id, "answer": answer.text}]),
         *_parts(submission, new_block_ids(submission.plan), first_look=first_look),
         transitions.new_events(),
         (outbox.NEW, [outbox.row(kind, key) for kind, key in after]),
     ]
+    spec, plan = submission.spec, submission.plan
+    given = {**_queue(submission), "workload": workload_of(plan, spec)}
     try:
-        insert_all(connection, parts, _queue(submission))
+        noise = insert_all(connection, parts, given, then=OF_WORKLOAD)
     except IntegrityError as error:
         raise KeyKnown from error
+    return sizing_of(noise, spec, plan)
 
 
 def insert_rows(connection: Connection, submission: Submission, ids: Sequence[BlockIds], *, bundles: str) -> None:

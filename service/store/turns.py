@@ -31,7 +31,7 @@ _REACHED_BY = Target(table=turns, raised="turn")
 def reached(node_class: ColumnElement[str] | str, priority: ColumnElement[int] | int) -> ColumnElement[int]:
     """Return the turn that the queue of a node class and priority has reached."""
     turn = select(turns.c.turn).where(turns.c.node_class == node_class, turns.c.priority == priority)
-    return func.coalesce(turn.scalar_subquery(), 0)
+    return func.coalesce(turn.scalar_subquery(), literal_column("0"))
 
 
 _REACHED = reached(ablations.c.node_class, ablations.c.priority)

@@ -34,6 +34,20 @@ def test_every_setting_and_every_error_says_what_it_is() -> None:
     assert [row for row in rows if row.startswith("| `") and row.rstrip(" |").endswith("`")] == []
 
 
+def test_everything_that_the_compose_file_lets_people_set_is_explained() -> None:
+    told = (pages.ROOT / "docs/operate.md").read_text(encoding="utf-8") + pages.PAGES["docs/settings.md"]()
+    asked = set(re.findall(r"(?<!\$)\$\{(\w+)", (pages.ROOT / "compose.yaml").read_text(encoding="utf-8")))
+    assert asked
+    assert {name for name in asked if f"`{name}" not in told} == set()
+
+
+def test_the_mlflow_image_is_given_what_it_asks_for() -> None:
+    asked = set(re.findall(r"\$\{(\w+):\?", (pages.ROOT / "docker/mlflow/start.sh").read_text(encoding="utf-8")))
+    composed = (pages.ROOT / "compose.yaml").read_text(encoding="utf-8")
+    assert asked
+    assert {name for name in asked if f"{name}: " not in composed} == set()
+
+
 def test_every_glossary_word_of_the_product_is_explained() -> None:
     glossary = (pages.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").lower()
     words = ["gate", "ablation", "arm", "block", "trial", "attempt", "node", "receipt", "verdict", "lane"]

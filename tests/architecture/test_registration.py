@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from starlette.routing import Route
 
 from experiments.design import recipes
 from experiments.outcomes import FailureClass
@@ -23,6 +24,7 @@ from model.flops import BLOCK_FLOPS
 from model.hybrid import MIXERS
 from model.train import TrainResult
 from service import routes
+from service.app import create_app
 from service.client_settings import ClientSettings
 from service.settings import ServiceSettings
 from tests.architecture.pages import PACKAGES, ROOT
@@ -76,6 +78,11 @@ def test_every_route_is_served_and_frozen() -> None:
     declared = {route.operation_id for router in routers for route in router.routes}
     served = {operation["operationId"] for item in _document()["paths"].values() for operation in item.values()}
     assert declared == served, "python -m tests.golden.freeze_openapi"
+
+
+def test_no_route_is_looked_for_in_a_router_inside_of_the_application(tmp_path: Path) -> None:
+    app = create_app(ServiceSettings(home=tmp_path))
+    assert [route for route in app.routes if not isinstance(route, Route)] == []
 
 
 def test_the_python_client_speaks_every_route_for_people() -> None:

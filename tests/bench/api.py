@@ -107,6 +107,7 @@ def measure(kind: str, *, clients: int, seconds: float, rounds: int) -> float:
             "ABLATE_DATABASE_URL": database_url(kind, folder),
             "ABLATE_ADMIN_TOKEN": ADMIN,
             "ABLATE_WORKER_TOKEN": WORKER,
+            "ABLATE_CONTROL_EVERY": "0",  # a control is an arm more, whose rows the bare endpoint does not insert
         }
         run_ours = [sys.executable, "-m", "service.app"]
         run_bare = [sys.executable, "-m", "tests.bench.bare", database_url(kind, folder), str(bare), str(plan_file)]

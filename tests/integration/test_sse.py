@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -172,8 +172,57 @@ def test_log_stream_sends_text_with_its_end_offset_and_ends_with_the_trial(tmp_p
         logs = [{"trial_id": trial, "offset": 0, "text": "one\ntwo"}]
         api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")
         answer = api.get(f"/v1/trials/{trial}/log", headers={"Accept": "text/event-stream"})
-    assert 'event: log\ndata: {"text": "one\\ntwo"}\nid: 7\n\n' in answer.text
-    assert answer.text.endswith('event: end\ndata: {"reason": "the trial is over"}\nid: 7\n\n')
+    assert 'event: log\ndata: {"attempt": 1, "text": "one\\ntwo"}\nid: 1-7\n\n' in answer.text
+    assert answer.text.endswith('event: end\ndata: {"reason": "the trial is over"}\nid: 1-7\n\n')
+
+
+@pytest.mark.parametrize("lengths", [(40, 7), (7, 40), (12, 12), (0, 9)])
+def test_a_log_that_is_followed_begins_again_with_the_next_attempt(lengths: tuple[int, int], tmp_path: Path) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        api.submit()
+        node, texts = api.register(), ["first " * 9, "again " * 9]
+        for number, length in enumerate(lengths):
+            block = api.claim(node)
+            assert block is not None
+            trial = block["trials"][0]["trial_id"]
+            logs = [{"trial_id": trial, "offset": 0, "text": texts[number][:length]}]
+            assert api.attempt(block, "heartbeat", logs=logs).status_code == 200
+            if number == 0:
+                url, headers = f"/v1/trials/{trial}/log", {**api.admin, "Accept": "text/event-stream"}
+                follower = _Follower(api.client, url, headers)
+                follower.until(lambda told: "".join(told) == texts[0][: lengths[0]])
+                api.attempt(block, "release", failure_class="preempted", message="x")
+        follower.until(lambda told: "".join(told) == texts[0][: lengths[0]] + texts[1][: lengths[1]])
+        back = _Follower(api.client, url, headers | {"Last-Event-ID": f"1-{lengths[0]}"})
+        back.until(lambda told: "".join(told) == texts[1][: lengths[1]])
+        api.attempt(block, "report", failure_class="user_error", message="over")
+        for one in (follower, back):
+            one.thread.join(30)
+            assert not one.thread.is_alive()
+        assert api.get(url, headers={"Accept": "text/event-stream", "Last-Event-ID": "-1"}).status_code == 422
+
+
+class _Follower:
+    """Reads the texts of a log's stream in a thread."""
+
+    def __init__(self, client: httpx.Client, url: str, headers: dict[str, str]) -> None:
+        self.told: list[str] = []
+        self.thread = threading.Thread(target=self._read, args=(client, url, headers), daemon=True)
+        self.thread.start()
+
+    def _read(self, client: httpx.Client, url: str, headers: dict[str, str]) -> None:
+        with httpx_sse.connect_sse(client, "GET", url, headers=headers) as source:
+            for event in source.iter_sse():
+                if event.event == EventKind.END:
+                    return
+                if event.event == EventKind.LOG:
+                    self.told.append(event.json()["text"])
+
+    def until(self, is_told: Callable[[list[str]], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not is_told(self.told):
+            assert time.monotonic() < deadline, self.told
+            time.sleep(0.02)
 
 
 @pytest.mark.parametrize("page_bytes", range(4, 9))

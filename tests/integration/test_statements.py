@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 from sqlalchemy import Connection, create_engine, event, select, text
 from sqlalchemy.engine import make_url
 
@@ -64,6 +65,14 @@ def test_calls_of_workers_take_few_statements(api: Api) -> None:
     assert len(of_claim) <= MOST["claim"] + extra, of_claim
     assert len(of_heartbeat) <= MOST["heartbeat"], of_heartbeat
     assert len(of_release) <= MOST["release"] + extra, of_release
+
+
+def test_a_submission_takes_few_statements_which_the_driver_keeps(api: Api) -> None:
+    api.submit()  # the token is known from here on
+    with counted(api) as asked:
+        api.submit(labels={"team": "kernels"})
+    assert len(asked) <= {"sqlite": 9, "postgresql": 1}[api.store.writer.dialect.name], asked
+    assert all(len(text) <= MAX_CACHED_STATEMENT_LENGTH for text in asked), "the driver reads them again every time"
 
 
 def test_a_raised_column_is_the_largest_that_was_written(api: Api) -> None:
