@@ -25,6 +25,8 @@ SAMPLES, SAMPLES_IN_DOUBT = 8, 32
 """Of the noise: at first, and where a result is not right by these."""
 HALF_A_PLACE = 2.0**-9
 """Largest relative error of rounding to bfloat16."""
+HALF_A_TABLE_PLACE = 2.0**-12
+"""The same of float16, in which a lane may keep the cosines and sines that turn a final state."""
 WHOLE_LIMIT, ROW_LIMIT, SUM_LIMIT = 8.0, 32.0, 8.0
 """Largest error allowed of a whole tensor, of a row, and of a row that is a sum, in multiples of its noise."""
 LIMITS = f"{WHOLE_LIMIT:g} / {ROW_LIMIT:g}, rows of adt {SUM_LIMIT:g}"
@@ -167,7 +169,9 @@ def _reference(
             turned[name] = _rounded(operand_BHSRN, gen).permute(0, 2, 3, 1, 4)
         x_BHSRP = _rounded(psiv(inputs.v, inputs.psi), gen)
         out, state = chunk_parallel(_unturned(inputs, **turned), x_BHSRP, chunk_size=CHUNK)
-        return out, handed_on(state, None if inputs.angles_cumulated else angle_BHSA[:, :, -1])
+        if inputs.angles_cumulated:
+            return out, handed_on(state, None)
+        return out, handed_on(_rounded(state, gen, HALF_A_TABLE_PLACE), angle_BHSA[:, :, -1])
 
     return outputs(run, wide, grad_out, grad_state)
 
@@ -180,28 +184,28 @@ def _unturned(inputs: ScanInputs, q: Tensor, k: Tensor) -> ScanInputs:
     return replace(inputs, q=q, k=k, q_bias=nothing, k_bias=nothing, angles=angles, angles_cumulated=True)
 
 
-def _rounded(operand: Tensor, gen: torch.Generator | None) -> Tensor:
+def _rounded(operand: Tensor, gen: torch.Generator | None, place: float = HALF_A_PLACE) -> Tensor:
     """Return an operand as bfloat16 might hold it, whose gradient is treated so, too; without `gen`, as it is."""
     if gen is None:
         return operand
-    moved: Tensor = _Moved.apply(operand, gen)  # type: ignore[no-untyped-call]
+    moved: Tensor = _Moved.apply(operand, gen, place)  # type: ignore[no-untyped-call]
     return moved
 
 
 class _Moved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, operand: Tensor, gen: torch.Generator) -> Tensor:
-        ctx.gen = gen
-        return _moved(operand, gen)
+    def forward(ctx: Any, operand: Tensor, gen: torch.Generator, place: float) -> Tensor:
+        ctx.gen, ctx.place = gen, place
+        return _moved(operand, gen, place)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _moved(grad, ctx.gen), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _moved(grad, ctx.gen, ctx.place), None, None
 
 
-def _moved(t: Tensor, gen: torch.Generator) -> Tensor:
+def _moved(t: Tensor, gen: torch.Generator, place: float = HALF_A_PLACE) -> Tensor:
     part = 2 * torch.rand(t.shape, generator=gen, device=t.device, dtype=t.dtype) - 1
-    return t * (1 + HALF_A_PLACE * part)
+    return t * (1 + place * part)
 
 
 def _rows(name: str, t: Tensor) -> Tensor:
