@@ -166,10 +166,9 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
         submitted_by=principal.name,
         token_id=principal.token_id,
     )
-    accepted = accepted_public(submission.ablation_id, submission.plan)
-    answer = GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
     try:
         with services.store.write() as connection:
+            answer = _answer_to(connection, submission)
             store_submission(connection, submission, key, answer)
             _check_size(connection, submission)
             check_quota(connection, principal)
@@ -180,6 +179,14 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
             raise
         return before
     return answer
+
+
+def _answer_to(connection: Connection, submission: Submission) -> GivenAnswer:
+    minutes = device_minutes(connection, submission.plan)
+    accepted = accepted_public(
+        submission.ablation_id, submission.spec, submission.plan, expected_device_minutes=minutes
+    )
+    return GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
 
 
 def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:
