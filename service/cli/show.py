@@ -148,19 +148,18 @@ def plan(answer: "PlanPublic") -> RenderableType:
     for block in answer.blocks[:MOST_BLOCKS]:
         made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
     left = len(answer.blocks) - MOST_BLOCKS
-    return Group(known, made, *([Text(f"... {left:,} more (all of them: --json)", "dim")] if left > 0 else ()))
+    more = [Text(f"... {left:,} more (all of them: --json)", "dim")] if left > 0 else []
+    return Group(known, made, *more, warnings(answer.warnings))
+
+
+def warnings(said: Sequence[str]) -> RenderableType:
+    """Show what a spec does not get as it stands; nothing where that is nothing."""
+    return Group(*(Text(f"warning: {one}", "yellow") for one in said))
 
 
 def _minutes(answer: "PlanPublic") -> str:
-    cost, allowed = answer.expected_device_minutes, answer.device_minutes_allowed
-    if cost is None:
-        return "unknown, nothing of this kind was measured yet"
-    if cost <= allowed:
-        return f"about {wording.fixed(cost, 1)}"
-    return (
-        f"[yellow]about {wording.fixed(cost, 1)}, and limits.device_minutes allows {wording.number(allowed)}[/]: "
-        "blocks that still wait then are cancelled, and the verdict misses their data"
-    )
+    cost = answer.expected_device_minutes
+    return "unknown, nothing of this kind was measured yet" if cost is None else f"about {wording.fixed(cost, 1)}"
 
 
 def _is_costly(answer: "PlanPublic") -> bool:

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from experiments.outcomes import AblationState, ExitCode
 from experiments.reporting import wording
+from service.cli import show
 from service.cli.output import err, out, print_json_line
 from service.cli.watch import follow, follow_as_json
 from service.client import Client
@@ -37,8 +38,9 @@ def run_spec(
 
 
 def announce(console: Console, answer: AblationAccepted) -> None:
-    """Say what was accepted and print the three commands that a person wants next."""
+    """Say what was accepted, what it will not get, and the three commands that a person wants next."""
     console.print(f"[bold]{escape(answer.name)}[/] accepted as [bold]{answer.id}[/] ({answer.state})")
+    console.print(show.warnings(answer.warnings))
     console.print(f"  follow   ablate watch {answer.id}")
     console.print(f"  answer   ablate verdict {answer.id} --explain")
     console.print(f"  stop     ablate cancel {answer.id}")

@@ -4,6 +4,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
+from sqlalchemy import Connection
 
 from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.sizing import sizing_problems
@@ -168,10 +169,9 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
         submitted_by=principal.name,
         token_id=principal.token_id,
     )
-    accepted = accepted_public(submission.ablation_id, submission.plan)
-    answer = GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
     try:
         with services.store.write() as connection:
+            answer = _answer_to(connection, submission)
             _check_size(spec, store_submission(connection, submission, key, answer))
             check_quota(connection, principal)
     except KeyKnown:
@@ -181,6 +181,14 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
             raise
         return before
     return answer
+
+
+def _answer_to(connection: Connection, submission: Submission) -> GivenAnswer:
+    minutes = device_minutes(connection, submission.plan)
+    accepted = accepted_public(
+        submission.ablation_id, submission.spec, submission.plan, expected_device_minutes=minutes
+    )
+    return GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
 
 
 def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:

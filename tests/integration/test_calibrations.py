@@ -227,6 +227,22 @@ def test_blocks_that_the_noise_asks_for_beyond_the_budget_are_refused_before_sub
     assert plan["window_steps"] == 4
 
 
+def test_a_number_of_ones_own_beyond_the_budget_is_accepted_with_the_warning_of_its_plan(api: Api) -> None:
+    asked = spec_values(limits={"device_minutes": 0.01})
+    unmeasured = api.post_spec(asked).json()
+    assert (unmeasured["warnings"], unmeasured["plan"]["expected_device_minutes"]) == ([], None)
+    run(api, make_spec(limits={"device_minutes": 0.01}))
+    plan = api.client.post("/v1/ablations:plan", json=asked, headers=api.admin).json()
+    made = api.post_spec(asked, key="over").json()
+    cost = plan["expected_device_minutes"]
+    assert made["plan"]["expected_device_minutes"] == cost > 0.01
+    (said,) = made["warnings"]
+    assert made["warnings"] == plan["warnings"] == api.post_spec(asked, key="over").json()["warnings"]
+    assert said.startswith(f"about {cost:,.1f} device minutes are expected, and limits.device_minutes allows 0.01: ")
+    for allowed, warned in ((cost * 0.999, True), (cost, False), (cost * 1.001, False)):
+        assert bool(api.post_spec(spec_values(limits={"device_minutes": allowed})).json()["warnings"]) == warned
+
+
 def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api) -> None:
     assert api.post_spec(spec_values()).status_code == 202
     run(api, make_spec())

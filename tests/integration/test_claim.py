@@ -11,6 +11,7 @@ from sqlalchemy import func, select, update
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import breaks, used_up_by
+from experiments.reporting import wording
 from experiments.retries import RETRY_RULES, final_failures
 from service.reconciler import Reconciler
 from service.store.breaks import broken_attempts
@@ -409,6 +410,12 @@ def test_progress_events_are_dropped_with_the_block_that_they_describe(api: Api)
         assert connection.execute(query).all() == []
 
 
+def reasons_of(api: Api, ablation_id: str) -> list[str]:
+    with api.store.read() as connection:
+        query = select(events.c.reason).where(events.c.ablation_id == ablation_id).order_by(events.c.seq)
+        return list(connection.execute(query).scalars())
+
+
 def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     limits = {"trial": "5m", "device_minutes": 1e-7, "priority": 99}
     made = api.submit(limits=limits)
@@ -420,11 +427,42 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     assert (shown["state"], shown["blocks"]["done"], shown["trials"]["done"]) == ("completed", 1, len(block["trials"]))
     states = [item["state"] for item in api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]]
     assert sorted(states) == ["cancelled"] * 5 + ["done"]
-    with api.store.read() as connection:
-        query = select(events.c.reason).where(events.c.ablation_id == made["id"]).order_by(events.c.seq)
-        reasons = connection.execute(query).scalars().all()
+    reasons = reasons_of(api, made["id"])
     assert sum("of 1e-07 device minutes are used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
-    assert reasons[-1] == "1 blocks done, 0 failed, 5 not run"
+    assert reasons[-1] == "1 block done, 0 failed, 5 not run"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_ablation_that_ends_says_what_its_blocks_came_to(api: Api, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    endings = ["invalid", "invalid"] if seed == 0 else ["invalid", "oom", *["measured"] * chance.choice([1, 4, 9])]
+    classes = {"invalid": "invalid_measurement", "oom": "oom"}
+    node, made = api.register(), api.submit(limits={"priority": 100})
+    drawn: list[dict[str, str]] = []
+    for number in range(6):
+        block = claimed(api, node)
+        drawn.append({trial["arm"]: chance.choice(endings) for trial in block["trials"]})
+        lost = {arm: how for arm, how in drawn[-1].items() if how != "measured"}
+        changed = {
+            arm: {"outcome": how, "failure_class": classes[how], "steps": (), "message": f"why {number} {arm}"}
+            for arm, how in lost.items()
+        }
+        body = receipts_of(block, node, changed=changed, limits={"priority": 100})
+        assert api.attempt(block, "report", receipts=body).status_code == 200
+        drawn[-1] = {trial["arm"]: drawn[-1][trial["arm"]] for trial in block["trials"]}
+    said = reasons_of(api, made["id"])[-1]
+    good = [one["baseline"] == "measured" and [*one.values()].count("measured") > 1 for one in drawn]
+    lost_trials = [(number, arm) for number, one in enumerate(drawn) for arm, how in one.items() if how != "measured"]
+    kinds = [(arm, how) for arm in sorted(drawn[0]) for how in ("invalid", "oom")]
+    times = [(*kind, sum(one[kind[0]] == kind[1] for one in drawn)) for kind in kinds]
+    named = [f"{arm} {how} in {count}" for arm, how, count in times if count]
+    few = "" if all(good) else f" {sum(good) or 'none'} of them comparable,"
+    if lost_trials:
+        more = [*named[:3], f"{len(named) - 3} more"] if len(named) > 3 else named
+        why = f": {wording.listed(more)}; the first: why {lost_trials[0][0]} {lost_trials[0][1]}"
+    else:
+        why = ""
+    assert said == f"6 blocks done,{few} 0 failed{why}"
 
 
 @pytest.mark.parametrize(("node_class", "busy"), [("tpu-v6e", 4), ("xla-cpu", 1)])
