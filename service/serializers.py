@@ -65,13 +65,12 @@ def plan_public(
 
 
 def accepted_public(
-    ablation_id: str, spec: AblationSpec, plan: Plan, *, expected_device_minutes: float | None
+    ablation_id: str, plan: Plan, *, expected_device_minutes: float | None, warnings: list[str]
 ) -> AblationAccepted:
     """Build the answer to a submission."""
     fields = _plan_fields(plan) | {"expected_device_minutes": expected_device_minutes}
     summary = {**fields, "arms": [arm.name for arm in plan.arms], "blocks": len(plan.blocks)}
     own = {"id": ablation_id, "name": plan.ablation, "state": AblationState.QUEUED, "links": links_of(ablation_id)}
-    warnings = warnings_of(spec, expected_device_minutes)
     return AblationAccepted.model_validate({**fields, **own, "plan": summary, "warnings": warnings})
 
 

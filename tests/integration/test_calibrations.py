@@ -229,6 +229,7 @@ def test_blocks_that_the_noise_asks_for_beyond_the_budget_are_refused_before_sub
 
 def test_a_number_of_ones_own_beyond_the_budget_is_accepted_with_the_warning_of_its_plan(api: Api) -> None:
     asked = spec_values(limits={"device_minutes": 0.01})
+    api.register()
     unmeasured = api.post_spec(asked).json()
     assert (unmeasured["warnings"], unmeasured["plan"]["expected_device_minutes"]) == ([], None)
     run(api, make_spec(limits={"device_minutes": 0.01}))
@@ -251,4 +252,6 @@ def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api
     assert [arm["digest"] for arm in here["arms"]] == [arm["digest"] for arm in there["arms"]]
     assert (here["expected_device_minutes"] > 0, there["expected_device_minutes"]) == (True, None)
     why = {row["node_class"]: row["reason"] for row in there["node_classes"]}
-    assert why["h200"] == "none has registered: it waits until somebody starts one"
+    assert why["h200"] == (
+        "it waits for a live node of class 'h200'; none has registered: it waits until somebody starts one"
+    )
