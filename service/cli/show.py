@@ -226,7 +226,7 @@ def _runs(one: "NodeRuns") -> str:
 
 def _takes_work(row: "NodePublic") -> str:
     if row.state == "works":
-        return "yes"
+        return "yes" if row.health == "live" else "[yellow]no, it is silent[/]; start its worker"
     if row.state == "revoked":
         return f"[yellow]no, its key is revoked[/]; ablate nodes add {escape(row.name)}"
     why = f": {escape(row.quarantined_reason)}" if row.quarantined_reason else ""

@@ -333,13 +333,14 @@ def test_break_by_an_arm_that_the_block_does_not_hold_is_refused(api: Api) -> No
 
 def test_silent_node_is_told_with_the_arm_that_ran_last(api: Api) -> None:
     made = api.submit()
-    block = claimed(api, api.register())
+    block = claimed(api, api.register("one"))
     api.attempt(block, "heartbeat", progress=[_step(block, 1)])
     expire(api)
     with api.store.read() as connection:
         (told,) = broken_attempts(connection, made["id"])
     assert (told.failure_class, told.arm) == (FailureClass.INFRA_NODE, None)
-    assert told.message.endswith(f"silent for longer than its lease while arm '{block['trials'][0]['arm']}' ran")
+    arm = block["trials"][0]["arm"]
+    assert told.message == f"node 'one' was silent for longer than its lease while arm '{arm}' ran"
 
 
 def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:
