@@ -162,7 +162,7 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     with served_api("sqlite", tmp_path) as api:
-        url = str(api.client.base_url)
+        url, made = str(api.client.base_url), api.submit()["id"]
         monkeypatch.setattr(open_command, "Client", lambda: Client(url, ADMIN))
         for words, scope in ((["open", "latest"], "read"), (["open", "--operate", "--print"], "operate")):
             done = CliRunner().invoke(app, words)
@@ -171,7 +171,10 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
             page = api.client.get(address)
             assert "Sign in as admin" in page.text
             assert ("read and operate" in page.text) == (scope == "operate")
-            assert ('action="/sign-in?to=/a/latest"' in page.text) == (scope == "read")
+            assert (f'action="/sign-in?to=/a/{made}"' in page.text) == (scope == "read")
         assert len(opened) == 1, "not with --print"
+        missing = CliRunner().invoke(app, ["open", "--print", "unheard-of"])
+        assert (missing.exit_code, missing.stdout) == (5, "")
+        assert "no ablation whose name or id begins with 'unheard-of'" in " ".join(missing.stderr.split())
         told = json.loads(CliRunner().invoke(app, ["open", "--json"]).stdout)
         assert (told["scope"], told["lasts_s"], told["url"].startswith(f"{url}/sign-in?link=")) == ("read", 120, True)
