@@ -10,12 +10,13 @@ from sqlalchemy import Connection, Row
 from experiments.block_numbers import block_name
 from experiments.outcomes import AblationState
 from experiments.reporting import wording
+from kernels.backends import NODE_CLASSES
 from service.lifecycle import OVER
 from service.store import queue
 from service.store.placement import Needs
 from service.store.queue import Pace, QueuePlace
 from service.takers import Takers, duration, takers
-from service.time_left import last_end_s, rest_s, trial_s
+from service.time_left import affordable, last_end_s, rest_s, trial_s
 
 _NAMED = 3  # ablations
 
@@ -31,8 +32,9 @@ class Waiting:
     starts_in_s: float | None = None
     """Until its next block starts, at the recent pace; None where nothing of the kind was measured."""
     time_left_s: float | None = None
-    """Until its last block ends, with the blocks of others that come before it by now, without held ones; None where
-    nothing of the kind was measured, and where it has taken as long as it should."""
+    """Until its last block ends, with the blocks of others that come before it by now, without held ones and those
+    that its device minutes do not allow; None where nothing of the kind was measured, and where it has taken as long
+    as it should."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +99,21 @@ def _queued_s(row: Row[Any], around: _Surroundings, one_trial_s: float) -> float
         return None
     rests = [*known, *(rest_s(block, one_trial_s) for block in around.own_running.get(row.id, ()))]
     block_s = one_trial_s * row.trials_planned / row.blocks_planned
-    jobs = [(place.blocks_between, pace.block_s if pace else 0.0), (row.blocks_queued, block_s)]
-    return max(0.0, place.rest_s) + last_end_s(rests, _takers(row, around).working, jobs)
+    own = _affordable(row, around, block_s)
+    jobs = [(place.blocks_between, pace.block_s if pace else 0.0), (own, block_s)]
+    return max(0.0, place.rest_s) + last_end_s(rests, _takers(row, around).working, jobs) if own else 0.0
+
+
+def _affordable(row: Row[Any], around: _Surroundings, block_s: float) -> int:
+    """Return how many of an ablation's queued blocks run before its device minutes are used up."""
+    busy = NODE_CLASSES[row.node_class].occupied(around.needs[row.id].devices)
+    return affordable(
+        row.blocks_queued,
+        len(around.own_running.get(row.id, ())),
+        block_s=block_s,
+        budget_s=row.device_minutes * 60 / busy - row.device_s,
+        nodes=_takers(row, around).working,
+    )
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:
