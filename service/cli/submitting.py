@@ -70,8 +70,8 @@ def _show_end(row: AblationPublic, verdict: "Verdict | None") -> None:
         out().print(f"{row.id} was cancelled; what it measured is kept: ablate show {row.id}")
         return
     if row.state == AblationState.FAILED:
-        failed = wording.counted(row.blocks.failed, "block")
-        out().print(f"{row.id} [red]failed[/]: {failed} could not be run; ablate show {row.id}")
+        why = row.answer or f"{wording.counted(row.blocks.failed, 'block')} could not be run"
+        out().print(f"{row.id} [red]failed[/]: {escape(why)}; ablate show {row.id}")
     from service.cli import show_verdict  # with all that a verdict needs, when there is one
 
     out().print(show_verdict.verdict(verdict))

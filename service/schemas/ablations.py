@@ -58,7 +58,7 @@ class AblationPublic(Public):
     """Seconds until its last block ends, with the blocks of others that come before it by now, without held ones; null
     where nothing of the kind was measured, and where it has taken as long as it should."""
     answer: str | None = None
-    """The word and the effect of its best variant, for lists; null before it has a verdict."""
+    """The word and the effect of its best variant, for lists, or why no block counted; null before it has a verdict."""
     labels: dict[str, str]
     mlflow_url: str | None
     bundles: list[str] = Field(default=[])

@@ -11,7 +11,7 @@ from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
 from service.store.counters import counters
-from service.store.ended_words import ended_words
+from service.store.ended_words import ended_words, failed_words
 from service.store.tables import ablations, blocks, trials
 from service.store.transitions import Transitions
 
@@ -78,7 +78,7 @@ def _end(connection: Connection, row: Row[Any]) -> None:
         reason = ended_words(connection, row.id, done=done, failed=failed, cancelled=cancelled)
         new, next_kind = AblationState.COMPLETED, OutboxKind.JUDGE
     else:
-        new, reason, next_kind = AblationState.FAILED, f"no block counted, {failed} failed", OutboxKind.JUDGE
+        new, reason, next_kind = AblationState.FAILED, failed_words(connection, row.id), OutboxKind.JUDGE
     transitions = Transitions(connection, row.id, actor="service", locked=old)
     transitions.move([row.id], old, new, reason=reason, finished_at=db_now(), **NOT_SHOWN)
     transitions.flush()

@@ -5,9 +5,9 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, func, select
 
-from experiments.outcomes import BASELINE, VARIANT, Outcome
+from experiments.outcomes import BASELINE, VARIANT, BlockState, Outcome
 from experiments.reporting import wording
-from service.store.tables import receipts, trials
+from service.store.tables import blocks, receipts, trials
 
 _NAMED = 3
 """Arms that are named, each with an outcome."""
@@ -23,6 +23,11 @@ _FIRST = (
     .where(*_OF_ABLATION, trials.c.outcome != Outcome.MEASURED)
     .order_by(trials.c.block_index, trials.c.position)
     .limit(1)
+)
+_FAILED = (
+    select(blocks.c.message)
+    .where(blocks.c.ablation_id == _ID, blocks.c.state == BlockState.FAILED)
+    .order_by(blocks.c["index"])
 )
 
 
@@ -48,6 +53,13 @@ def ended_words(connection: Connection, ablation_id: str, *, done: int, failed: 
     left = [f"{cancelled:,} not run"] if cancelled else []
     counts = ", ".join([f"{wording.counted(done, 'block')} done", *few, f"{failed:,} failed", *left])
     return f"{counts}: {_why(connection, ablation_id, without)}" if without else counts
+
+
+def failed_words(connection: Connection, ablation_id: str) -> str:
+    """Return for example "no block counted, 6 failed; the first: ..." with the reason that ended its first block."""
+    failed = connection.execute(_FAILED, {"ablation": ablation_id}).scalars().all()
+    first = f"; the first: {wording.shorten(failed[0], _LONGEST)}" if failed and failed[0] else ""
+    return f"no block counted, {len(failed):,} failed{first}"
 
 
 def _baseline_first(row: Row[Any]) -> tuple[bool, str, str]:

@@ -13,6 +13,8 @@ from experiments.outcomes import FailureClass
 from experiments.records.bundle import breaks, used_up_by
 from experiments.reporting import wording
 from experiments.retries import RETRY_RULES, final_failures
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
 from service.store.breaks import broken_attempts
 from service.store.columns import db_now
@@ -271,6 +273,11 @@ def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     found = api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]
     assert {(block["state"], block["attempt_no"]) for block in found} == {("failed", limit)}
     assert "timeout 2 of 2" in found[0]["message"]
+    said = f"no block counted, 6 failed; the first: {found[0]['message']}"
+    assert said in reasons_of(api, made["id"])
+    while OutboxHandlers(api.store).run_due(OutboxKind.JUDGE):
+        pass
+    assert state_of(api, made["id"])["answer"] == said
 
 
 def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api) -> None:
