@@ -1,5 +1,6 @@
 """Routes that take a spec: plan it, or store it and let it run."""
 
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
 from experiments.ids import new_id
 from experiments.records.sizing import Sizing
+from experiments.reporting import wording
 from kernels.backends import NODE_CLASSES, NodeClass
 from service.call_limits import SubmissionRoute
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
@@ -181,12 +183,21 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
 
 def _answer_to(connection: Connection, submission: Submission, *, silent_s: float) -> GivenAnswer:
     minutes = device_minutes(connection, submission.plan)
-    waits_for = takers_of(connection, submission.plan, silent_s=silent_s).waits_for
-    warnings = [*warnings_of(submission.spec, minutes), *([] if waits_for is None else [f"it waits for {waits_for}"])]
+    warnings = [*warnings_of(submission.spec, minutes), *_warnings(connection, submission.plan, silent_s)]
     accepted = accepted_public(
         submission.ablation_id, submission.plan, expected_device_minutes=minutes, warnings=warnings
     )
     return GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
+
+
+def _warnings(connection: Connection, plan: Plan, silent_s: float) -> Iterator[str]:
+    """Yield what a plan cannot tell, as it is drawn at the submission, or tells at the node class."""
+    if plan.control is not None:
+        more = wording.counted(len(plan.blocks), "trial")
+        yield f"arm '{plan.control.name}' was added: it repeats the baseline, to watch the noise, {more} more"
+    waits_for = takers_of(connection, plan, silent_s=silent_s).waits_for
+    if waits_for is not None:
+        yield f"it waits for {waits_for}"
 
 
 def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:

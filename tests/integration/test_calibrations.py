@@ -160,8 +160,11 @@ def test_repeating_an_accepted_submission_gives_its_answer_although_the_design_w
 
 def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path, control_every=1) as api:
+        api.register()
         made = api.submit()
         assert made["plan"]["arms"] == ["baseline", "psiv-on", "chunk-32", "control"]
+        (said,) = made["warnings"]
+        assert said == "arm 'control' was added: it repeats the baseline, to watch the noise, 6 trials more"
         run(api, make_spec(), control=True)
         judged = answer(api, f"/v1/ablations/{made['id']}/verdict")
         assert [one["arm"] for one in judged["variants"]] == ["psiv-on", "chunk-32"]
