@@ -95,10 +95,11 @@ def ablation(row: "AblationPublic", trials: "Sequence[TrialPublic]") -> Renderab
 
 
 def _trials(rows: "Sequence[TrialPublic]") -> TerminalTable:
+    ran = any(row.node for row in rows)
     made = TerminalTable(
         *names("arm"),
         *numbers("block", "place"),
-        *names("state", "outcome"),
+        *names("state", "outcome", *(["node"] if ran else [])),
         *texts("why"),
         *names("trial"),
         leaving=("why",),
@@ -111,7 +112,8 @@ def _trials(rows: "Sequence[TrialPublic]") -> TerminalTable:
             place,
             RAN if row.had_its_turn else state(row.state),
             row.outcome or "",
-            escape(row.reason or ""),
+            *([escape(row.node or "")] if ran else []),
+            escape(row.reason or (f"runs again: {row.broke}" if row.broke else "")),
             row.id,
         )
     return made

@@ -111,6 +111,8 @@ class TrialPublic(Public):
     runs_now: bool = Field(description="Of the running trials of a block: the one whose process computes now.")
     outcome: str | None
     reason: str | None = Field(default=None, description="Why it is over without a measurement.")
+    node: str | None = Field(default=None, description="The node that runs its block, or ran it last.")
+    broke: str | None = Field(default=None, description="While its block runs again: why the attempt before broke.")
     progress: Progress | None
     receipt_digest: str | None
 

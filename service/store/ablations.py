@@ -13,6 +13,7 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
+    case,
     func,
     literal_column,
     select,
@@ -20,12 +21,12 @@ from sqlalchemy import (
     union_all,
 )
 
-from experiments.outcomes import AblationState, Outcome
+from experiments.outcomes import AblationState, BlockState, Outcome
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
 from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.running import runs_now
-from service.store.tables import ablations, blocks, labels, receipts, trials
+from service.store.tables import ablations, attempts, blocks, labels, nodes, receipts, trials
 from service.store.transitions import Transitions, lock_ablation
 
 _BULKY = {"spec_text", "plan", "verdict", "report_html"}
@@ -102,6 +103,15 @@ def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablati
 
 
 _RUNS_NOW = runs_now().label("runs_now")
+_NEWEST_BREAK = (
+    select(attempts.c.message)
+    .where(attempts.c.block_id == blocks.c.id, attempts.c.message.is_not(None))
+    .order_by(attempts.c.number.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_RUNS_AGAIN = blocks.c.state.in_([BlockState.QUEUED, BlockState.RUNNING]) & (blocks.c.attempt_no > 0)
+_BROKE = case((_RUNS_AGAIN, _NEWEST_BREAK)).label("broke")
 
 
 def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
@@ -116,7 +126,9 @@ def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, a
     of_page = (tuple_(*place) > after, trials.c.block_index <= after[0] + 1 + limit // arms)
     query = (
         select(trials, receipts.c.payload.label("unmeasured"), blocks.c.message.label("block_message"), _RUNS_NOW)
+        .add_columns(nodes.c.name.label("node"), _BROKE)
         .join(blocks, blocks.c.id == trials.c.block_id)
+        .outerjoin(nodes, nodes.c.id == blocks.c.node_id)
         .outerjoin(receipts, and_(receipts.c.trial_id == trials.c.id, trials.c.outcome != Outcome.MEASURED))
         .where(trials.c.ablation_id == ablation_id, *of_page)
     )

@@ -350,6 +350,29 @@ def test_silent_node_is_told_with_the_arm_that_ran_last(api: Api) -> None:
     assert told.message == f"node 'one' was silent for longer than its lease while arm '{arm}' ran"
 
 
+def test_a_trial_names_its_node_and_while_it_runs_again_what_broke_before(api: Api) -> None:
+    made = api.submit()
+    node = api.register("first")
+
+    def told() -> set[tuple[str | None, str | None]]:
+        rows = api.get(f"/v1/ablations/{made['id']}/trials").json()["items"]
+        return {(row["node"], row["broke"]) for row in rows if row["block_index"] == 0}
+
+    assert told() == {(None, None)}
+    block = claimed(api, node)
+    assert told() == {("first", None)}
+    api.attempt(block, "report", failure_class="timeout", message="memory went")
+    ((_, broke),) = told()
+    assert broke == "memory went"
+    ready(api)
+    again = claimed(api, api.register("second"))
+    assert again["block_id"] == block["block_id"]
+    assert told() == {("second", "memory went")}
+    ended = receipts_of(again, api.register("second"))
+    assert api.attempt(again, "report", receipts=ended).status_code == 200
+    assert told() == {("second", None)}
+
+
 def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:
     made = api.submit()
     node = api.register()

@@ -113,6 +113,13 @@ def test_a_trial_that_did_not_measure_is_shown_with_its_reason(width: int) -> No
     assert "90 s [limits.trial] are over" in said
 
 
+def test_a_trial_is_shown_with_its_node_and_what_broke_before_it_runs_again() -> None:
+    rows = [trial_row(node="gpu-7"), trial_row(node="gpu-8", broke="the worker [went]")]
+    said = " ".join(_text(show.ablation(ablation_row(), rows), width=200).split())
+    assert "queued gpu-7" in said
+    assert "gpu-8 runs again: the worker [went]" in said
+
+
 def plan_of(blocks: int, **changes: Any) -> PlanPublic:
     values: dict[str, Any] = {
         "ablation": "demo",
