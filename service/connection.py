@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from service.client_settings import get_client_settings
 from service.schemas.problems import Problem
 
 PAUSE_S = 0.5
@@ -57,6 +58,7 @@ class Connection:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
+        self.has_token = bool(token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
 
@@ -102,7 +104,8 @@ class Connection:
     def unreachable(self, error: httpx.TransportError) -> Unreachable:
         """Return the error for an address that does not answer, with what to do."""
         refused = isinstance(error, httpx.ConnectError)
-        hint = "start a stack here with `ablate up`, or set ABLATE_URL and ABLATE_TOKEN to reach another one"
+        here = "start a stack here with `ablate up`" if self.has_token else f"{_nothing_here()}; start it: ablate up"
+        hint = f"{here}, or set ABLATE_URL and ABLATE_TOKEN to reach another one"
         what = "nothing listens there" if refused else f"the connection failed ({type(error).__name__})"
         return Unreachable(Problem(title="Service unreachable", detail=f"no answer from {self.url}: {what}; {hint}"))
 
@@ -118,4 +121,18 @@ def checked(response: httpx.Response) -> httpx.Response:
         problem = Problem(
             title=response.reason_phrase or "Unexpected answer", status=response.status_code, detail=detail
         )
+    if response.status_code == httpx.codes.UNAUTHORIZED and "Authorization" not in response.request.headers:
+        problem = problem.model_copy(update={"detail": _no_token(response.request.url)})
     raise (Refused if response.is_client_error else ServiceFailed)(problem)
+
+
+def _no_token(url: httpx.URL) -> str:
+    """Say why there was no token to send; usually the stack was started in another folder."""
+    return (
+        f"{_nothing_here()}; a service answers at {url.join('/')}, but this folder has no token: "
+        "run the command where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN"
+    )
+
+
+def _nothing_here() -> str:
+    return f"nothing runs in {get_client_settings().home}"

@@ -6,6 +6,7 @@ from experiments.analysis.sizing import budget_problems
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
+from experiments.reporting import wording
 from service.store.ablations import mean_trial_s
 from service.store.calibrations import read_sizing
 
@@ -17,6 +18,18 @@ def device_minutes(connection: Connection, plan: Plan) -> float | None:
     if len(known) < len(plan.arms):
         return None
     return sum(known) * len(plan.blocks) * plan.busy_devices / 60
+
+
+def warnings_of(spec: AblationSpec, minutes: float | None) -> list[str]:
+    """Return what whoever plans or submits `spec` is told, although it may run: that `minutes` are over its budget."""
+    allowed = spec.limits.device_minutes
+    if minutes is None or minutes <= allowed:
+        return []
+    cost, budget = wording.fixed(minutes, 1), wording.number(allowed)
+    return [
+        f"about {cost} device minutes are expected, and limits.device_minutes allows {budget}: blocks that still wait "
+        "when they are used up are cancelled, and the verdict misses their data"
+    ]
 
 
 def check_budget(connection: Connection, spec: AblationSpec, plan: Plan) -> None:

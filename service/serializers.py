@@ -12,6 +12,7 @@ from experiments.outcomes import AblationState, TrialState
 from experiments.records.messages import NodeRegistration
 from experiments.records.sizing import Sizing
 from service import mlflow_links
+from service.plan_cost import warnings_of
 from service.schemas.ablations import (
     AblationPublic,
     BlockCounts,
@@ -58,16 +59,19 @@ def plan_public(
             "blocks": [block.model_dump() for block in plan.blocks],
             **answers,
             **asked,
+            "warnings": warnings_of(spec, expected_device_minutes),
         }
     )
 
 
-def accepted_public(ablation_id: str, plan: Plan) -> AblationAccepted:
+def accepted_public(
+    ablation_id: str, plan: Plan, *, expected_device_minutes: float | None, warnings: list[str]
+) -> AblationAccepted:
     """Build the answer to a submission."""
-    fields = _plan_fields(plan)
+    fields = _plan_fields(plan) | {"expected_device_minutes": expected_device_minutes}
     summary = {**fields, "arms": [arm.name for arm in plan.arms], "blocks": len(plan.blocks)}
     own = {"id": ablation_id, "name": plan.ablation, "state": AblationState.QUEUED, "links": links_of(ablation_id)}
-    return AblationAccepted.model_validate({**fields, **own, "plan": summary})
+    return AblationAccepted.model_validate({**fields, **own, "plan": summary, "warnings": warnings})
 
 
 def _plan_fields(plan: Plan) -> dict[str, Any]:

@@ -6,6 +6,7 @@ not grow while steps advance, and is over with the last one. Where nothing of th
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -31,6 +32,17 @@ def rest_s(block: Row[Any], one_trial_s: float) -> float:
     """Return how long a running block still takes, in seconds."""
     starting_s = max(0.0, one_trial_s * block.trials_starting - block.starting_s)
     return float(one_trial_s * block.trials_waiting + starting_s + block.steps_s)
+
+
+def affordable(queued: int, running: int, *, block_s: float, budget_s: float, nodes: int) -> int:
+    """Return how many of the `queued` blocks start before the rest of the budget is used up, in seconds of a block.
+
+    What counts is what has ended: the last block that starts may go over, and so may those that run beside it.
+    """
+    if block_s <= 0:
+        return queued
+    starts = math.ceil(max(0.0, budget_s) / block_s) + max(1, nodes) - 1
+    return max(0, min(queued, starts - running)) if budget_s > 0 else 0
 
 
 def last_end_s(rests: Sequence[float], nodes: int, jobs: Iterable[tuple[int, float]]) -> float:

@@ -10,15 +10,15 @@ from sqlalchemy import Connection, Row
 from experiments.block_numbers import block_name
 from experiments.outcomes import AblationState
 from experiments.reporting import wording
+from kernels.backends import NODE_CLASSES
 from service.lifecycle import OVER
 from service.store import queue
-from service.store.placement import Needs, lacks
+from service.store.placement import Needs
 from service.store.queue import Pace, QueuePlace
-from service.time_left import last_end_s, rest_s, trial_s
+from service.takers import Takers, duration, takers
+from service.time_left import affordable, last_end_s, rest_s, trial_s
 
 _NAMED = 3  # ablations
-NONE_REGISTERED = "none has registered: it waits until somebody starts one"
-"""Of a node class that never had a node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,9 @@ class Waiting:
     starts_in_s: float | None = None
     """Until its next block starts, at the recent pace; None where nothing of the kind was measured."""
     time_left_s: float | None = None
-    """Until its last block ends, with the blocks of others that come before it by now, without held ones; None where
-    nothing of the kind was measured, and where it has taken as long as it should."""
+    """Until its last block ends, with the blocks of others that come before it by now, without held ones and those
+    that its device minutes do not allow; None where nothing of the kind was measured, and where it has taken as long
+    as it should."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,8 @@ class _Surroundings:
     own_running: Mapping[str, Sequence[Row[Any]]]
     """Running blocks by ablation."""
     silent_s: float
-    sorted_nodes: dict[tuple[str, Needs], tuple[int, list[str]]] = field(default_factory=dict)
-    """How many nodes of a class may take blocks that need this, and why the others may not: once for a page."""
+    sorted_nodes: dict[tuple[str, Needs], Takers] = field(default_factory=dict)
+    """The nodes of a class before blocks that need this: once for a page."""
 
     @cached_property
     def rests(self) -> dict[str, list[tuple[str, float | None]]]:
@@ -98,8 +99,21 @@ def _queued_s(row: Row[Any], around: _Surroundings, one_trial_s: float) -> float
         return None
     rests = [*known, *(rest_s(block, one_trial_s) for block in around.own_running.get(row.id, ()))]
     block_s = one_trial_s * row.trials_planned / row.blocks_planned
-    jobs = [(place.blocks_between, pace.block_s if pace else 0.0), (row.blocks_queued, block_s)]
-    return max(0.0, place.rest_s) + last_end_s(rests, _sorted_nodes(row, around)[0], jobs)
+    own = _affordable(row, around, block_s)
+    jobs = [(place.blocks_between, pace.block_s if pace else 0.0), (own, block_s)]
+    return max(0.0, place.rest_s) + last_end_s(rests, _takers(row, around).working, jobs) if own else 0.0
+
+
+def _affordable(row: Row[Any], around: _Surroundings, block_s: float) -> int:
+    """Return how many of an ablation's queued blocks run before its device minutes are used up."""
+    busy = NODE_CLASSES[row.node_class].occupied(around.needs[row.id].devices)
+    return affordable(
+        row.blocks_queued,
+        len(around.own_running.get(row.id, ())),
+        block_s=block_s,
+        budget_s=row.device_minutes * 60 / busy - row.device_s,
+        nodes=_takers(row, around).working,
+    )
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Surroundings:
@@ -146,24 +160,24 @@ def _names(held: Sequence[Row[Any]]) -> str:
 
 def _lost(one: Row[Any]) -> str:
     what = f"node '{one.name}', which runs {block_name(one.block_index)} and was last heard "
-    when = f"{_duration(one.silent_s)} ago"
-    then = f"in {_duration(one.lease_s)}" if one.lease_s > 0 else "now"
+    when = f"{duration(one.silent_s)} ago"
+    then = f"in {duration(one.lease_s)}" if one.lease_s > 0 else "now"
     return f"{what}{when}; the block goes back to the queue {then}"
 
 
 def _in_queue(row: Row[Any], around: _Surroundings, place: QueuePlace) -> Waiting:
-    working, reasons = _sorted_nodes(row, around)
-    if not working:
-        why = f": {'; '.join(reasons)}" if reasons else f"; {NONE_REGISTERED}"
-        return Waiting(waiting_for=f"a live node of class '{row.node_class}'{why}", blocks_ahead=place.blocks_ahead)
+    found = _takers(row, around)
+    if found.waits_for is not None:
+        return Waiting(waiting_for=found.waits_for, blocks_ahead=place.blocks_ahead)
+    working = found.working
     if place.rest_s > 0:
-        pause = f"the pause after a broken attempt to end, in {_duration(place.rest_s)}"
+        pause = f"the pause after a broken attempt to end, in {duration(place.rest_s)}"
         return Waiting(waiting_for=pause, blocks_ahead=place.blocks_ahead, starts_in_s=place.rest_s)
     starts_in_s = _estimate(row.node_class, around, place, working)
     counted = wording.counted(place.blocks_ahead, "block")
     words = f"a free node of class '{row.node_class}' ({working} live, {counted} ahead in the queue"
     if starts_in_s is not None:
-        words += f", about {_duration(starts_in_s)} at the recent pace"
+        words += f", about {duration(starts_in_s)} at the recent pace"
     words += f"){_runs(around.running.get(row.node_class, ()), working)}"
     return Waiting(waiting_for=words, blocks_ahead=place.blocks_ahead, starts_in_s=starts_in_s)
 
@@ -175,26 +189,13 @@ def _runs(held: Sequence[Row[Any]], working: int) -> str:
     return f"; running now: {wording.listed([*names[:_NAMED], *more])}" if len(held) >= working else ""
 
 
-def _sorted_nodes(row: Row[Any], around: _Surroundings) -> tuple[int, list[str]]:
-    """Return how many nodes may take the ablation's blocks, and why the others may not."""
+def _takers(row: Row[Any], around: _Surroundings) -> Takers:
+    """Return which nodes may take the ablation's blocks, and why the others may not."""
     kind = (row.node_class, around.needs[row.id])
     if kind not in around.sorted_nodes:
-        reasons = [_why_not(node, around, kind[1]) for node in around.nodes.get(row.node_class, ())]
-        around.sorted_nodes[kind] = reasons.count(None), [reason for reason in reasons if reason is not None]
+        nodes = around.nodes.get(row.node_class, ())
+        around.sorted_nodes[kind] = takers(row.node_class, nodes, kind[1], silent_s=around.silent_s)
     return around.sorted_nodes[kind]
-
-
-def _why_not(node: Row[Any], around: _Surroundings, needs: Needs) -> str | None:
-    if node.revoked:
-        return f"the key of '{node.name}' is revoked"
-    if node.quarantined_reason is not None:
-        return f"'{node.name}' is quarantined ({node.quarantined_reason})"
-    if node.draining:
-        return f"'{node.name}' is drained"
-    if node.silent_s > around.silent_s:
-        return f"'{node.name}' was last heard {_duration(node.silent_s)} ago"
-    lacking = lacks(node, needs)
-    return None if lacking is None else f"'{node.name}' {lacking}"
 
 
 def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working: int) -> float | None:
@@ -205,11 +206,3 @@ def _estimate(node_class: str, around: _Surroundings, place: QueuePlace, working
     rests = [rest for _, rest in around.rests.get(node_class, ()) if rest is not None]
     free_in_s = min(rests) if len(rests) >= working else 0.0
     return free_in_s + pace.block_s * place.blocks_ahead / working
-
-
-def _duration(seconds: float) -> str:
-    """Write a duration of which nobody needs more than two digits."""
-    if seconds < 100:
-        return f"{max(0.0, seconds):.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.3g} h"

@@ -93,7 +93,7 @@ def spec_text(
         "verdict": {
             "primary": {"metric": primary, "margin": "0.5%", "adopt_if": "1.5%"},
             "require": [
-                {"metric": "peak_reserved_gib", "max_delta": 6.0},
+                {"metric": "peak_allocated_gib", "max_delta": 6.0},
                 {"metric": "loss_step1", "rule": "as_claimed"},
             ],
         },

@@ -1,6 +1,7 @@
 """A worker's life: probe, register, fork server, wake-ups, supervisor, clean end."""
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -121,7 +122,10 @@ def _work(
     )
     listener = WakeListener(settings.broker, node.node_class.name, wake_event, poll_s=poll_s)
     listener.start()
-    _log.info("node %s is %s and asks for work of class %s", node.name, registered.node_id, node.node_class)
+    _log.info(
+        "node %s is %s and asks for work of class %s; to end it after its block: kill -TERM %d",
+        *(node.name, registered.node_id, node.node_class, os.getpid()),
+    )
     try:
         Supervisor(context, link, stopping=stopping).run()
     finally:

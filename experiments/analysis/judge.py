@@ -16,7 +16,7 @@ from experiments.analysis.reruns import caused_by
 from experiments.analysis.schedule import missing, share_at
 from experiments.analysis.spreads import spreads_differ
 from experiments.analysis.stalls import stalls_differ
-from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
 from experiments.design.comparability import other_model, other_work
 from experiments.design.metrics import METRICS, PAIRED_METRICS, WINDOW_METRICS
@@ -28,6 +28,7 @@ from experiments.documents import seal
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
+from kernels.backends import NODE_CLASSES
 
 _NAMED_EARLIER = 3
 """Earlier askings that a note names."""
@@ -110,7 +111,7 @@ class _Judge:
         own = {metric: comparisons[name, metric] for metric in self._compared if (name, metric) in comparisons}
         primary = own.pop(rule.metric, None)
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
-        requirements = () if exclusion else tuple(judge_requirement(entry, evidence) for entry in self._rule.require)
+        requirements = () if exclusion else self._requirements(evidence)
         found = rejected_first(self._answer(evidence, exclusion, exact or primary), requirements)
         chances = self._chances(name, found, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
@@ -139,6 +140,10 @@ class _Judge:
                 *self._family_notes(name),
             ),
         )
+
+    def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
+        node_class = NODE_CLASSES[self._plan.node_class]
+        return tuple(judge_requirement(entry, evidence, node_class) for entry in self._rule.require)
 
     def _answer(
         self, evidence: Evidence, exclusion: Exclusion | None, primary: Comparison | ExactFinding | None

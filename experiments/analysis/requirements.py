@@ -11,15 +11,17 @@ from experiments.analysis.verdicts import RequirementResult
 from experiments.block_numbers import block_name
 from experiments.design.gate import Claim
 from experiments.design.metrics import METRICS, Metric
+from experiments.design.plan import is_resident
 from experiments.design.spec import Requirement
 from experiments.records.receipts import Receipt, read_metric
+from kernels.backends import NodeClass
 
 ENVELOPE_LEVEL = 0.05
 """Chance that a variant whose losses are the baseline's leaves the envelope somewhere in an ablation."""
 
 
-def judge_requirement(requirement: Requirement, evidence: Evidence) -> RequirementResult:
-    """Return whether the variant meets `requirement` in every block, with the number that decided."""
+def judge_requirement(requirement: Requirement, evidence: Evidence, node_class: NodeClass) -> RequirementResult:
+    """Return whether the variant meets `requirement` in every block on `node_class`, with the number that decided."""
     metric = METRICS[requirement.metric]
     values = [(read_metric(metric, pair.variant), read_metric(metric, pair.baseline)) for pair in evidence.pairs]
     known = [(own, other) for own, other in values if own is not None and other is not None]
@@ -35,13 +37,14 @@ def judge_requirement(requirement: Requirement, evidence: Evidence) -> Requireme
         passed, detail = rise <= requirement.max_delta, f"largest change {rise:+.4g} {metric.unit}"
     else:
         passed, detail = _loss(rule, requirement, evidence.pairs)
-    exact = complete and (rule == "identical" or (metric.kind == "absolute" and metric.decides == "exact"))
+    without_noise = metric.kind == "absolute" and metric.decides == "exact"
+    exact = rule == "identical" or (without_noise and not is_resident(requirement.metric, node_class))
     return RequirementResult(
         metric=requirement.metric,
         rule=_in_words(requirement, metric),
         passed=passed,
         detail=detail,
-        exact=exact,
+        exact=complete and exact,
         compared=requirement.rule != "as_claimed" or rule is not None,
     )
 

@@ -203,13 +203,23 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             detail = f"metric '{name}' is not measured on node class '{node_class}': it {why}"
             where = pointer("verdict", *part, "metric")
             yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
-    primary = spec.verdict.primary.metric
+    yield from _resident_problems(spec, node_class, there)
+
+
+def _resident_problems(spec: AblationSpec, node_class: NodeClass, there: Sequence[str]) -> Iterator[SpecProblem]:
+    """Find rules that hold the resident set of a process against another one's; `there` are metrics that can decide."""
+    primary, memory = spec.verdict.primary.metric, [name for name in there if name in PEAK_METRICS]
+    why = f"on node class '{node_class}': there it is the resident set of the process, which no other run gives again"
     if is_resident(primary, node_class):
-        detail = f"metric '{primary}' cannot decide on node class '{node_class}': there it is the resident set of the "
-        detail += "process, which is another one in every run, so no repeat agrees"
-        memory = [name for name in there if name in PEAK_METRICS]
+        detail = f"metric '{primary}' cannot decide {why}, so no repeat agrees"
         hint = f"metrics that can decide there: {listed(memory or there)}"
         yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint=hint)
+    for index, part in enumerate(spec.verdict.require):
+        if part.max_delta is not None and is_resident(part.metric, node_class):
+            detail = f"metric '{part.metric}' cannot be held against the baseline's {why}, so a rise may be nothing"
+            other = [f"metric {listed(memory)}"] if memory else []
+            hint = "use " + " or ".join([*other, "max_value, a budget of its own"])
+            yield SpecProblem(pointer=pointer("verdict", "require", index, "max_delta"), detail=detail, hint=hint)
 
 
 def is_resident(metric: str, node_class: NodeClass) -> bool:

@@ -135,10 +135,9 @@ def _experiment_id(client: "MlflowClient", name: str) -> str:
 
 
 def _seed(client: "MlflowClient", experiment: "Experiment") -> None:
-    """Give an experiment the tags that it lacks; views that somebody changed there stay as they are."""
-    for key, value in mlflow_views.experiment_tags().items():
-        if key not in experiment.tags:
-            client.set_experiment_tag(experiment.experiment_id, key, value)
+    """Give an experiment the tags that it lacks and today's views; those that somebody changed there stay."""
+    for key, value in mlflow_views.tags_to_set(experiment.tags).items():
+        client.set_experiment_tag(experiment.experiment_id, key, value)
 
 
 class _Writer:

@@ -1,8 +1,10 @@
-"""Saved views of MLflow's list of runs, seeded once: an experiment opens with the answers instead of every trial.
+"""Saved views of MLflow's list of runs, seeded: an experiment opens with the answers instead of every trial.
 
-MLflow keeps a saved view as a tag of the experiment: a name, a time, and the page's state as JSON.
+MLflow keeps a saved view as a tag of the experiment: a name, a time, and the page's state as JSON. Where a person
+changes it, MLflow adds when (`updatedAt`): from then on it is theirs. One that nobody has changed follows its seed.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -75,6 +77,25 @@ SAVED_VIEWS = (ABLATIONS, VARIANTS)
 def experiment_tags() -> dict[str, str]:
     """Return the tags that an experiment begins with."""
     return EXPERIMENT_TAGS | {f"{PREFIX}{one.id}": _value(one) for one in SAVED_VIEWS}
+
+
+def tags_to_set(there: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that an experiment with the tags `there` lacks, and the views that are an older seed of ours."""
+    return {
+        key: value
+        for key, value in experiment_tags().items()
+        if key not in there or (key.startswith(PREFIX) and there[key] != value and _is_seed_of(value, there[key]))
+    }
+
+
+def _is_seed_of(value: str, found: str) -> bool:
+    """Tell whether a view was seeded under the same name, and no person has changed or renamed it since."""
+    try:
+        old = json.loads(found)
+    except ValueError:
+        return False
+    new = json.loads(value)
+    return isinstance(old, dict) and {**old, "state": ""} == {**new, "state": ""}
 
 
 def _value(one: SavedView) -> str:

@@ -95,10 +95,11 @@ def ablation(row: "AblationPublic", trials: "Sequence[TrialPublic]") -> Renderab
 
 
 def _trials(rows: "Sequence[TrialPublic]") -> TerminalTable:
+    ran = any(row.node for row in rows)
     made = TerminalTable(
         *names("arm"),
         *numbers("block", "place"),
-        *names("state", "outcome"),
+        *names("state", "outcome", *(["node"] if ran else [])),
         *texts("why"),
         *names("trial"),
         leaving=("why",),
@@ -111,7 +112,8 @@ def _trials(rows: "Sequence[TrialPublic]") -> TerminalTable:
             place,
             RAN if row.had_its_turn else state(row.state),
             row.outcome or "",
-            escape(row.reason or ""),
+            *([escape(row.node or "")] if ran else []),
+            escape(row.reason or (f"runs again: {row.broke}" if row.broke else "")),
             row.id,
         )
     return made
@@ -148,19 +150,18 @@ def plan(answer: "PlanPublic") -> RenderableType:
     for block in answer.blocks[:MOST_BLOCKS]:
         made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
     left = len(answer.blocks) - MOST_BLOCKS
-    return Group(known, made, *([Text(f"... {left:,} more (all of them: --json)", "dim")] if left > 0 else ()))
+    more = [Text(f"... {left:,} more (all of them: --json)", "dim")] if left > 0 else []
+    return Group(known, made, *more, warnings(answer.warnings))
+
+
+def warnings(said: Sequence[str]) -> RenderableType:
+    """Show what a spec does not get as it stands; nothing where that is nothing."""
+    return Group(*(Text(f"warning: {one}", "yellow") for one in said))
 
 
 def _minutes(answer: "PlanPublic") -> str:
-    cost, allowed = answer.expected_device_minutes, answer.device_minutes_allowed
-    if cost is None:
-        return "unknown, nothing of this kind was measured yet"
-    if cost <= allowed:
-        return f"about {wording.fixed(cost, 1)}"
-    return (
-        f"[yellow]about {wording.fixed(cost, 1)}, and limits.device_minutes allows {wording.number(allowed)}[/]: "
-        "blocks that still wait then are cancelled, and the verdict misses their data"
-    )
+    cost = answer.expected_device_minutes
+    return "unknown, nothing of this kind was measured yet" if cost is None else f"about {wording.fixed(cost, 1)}"
 
 
 def _is_costly(answer: "PlanPublic") -> bool:
@@ -227,7 +228,7 @@ def _runs(one: "NodeRuns") -> str:
 
 def _takes_work(row: "NodePublic") -> str:
     if row.state == "works":
-        return "yes"
+        return "yes" if row.health == "live" else "[yellow]no, it is silent[/]; start its worker"
     if row.state == "revoked":
         return f"[yellow]no, its key is revoked[/]; ablate nodes add {escape(row.name)}"
     why = f": {escape(row.quarantined_reason)}" if row.quarantined_reason else ""

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from experiments.outcomes import AblationState, ExitCode
 from experiments.reporting import wording
+from service.cli import show
 from service.cli.output import err, out, print_json_line
 from service.cli.watch import follow, follow_as_json
 from service.client import Client
@@ -37,8 +38,9 @@ def run_spec(
 
 
 def announce(console: Console, answer: AblationAccepted) -> None:
-    """Say what was accepted and print the three commands that a person wants next."""
+    """Say what was accepted, what it will not get, and the three commands that a person wants next."""
     console.print(f"[bold]{escape(answer.name)}[/] accepted as [bold]{answer.id}[/] ({answer.state})")
+    console.print(show.warnings(answer.warnings))
     console.print(f"  follow   ablate watch {answer.id}")
     console.print(f"  answer   ablate verdict {answer.id} --explain")
     console.print(f"  stop     ablate cancel {answer.id}")
@@ -68,8 +70,8 @@ def _show_end(row: AblationPublic, verdict: "Verdict | None") -> None:
         out().print(f"{row.id} was cancelled; what it measured is kept: ablate show {row.id}")
         return
     if row.state == AblationState.FAILED:
-        failed = wording.counted(row.blocks.failed, "block")
-        out().print(f"{row.id} [red]failed[/]: {failed} could not be run; ablate show {row.id}")
+        why = row.answer or f"{wording.counted(row.blocks.failed, 'block')} could not be run"
+        out().print(f"{row.id} [red]failed[/]: {escape(why)}; ablate show {row.id}")
     from service.cli import show_verdict  # with all that a verdict needs, when there is one
 
     out().print(show_verdict.verdict(verdict))

@@ -1,9 +1,11 @@
 """Routes that take a spec: plan it, or store it and let it run."""
 
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
+from sqlalchemy import Connection
 
 from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.sizing import sizing_problems
@@ -14,21 +16,22 @@ from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
 from experiments.ids import new_id
 from experiments.records.sizing import Sizing
+from experiments.reporting import wording
 from kernels.backends import NODE_CLASSES, NodeClass
 from service.call_limits import SubmissionRoute
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
-from service.plan_cost import check_budget, device_minutes
+from service.plan_cost import check_budget, device_minutes, warnings_of
 from service.principals import Principal
 from service.responses import etag_of, secured
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.store.calibrations import read_calibrations, read_sizing
-from service.store.nodes import EVER_S, count_live
+from service.store.nodes import count_live
 from service.store.quotas import check_quota
 from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, find_answer, store_submission
-from service.waiting import NONE_REGISTERED
+from service.takers import Takers, takers_of
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=SubmissionRoute)
 
@@ -68,11 +71,11 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
     else:
         plan = make_plan(spec)
     with services.store.read() as connection:
-        live = count_live(connection, silent_s=silent_limit_s(services.settings))
+        found = takers_of(connection, plan, silent_s=silent_limit_s(services.settings))
         sizing = read_sizing(connection, spec, plan)
         minutes = device_minutes(connection, plan)
-        known = count_live(connection, silent_s=EVER_S)
-    answers = [_answer(entry, plan, live.get(name, 0), known.get(name, 0)) for name, entry in NODE_CLASSES.items()]
+        live = count_live(connection, silent_s=silent_limit_s(services.settings))
+    answers = [_answer(entry, found, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
     return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing)
 
 
@@ -91,16 +94,12 @@ def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpe
     return SpecBody(content=content, content_type=content_type), spec, plan
 
 
-def _answer(node_class: NodeClass, plan: Plan, live: int, known: int) -> NodeClassAnswer:
-    reason = None
-    if node_class.name != plan.node_class:
-        reason = f"the spec asks for node class '{plan.node_class}'"
-    elif not node_class.lanes:
-        reason = "no lane is implemented there"
-    elif not known:
-        reason = NONE_REGISTERED
-    elif not live:
-        reason = "no node of this class was heard lately; the ablation would wait"
+def _answer(node_class: NodeClass, asked: Takers, live: int) -> NodeClassAnswer:
+    """Say whether the nodes of a class could run a plan: none could but those of the class that it asks for."""
+    if node_class.name != asked.node_class:
+        reason: str | None = f"the spec asks for node class '{asked.node_class}'"
+    else:
+        live, reason = asked.working, asked.waits_for and f"it waits for {asked.waits_for}"
     return NodeClassAnswer(node_class=node_class.name, live_nodes=live, eligible=reason is None, reason=reason)
 
 
@@ -168,10 +167,9 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
         submitted_by=principal.name,
         token_id=principal.token_id,
     )
-    accepted = accepted_public(submission.ablation_id, submission.plan)
-    answer = GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
     try:
         with services.store.write() as connection:
+            answer = _answer_to(connection, submission, silent_s=silent_limit_s(services.settings))
             _check_size(spec, store_submission(connection, submission, key, answer))
             check_quota(connection, principal)
     except KeyKnown:
@@ -181,6 +179,25 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
             raise
         return before
     return answer
+
+
+def _answer_to(connection: Connection, submission: Submission, *, silent_s: float) -> GivenAnswer:
+    minutes = device_minutes(connection, submission.plan)
+    warnings = [*warnings_of(submission.spec, minutes), *_warnings(connection, submission.plan, silent_s)]
+    accepted = accepted_public(
+        submission.ablation_id, submission.plan, expected_device_minutes=minutes, warnings=warnings
+    )
+    return GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
+
+
+def _warnings(connection: Connection, plan: Plan, silent_s: float) -> Iterator[str]:
+    """Yield what a plan cannot tell, as it is drawn at the submission, or tells at the node class."""
+    if plan.control is not None:
+        more = wording.counted(len(plan.blocks), "trial")
+        yield f"arm '{plan.control.name}' was added: it repeats the baseline, to watch the noise, {more} more"
+    waits_for = takers_of(connection, plan, silent_s=silent_s).waits_for
+    if waits_for is not None:
+        yield f"it waits for {waits_for}"
 
 
 def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:

@@ -58,7 +58,7 @@ class AblationPublic(Public):
     """Seconds until its last block ends, with the blocks of others that come before it by now, without held ones; null
     where nothing of the kind was measured, and where it has taken as long as it should."""
     answer: str | None = None
-    """The word and the effect of its best variant, for lists; null before it has a verdict."""
+    """The word and the effect of its best variant, for lists, or why no block counted; null before it has a verdict."""
     labels: dict[str, str]
     mlflow_url: str | None
     bundles: list[str] = Field(default=[])
@@ -111,6 +111,8 @@ class TrialPublic(Public):
     runs_now: bool = Field(description="Of the running trials of a block: the one whose process computes now.")
     outcome: str | None
     reason: str | None = Field(default=None, description="Why it is over without a measurement.")
+    node: str | None = Field(default=None, description="The node that runs its block, or ran it last.")
+    broke: str | None = Field(default=None, description="While its block runs again: why the attempt before broke.")
     progress: Progress | None
     receipt_digest: str | None
 

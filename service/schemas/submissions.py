@@ -63,6 +63,8 @@ class AblationAccepted(Public):
     spec_digest: str
     rule_digest: str
     plan: PlanSummary
+    warnings: list[str]
+    """What the spec will not get as it stands, though it runs."""
     links: Links
 
 
@@ -112,4 +114,6 @@ class PlanPublic(Public):
     expected_device_minutes: float | None
     device_minutes_allowed: float
     """Budget of the whole ablation; blocks that wait when it is used up are cancelled."""
+    warnings: list[str]
+    """What the spec would not get as it stands, though it would run."""
     node_classes: list[NodeClassAnswer]

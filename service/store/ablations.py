@@ -1,20 +1,38 @@
 """Reading, listing and cancelling ablations, their blocks and trials. Pages go by key, never by number of rows."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, func, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    select,
+    tuple_,
+    union_all,
+)
 
-from experiments.outcomes import AblationState, Outcome
+from experiments.outcomes import AblationState, BlockState, Outcome
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
 from service.store.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.running import runs_now
-from service.store.tables import ablations, blocks, labels, receipts, trials
+from service.store.tables import ablations, attempts, blocks, labels, nodes, receipts, trials
 from service.store.transitions import Transitions, lock_ablation
 
 _BULKY = {"spec_text", "plan", "verdict", "report_html"}
 _PUBLIC = [column for column in ablations.c if column.name not in _BULKY]
+_WALLS_SEEN = 50
+"""Trials of an arm that tell how long one takes; a submission does not wait for the mean of 100,000."""
 
 
 def get_ablation(connection: Connection, ablation_id: str) -> Row[Any]:
@@ -85,6 +103,15 @@ def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablati
 
 
 _RUNS_NOW = runs_now().label("runs_now")
+_NEWEST_BREAK = (
+    select(attempts.c.message)
+    .where(attempts.c.block_id == blocks.c.id, attempts.c.message.is_not(None))
+    .order_by(attempts.c.number.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_RUNS_AGAIN = blocks.c.state.in_([BlockState.QUEUED, BlockState.RUNNING]) & (blocks.c.attempt_no > 0)
+_BROKE = case((_RUNS_AGAIN, _NEWEST_BREAK)).label("broke")
 
 
 def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
@@ -99,7 +126,9 @@ def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, a
     of_page = (tuple_(*place) > after, trials.c.block_index <= after[0] + 1 + limit // arms)
     query = (
         select(trials, receipts.c.payload.label("unmeasured"), blocks.c.message.label("block_message"), _RUNS_NOW)
+        .add_columns(nodes.c.name.label("node"), _BROKE)
         .join(blocks, blocks.c.id == trials.c.block_id)
+        .outerjoin(nodes, nodes.c.id == blocks.c.node_id)
         .outerjoin(receipts, and_(receipts.c.trial_id == trials.c.id, trials.c.outcome != Outcome.MEASURED))
         .where(trials.c.ablation_id == ablation_id, *of_page)
     )
@@ -124,13 +153,26 @@ def count_by_state(connection: Connection, table: Table) -> dict[str, int]:
 
 
 def mean_trial_s(connection: Connection, arm_digests: Sequence[str], node_class: str) -> dict[str, float]:
-    """Return the mean wall seconds of earlier trials on `node_class` by arm digest, as far as there are any."""
-    query = (
-        select(receipts.c.arm_digest, func.avg(receipts.c.wall_s))
-        .join(ablations, ablations.c.id == receipts.c.ablation_id)
-        .where(receipts.c.arm_digest.in_(arm_digests), ablations.c.node_class == node_class)
-    )
-    return {row[0]: float(row[1]) for row in connection.execute(query.group_by(receipts.c.arm_digest))}
+    """Return the mean wall seconds of earlier trials on `node_class` by arm digest, as far as there are any.
+
+    Of so many that have run more often only some are looked at, whichever the database finds first.
+    """
+    digests = dict(enumerate(dict.fromkeys(arm_digests)))
+    given = {"node_class": node_class, **{f"arm_{place}": digest for place, digest in digests.items()}}
+    rows = connection.execute(_mean_walls(len(digests)), given)
+    return {digests[place]: float(mean) for place, mean in rows if mean is not None}
+
+
+@cache
+def _mean_walls(arms: int) -> CompoundSelect[Any]:
+    """Return the query for the means of so many arms; every submission asks, so it is built once."""
+
+    def mean(place: int) -> Select[Any]:
+        ran = (receipts.c.arm_digest == bindparam(f"arm_{place}"), ablations.c.node_class == bindparam("node_class"))
+        found = select(receipts.c.wall_s).join(ablations, ablations.c.id == receipts.c.ablation_id).where(*ran)
+        return select(literal_column(str(place)), func.avg(found.limit(_WALLS_SEEN).subquery().c.wall_s))
+
+    return union_all(*map(mean, range(arms)))
 
 
 def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:

@@ -336,7 +336,8 @@ def expire_lease(connection: Connection) -> tuple[str, str] | None:
         return None
     locked = lock_holder(connection, row.attempt_id)
     what = "held the block for longer than its limit" if row.over_limit else "was silent for longer than its lease"
-    message = f"node {row.node_id} {what}{_while(locked)}"
+    name = connection.execute(select(nodes.c.name).where(nodes.c.id == row.node_id)).scalar_one()
+    message = f"node '{name}' {what}{_while(locked)}"
     failure = AttemptFailure(failure_class=FailureClass.INFRA_NODE, message=message)
     end_without_result(connection, locked, AttemptState.EXPIRED, failure, actor="reconciler")
     return row.id, row.node_id

@@ -11,6 +11,7 @@ from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.columns import db_now
 from service.store.counters import counters
+from service.store.ended_words import ended_words, failed_words
 from service.store.tables import ablations, blocks, trials
 from service.store.transitions import Transitions
 
@@ -22,7 +23,9 @@ NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": Non
 
 
 def complete_if_done(connection: Connection, ablation_id: str, row: Row[Any] | None = None) -> None:
-    """Move the ablation on when none of its blocks is left to run. Costs the same however many blocks it has.
+    """Move the ablation on when none of its blocks is left to run.
+
+    Until then it costs the same however many blocks there are.
 
     `row` are its counters, where the caller has locked it and knows them.
     """
@@ -72,10 +75,10 @@ def _end(connection: Connection, row: Row[Any]) -> None:
     if old == AblationState.CANCELLING and cancelled:
         new, reason, next_kind = AblationState.CANCELLED, "no block is running any more", OutboxKind.REPORT
     elif done:
-        left = f", {cancelled} not run" if cancelled else ""
-        new, reason, next_kind = AblationState.COMPLETED, f"{done} blocks done, {failed} failed{left}", OutboxKind.JUDGE
+        reason = ended_words(connection, row.id, done=done, failed=failed, cancelled=cancelled)
+        new, next_kind = AblationState.COMPLETED, OutboxKind.JUDGE
     else:
-        new, reason, next_kind = AblationState.FAILED, f"no block counted, {failed} failed", OutboxKind.JUDGE
+        new, reason, next_kind = AblationState.FAILED, failed_words(connection, row.id), OutboxKind.JUDGE
     transitions = Transitions(connection, row.id, actor="service", locked=old)
     transitions.move([row.id], old, new, reason=reason, finished_at=db_now(), **NOT_SHOWN)
     transitions.flush()

@@ -1,5 +1,6 @@
 """Device minutes of a token: what its ablations have used, and what those that are not over may still use."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,5 +61,6 @@ def check_quota(connection: Connection, principal: Principal) -> None:
         raise QuotaUsedUp(
             f"the ablations of token '{principal.name}' have used {found.used:.1f} device minutes, and those that are "
             f"not over, this one among them, may use {found.reserved:.1f} more; it has {principal.device_minutes:g}. "
-            "Ask for fewer limits.device_minutes, or an administrator may change the quota: ablate tokens quota"
+            "Ask for fewer limits.device_minutes, or an administrator may change the quota: "
+            f"ablate tokens quota {principal.name} --device-minutes {math.ceil(found.used + found.reserved)}"
         )

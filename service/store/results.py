@@ -16,6 +16,7 @@ from service.store import outbox
 from service.store.ablations import get_whole
 from service.store.columns import rfc3339
 from service.store.completion import NOT_SHOWN
+from service.store.ended_words import failed_words
 from service.store.tables import ablations, blocks, receipts, trials
 from service.store.transitions import Transitions, lock_ablation
 
@@ -34,7 +35,9 @@ def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) ->
     words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
     state = lock_ablation(connection, ablation_id)
     first = update(ablations).where(ablations.c.id == ablation_id, ablations.c.verdict.is_(None))
-    made = {"verdict": verdict.model_dump_json(), "answer": short_answer(verdict)}
+    has_failed = state == AblationState.FAILED
+    answer = failed_words(connection, ablation_id) if has_failed else short_answer(verdict)
+    made = {"verdict": verdict.model_dump_json(), "answer": answer}
     if connection.execute(first.values(**made)).rowcount:
         transitions = Transitions(connection, ablation_id, actor="judge", locked=state)
         transitions.add_event(EventKind.VERDICT, ablation_id, reason="every block ended", data={"variants": words})

@@ -61,7 +61,7 @@ def history_page(connection: Connection, recipe: str, gate: str) -> HistoryPage:
 def _answers(gate: str, judged: Sequence[Row[Any]]) -> Table:
     return Table(
         title="Answers",
-        columns=texts("ablation", "variant", "value", "node class", "answer", "decision", "when"),
+        columns=texts("value", "answer", "decision", "workload", "ablation", "variant", "node class", "when"),
         rows=tuple(found for one in judged for found in _rows(gate, one)),
         note="The newest first. What else a variant changes stands beside its value: then the answer is about both.",
     )
@@ -69,7 +69,8 @@ def _answers(gate: str, judged: Sequence[Row[Any]]) -> Table:
 
 def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
     """Yield a row for every variant of an ablation that changes the gate."""
-    changed = changed_gates(json.loads(judged.plan)["arms"])
+    arms = json.loads(judged.plan)["arms"]
+    changed, workload = changed_gates(arms), _workload(arms[0]["config"])
     verdict = Verdict.model_validate_json(judged.verdict)
     words = {one.arm: one for one in lay_out(verdict).variants}
     for variant in verdict.variants:
@@ -80,7 +81,14 @@ def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
             said = Cell(text=f"{word.text}: {headline(verdict, variant)}", sign=word.sign, tone=word.tone)
             name = Cell(text=judged.name, link=f"/a/{judged.id}")
             when = wording.moment(rfc3339(judged.created_at))
-            yield row(name, variant.arm, _value(gate, gates), judged.node_class, said, layout.decision, when)
+            value = _value(gate, gates)
+            yield row(value, said, layout.decision, workload, name, variant.arm, judged.node_class, when)
+
+
+def _workload(config: dict[str, Any]) -> str:
+    """Say what a step is made of: answers about rows of another length are about something else."""
+    rows, tokens = config["micro_batch"], config["data"]["seq_len"]
+    return f"{wording.counted(rows, 'row')} of {tokens:,} tokens"
 
 
 def _value(gate: str, gates: dict[str, tuple[Any, Any]]) -> Cell:

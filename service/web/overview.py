@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Row
 
 from experiments.analysis.calibration import device_serial
 from experiments.block_numbers import block_name
+from experiments.design.calibration import ADMITTING_BLOCKS
 from experiments.outcomes import AblationState
 from experiments.reporting.wording import duration
 from service.lifecycle import OVER
@@ -112,6 +113,8 @@ def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
     if not own:
         return "not calibrated"
     newest = max(own, key=lambda one: one.calibration.measured_at)
+    if newest.calibration.blocks < ADMITTING_BLOCKS:
+        return f"not calibrated: {newest.calibration.blocks} of {ADMITTING_BLOCKS} A/A blocks"
     told = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {newest.calibration.key.recipe}"
     return told if newest.problem is None else f"{told}, which holds no more: {newest.problem}"
 

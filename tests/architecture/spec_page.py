@@ -142,6 +142,7 @@ def _uses(name: str, row: Metric) -> str:
     resident = [f"`{entry}`" for entry in NODE_CLASSES.values() if is_resident(name, entry)]
     if resident:
         found[0] += f" (not on {' and '.join(resident)}: there it is the resident set of the process)"
+        found[-1] += " (there without `max_delta`)"
     return ", ".join(found) + where
 
 

@@ -160,8 +160,11 @@ def test_repeating_an_accepted_submission_gives_its_answer_although_the_design_w
 
 def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path, control_every=1) as api:
+        api.register()
         made = api.submit()
         assert made["plan"]["arms"] == ["baseline", "psiv-on", "chunk-32", "control"]
+        (said,) = made["warnings"]
+        assert said == "arm 'control' was added: it repeats the baseline, to watch the noise, 6 trials more"
         run(api, make_spec(), control=True)
         judged = answer(api, f"/v1/ablations/{made['id']}/verdict")
         assert [one["arm"] for one in judged["variants"]] == ["psiv-on", "chunk-32"]
@@ -227,6 +230,23 @@ def test_blocks_that_the_noise_asks_for_beyond_the_budget_are_refused_before_sub
     assert plan["window_steps"] == 4
 
 
+def test_a_number_of_ones_own_beyond_the_budget_is_accepted_with_the_warning_of_its_plan(api: Api) -> None:
+    asked = spec_values(limits={"device_minutes": 0.01})
+    api.register()
+    unmeasured = api.post_spec(asked).json()
+    assert (unmeasured["warnings"], unmeasured["plan"]["expected_device_minutes"]) == ([], None)
+    run(api, make_spec(limits={"device_minutes": 0.01}))
+    plan = api.client.post("/v1/ablations:plan", json=asked, headers=api.admin).json()
+    made = api.post_spec(asked, key="over").json()
+    cost = plan["expected_device_minutes"]
+    assert made["plan"]["expected_device_minutes"] == cost > 0.01
+    (said,) = made["warnings"]
+    assert made["warnings"] == plan["warnings"] == api.post_spec(asked, key="over").json()["warnings"]
+    assert said.startswith(f"about {cost:,.1f} device minutes are expected, and limits.device_minutes allows 0.01: ")
+    for allowed, warned in ((cost * 0.999, True), (cost, False), (cost * 1.001, False)):
+        assert bool(api.post_spec(spec_values(limits={"device_minutes": allowed})).json()["warnings"]) == warned
+
+
 def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api) -> None:
     assert api.post_spec(spec_values()).status_code == 202
     run(api, make_spec())
@@ -235,4 +255,6 @@ def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api
     assert [arm["digest"] for arm in here["arms"]] == [arm["digest"] for arm in there["arms"]]
     assert (here["expected_device_minutes"] > 0, there["expected_device_minutes"]) == (True, None)
     why = {row["node_class"]: row["reason"] for row in there["node_classes"]}
-    assert why["h200"] == "none has registered: it waits until somebody starts one"
+    assert why["h200"] == (
+        "it waits for a live node of class 'h200'; none has registered: it waits until somebody starts one"
+    )

@@ -11,7 +11,10 @@ from sqlalchemy import func, select, update
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import breaks, used_up_by
+from experiments.reporting import wording
 from experiments.retries import RETRY_RULES, final_failures
+from service.lifecycle import OutboxKind
+from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
 from service.store.breaks import broken_attempts
 from service.store.columns import db_now
@@ -270,6 +273,11 @@ def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     found = api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]
     assert {(block["state"], block["attempt_no"]) for block in found} == {("failed", limit)}
     assert "timeout 2 of 2" in found[0]["message"]
+    said = f"no block counted, 6 failed; the first: {found[0]['message']}"
+    assert said in reasons_of(api, made["id"])
+    while OutboxHandlers(api.store).run_due(OutboxKind.JUDGE):
+        pass
+    assert state_of(api, made["id"])["answer"] == said
 
 
 def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api) -> None:
@@ -332,13 +340,37 @@ def test_break_by_an_arm_that_the_block_does_not_hold_is_refused(api: Api) -> No
 
 def test_silent_node_is_told_with_the_arm_that_ran_last(api: Api) -> None:
     made = api.submit()
-    block = claimed(api, api.register())
+    block = claimed(api, api.register("one"))
     api.attempt(block, "heartbeat", progress=[_step(block, 1)])
     expire(api)
     with api.store.read() as connection:
         (told,) = broken_attempts(connection, made["id"])
     assert (told.failure_class, told.arm) == (FailureClass.INFRA_NODE, None)
-    assert told.message.endswith(f"silent for longer than its lease while arm '{block['trials'][0]['arm']}' ran")
+    arm = block["trials"][0]["arm"]
+    assert told.message == f"node 'one' was silent for longer than its lease while arm '{arm}' ran"
+
+
+def test_a_trial_names_its_node_and_while_it_runs_again_what_broke_before(api: Api) -> None:
+    made = api.submit()
+    node = api.register("first")
+
+    def told() -> set[tuple[str | None, str | None]]:
+        rows = api.get(f"/v1/ablations/{made['id']}/trials").json()["items"]
+        return {(row["node"], row["broke"]) for row in rows if row["block_index"] == 0}
+
+    assert told() == {(None, None)}
+    block = claimed(api, node)
+    assert told() == {("first", None)}
+    api.attempt(block, "report", failure_class="timeout", message="memory went")
+    ((_, broke),) = told()
+    assert broke == "memory went"
+    ready(api)
+    again = claimed(api, api.register("second"))
+    assert again["block_id"] == block["block_id"]
+    assert told() == {("second", "memory went")}
+    ended = receipts_of(again, api.register("second"))
+    assert api.attempt(again, "report", receipts=ended).status_code == 200
+    assert told() == {("second", None)}
 
 
 def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:
@@ -409,6 +441,12 @@ def test_progress_events_are_dropped_with_the_block_that_they_describe(api: Api)
         assert connection.execute(query).all() == []
 
 
+def reasons_of(api: Api, ablation_id: str) -> list[str]:
+    with api.store.read() as connection:
+        query = select(events.c.reason).where(events.c.ablation_id == ablation_id).order_by(events.c.seq)
+        return list(connection.execute(query).scalars())
+
+
 def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     limits = {"trial": "5m", "device_minutes": 1e-7, "priority": 99}
     made = api.submit(limits=limits)
@@ -420,11 +458,42 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     assert (shown["state"], shown["blocks"]["done"], shown["trials"]["done"]) == ("completed", 1, len(block["trials"]))
     states = [item["state"] for item in api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]]
     assert sorted(states) == ["cancelled"] * 5 + ["done"]
-    with api.store.read() as connection:
-        query = select(events.c.reason).where(events.c.ablation_id == made["id"]).order_by(events.c.seq)
-        reasons = connection.execute(query).scalars().all()
+    reasons = reasons_of(api, made["id"])
     assert sum("of 1e-07 device minutes are used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
-    assert reasons[-1] == "1 blocks done, 0 failed, 5 not run"
+    assert reasons[-1] == "1 block done, 0 failed, 5 not run"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_ablation_that_ends_says_what_its_blocks_came_to(api: Api, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    endings = ["invalid", "invalid"] if seed == 0 else ["invalid", "oom", *["measured"] * chance.choice([1, 4, 9])]
+    classes = {"invalid": "invalid_measurement", "oom": "oom"}
+    node, made = api.register(), api.submit(limits={"priority": 100})
+    drawn: list[dict[str, str]] = []
+    for number in range(6):
+        block = claimed(api, node)
+        drawn.append({trial["arm"]: chance.choice(endings) for trial in block["trials"]})
+        lost = {arm: how for arm, how in drawn[-1].items() if how != "measured"}
+        changed = {
+            arm: {"outcome": how, "failure_class": classes[how], "steps": (), "message": f"why {number} {arm}"}
+            for arm, how in lost.items()
+        }
+        body = receipts_of(block, node, changed=changed, limits={"priority": 100})
+        assert api.attempt(block, "report", receipts=body).status_code == 200
+        drawn[-1] = {trial["arm"]: drawn[-1][trial["arm"]] for trial in block["trials"]}
+    said = reasons_of(api, made["id"])[-1]
+    good = [one["baseline"] == "measured" and [*one.values()].count("measured") > 1 for one in drawn]
+    lost_trials = [(number, arm) for number, one in enumerate(drawn) for arm, how in one.items() if how != "measured"]
+    kinds = [(arm, how) for arm in sorted(drawn[0]) for how in ("invalid", "oom")]
+    times = [(*kind, sum(one[kind[0]] == kind[1] for one in drawn)) for kind in kinds]
+    named = [f"{arm} {how} in {count}" for arm, how, count in times if count]
+    few = "" if all(good) else f" {sum(good) or 'none'} of them comparable,"
+    if lost_trials:
+        more = [*named[:3], f"{len(named) - 3} more"] if len(named) > 3 else named
+        why = f": {wording.listed(more)}; the first: why {lost_trials[0][0]} {lost_trials[0][1]}"
+    else:
+        why = ""
+    assert said == f"6 blocks done,{few} 0 failed{why}"
 
 
 @pytest.mark.parametrize(("node_class", "busy"), [("tpu-v6e", 4), ("xla-cpu", 1)])

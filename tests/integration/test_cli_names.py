@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.client_settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
-from tests.api_stack import Api, served_api
+from tests.api_stack import Api, nobody_url, served_api
 from tests.cli import ablate, speak_to, start
 
 
@@ -205,3 +206,25 @@ def test_json_is_one_document_or_a_line_for_everything_that_happens(api: Api, ma
     assert {kind for line in lines[:-1] for kind in line} == {"event"}
     assert lines[-1]["ablation"]["name"] == "to-watch"
     assert lines[-1]["verdict"]["variants"][0]["decision"] == "adopt"
+
+
+def test_a_folder_without_a_token_says_where_it_looked_and_what_to_do(
+    api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ABLATE_HOME", str(tmp_path / ".ablate"))
+    monkeypatch.delenv("ABLATE_TOKEN")
+    get_client_settings.cache_clear()
+    words = ablate("list")
+    url = str(api.client.base_url).rstrip("/")
+    said = " ".join(words.err.split())
+    assert words.code == 5
+    assert f"nothing runs in {tmp_path / '.ablate'}; a service answers at {url}/, but this folder has no token" in said
+    assert "where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN" in said
+    monkeypatch.setenv("ABLATE_TOKEN", "a-token-that-nobody-gave")
+    get_client_settings.cache_clear()
+    assert "this folder has no token" not in " ".join(ablate("list").err.split())
+    monkeypatch.delenv("ABLATE_TOKEN")
+    monkeypatch.setenv("ABLATE_URL", nobody_url())
+    get_client_settings.cache_clear()
+    gone = " ".join(ablate("list").err.split())
+    assert f"nothing listens there; nothing runs in {tmp_path / '.ablate'}; start it: ablate up, or set" in gone

@@ -68,6 +68,31 @@ def test_run_requires_a_decision_and_writes_the_comment(api: Api, tmp_path: Path
     )
 
 
+def test_a_budget_that_is_too_small_is_told_by_plan_submit_and_run(api: Api, tmp_path: Path) -> None:
+    path = written(tmp_path, "dear", limits={"device_minutes": 0.001})
+    with answering(api):
+        ablate("run", path)
+        again = [ablate(verb, path) for verb in ("plan", "submit", "run")]
+        as_json = [ablate(verb, path, "--json").out.splitlines() for verb in ("plan", "submit", "run")]
+    documents = [json.loads("\n".join(as_json[0])), json.loads("\n".join(as_json[1]))]
+    documents.append(json.loads(as_json[2][0])["accepted"])
+    ((said,), *others) = (document["warnings"] for document in documents)
+    assert "limits.device_minutes allows 0.001: blocks that still wait" in said
+    assert others == [[said], [said]]
+    assert [f"warning: {said}" in " ".join(done.out.split()) for done in again] == [True] * 3
+
+
+def test_submit_warns_that_no_node_can_take_it_in_the_words_of_what_waits(api: Api, tmp_path: Path) -> None:
+    path = written(tmp_path, "nowhere", placement={"node_class": "tpu-v6e"}, baseline={"gates": {"lane": "xla"}})
+    words = "it waits for a live node of class 'tpu-v6e'; none has registered: it waits until somebody starts one"
+    first, then = ablate("submit", path), json.loads(ablate("submit", path, "--json").out)
+    assert f"warning: {words}" in " ".join(first.out.split())
+    assert then["warnings"] == [words]
+    shown = json.loads(ablate("show", then["id"], "--json").out)["ablation"]
+    assert f"it waits for {shown['waiting_for']}" == words
+    ablate("cancel", then["id"])
+
+
 def test_an_ablation_that_was_cancelled_is_an_error(api: Api, tmp_path: Path, client: Client) -> None:
     made = client.ablations.submit(written(tmp_path, "in-vain"))
     assert ablate("cancel", made.id).code == 0

@@ -25,6 +25,7 @@ ACCEPTED = {
         "mde_pct_per_sd_pct": 1.4,
         "expected_device_minutes": None,
     },
+    "warnings": [],
     "links": dict.fromkeys(("self", "events", "verdict", "report", "cancel"), "/v1/x"),
     "a_field_of_a_newer_service": 1,
 }

@@ -272,6 +272,27 @@ def test_saved_views_are_seeded_and_stay_as_people_left_them(server: str, client
     assert [run.data.tags[RUN_TAG] for run in client.search_runs([experiment_id], query)] == ["parent"]
 
 
+@pytest.mark.parametrize("by", ["projector", "supervisor"])
+def test_a_view_of_an_older_seed_is_brought_up_to_date_unless_a_person_changed_it(
+    server: str, client: Any, by: str
+) -> None:
+    wanted = mlflow_views.experiment_tags()
+    ours, theirs = (f"{mlflow_views.PREFIX}{name}" for name in ("ablations", "variants"))
+    older, saved = ({**json.loads(wanted[key]), "state": '{"selectedColumns": []}'} for key in (ours, theirs))
+    for number, change in enumerate(({"updatedAt": 1_799_000_000_000}, {"name": "Mine"}, {"createdAt": 7})):
+        name = f"older-{by}-{number}"
+        tags = {ours: json.dumps(older), theirs: json.dumps({**saved, **change}), f"{mlflow_views.PREFIX}own": "{}"}
+        made = client.create_experiment(name, tags=tags)
+        if by == "projector":
+            view = dataclasses.replace(one_block(f"abl_{name}"), state=AblationState.QUEUED, verdict=None)
+            Sink(server, experiment=name).project(view, None)
+        else:
+            assert make_experiment(server, name) == made
+        found = client.get_experiment(made).tags
+        assert found[ours] == wanted[ours]
+        assert (found[theirs], found[f"{mlflow_views.PREFIX}own"]) == (tags[theirs], "{}")
+
+
 def test_the_experiment_is_made_with_its_views_before_there_is_an_ablation(server: str, client: Any) -> None:
     with ThreadPoolExecutor(4) as many:
         (made,) = set(many.map(lambda _: make_experiment(server, "early"), range(4)))

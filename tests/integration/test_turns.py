@@ -11,6 +11,7 @@ from sqlalchemy import event, select, update
 from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, nodes
 from tests.api_stack import Api, receipts_of, running_api
+from tests.factories import spec_values
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -159,6 +160,33 @@ def test_waiting_names_every_node_that_does_not_work_and_why(api: Api) -> None:
         "a live node of class 'cpu': the key of 'four' is revoked; 'one' is drained; 'three' was last heard 6 h ago; "
         "'two' is quarantined (smells of smoke)"
     )
+
+
+def test_a_plan_counts_the_nodes_that_may_take_its_blocks_and_says_of_the_others_what_a_waiting_ablation_does(
+    api: Api,
+) -> None:
+    made = api.submit()
+
+    def told() -> dict[str, Any]:
+        plan = api.client.post("/v1/ablations:plan", json=spec_values(), headers=api.admin).json()
+        (found,) = [one for one in plan["node_classes"] if one["node_class"] == "cpu"]
+        waits = api.get(f"/v1/ablations/{made['id']}").json()["waiting_for"]
+        assert found["reason"] == (None if found["eligible"] else f"it waits for {waits}")
+        return {name: found[name] for name in ("live_nodes", "eligible")}
+
+    gone = {"live_nodes": 0, "eligible": False}
+    assert told() == gone
+    api.register("one")
+    api.register("two")
+    assert told() == {"live_nodes": 2, "eligible": True}
+    for path, body in (("one:drain", None), ("two:quarantine", {"reason": "smells"})):
+        assert told()["eligible"]
+        api.client.post(f"/v1/nodes/{path}", headers=api.admin, json=body)
+    assert told() == gone
+    api.client.post("/v1/nodes/one:resume", headers=api.admin)
+    assert told() == {"live_nodes": 1, "eligible": True}
+    api.client.post("/v1/nodes/one:revoke-key", headers=api.admin, json={"reason": "sold"})
+    assert told() == gone
 
 
 def test_waiting_tells_a_pause_a_look_and_a_cancellation(api: Api) -> None:

@@ -288,6 +288,19 @@ def raising(error: Exception) -> Callable[..., None]:
     return raised
 
 
+def test_a_history_begins_with_what_was_answered_on_a_small_screen_too(
+    api: Api, world: WebWorld, visit: Callable[..., Page]
+) -> None:
+    page = visit(width=390)
+    page.goto(f"{base(api)}/history/hybrid-tiny/psiv_cache")
+    table = page.locator("table").first
+    assert table.locator("thead th").all_inner_texts()[:4] == ["value", "answer", "decision", "workload"]
+    box = table.locator("thead th").nth(2).bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390, "the decision is on the screen"
+    assert " of 256 tokens" in table.locator("tbody tr").first.inner_text()
+
+
 def test_what_a_session_may_not_do_is_said_on_a_page(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
     page = visit(width=390, refused=True)
     page.goto(f"{base(api)}/a/{world.running}/cancel")

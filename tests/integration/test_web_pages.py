@@ -60,6 +60,23 @@ def test_text_from_elsewhere_stays_text(api: Api) -> None:
     assert "{{ 7 }}" in page, "nothing is a template twice"
 
 
+def test_an_end_without_a_block_says_why_first_and_that_its_report_is_being_written(api: Api) -> None:
+    node, person = api.register("breaker"), Person.signed_in(api)
+    made = api.submit(ablation="all-broke", limits={"priority": 100})["id"]
+    for _ in range(6):
+        block = web_world.claimed(api, node)
+        assert block["ablation_id"] == made
+        assert api.attempt(block, "report", failure_class="user_error", message="no such <file>").status_code == 200
+    being_written = "its report is being written"
+    assert being_written in person.get(f"/a/{made}").text
+    web_world.settle(api)
+    page = person.get(f"/a/{made}").text
+    lead, why = page.index('<p class="lead">'), page.index("Failed: no block counted, 6 failed; the first: ")
+    assert 0 < why - lead < 40, "it is the first line"
+    assert "no such &lt;file&gt;" in page[why : why + 200]
+    assert being_written not in page
+
+
 def test_an_address_takes_what_people_call_an_ablation(api: Api) -> None:
     first, second, other = (api.submit(ablation=name)["id"] for name in ("many-names", "many-names", "many-others"))
     person = Person.signed_in(api)
@@ -162,7 +179,7 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     with served_api("sqlite", tmp_path) as api:
-        url = str(api.client.base_url)
+        url, made = str(api.client.base_url), api.submit()["id"]
         monkeypatch.setattr(open_command, "Client", lambda: Client(url, ADMIN))
         for words, scope in ((["open", "latest"], "read"), (["open", "--operate", "--print"], "operate")):
             done = CliRunner().invoke(app, words)
@@ -171,7 +188,10 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
             page = api.client.get(address)
             assert "Sign in as admin" in page.text
             assert ("read and operate" in page.text) == (scope == "operate")
-            assert ('action="/sign-in?to=/a/latest"' in page.text) == (scope == "read")
+            assert (f'action="/sign-in?to=/a/{made}"' in page.text) == (scope == "read")
         assert len(opened) == 1, "not with --print"
+        missing = CliRunner().invoke(app, ["open", "--print", "unheard-of"])
+        assert (missing.exit_code, missing.stdout) == (5, "")
+        assert "no ablation whose name or id begins with 'unheard-of'" in " ".join(missing.stderr.split())
         told = json.loads(CliRunner().invoke(app, ["open", "--json"]).stdout)
         assert (told["scope"], told["lasts_s"], told["url"].startswith(f"{url}/sign-in?link=")) == ("read", 120, True)

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import typer
 
 from service.cli import completion
-from service.cli.names import CALLED
+from service.cli.names import CALLED, ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client import Client
 
@@ -31,8 +31,8 @@ def open_(
 ) -> None:
     """Open the pages in a browser that is signed in as this token, to read. The link counts once, for two minutes."""
     with Client() as client:
+        to = f"&{urlencode({'to': f'/a/{ablation_id(client, ablation)}'})}" if ablation else ""
         link = client.tokens.sign_in(operate=operate)
-        to = f"&{urlencode({'to': f'/a/{ablation}'})}" if ablation else ""
         url = f"{client.url}{link.path}{to}"
     if as_json:
         print_json({"url": url, "scope": link.scope, "lasts_s": link.lasts_s})

@@ -57,7 +57,7 @@
     source.addEventListener("error", () => {
       tell(source.readyState === EventSource.CLOSED ? "Not live any more; reload the page." : "Not connected; trying again.");
     });
-    source.addEventListener("end", () => { source.close(); tell("Over."); setTimeout(() => location.reload(), END_MS); });
+    source.addEventListener("end", () => { source.close(); tell("Over; its report is being written."); setTimeout(() => location.reload(), END_MS); });
   };
   const rest = () => { source.close(); main.dataset.open = "no"; };
 

@@ -113,6 +113,13 @@ def test_a_trial_that_did_not_measure_is_shown_with_its_reason(width: int) -> No
     assert "90 s [limits.trial] are over" in said
 
 
+def test_a_trial_is_shown_with_its_node_and_what_broke_before_it_runs_again() -> None:
+    rows = [trial_row(node="gpu-7"), trial_row(node="gpu-8", broke="the worker [went]")]
+    said = " ".join(_text(show.ablation(ablation_row(), rows), width=200).split())
+    assert "queued gpu-7" in said
+    assert "gpu-8 runs again: the worker [went]" in said
+
+
 def plan_of(blocks: int, **changes: Any) -> PlanPublic:
     values: dict[str, Any] = {
         "ablation": "demo",
@@ -126,6 +133,7 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
         "window_steps": 4,
         "expected_device_minutes": None,
         "device_minutes_allowed": 180,
+        "warnings": [],
         "mde_pct_per_sd_pct": 1.4,
         "sizing": None,
         "node_classes": [],
@@ -135,9 +143,10 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
 
 def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_first() -> None:
     noise = Sizing(calibration="c", sd_upper_pct=37.0, mde_pct=4.9, adopt_if_pct=5.0, blocks_needed=1873)
-    plan = plan_of(1873, sizing=noise, expected_device_minutes=196.04)
+    plan = plan_of(1873, sizing=noise, expected_device_minutes=196.04, warnings=["180 [are] not enough"])
     said = " ".join(_text(show.plan(plan), width=200).split())
-    assert "about 196.0, and limits.device_minutes allows 180: blocks that still wait then are cancelled" in said
+    assert "device minutes about 196.0" in said
+    assert said.endswith("warning: 180 [are] not enough")
     assert "sd of at most 37.00 % between neighbouring trials, over windows of 4 timed steps" in said
     assert "which 1,873 blocks detect; a quieter machine, a longer window" in said
     assert "... 1,865 more" in said
@@ -145,6 +154,7 @@ def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_fi
     fitting = " ".join(_text(show.plan(plan_of(8, sizing=noise, expected_device_minutes=3.0)), width=200).split())
     assert "about 3.0 detects" in fitting
     assert "more" not in fitting
+    assert "warning" not in fitting
     assert "a quieter machine" not in fitting
 
 

@@ -17,6 +17,7 @@ NOTHING_HEARD = {"trials_starting": 0, "starting_s": 0.0, "steps_s": 0.0, "trial
 
 def ablation(**given: Any) -> Any:
     row = {"id": "this", "node_class": "cpu", "settled_s": 0.0, "blocks_done": 0, "blocks_planned": 20}
+    row |= {"device_minutes": 1e6, "device_s": 0.0}
     return SimpleNamespace(**(row | given))
 
 
@@ -124,3 +125,28 @@ def test_many_equal_blocks_are_given_out_as_one_by_one(seed: int) -> None:
     jobs = [(chance.choice([0, 1, 3, 50]), chance.choice([0.0, 1.0, chance.uniform(0, 40)])) for _ in range(3)]
     each = [each_s for count, each_s in jobs for _ in range(count)]
     assert time_left.last_end_s(rests, nodes, jobs) == pytest.approx(ends_by_hand(rests, nodes, each))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_blocks_that_the_budget_does_not_allow_take_no_time(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    block_s, budget_s = chance.uniform(1, 30), chance.choice([-5.0, 0.0, chance.uniform(0, 200)])
+    queued, nodes = chance.randint(0, 12), chance.randint(1, 4)
+    running = chance.randint(0, nodes)
+    left, ended, begun, busy = queued, 0.0, 0, running
+    while True:
+        while busy < nodes and left and ended < budget_s:
+            left, begun, busy = left - 1, begun + 1, busy + 1
+        if not busy:
+            break
+        busy, ended = busy - 1, ended + block_s
+    assert time_left.affordable(queued, running, block_s=block_s, budget_s=budget_s, nodes=nodes) == begun
+
+
+def test_the_time_left_is_no_more_than_the_budget_allows() -> None:
+    """12 s are allowed and a block takes 10: of ten that wait the second is the last that starts."""
+    row = ablation(settled_s=0.0, blocks_queued=10, blocks_planned=10, trials_planned=20, device_minutes=0.2)
+    around = surroundings({"cpu": Pace(block_s=10.0, trial_s=5.0)}, [], nodes=1, between=0)
+    assert waiting._with_time_left(row, around, Waiting()).time_left_s == pytest.approx(20)
+    row.device_s = 12.0
+    assert waiting._with_time_left(row, around, Waiting()).time_left_s is None

@@ -176,14 +176,14 @@ def test_a_late_asking_needs_more_than_a_first() -> None:
 
 
 def test_a_failed_exact_requirement_is_said_first_and_rejects_whatever_the_speed_does() -> None:
-    spec = make_spec(verdict__require=[{"metric": "peak_reserved_gib", "max_delta": 0.5}])
+    spec = make_spec(verdict__require=[{"metric": "peak_allocated_gib", "max_delta": 0.25}])
     plan = make_plan(spec)
     receipts = make_receipts(plan, sd=0.05)
     fat = [make_receipt(plan, r.ids.block_index, r.arm, peak_bytes=2 * GIB) if r.arm == "psiv-on" else r
            for r in receipts]  # fmt: skip
     found = judge(plan, spec, fat, Circumstances()).variants[0]
     assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.REJECT)
-    assert found.reason.startswith("peak_reserved_gib max_delta 0.5 GiB is not met: largest change +1 GiB; ")
+    assert found.reason.startswith("peak_allocated_gib max_delta 0.25 GiB is not met: largest change +0.5 GiB; ")
     lost = [make_receipt(plan, r.ids.block_index, r.arm, memory=None) if r.arm == "psiv-on" else r for r in receipts]
     assert judge(plan, spec, lost, Circumstances()).variants[0].decision is Decision.INCONCLUSIVE
 

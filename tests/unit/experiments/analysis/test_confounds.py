@@ -109,7 +109,7 @@ def test_losses_that_were_compared_are_not_called_missing() -> None:
 
 
 def test_a_requirement_rejects_other_work_too() -> None:
-    found = asked(judged({"micro_batch": 4}, "step_s", require=({"metric": "peak_reserved_gib", "max_value": 0.01},)))
+    found = asked(judged({"micro_batch": 4}, "step_s", require=({"metric": "peak_allocated_gib", "max_value": 0.01},)))
     assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.REJECT)
 
 

@@ -13,14 +13,14 @@ from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.arms import Arm
 from experiments.design.metrics import EXACT_METRICS, METRICS
-from experiments.design.plan import BlockPlan, Plan
+from experiments.design.plan import BlockPlan, Plan, is_resident
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import UNCALIBRATED
 from experiments.records.receipts import Receipt
 from kernels.backends import NODE_CLASSES, NodeClass
-from tests.factories import GIB, make_plan, make_receipt, make_spec
+from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
 
 Values = Callable[[str, int, int], int]
 """Peak bytes by arm, seed and block."""
@@ -216,6 +216,36 @@ def test_a_resident_set_decides_nowhere_and_tensors_wherever_they_are_counted(me
     if entry.name == "cpu" and said:
         assert said[0].pointer == "#/verdict/primary/metric"
         assert said[0].hint == "metrics that can decide there: peak_allocated_gib"
+
+
+@pytest.mark.parametrize("entry", NODE_CLASSES.values(), ids=str)
+@pytest.mark.parametrize("metric", ["peak_reserved_gib", "peak_allocated_gib"])
+def test_a_resident_set_may_have_a_budget_and_is_held_against_no_other_one(metric: str, entry: NodeClass) -> None:
+    on = {"placement": {"node_class": entry.name}, "variants": ROWS}
+    delta, budget = (
+        _problems_of(exact_spec("loss_step1", "0%", None, verdict__require=[{"metric": metric, bound: 1}], **on))
+        for bound in ("max_delta", "max_value")
+    )
+    said = [problem for problem in delta if "resident set of the process" in problem.detail]
+    assert bool(said) == is_resident(metric, entry)
+    assert not [problem for problem in budget if "resident set" in problem.detail]
+    if entry.name == "cpu" and said:
+        assert said[0].pointer == "#/verdict/require/0/max_delta"
+        assert said[0].hint == "use metric peak_allocated_gib or max_value, a budget of its own"
+
+
+@pytest.mark.parametrize("node_class", ["cpu", "h200"])
+@pytest.mark.parametrize("metric", ["peak_reserved_gib", "peak_allocated_gib"])
+def test_only_a_budget_without_noise_rejects_whatever_else_was_found(metric: str, node_class: str) -> None:
+    require = [{"metric": metric, "max_value": 0.01}]
+    spec = make_spec(verdict__require=require, placement={"node_class": node_class})
+    plan = make_plan(spec)
+    found = judge(plan, spec, make_receipts(plan, sd=0.05), UNCALIBRATED).variants[0]
+    (result,) = found.requirements
+    inexact = (metric, node_class) == ("peak_reserved_gib", "cpu")
+    assert (result.passed, result.exact) == (False, not inexact)
+    assert found.decision is (Decision.INCONCLUSIVE if inexact else Decision.REJECT)
+    assert found.reason.startswith(f"{metric} max_value") is not inexact
 
 
 def _problems_of(spec: AblationSpec) -> Sequence[SpecProblem]:

@@ -266,7 +266,7 @@ def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() 
 
 
 def test_losses_of_another_numerical_model_are_not_called_ok() -> None:
-    require = [{"metric": "loss_step1", "rule": "as_claimed"}, {"metric": "peak_reserved_gib", "max_delta": 6}]
+    require = [{"metric": "loss_step1", "rule": "as_claimed"}, {"metric": "peak_allocated_gib", "max_delta": 6}]
     variants = {"two-rows": {"gates": {"micro_batch": 1}}, "psiv-on": {"gates": {"psiv_cache": True}}}
     spec = make_spec(variants=variants, verdict__require=require)
     plan = make_plan(spec)
