@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-fleet bench-projectors screens bench-paint chaos bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-routes bench-fleet bench-projectors screens bench-paint chaos bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ bench-api: $(STAMP)  ## POST /v1/ablations against a bare endpoint that inserts 
 
 bench-scale: $(STAMP)  ## 100,000 trials, 200 clients, 50 workers, 500 event streams against one API process
 	$(BIN)/python -m tests.bench.scale $(SCALE)
+
+bench-routes: $(STAMP)  ## what one call of each route of bench-scale costs: processor time of API and database, statements
+	$(BIN)/python -m tests.bench.route_costs $(SCALE)
 
 bench-fleet: $(STAMP)  ## 1,000 nodes and 10,000 queued ablations, simulated from measured costs, into docs/fleet.md
 	$(BIN)/python -m tests.bench.fleet

@@ -52,6 +52,8 @@ class EventBatch:
     position: Hashable
     """Where the next look begins."""
     is_last: bool = False
+    is_all: bool = False
+    """Whether nothing more was there, so that the next look can wait for the next mark."""
 
 
 Look = Callable[[Any], EventBatch]
@@ -140,7 +142,8 @@ class Streams:
                 yield batch.frames
                 if batch.is_last:
                     return
-                continue
+                if not batch.is_all:
+                    continue
             seen, mark = mark, await feed.changed(subject, mark, patience_s=KEEP_ALIVE_S)
             while mark == seen and not self._stopping():
                 yield format_sse_event(comment="keep-alive")
@@ -170,9 +173,12 @@ def ablation_events(store: Store, ablation_id: str) -> Look:
         with store.read() as connection:
             end = ending(connection, ablation_id)  # before the events: none comes after an ending
             rows = events_after(connection, ablation_id, after, limit=_EVENTS_AT_ONCE)
+        is_over = end.state in OVER and (end.judged or end.state == AblationState.CANCELLED)
         if rows:
-            return EventBatch(frames=b"".join(_frame(event_public(row)) for row in rows), position=rows[-1].seq)
-        if end.state in OVER and (end.judged or end.state == AblationState.CANCELLED):
+            frames = b"".join(_frame(event_public(row)) for row in rows)
+            is_all = len(rows) < _EVENTS_AT_ONCE and not is_over
+            return EventBatch(frames=frames, position=rows[-1].seq, is_all=is_all)
+        if is_over:
             return EventBatch(frames=_frame(_end_event(ablation_id, after, end)), position=after, is_last=True)
         return EventBatch(position=after)
 
@@ -205,7 +211,7 @@ def changes(store: Store) -> Look:
         if newest <= after:
             return EventBatch(position=after)
         frame = format_sse_event(event=EventKind.CHANGED, id=str(newest), data_str=json.dumps({"seq": newest}))
-        return EventBatch(frames=frame, position=newest)
+        return EventBatch(frames=frame, position=newest, is_all=True)
 
     return look
 

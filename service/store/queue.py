@@ -158,7 +158,10 @@ def paces(connection: Connection) -> dict[str, Pace]:
 
 
 def _running() -> Select[Any]:
-    """Sum up the trials by block first: to group all that is read lets SQLite go through all blocks."""
+    """Sum up the trials by block first: to group all that is read lets SQLite go through all blocks.
+
+    And once: PostgreSQL, which takes the blocks that run for one while it knows nothing of them, would for each.
+    """
     runs = (blocks.c.state == BlockState.RUNNING, blocks.c.node_class.in_(_CLASSES))
     started, over, step_s = trials.c.started_at, trials.c.over_at, trials.c.step_s
     goes_on = started.is_not(None) & over.is_(None)
@@ -172,9 +175,8 @@ def _running() -> Select[Any]:
         "last_over": func.max(over),
     }
     found = select(trials.c.block_id, *(one.label(name) for name, one in sums.items()))
-    of_block = (
-        found.where(trials.c.block_id.in_(select(blocks.c.id).where(*runs))).group_by(trials.c.block_id).subquery()
-    )
+    found = found.where(trials.c.block_id.in_(select(blocks.c.id).where(*runs))).group_by(trials.c.block_id)
+    of_block = found.cte("of_block").prefix_with("MATERIALIZED", dialect="postgresql")
     names = ("name", "settled_s", "blocks_done", "blocks_planned", "trials_planned")
     query = select(blocks.c.ablation_id, blocks.c.node_class, *(ablations.c[name] for name in names), of_block)
     query = query.add_columns((of_block.c.last_over - attempts.c.started_at).label("trials_over_s"))

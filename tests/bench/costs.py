@@ -108,14 +108,14 @@ class Meter:
         return answer
 
     def _read(self) -> tuple[float, float]:
-        return _used(self._api.pid), sum(_used(pid) for pid in self._sessions())
+        return used_s(self._api.pid), sum(used_s(pid) for pid in self._sessions())
 
     def _sessions(self) -> list[int]:
         """Return the PostgreSQL processes that serve connections: all of this user's tests share one server."""
         return [p.pid for p in psutil.process_iter(["name"]) if p.info["name"] == "postgres"]
 
 
-def _used(pid: int) -> float:
+def used_s(pid: int) -> float:
     """Return processor seconds to the nanosecond, which psutil's clock ticks do not give; 0 for the gone."""
     try:
         return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9

@@ -2,7 +2,7 @@
 
 One API process serves it all on this machine, beside this. People read with pauses, workers claim, beat and give
 back. The bars: no reading and no claim has a median above 100 ms or takes longer than 1 s, no block is held by two
-workers at once, and the memory of the API is bounded.
+workers at once, and the memory of the API is bounded. How fast the machine itself is, is told before and after.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import psutil
 
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url
+from tests.bench import machine
 from tests.bench.api import free_port, say, server
 from tests.bench.plain_http import PlainClient
 from tests.bench.streams import Streams
@@ -216,7 +217,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     given = parser.parse_args()
     leave_when_told()
+    say(f"machine before: {machine.speed()}")
     held = run(given.store, clients=given.clients, workers=given.workers, streams=given.streams, seconds=given.seconds)
+    say(f"machine after: {machine.speed()}")
     return 0 if held else 1
 
 

@@ -35,6 +35,10 @@ class Streams:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        self.close()
+
+    def close(self) -> None:
+        """End every stream."""
         for connection in self._sockets:
             connection.close()
 
@@ -45,8 +49,12 @@ class Streams:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            for key, _ in self._selector.select(timeout=0.2):
-                self._read(key)
+            self.read(patience_s=0.2)
+
+    def read(self, *, patience_s: float) -> None:
+        """Read what has come, or comes next."""
+        for key, _ in self._selector.select(timeout=patience_s):
+            self._read(key)
 
     def _read(self, key: selectors.SelectorKey) -> None:
         connection = key.fileobj

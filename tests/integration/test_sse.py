@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import httpx_sse
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
 from service.lifecycle import EventKind
 from service.store.changes import Mark, ablation_marks
@@ -148,6 +149,42 @@ def test_stream_that_its_reader_left_asks_the_database_no_more(tmp_path: Path, m
             looks.clear()
             time.sleep(0.5)
         assert looks == []
+
+
+def test_a_stream_that_heard_all_there_was_looks_again_only_at_the_next_news(tmp_path: Path) -> None:
+    looks: list[str] = []
+
+    def note(*asked: Any) -> None:
+        if "events.seq >" in asked[2]:
+            looks.append(asked[2])
+
+    with served_api("sqlite", tmp_path) as api:
+        made, node = api.submit(), api.register()
+        event.listen(api.store.reader, "before_cursor_execute", note)
+        with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
+            lines = answer.iter_lines()
+            assert "event: ablation.state" in lines
+            seen = -1
+            while seen < len(looks):  # it looks once more when it is told where its subject stands
+                seen = len(looks)
+                time.sleep(1)
+            looks.clear()
+            assert api.claim(node)
+            assert "event: block.state" in lines
+            time.sleep(1)
+            assert len(looks) == 1
+
+
+def test_a_stream_hears_all_of_what_is_more_than_one_look_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        made = api.submit()
+        api.cancel(made["id"])
+        expected = api.events(made["id"])
+        for most in (1, 2, len(expected) - 1, len(expected)):
+            monkeypatch.setattr("service.sse._EVENTS_AT_ONCE", most)
+            assert api.events(made["id"]) == expected
 
 
 def test_quiet_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
