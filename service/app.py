@@ -31,6 +31,7 @@ from service.settings import ServiceSettings, get_settings
 from service.sse import Streams
 from service.store.migrate import upgrade
 from service.store.session import Store
+from service.threads import OTHERS_AT_ONCE
 from service.tokens import Authenticator, bootstrap
 from service.web import actions, docs_page, html, pages, sign_in, static_files
 
@@ -52,7 +53,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        to_thread.current_default_thread_limiter().total_tokens = call_limits.OTHERS_AT_ONCE
+        to_thread.current_default_thread_limiter().total_tokens = OTHERS_AT_ONCE
         await to_thread.run_sync(_prepare, store, settings)
         wakes.start()
         yield

@@ -1,9 +1,4 @@
-"""How many calls run at once, each in a thread: those of workers, imports and submissions have threads of their own.
-
-A call that holds locks of the database is not kept from its next statement by dozens of others that compute, and a
-fleet that begins at once, or a dozen large imports, keep nobody who reads waiting. More threads than these answer
-nothing sooner: all of them share one interpreter.
-"""
+"""Calls of workers, imports and submissions run in threads of their own, few at a time."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial, wraps
@@ -14,14 +9,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi.routing import APIRoute
 
 from service.patient_json import LargeBodyRoute
-
-WORKERS_AT_ONCE = 8
-IMPORTS_AT_ONCE = 2
-"""Each may have tens of thousands of receipts to verify."""
-SUBMISSIONS_AT_ONCE = 8
-"""Plans that are only looked at are among them: a large one takes seconds."""
-OTHERS_AT_ONCE = 12
-"""All other requests, which read."""
+from service.threads import IMPORTS_AT_ONCE, SUBMISSIONS_AT_ONCE, WORKERS_AT_ONCE
 
 
 class CallLimits:

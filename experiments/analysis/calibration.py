@@ -82,7 +82,7 @@ _GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
 
 def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return {
-        name: _without_gates(value, f"{where}{name}.") if isinstance(value, Mapping) else value
+        name: _without_gates(value, f"{where}{name}.") if isinstance(value, dict) else value  # plain JSON
         for name, value in config.items()
         if f"{where}{name}" not in _GATE_PATHS
     }

@@ -14,13 +14,15 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from service.errors import ConfigurationError
+from service.threads import CONNECTIONS
 
 BUSY_TIMEOUT_MS = 15_000
 POOL_TIMEOUT_S = 20.0
 KEPT = 12
-"""Connections to PostgreSQL that are kept: each new one is a process that first reads the catalogue."""
-MORE = 12
-"""Connections beyond them, which end with their use."""
+"""Connections to PostgreSQL that are kept: each new one is a process that first reads the catalogue. More end with
+their use."""
+_KEPT_READERS = 8
+"""Connections to SQLite that are kept."""
 _READ_ONLY = "25006"
 """PostgreSQL: the transaction may only read."""
 
@@ -76,7 +78,9 @@ class Store:
 
 def _postgresql(url: str) -> Engine:
     """Return the engine; what was used last is used first, for its process has the statements prepared."""
-    engine = create_engine(url, pool_size=KEPT, max_overflow=MORE, pool_use_lifo=True, pool_timeout=POOL_TIMEOUT_S)
+    engine = create_engine(
+        url, pool_size=KEPT, max_overflow=CONNECTIONS - KEPT, pool_use_lifo=True, pool_timeout=POOL_TIMEOUT_S
+    )
     event.listen(engine, "handle_error", _forget_read_only)
     event.listen(engine, "checkout", partial(_check_open, engine))
     return engine
@@ -101,7 +105,8 @@ def _sqlite(url: str) -> tuple[Engine, Engine]:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).touch(mode=0o600, exist_ok=True)  # its journals get the same mode
     writer = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=POOL_TIMEOUT_S)
-    reader = create_engine(url, pool_size=8, max_overflow=8, pool_timeout=POOL_TIMEOUT_S)
+    more = CONNECTIONS - _KEPT_READERS
+    reader = create_engine(url, pool_size=_KEPT_READERS, max_overflow=more, pool_timeout=POOL_TIMEOUT_S)
     event.listen(writer, "connect", _prepare_writer)
     event.listen(writer, "begin", _begin_immediate)
     event.listen(writer, "handle_error", _forget_read_only)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from service import call_limits
+from service import threads
 from service.routes import imports, submissions
 from tests.api_stack import Api, running_api
 from tests.bundles import make_bundle, make_file
 
-CALLS = call_limits.OTHERS_AT_ONCE + 4
+CALLS = threads.OTHERS_AT_ONCE + 4
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -66,12 +67,28 @@ def test_many_imports_at_once_hold_up_nobody_who_reads(api: Api, monkeypatch: py
     def send() -> httpx.Response:
         return api.client.post("/v1/ablations:import", headers=api.admin, json=body)
 
-    assert crowd(api, held, "imports", call_limits.IMPORTS_AT_ONCE, send) == [200] * CALLS
+    assert crowd(api, held, "imports", threads.IMPORTS_AT_ONCE, send) == [200] * CALLS
     assert len(api.get("/v1/ablations").json()["items"]) == 1
 
 
 def test_many_large_plans_at_once_hold_up_nobody_who_reads(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(submissions.make_plan, monkeypatch, submissions)
-    most = call_limits.SUBMISSIONS_AT_ONCE
+    most = threads.SUBMISSIONS_AT_ONCE
     assert crowd(api, held, "submissions", most, lambda: httpx.Response(202, json=api.submit())) == [202] * CALLS
     assert len(api.get("/v1/ablations").json()["items"]) == CALLS
+
+
+def test_every_request_that_runs_has_a_connection_and_more_wait_for_one(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [threads.WORKERS_AT_ONCE, threads.IMPORTS_AT_ONCE, threads.SUBMISSIONS_AT_ONCE, threads.OTHERS_AT_ONCE]
+    store = api.store
+    monkeypatch.setattr(store.reader.pool, "_timeout", 1.0)
+    with ExitStack() as held:
+        for _ in range(sum(requests)):
+            held.enter_context(store.read())
+        assert api.get("/v1/ablations").status_code == 200  # and somebody beside them finds one, too
+        for _ in range(threads.CONNECTIONS - sum(requests)):
+            held.enter_context(store.read())
+        assert api.get("/v1/ablations").status_code == 503
+    assert api.get("/v1/ablations").status_code == 200
