@@ -9,7 +9,7 @@ from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.comparing import Levels, compare, sample_of
 from experiments.analysis.dependence import dependence_of
 from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
-from experiments.analysis.exact import ExactFinding, judge_exactly
+from experiments.analysis.exact import ExactFinding, judge_exactly, not_exact
 from experiments.analysis.prediction import ENOUGH, chances_of
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.reruns import caused_by
@@ -122,6 +122,7 @@ class _Judge:
             cause=found.cause,
             beyond_margin=primary is not None and beyond_margin(primary, rule),
             reason=found.reason,
+            missing=found.missing,
             other_work=self._other_work(evidence),
             other_model=other_model(evidence.arm.gates, self._plan.baseline.gates),
             decision=decide(found.published, exact.decision if exact else granted(primary, rule), requirements),
@@ -145,9 +146,9 @@ class _Judge:
     ) -> Answer:
         if exclusion is not None:
             return told(exclusion.word, exclusion.reason)
-        absent = missing(self._spec, evidence.pairs)
+        absent = missing(self._spec, evidence.pairs, self._circumstances)
         if absent or primary is None:
-            return open_because(Cause.MISSING, absent or "a trial has no value; missing data fails")
+            return open_because(Cause.MISSING, _absent_words(absent, primary))
         other = self._other_work(evidence)
         if isinstance(primary, ExactFinding):
             return capped(told(primary.word, primary.reason), Cause.OTHER_WORK, other)
@@ -195,6 +196,13 @@ class _Judge:
             named = ", ".join(f"'{one.name}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
             level = "" if self._rule.primary.exact else f", tested at {100 * alpha_of(number):.2g} %"
             yield f"asking {number} of this question{level}; before it: {named}"
+
+
+def _absent_words(absent: str | None, primary: Comparison | ExactFinding | None) -> str:
+    """Say what is missing, and which repeats differ of those that are there."""
+    shown = primary.comparison if isinstance(primary, ExactFinding) else None
+    differ = [not_exact(shown)] if shown is not None and shown.problems else []
+    return "; ".join([absent or "a trial has no value; missing data fails", *differ])
 
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:

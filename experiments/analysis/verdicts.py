@@ -93,6 +93,8 @@ class VariantVerdict(Frozen):
     reason: str
     """One sentence: why this word."""
     decision: Decision
+    missing: Told[str] = None
+    """Which blocks or values are missing, and why, where that keeps it from an answer."""
     other_work: Told[str] = None
     """In what its work differs, where the metric that decides counts that: then there is no word."""
     other_model: Told[str] = None

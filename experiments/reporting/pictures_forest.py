@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis.exact_values import ExactComparison
-from experiments.analysis.verdicts import Cause, Comparison, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.reporting import answer_drawing, drawing, wording
 from experiments.reporting.answer_drawing import INK, PAPER
 from experiments.reporting.drawing import ArmStyle
@@ -23,7 +23,7 @@ _EXACT_MARKER = "Marker: the value of one seed, the same at every repeat: there 
 
 def forest(view: AblationView) -> drawing.Picture | None:
     """Draw every variant's effect with its interval, the margin band and the adoption line; None without a verdict."""
-    if view.verdict is None or view.answer is None or not any(v.primary or v.exact for v in view.verdict.variants):
+    if view.verdict is None or view.answer is None or not any(map(_has_marker, view.verdict.variants)):
         return None
     rule, comparisons = view.answer.rule, answer_drawing.comparisons(view.verdict)
     exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
@@ -45,6 +45,10 @@ def forest(view: AblationView) -> drawing.Picture | None:
     return drawing.draw(
         "forest", "Effect of every variant", _forest_caption(view.verdict, view.answer.rule, left_out), paint
     )
+
+
+def _has_marker(variant: VariantVerdict) -> bool:
+    return variant.primary is not None or (variant.exact is not None and bool(variant.exact.seeds))
 
 
 def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:

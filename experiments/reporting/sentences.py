@@ -37,6 +37,8 @@ def lead(variants: Sequence[VariantVerdict]) -> str:
     done = [v for v in variants if v.verdict not in NO_ANSWER]
     arms = {d: [_named(v) for v in done if v.decision is d] for d in LEADS}
     clauses = [_clause(decision, arms[decision]) for decision in LEADS if arms[decision]]
+    lacking = {missing(v) if v.cause is Cause.MISSING else "" for v in done if v.decision is Decision.INCONCLUSIVE}
+    clauses += lacking if len(lacking) == 1 and "" not in lacking else ()
     clauses += [f"{variant.arm}: no answer ({variant.verdict})" for variant in variants if variant.verdict in NO_ANSWER]
     return f"{_capital('; '.join(clauses))}."
 
@@ -52,6 +54,11 @@ def _named(variant: VariantVerdict) -> str:
         return f"{variant.arm} ({Cause.OTHER_WORK}: {variant.other_work})"
     model = confound(variant) if variant.decision in (Decision.ADOPT, Decision.SAME) else None
     return variant.arm if model is None else f"{variant.arm} ({model})"
+
+
+def missing(variant: VariantVerdict) -> str:
+    """Say which blocks or values are missing, and why."""
+    return wording.with_minus(variant.missing or Cause.MISSING)
 
 
 def confound(variant: VariantVerdict) -> str | None:
@@ -78,11 +85,13 @@ def _broken_requirements(variant: VariantVerdict) -> Iterator[str]:
 
 
 def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
+    if variant.cause is Cause.MISSING:
+        return f"Not decided: {missing(variant)}."
     if variant.exact is not None:
         other = f"Not decided: {_other_work_words(variant)}. The values alone: " if _is_other_work(variant) else ""
         return f"{other}{_exact(variant.exact, variant.measured, _margin(verdict))}"
     if variant.verdict in WITHOUT_STATISTICS or variant.primary is None:
-        return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers: blocks or values are missing')}."
+        return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers')}."
     if variant.cause is not None:
         return f"Not decided: {_OPEN[variant.cause](verdict, variant, variant.primary)}."
     return f"{_capital(_proved(variant.verdict, variant, variant.primary, _margin(verdict)))}."
@@ -171,7 +180,6 @@ def _uncalibrated(verdict: Verdict, variant: VariantVerdict, found: Comparison) 
 
 
 _OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
-    Cause.MISSING: lambda verdict, variant, found: "blocks are missing, and missing data fails",
     Cause.NOT_PROVED: _not_proved,
     Cause.STALLS: _stalls,
     Cause.SPREADS: _spreads,
@@ -179,7 +187,7 @@ _OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
     Cause.UNCALIBRATED: _uncalibrated,
     Cause.OTHER_WORK: _other_work,
 }
-"""What is said of an undecided variant, by the cause."""
+"""What is said of an undecided variant, by the cause, where it has all its numbers."""
 
 
 _SIDES = {
@@ -193,6 +201,8 @@ def _exact(found: ExactComparison, word: VerdictWord, margin: str) -> str:
     name = _capital(wording.metric(found.metric))
     if found.problems:
         return f"{name} is not the same at every repeat, so it cannot be compared exactly."
+    if found.unrepeated:
+        return f"{name} was measured once with seed {found.unrepeated[0]}, and what is compared exactly is repeated."
     blocks = wording.counted(found.blocks, "block")
     if not any(pair.change for pair in found.seeds):
         return f"{name} is the same, bit for bit, over {blocks}."
@@ -210,10 +220,13 @@ def _exact(found: ExactComparison, word: VerdictWord, margin: str) -> str:
 
 
 def says_why(variant: VariantVerdict) -> bool:
-    """Tell whether the sentence on a variant holds all of the verdict's reason: whenever it has numbers to give."""
+    """Tell whether the sentence on a variant holds all of the verdict's reason.
+
+    It does where it has numbers to give, and where it says what is missing.
+    """
     found = variant.exact
     numbers = variant.primary is not None if found is None else not found.problems
-    return numbers and variant.cause is not Cause.MISSING
+    return numbers or variant.cause is Cause.MISSING
 
 
 def _same_peak(found: ExactComparison) -> bool:

@@ -62,10 +62,14 @@ def exact_effect(found: ExactComparison | None) -> Cell:
 
 
 def repeats(found: ExactComparison | None) -> Cell:
-    """Return whether every repeat gave the same value."""
+    """Return whether every repeat gave the same value, and whether every seed had one."""
     if found is None:
         return ABSENT
-    return Cell(text="differ", tone=Tone.BAD) if found.problems else Cell(text="agree", tone=Tone.GOOD)
+    if found.problems:
+        return Cell(text="differ", tone=Tone.BAD)
+    if found.unrepeated:
+        return Cell(text="not of every seed" if found.seeds else "none")
+    return Cell(text="agree", tone=Tone.GOOD)
 
 
 def values(found: ExactComparison | None) -> tuple[Cell, Cell]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from experiments.analysis.words import gain_pct
 from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.reporting import node_words, sentences, verdict_cells, wording
@@ -38,6 +38,8 @@ class VariantLayout:
     """Why this word, as the verdict holds it."""
     why: str
     """The reason again where the sentence does not hold it; else empty."""
+    missing: str
+    """What is missing and why, where that is why it is open; else empty."""
     effect: Cell
     interval: Cell
     """Of the effect; where the metric is exact, whether every repeat agrees."""
@@ -241,6 +243,7 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         sentence=sentences.sentence(verdict, variant),
         reason=wording.with_minus(variant.reason),
         why="" if sentences.says_why(variant) else wording.with_minus(variant.reason),
+        missing=sentences.missing(variant) if variant.cause is Cause.MISSING else "",
         effect=verdict_cells.exact_effect(variant.exact) if found is None else verdict_cells.effect(found),
         interval=verdict_cells.repeats(variant.exact) if found is None else verdict_cells.interval(found),
         mde=verdict_cells.detectable(found),

@@ -14,6 +14,7 @@ from experiments.records.bundle import breaks, used_up_by
 from experiments.retries import RETRY_RULES, final_failures
 from service.reconciler import Reconciler
 from service.store.breaks import broken_attempts
+from service.store.circumstances import circumstances_of
 from service.store.columns import db_now
 from service.store.results import ablation_view
 from service.store.tables import attempts, blocks, events, outbox, receipts
@@ -423,8 +424,10 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     with api.store.read() as connection:
         query = select(events.c.reason).where(events.c.ablation_id == made["id"]).order_by(events.c.seq)
         reasons = connection.execute(query).scalars().all()
-    assert sum("of 1e-07 device minutes are used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
+    assert sum("of 1e-07 device minutes is used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
     assert reasons[-1] == "1 blocks done, 0 failed, 5 not run"
+    with api.store.read() as connection:
+        assert "of 1e-07 device minutes is used up" in str(circumstances_of(connection, made["id"]).not_run)
 
 
 @pytest.mark.parametrize(("node_class", "busy"), [("tpu-v6e", 4), ("xla-cpu", 1)])

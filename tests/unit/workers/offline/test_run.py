@@ -181,14 +181,14 @@ def test_spent_device_minutes_stop_between_blocks(rig: Rig, monkeypatch: pytest.
     rig.folder.seal()
     summary = rig.run(0, 1)
     assert (summary.done, summary.left) == ((0,), (1,))
-    assert "of 5 device minutes are used up" in str(summary.stopped)
+    assert "of 5 device minutes is used up" in str(summary.stopped)
 
 
 def test_device_minutes_are_those_of_all_devices_of_a_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "busy_devices", property(lambda _plan: 10**9))
     summary = rig.run(0, 1)
     assert (summary.done, summary.left) == ((0,), (1,))
-    assert "of 5 device minutes are used up" in str(summary.stopped)
+    assert "of 5 device minutes is used up" in str(summary.stopped)
 
 
 def test_rehearsal_refuses(rig: Rig) -> None:
