@@ -16,7 +16,7 @@ from experiments.analysis.reruns import caused_by
 from experiments.analysis.schedule import missing, share_at
 from experiments.analysis.spreads import spreads_differ
 from experiments.analysis.stalls import stalls_differ
-from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
 from experiments.design.comparability import other_model, other_work
 from experiments.design.metrics import METRICS, PAIRED_METRICS, WINDOW_METRICS
@@ -25,7 +25,7 @@ from experiments.design.power import MAX_BLOCKS, alpha_of
 from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec
 from experiments.documents import seal
-from experiments.outcomes import Outcome, VerdictWord
+from experiments.outcomes import Decision, Outcome, VerdictWord
 from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 
@@ -125,7 +125,8 @@ class _Judge:
             missing=found.missing,
             other_work=self._other_work(evidence),
             other_model=other_model(evidence.arm.gates, self._plan.baseline.gates),
-            decision=decide(found.published, exact.decision if exact else granted(primary, rule), requirements),
+            no_baseline=evidence.no_baseline,
+            decision=self._decision(evidence, found, exact.decision if exact else granted(primary, rule), requirements),
             primary=primary,
             exact=exact and exact.comparison,
             secondary=tuple(own.values()),
@@ -140,6 +141,13 @@ class _Judge:
                 *self._family_notes(name),
             ),
         )
+
+    def _decision(
+        self, evidence: Evidence, found: Answer, when_met: Decision, requirements: Sequence[RequirementResult]
+    ) -> Decision:
+        if evidence.no_baseline is not None:
+            return Decision.INVALID
+        return decide(found.published, when_met, requirements)
 
     def _answer(
         self, evidence: Evidence, exclusion: Exclusion | None, primary: Comparison | ExactFinding | None

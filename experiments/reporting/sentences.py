@@ -6,7 +6,7 @@ from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_list
 from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS
-from experiments.outcomes import Decision, FailureClass, VerdictWord
+from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import AttemptRecord
 from experiments.reporting import wording
 
@@ -27,7 +27,7 @@ LEADS: dict[Decision, str] = {
     Decision.REJECT: "do not adopt {}",
     Decision.SAME: "no practical difference for {}",
     Decision.INCONCLUSIVE: "not decided for {}",
-    Decision.INVALID: "no valid measurement of {}",
+    Decision.INVALID: "no valid comparison of {}",
 }
 """Decisions as clauses of the leading sentence, in its order."""
 
@@ -43,6 +43,24 @@ def lead(variants: Sequence[VariantVerdict]) -> str:
     return f"{_capital('; '.join(clauses))}."
 
 
+def without_baseline(verdict: Verdict) -> str | None:
+    """Return the lead where the baseline leaves nothing to compare any variant with: how it ended, and what ran."""
+    ended = [variant.no_baseline for variant in verdict.variants]
+    if None in ended:
+        return None
+    arms: dict[str, list[str]] = {}
+    for variant in verdict.variants:
+        arms.setdefault(_own_end(verdict, variant), []).append(variant.arm)
+    each = [f"{wording.listed(own)} {said}" for said, own in arms.items()]
+    return f"The baseline {ended[0]}: nothing can be compared; {'; '.join(each)}."
+
+
+def _own_end(verdict: Verdict, variant: VariantVerdict) -> str:
+    """Say how a variant ended that has nothing to be compared with."""
+    ran = set(verdict.arms[variant.arm].outcomes) <= {Outcome.MEASURED}
+    return "ran" if ran else WITHOUT_STATISTICS[variant.verdict]
+
+
 def _clause(decision: Decision, arms: list[str]) -> str:
     """Return a clause of the lead; variants were held against the baseline alone, so of several one can be adopted."""
     one_of = "one of " if decision is Decision.ADOPT and len(arms) > 1 else ""
@@ -50,6 +68,8 @@ def _clause(decision: Decision, arms: list[str]) -> str:
 
 
 def _named(variant: VariantVerdict) -> str:
+    if variant.no_baseline is not None:
+        return f"{variant.arm} (the baseline {variant.no_baseline})"
     if variant.cause is Cause.OTHER_WORK:
         return f"{variant.arm} ({Cause.OTHER_WORK}: {variant.other_work})"
     model = confound(variant) if variant.decision in (Decision.ADOPT, Decision.SAME) else None
@@ -85,6 +105,9 @@ def _broken_requirements(variant: VariantVerdict) -> Iterator[str]:
 
 
 def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
+    if variant.no_baseline is not None:
+        own = f"{variant.arm} {_own_end(verdict, variant)}"
+        return f"The baseline {variant.no_baseline}: nothing can be compared; {own}."
     if variant.cause is Cause.MISSING:
         return f"Not decided: {missing(variant)}."
     if variant.exact is not None:

@@ -38,7 +38,8 @@ def word(variant: VariantVerdict) -> Cell:
     sign, tone = WORDS[variant.verdict]
     causes = () if variant.cause in (None, Cause.NOT_PROVED) else (str(variant.cause),)
     alone = () if variant.measured is variant.verdict else (f"samples say {variant.measured.value}",)
-    return Cell(text=variant.verdict.value, sign=sign, tone=tone, note="; ".join((*causes, *alone)))
+    lone = () if variant.no_baseline is None else ("no baseline",)
+    return Cell(text=variant.verdict.value, sign=sign, tone=tone, note="; ".join((*causes, *alone, *lone)))
 
 
 def effect(found: Comparison) -> Cell:

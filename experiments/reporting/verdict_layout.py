@@ -39,7 +39,7 @@ class VariantLayout:
     why: str
     """The reason again where the sentence does not hold it; else empty."""
     missing: str
-    """What is missing and why, where that is why it is open; else empty."""
+    """What is missing and why, blocks or the baseline, where that is why it has no answer; else empty."""
     effect: Cell
     interval: Cell
     """Of the effect; where the metric is exact, whether every repeat agrees."""
@@ -100,7 +100,7 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     return VerdictLayout(
         heading=heading,
         caveat="; ".join(_caveats(verdict)),
-        lead=sentences.lead(judged),
+        lead=sentences.without_baseline(verdict) or sentences.lead(judged),
         rule=_primary_rule(verdict.rule),
         variants=variants,
         answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
@@ -235,6 +235,12 @@ def _other_metrics_table(verdict: Verdict, variants: Sequence[VariantVerdict]) -
     )
 
 
+def _missing(variant: VariantVerdict) -> str:
+    if variant.no_baseline is not None:
+        return f"the baseline {variant.no_baseline}"
+    return sentences.missing(variant) if variant.cause is Cause.MISSING else ""
+
+
 def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout:
     found = variant.primary
     return VariantLayout(
@@ -243,7 +249,7 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         sentence=sentences.sentence(verdict, variant),
         reason=wording.with_minus(variant.reason),
         why="" if sentences.says_why(variant) else wording.with_minus(variant.reason),
-        missing=sentences.missing(variant) if variant.cause is Cause.MISSING else "",
+        missing=_missing(variant),
         effect=verdict_cells.exact_effect(variant.exact) if found is None else verdict_cells.effect(found),
         interval=verdict_cells.repeats(variant.exact) if found is None else verdict_cells.interval(found),
         mde=verdict_cells.detectable(found),
