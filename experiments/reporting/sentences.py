@@ -284,15 +284,18 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
         bound = "" if _losses_compared(variant) else " A loss that shall decide too needs a max_delta under require."
         yield f"{_capital(model)}.{bound}"
     command = verdict.circumstances.admission.mended_by
-    if variant.cause is Cause.UNCALIBRATED and command:
-        yield f"To have this word published: {command}."
+    refused = not verdict.calibrated and variant.cause in (Cause.UNCALIBRATED, Cause.NOT_PROVED)
+    if refused and command:
+        word = "this word" if variant.cause is Cause.UNCALIBRATED else "a word beyond inconclusive"
+        yield f"To have {word} published: {command}."
     if variant.blocks_needed is not None:
         chance = variant.chances.get(variant.blocks_needed)
         likely = "" if chance is None else f" with a chance of {wording.plain_percent(100 * chance)}"
         cost = variant.device_minutes_needed
         minutes = "" if cost is None else f" and take about {wording.counted(round(cost), 'device minute')}"
         blocks = wording.counted(variant.blocks_needed, "block")
-        yield f"Another ablation of {blocks} would answer{likely}{minutes}.{_why_so_many(variant)}"
+        another = "Once the device is admitted, another" if refused else "Another"
+        yield f"{another} ablation of {blocks} would answer{likely}{minutes}.{_why_so_many(variant)}"
 
 
 def _why_so_many(variant: VariantVerdict) -> str:

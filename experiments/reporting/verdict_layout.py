@@ -147,7 +147,9 @@ def _caveats(verdict: Verdict) -> Iterator[str]:
         return
     refused, asking = words_capped(verdict), verdict.circumstances.family.number
     if refused is not None:
-        yield f"{refused}, so no word beyond inconclusive is published"
+        command = verdict.circumstances.admission.mended_by
+        mended = f"; to change that: {command}" if command else ""
+        yield f"{refused}, so no word beyond inconclusive is published{mended}"
     if asking > 1:
         yield f"asking {asking} of this question"
 
