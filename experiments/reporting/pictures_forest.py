@@ -16,6 +16,7 @@ from experiments.reporting.view import AblationView
 NARROW_IN = 5.6
 """Narrow enough to be read on a phone without scrolling."""
 MOST_VARIANTS = 30
+MARKER_PT = 7.0
 
 _MARKER = "Marker: mean over blocks. Thin line: its {} interval. Thick line: the interval of the tests for sameness."
 _EXACT_MARKER = "Marker: the value of one seed, the same at every repeat: there is no noise, hence no interval."
@@ -72,15 +73,17 @@ def _forest_row(axes: Axes, place: int, found: Comparison, style: ArmStyle) -> N
     colour, rows = style.colour, [place, place]
     axes.plot([found.ci_low_pct, found.ci_high_pct], rows, color=colour, linewidth=1.3, zorder=2)
     axes.plot([found.tost_low_pct, found.tost_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
-    axes.plot(
-        found.delta_pct, place, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1
-    )
+    axes.plot(found.delta_pct, place, style.marker, **_marker(style))  # type: ignore[arg-type]
 
 
 def _exact_row(axes: Axes, place: int, found: ExactComparison, style: ArmStyle) -> None:
     xs = [pair.change_pct for pair in found.seeds if pair.change_pct is not None]
-    marker = {"color": style.colour, "markersize": 7, "markeredgecolor": PAPER, "markeredgewidth": 1}
-    axes.plot(xs, [place] * len(xs), style.marker, zorder=3, **marker)  # type: ignore[arg-type]
+    axes.plot(xs, [place] * len(xs), style.marker, zorder=3, **_marker(style))  # type: ignore[arg-type]
+
+
+def _marker(style: ArmStyle) -> dict[str, str | float]:
+    size = MARKER_PT * style.grown
+    return {"color": style.colour, "markersize": size, "markeredgecolor": PAPER, "markeredgewidth": 1}
 
 
 def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str) -> None:
