@@ -166,7 +166,8 @@ def test_render_says_how_many_blocks_would_resolve_the_margin() -> None:
     assert view.verdict is not None
     needed = view.verdict.variants[0].blocks_needed
     assert needed is not None
-    assert f"Another ablation of {needed:,} blocks would answer with a chance of" in Reader(report.render(view)).text
+    text = Reader(report.render(view)).text
+    assert f"Once the device is admitted, another ablation of {needed:,} blocks would answer with a chance of" in text
 
 
 @pytest.mark.parametrize(
