@@ -124,4 +124,4 @@ def budget_spent(used_minutes: float, budget_minutes: float) -> str | None:
     """Return the sentence that says so once all attempts, broken ones included, have used the device minutes up."""
     if used_minutes < budget_minutes:
         return None
-    return f"{used_minutes:.2f} of {budget_minutes:g} device minutes are used up"
+    return f"the budget of {budget_minutes:g} device minutes is used up ({used_minutes:.2f})"

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
+from experiments.analysis.admission import mending_command
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, TrialState
@@ -50,7 +51,12 @@ def plan_public(
 ) -> PlanPublic:
     """Build the wire type."""
     arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
-    answers = {"expected_device_minutes": expected_device_minutes, "node_classes": node_classes, "sizing": sizing}
+    answers = {
+        "expected_device_minutes": expected_device_minutes,
+        "node_classes": node_classes,
+        "sizing": sizing,
+        "mended_by": _mended_by(spec, sizing),
+    }
     asked = {"window_steps": spec.workload.steps.timed, "device_minutes_allowed": spec.limits.device_minutes}
     return PlanPublic.model_validate(
         {
@@ -62,6 +68,11 @@ def plan_public(
             "warnings": warnings_of(spec, expected_device_minutes),
         }
     )
+
+
+def _mended_by(spec: AblationSpec, sizing: Sizing | None) -> str | None:
+    needless = spec.verdict.primary.exact or spec.purpose == "calibration"
+    return None if needless or sizing is not None else mending_command(spec.placement.node_class, "SPEC")
 
 
 def accepted_public(

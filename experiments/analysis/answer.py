@@ -1,7 +1,7 @@
 """Answer: the word of one variant with its cause and reason, and the decision that the rule draws from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult
 from experiments.analysis.words import gain_pct
@@ -30,6 +30,8 @@ class Answer:
     cause: Cause | None
     """Why the published word is `inconclusive`; None for other words."""
     reason: str
+    missing: str | None = None
+    """What is missing, where that is the cause."""
 
 
 def told(word: VerdictWord, reason: str) -> Answer:
@@ -41,7 +43,8 @@ def told(word: VerdictWord, reason: str) -> Answer:
 def open_because(cause: Cause, reason: str) -> Answer:
     """Say nothing but `inconclusive`: the samples themselves do not allow more."""
     word = VerdictWord.INCONCLUSIVE
-    return Answer(measured=word, published=word, cause=cause, reason=f"{cause}: {reason}")
+    missing = reason if cause is Cause.MISSING else None
+    return Answer(measured=word, published=word, cause=cause, reason=f"{cause}: {reason}", missing=missing)
 
 
 def capped(found: Answer, cause: Cause, reason: str | None) -> Answer:
@@ -55,8 +58,7 @@ def capped(found: Answer, cause: Cause, reason: str | None) -> Answer:
 def rejected_first(found: Answer, requirements: Sequence[RequirementResult]) -> Answer:
     """Say a failed exact requirement before anything else."""
     failed = [f"{entry.metric} {entry.rule} is not met: {entry.detail}" for entry in _failed_exactly(requirements)]
-    reason = "; ".join([*failed, found.reason])
-    return Answer(measured=found.measured, published=found.published, cause=found.cause, reason=reason)
+    return replace(found, reason="; ".join([*failed, found.reason]))
 
 
 def granted(primary: Comparison | None, rule: Primary) -> Decision:

@@ -68,6 +68,8 @@ class Evidence:
     """Of the variant, in block order."""
     pairs: tuple[Pair, ...]
     exclusion: Exclusion | None
+    no_baseline: str | None
+    """How the baseline ended, where there is nothing to compare with."""
 
 
 class WholeBlocks:
@@ -120,7 +122,36 @@ def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
     pairs = whole.pairs(arm.name)
     claim = weakest_claim(arm, whole.plan.baseline)
     exclusion = _excluded_by_outcome(pairs) or _excluded_by_guards(pairs, whole) or _excluded_by_claim(pairs, claim)
-    return Evidence(arm=arm, claim=claim, receipts=whole.of(arm.name), pairs=pairs, exclusion=exclusion)
+    return Evidence(
+        arm=arm,
+        claim=claim,
+        receipts=whole.of(arm.name),
+        pairs=pairs,
+        exclusion=exclusion,
+        no_baseline=_without_baseline(pairs),
+    )
+
+
+def _without_baseline(pairs: Sequence[Pair]) -> str | None:
+    """Say how the baseline ended where it leaves nothing to compare with.
+
+    A variant that measured needs every trial of the baseline. One that did not has its own result beside a baseline
+    that did; where that never measured either, the variant is no worse.
+    """
+    bad = [pair.baseline.outcome for pair in pairs if pair.baseline.outcome is not Outcome.MEASURED]
+    measured = all(pair.variant.outcome is Outcome.MEASURED for pair in pairs)
+    if not bad or (len(bad) < len(pairs) and not measured):
+        return None
+    return f"{_BASELINE_ENDED[bad[0]]} in {len(bad)} of {len(pairs)} trials"
+
+
+_BASELINE_ENDED = {
+    Outcome.REFUSED: "was refused",
+    Outcome.OOM: "ran out of memory",
+    Outcome.TIMEOUT: "took too long",
+    Outcome.FAILED: "failed",
+    Outcome.INVALID: "was invalid",
+}
 
 
 def _excluded_by_guards(pairs: Sequence[Pair], whole: WholeBlocks) -> Exclusion | None:

@@ -24,12 +24,14 @@ def compare_exactly(metric: str, evidence: Evidence) -> ExactComparison | None:
     by_seed: dict[int, list[Pair]] = {}
     for pair in pairs:
         by_seed.setdefault(pair.seed, []).append(pair)
-    problems = {seed: tuple(_problems(metric, seed, own)) for seed, own in sorted(by_seed.items())}
+    repeated = {seed: own for seed, own in sorted(by_seed.items()) if len(own) > 1}
+    problems = {seed: tuple(_problems(metric, seed, own)) for seed, own in repeated.items()}
     return ExactComparison(
         metric=metric,
         blocks=len(pairs),
         seeds=tuple(_exact_pair(metric, seed, by_seed[seed]) for seed, found in problems.items() if not found),
         problems=tuple(problem for found in problems.values() for problem in found),
+        unrepeated=tuple(sorted(set(by_seed) - set(repeated))),
     )
 
 
@@ -68,7 +70,9 @@ def judge_exactly(evidence: Evidence, primary: Primary) -> ExactFinding | None:
 
 def _finding(found: ExactComparison, primary: Primary) -> tuple[VerdictWord, str]:
     if found.problems:
-        return VerdictWord.INCONCLUSIVE, f"{_label(found)} is not exact here: {'; '.join(found.problems)}"
+        return VerdictWord.INCONCLUSIVE, not_exact(found)
+    if found.unrepeated:
+        return VerdictWord.INCONCLUSIVE, f"nothing was repeated with seed {found.unrepeated[0]}"
     if METRICS[found.metric].better is None:
         return _identity(found)
     words = {_word_of(gain, primary.margin) for gain in found.gains_pct}
@@ -76,6 +80,11 @@ def _finding(found: ExactComparison, primary: Primary) -> tuple[VerdictWord, str
         return VerdictWord.INCONCLUSIVE, f"{describe_exactly(found)}: the seeds do not agree"
     (word,) = words
     return word, f"{describe_exactly(found)}{_WHY[word].format(margin=primary.margin)}"
+
+
+def not_exact(found: ExactComparison) -> str:
+    """Say which repeats differ."""
+    return f"{_label(found)} is not exact here: {'; '.join(found.problems)}"
 
 
 def describe_exactly(found: ExactComparison) -> str:
@@ -103,9 +112,7 @@ def _values(metric: str, pair: Pair) -> tuple[float | None, float | None]:
 
 
 def _problems(metric: str, seed: int, pairs: Sequence[Pair]) -> Iterator[str]:
-    """Say why the values of one seed do not prove that the metric is exact."""
-    if len(pairs) < 2:
-        yield f"seed {seed} ran in one block only, so nothing was repeated"
+    """Say where the repeats of one seed show that the metric is not exact."""
     for receipts in ([pair.baseline for pair in pairs], [pair.variant for pair in pairs]):
         yield from _differing(metric, seed, receipts)
 

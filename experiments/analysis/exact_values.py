@@ -2,6 +2,8 @@
 
 import math
 
+from pydantic import Field
+
 from experiments.design.metrics import METRICS, Metric
 from experiments.documents import Frozen
 
@@ -36,7 +38,9 @@ class ExactComparison(Frozen):
     seeds: tuple[ExactPair, ...]
     """One for each seed whose repeats agree in both arms."""
     problems: tuple[str, ...] = ()
-    """What shows that it is not exact here: repeats that differ, or that are missing. Empty when it is exact."""
+    """What shows that it is not exact here: repeats that differ."""
+    unrepeated: tuple[int, ...] = Field(default=(), exclude_if=lambda seeds: not seeds)
+    """Seeds that ran in one block only, whose values therefore prove nothing."""
 
     @property
     def gains_pct(self) -> tuple[float, ...]:

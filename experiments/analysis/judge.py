@@ -9,7 +9,7 @@ from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.comparing import Levels, compare, sample_of
 from experiments.analysis.dependence import dependence_of
 from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
-from experiments.analysis.exact import ExactFinding, judge_exactly
+from experiments.analysis.exact import ExactFinding, judge_exactly, not_exact
 from experiments.analysis.prediction import ENOUGH, chances_of
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.reruns import caused_by
@@ -25,7 +25,7 @@ from experiments.design.power import MAX_BLOCKS, alpha_of
 from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec
 from experiments.documents import seal
-from experiments.outcomes import Outcome, VerdictWord
+from experiments.outcomes import Decision, Outcome, VerdictWord
 from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 from kernels.backends import NODE_CLASSES
@@ -123,9 +123,11 @@ class _Judge:
             cause=found.cause,
             beyond_margin=primary is not None and beyond_margin(primary, rule),
             reason=found.reason,
+            missing=found.missing,
             other_work=self._other_work(evidence),
             other_model=other_model(evidence.arm.gates, self._plan.baseline.gates),
-            decision=decide(found.published, exact.decision if exact else granted(primary, rule), requirements),
+            no_baseline=evidence.no_baseline,
+            decision=self._decision(evidence, found, exact.decision if exact else granted(primary, rule), requirements),
             primary=primary,
             exact=exact and exact.comparison,
             secondary=tuple(own.values()),
@@ -145,14 +147,21 @@ class _Judge:
         node_class = NODE_CLASSES[self._plan.node_class]
         return tuple(judge_requirement(entry, evidence, node_class) for entry in self._rule.require)
 
+    def _decision(
+        self, evidence: Evidence, found: Answer, when_met: Decision, requirements: Sequence[RequirementResult]
+    ) -> Decision:
+        if evidence.no_baseline is not None:
+            return Decision.INVALID
+        return decide(found.published, when_met, requirements)
+
     def _answer(
         self, evidence: Evidence, exclusion: Exclusion | None, primary: Comparison | ExactFinding | None
     ) -> Answer:
         if exclusion is not None:
             return told(exclusion.word, exclusion.reason)
-        absent = missing(self._spec, evidence.pairs)
+        absent = missing(self._spec, evidence.pairs, self._circumstances)
         if absent or primary is None:
-            return open_because(Cause.MISSING, absent or "a trial has no value; missing data fails")
+            return open_because(Cause.MISSING, _absent_words(absent, primary))
         other = self._other_work(evidence)
         if isinstance(primary, ExactFinding):
             return capped(told(primary.word, primary.reason), Cause.OTHER_WORK, other)
@@ -200,6 +209,13 @@ class _Judge:
             named = ", ".join(f"'{one.name}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
             level = "" if self._rule.primary.exact else f", tested at {100 * alpha_of(number):.2g} %"
             yield f"asking {number} of this question{level}; before it: {named}"
+
+
+def _absent_words(absent: str | None, primary: Comparison | ExactFinding | None) -> str:
+    """Say what is missing, and which repeats differ of those that are there."""
+    shown = primary.comparison if isinstance(primary, ExactFinding) else None
+    differ = [not_exact(shown)] if shown is not None and shown.problems else []
+    return "; ".join([absent or "a trial has no value; missing data fails", *differ])
 
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:

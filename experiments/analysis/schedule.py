@@ -3,11 +3,13 @@
 Every look tests at its own share of the level, so looking costs nothing that was not set aside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from experiments.analysis.evidence import Pair
+from experiments.block_numbers import block_list
 from experiments.design.power import level_shares
 from experiments.design.spec import AblationSpec, Blocks
+from experiments.records.circumstances import Circumstances
 
 
 def share_at(blocks: Blocks, counted: int) -> float:
@@ -17,10 +19,22 @@ def share_at(blocks: Blocks, counted: int) -> float:
     return reached[-1] if reached else level_shares(looks)[0]
 
 
-def missing(spec: AblationSpec, pairs: Sequence[Pair]) -> str | None:
-    """Return which blocks are missing: those that count must be the first ones, up to one of the looks."""
+def missing(spec: AblationSpec, pairs: Sequence[Pair], known: Circumstances) -> str | None:
+    """Return which blocks are missing and why: those that count must be the first ones, up to one of the looks."""
     looks, counted = spec.design.blocks.schedule, sorted(pair.block_index for pair in pairs)
     if counted == list(range(len(counted))) and len(counted) in looks:
         return None
     due = next((look for look in looks if not counted or look > counted[-1]), looks[-1])
-    return f"{len(counted)} of {due} planned blocks counted; missing data fails"
+    why = "; ".join(_why(set(range(due)) - set(counted), known))
+    return f"{len(counted)} of {due} planned blocks counted{f': {why}' if why else '; missing data fails'}"
+
+
+def _why(absent: Set[int], known: Circumstances) -> Iterator[str]:
+    """Say what ended an ablation before all blocks had run, and how absent blocks broke."""
+    if known.not_run is not None:
+        yield known.not_run
+    broken = [attempt for attempt in known.attempts if attempt.block_index in absent]
+    if broken:
+        where, last = block_list(sorted({attempt.block_index for attempt in broken})), broken[-1]
+        blocks = f"blocks {where}" if len({attempt.block_index for attempt in broken}) > 1 else f"block {where}"
+        yield f"{blocks} broke ({last.failure_class}: {last.message})"

@@ -93,6 +93,10 @@ class VariantVerdict(Frozen):
     reason: str
     """One sentence: why this word."""
     decision: Decision
+    missing: Told[str] = None
+    """Which blocks or values are missing, and why, where that keeps it from an answer."""
+    no_baseline: Told[str] = None
+    """How the baseline ended, where there is nothing to compare with, such as "failed in 2 of 2 trials"."""
     other_work: Told[str] = None
     """In what its work differs, where the metric that decides counts that: then there is no word."""
     other_model: Told[str] = None

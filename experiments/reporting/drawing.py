@@ -62,7 +62,8 @@ _MATPLOTLIB = threading.Lock()
 """rcParams and the warning filter belong to the whole process: one picture at a time."""
 
 
-MARKERS = "osD^vPX*h"
+MARKERS = {"o": 1.0, "s": 0.9, "D": 0.9, "^": 1.25, "v": 1.25, "P": 1.2, "X": 1.15, "*": 1.8, "h": 1.1}
+"""Each with the factor of its size that lets as much of it be seen as of a circle: a star is mostly its own edge."""
 LINES = ("-", "--", "-.", ":")
 LONGEST_NAME = 26
 _VARIANT_ROLES = [role for role in SHADES if role.startswith("arm-")][1:]
@@ -77,16 +78,20 @@ class ArmStyle:
     colour: str
     """Sentinel to draw with."""
     marker: str
+    grown: float
+    """Factor of its marker's size."""
     line: str
 
 
 def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
     """Give every arm its looks, the baseline, which comes first, in grey."""
+    markers = list(MARKERS)
     return {
         arm: ArmStyle(
             shown=wording.shorten(arm, LONGEST_NAME),
             colour=SENTINELS["arm-0" if i == 0 else _VARIANT_ROLES[(i - 1) % len(_VARIANT_ROLES)]],
-            marker=MARKERS[i % len(MARKERS)],
+            marker=(marker := markers[i % len(markers)]),
+            grown=MARKERS[marker],
             line=LINES[i % len(LINES)],
         )
         for i, arm in enumerate(arms)

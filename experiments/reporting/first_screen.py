@@ -13,7 +13,7 @@ from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt
 from experiments.reporting import node_words, verdict_cells, wording
-from experiments.reporting.sentences import WITHOUT_STATISTICS
+from experiments.reporting.sentences import WITHOUT_STATISTICS, missing
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, words_capped
 from experiments.reporting.view import AblationView
@@ -94,11 +94,16 @@ def _absolute(view: AblationView, verdict: Verdict, arm: str) -> str:
 
 def headline(verdict: Verdict, variant: VariantVerdict) -> str:
     """Say what happened to a variant, for example "slower by 24.60 % (15.10 to 37.40)", and what confounds it."""
-    said = _finding(verdict, variant)
+    said = _lacking(variant) if variant.cause is Cause.MISSING else _finding(verdict, variant)
     if variant.cause is Cause.OTHER_WORK:
         return f"{said}, not comparable: {variant.other_work}"
     plain = variant.other_model is None or variant.verdict in WITHOUT_STATISTICS
     return said if plain else f"{said}; another numerical model: {variant.other_model}"
+
+
+def _lacking(variant: VariantVerdict) -> str:
+    numbers = "" if variant.primary is None else f"{_signed(variant.primary)}; "
+    return f"open: {numbers}{missing(variant)}"
 
 
 def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
@@ -141,15 +146,26 @@ def _direction(name: str, change_pct: float) -> str:
 
 def _of_values(variant: VariantVerdict, found: ExactComparison) -> str:
     metric: Metric = METRICS[found.metric]
-    changes = [pair.change_pct for pair in found.seeds if pair.change_pct is not None]
-    if found.problems or not changes:
+    if found.problems:
         return f"{metric.label} is not exact here: its repeats differ"
+    if found.unrepeated:
+        return f"{metric.label} was not repeated"
     if not any(pair.change for pair in found.seeds):
         return f"{metric.label} is the same, bit for bit"
-    if metric.better is None or len(set(changes)) > 1:
-        return f"{metric.label} differs: {', '.join(map(wording.percent, sorted(set(changes))))}"
+    changes = {pair.change_pct for pair in found.seeds}
+    if metric.better is None or len(changes) > 1 or None in changes:
+        return f"{metric.label} differs: {', '.join(_changes(found))}"
+    (change,) = (pct for pct in changes if pct is not None)
     within = ", within the margin" if variant.measured is VerdictWord.SAME else ""
-    return f"{_direction(found.metric, changes[0])} by {wording.size_percent(abs(changes[0]))}{within}"
+    return f"{_direction(found.metric, change)} by {wording.size_percent(abs(change))}{within}"
+
+
+def _changes(found: ExactComparison) -> Iterator[str]:
+    """Write the changes of the seeds, each once, growing; values where the baseline has 0, of which none is a share."""
+    yield from map(wording.percent, sorted({p.change_pct for p in found.seeds if p.change_pct is not None}))
+    for value in sorted({pair.variant for pair in found.seeds if pair.change_pct is None}):
+        own, base = wording.quantities(found.metric, (value, 0.0))
+        yield f"{own} instead of {base}"
 
 
 def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:

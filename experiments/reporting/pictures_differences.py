@@ -58,8 +58,12 @@ def differences(view: AblationView) -> drawing.Picture | None:
 
 
 def _changes(view: AblationView, metric: str) -> dict[str, Changes]:
-    """Return every variant's change in every block where both were measured; variants without any are left out."""
-    found = {arm.name: view.changes(arm.name, metric) for arm in view.plan.variants}
+    """Return every variant's change in every block where both were measured; variants without any are left out.
+
+    The largest improvement first, as everywhere, once there is an answer.
+    """
+    arms = [arm.name for arm in view.plan.variants] if view.answer is None else [v.arm for v in view.answer.variants]
+    found = {arm: view.changes(arm, metric) for arm in arms}
     return {arm: changes for arm, changes in found.items() if changes}
 
 
@@ -93,7 +97,7 @@ def _difference_panel(axes: Axes, changes: Changes, blocks: list[int], style: Ar
     size = 6.5 if len(blocks) <= 60 else 3.5
     edge = {"markeredgecolor": PAPER, "markeredgewidth": 0.7}
     axes.vlines(xs, 0, ys, color=style.colour, linewidth=0.8, alpha=0.55, zorder=3)
-    axes.plot(xs, ys, style.marker, color=style.colour, markersize=size, zorder=4, **edge)  # type: ignore[arg-type]
+    axes.plot(xs, ys, style.marker, color=style.colour, markersize=size * style.grown, zorder=4, **edge)  # type: ignore[arg-type]
     axes.set_title(style.shown)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
@@ -158,7 +162,7 @@ def _condition_panel(
             marker=style.marker,
             color=style.colour,
             linewidth=0.9,
-            markersize=4 if len(blocks) <= 60 else 2,
+            markersize=(4 if len(blocks) <= 60 else 2) * style.grown,
             label=style.shown,
         )
     axes.set_title(label)

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis.exact_values import ExactComparison
-from experiments.analysis.verdicts import Cause, Comparison, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.reporting import answer_drawing, drawing, wording
 from experiments.reporting.answer_drawing import INK, PAPER
 from experiments.reporting.drawing import ArmStyle
@@ -16,6 +16,7 @@ from experiments.reporting.view import AblationView
 NARROW_IN = 5.6
 """Narrow enough to be read on a phone without scrolling."""
 MOST_VARIANTS = 30
+MARKER_PT = 7.0
 
 _MARKER = "Marker: mean over blocks. Thin line: its {} interval. Thick line: the interval of the tests for sameness."
 _EXACT_MARKER = "Marker: the value of one seed, the same at every repeat: there is no noise, hence no interval."
@@ -23,7 +24,7 @@ _EXACT_MARKER = "Marker: the value of one seed, the same at every repeat: there 
 
 def forest(view: AblationView) -> drawing.Picture | None:
     """Draw every variant's effect with its interval, the margin band and the adoption line; None without a verdict."""
-    if view.verdict is None or view.answer is None or not any(v.primary or v.exact for v in view.verdict.variants):
+    if view.verdict is None or view.answer is None or not any(map(_has_marker, view.verdict.variants)):
         return None
     rule, comparisons = view.answer.rule, answer_drawing.comparisons(view.verdict)
     exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
@@ -47,6 +48,10 @@ def forest(view: AblationView) -> drawing.Picture | None:
     )
 
 
+def _has_marker(variant: VariantVerdict) -> bool:
+    return variant.primary is not None or (variant.exact is not None and bool(variant.exact.seeds))
+
+
 def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:
     sentences = [
         f"Change of {wording.metric(rule.metric)} against {verdict.baseline}, in percent.",
@@ -68,15 +73,17 @@ def _forest_row(axes: Axes, place: int, found: Comparison, style: ArmStyle) -> N
     colour, rows = style.colour, [place, place]
     axes.plot([found.ci_low_pct, found.ci_high_pct], rows, color=colour, linewidth=1.3, zorder=2)
     axes.plot([found.tost_low_pct, found.tost_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
-    axes.plot(
-        found.delta_pct, place, style.marker, color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1
-    )
+    axes.plot(found.delta_pct, place, style.marker, **_marker(style))  # type: ignore[arg-type]
 
 
 def _exact_row(axes: Axes, place: int, found: ExactComparison, style: ArmStyle) -> None:
     xs = [pair.change_pct for pair in found.seeds if pair.change_pct is not None]
-    marker = {"color": style.colour, "markersize": 7, "markeredgecolor": PAPER, "markeredgewidth": 1}
-    axes.plot(xs, [place] * len(xs), style.marker, zorder=3, **marker)  # type: ignore[arg-type]
+    axes.plot(xs, [place] * len(xs), style.marker, zorder=3, **_marker(style))  # type: ignore[arg-type]
+
+
+def _marker(style: ArmStyle) -> dict[str, str | float]:
+    size = MARKER_PT * style.grown
+    return {"color": style.colour, "markersize": size, "markeredgecolor": PAPER, "markeredgewidth": 1}
 
 
 def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str) -> None:

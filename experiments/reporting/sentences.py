@@ -6,7 +6,7 @@ from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_list
 from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS
-from experiments.outcomes import Decision, FailureClass, VerdictWord
+from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import AttemptRecord
 from experiments.reporting import wording
 
@@ -27,7 +27,7 @@ LEADS: dict[Decision, str] = {
     Decision.REJECT: "do not adopt {}",
     Decision.SAME: "no practical difference for {}",
     Decision.INCONCLUSIVE: "not decided for {}",
-    Decision.INVALID: "no valid measurement of {}",
+    Decision.INVALID: "no valid comparison of {}",
 }
 """Decisions as clauses of the leading sentence, in its order."""
 
@@ -37,8 +37,28 @@ def lead(variants: Sequence[VariantVerdict]) -> str:
     done = [v for v in variants if v.verdict not in NO_ANSWER]
     arms = {d: [_named(v) for v in done if v.decision is d] for d in LEADS}
     clauses = [_clause(decision, arms[decision]) for decision in LEADS if arms[decision]]
+    lacking = {missing(v) if v.cause is Cause.MISSING else "" for v in done if v.decision is Decision.INCONCLUSIVE}
+    clauses += lacking if len(lacking) == 1 and "" not in lacking else ()
     clauses += [f"{variant.arm}: no answer ({variant.verdict})" for variant in variants if variant.verdict in NO_ANSWER]
     return f"{_capital('; '.join(clauses))}."
+
+
+def without_baseline(verdict: Verdict) -> str | None:
+    """Return the lead where the baseline leaves nothing to compare any variant with: how it ended, and what ran."""
+    ended = [variant.no_baseline for variant in verdict.variants]
+    if None in ended:
+        return None
+    arms: dict[str, list[str]] = {}
+    for variant in verdict.variants:
+        arms.setdefault(_own_end(verdict, variant), []).append(variant.arm)
+    each = [f"{wording.listed(own)} {said}" for said, own in arms.items()]
+    return f"The baseline {ended[0]}: nothing can be compared; {'; '.join(each)}."
+
+
+def _own_end(verdict: Verdict, variant: VariantVerdict) -> str:
+    """Say how a variant ended that has nothing to be compared with."""
+    ran = set(verdict.arms[variant.arm].outcomes) <= {Outcome.MEASURED}
+    return "ran" if ran else WITHOUT_STATISTICS[variant.verdict]
 
 
 def _clause(decision: Decision, arms: list[str]) -> str:
@@ -48,10 +68,17 @@ def _clause(decision: Decision, arms: list[str]) -> str:
 
 
 def _named(variant: VariantVerdict) -> str:
+    if variant.no_baseline is not None:
+        return f"{variant.arm} (the baseline {variant.no_baseline})"
     if variant.cause is Cause.OTHER_WORK:
         return f"{variant.arm} ({Cause.OTHER_WORK}: {variant.other_work})"
     model = confound(variant) if variant.decision in (Decision.ADOPT, Decision.SAME) else None
     return variant.arm if model is None else f"{variant.arm} ({model})"
+
+
+def missing(variant: VariantVerdict) -> str:
+    """Say which blocks or values are missing, and why."""
+    return wording.with_minus(variant.missing or Cause.MISSING)
 
 
 def confound(variant: VariantVerdict) -> str | None:
@@ -78,11 +105,16 @@ def _broken_requirements(variant: VariantVerdict) -> Iterator[str]:
 
 
 def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
+    if variant.no_baseline is not None:
+        own = f"{variant.arm} {_own_end(verdict, variant)}"
+        return f"The baseline {variant.no_baseline}: nothing can be compared; {own}."
+    if variant.cause is Cause.MISSING:
+        return f"Not decided: {missing(variant)}."
     if variant.exact is not None:
         other = f"Not decided: {_other_work_words(variant)}. The values alone: " if _is_other_work(variant) else ""
         return f"{other}{_exact(variant.exact, variant.measured, _margin(verdict))}"
     if variant.verdict in WITHOUT_STATISTICS or variant.primary is None:
-        return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers: blocks or values are missing')}."
+        return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers')}."
     if variant.cause is not None:
         return f"Not decided: {_OPEN[variant.cause](verdict, variant, variant.primary)}."
     return f"{_capital(_proved(variant.verdict, variant, variant.primary, _margin(verdict)))}."
@@ -171,7 +203,6 @@ def _uncalibrated(verdict: Verdict, variant: VariantVerdict, found: Comparison) 
 
 
 _OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
-    Cause.MISSING: lambda verdict, variant, found: "blocks are missing, and missing data fails",
     Cause.NOT_PROVED: _not_proved,
     Cause.STALLS: _stalls,
     Cause.SPREADS: _spreads,
@@ -179,7 +210,7 @@ _OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
     Cause.UNCALIBRATED: _uncalibrated,
     Cause.OTHER_WORK: _other_work,
 }
-"""What is said of an undecided variant, by the cause."""
+"""What is said of an undecided variant, by the cause, where it has all its numbers."""
 
 
 _SIDES = {
@@ -193,6 +224,8 @@ def _exact(found: ExactComparison, word: VerdictWord, margin: str) -> str:
     name = _capital(wording.metric(found.metric))
     if found.problems:
         return f"{name} is not the same at every repeat, so it cannot be compared exactly."
+    if found.unrepeated:
+        return f"{name} was measured once with seed {found.unrepeated[0]}, and what is compared exactly is repeated."
     blocks = wording.counted(found.blocks, "block")
     if not any(pair.change for pair in found.seeds):
         return f"{name} is the same, bit for bit, over {blocks}."
@@ -210,10 +243,13 @@ def _exact(found: ExactComparison, word: VerdictWord, margin: str) -> str:
 
 
 def says_why(variant: VariantVerdict) -> bool:
-    """Tell whether the sentence on a variant holds all of the verdict's reason: whenever it has numbers to give."""
+    """Tell whether the sentence on a variant holds all of the verdict's reason.
+
+    It does where it has numbers to give, and where it says what is missing.
+    """
     found = variant.exact
     numbers = variant.primary is not None if found is None else not found.problems
-    return numbers and variant.cause is not Cause.MISSING
+    return numbers or variant.cause is Cause.MISSING
 
 
 def _same_peak(found: ExactComparison) -> bool:
@@ -248,15 +284,18 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
         bound = "" if _losses_compared(variant) else " A loss that shall decide too needs a max_delta under require."
         yield f"{_capital(model)}.{bound}"
     command = verdict.circumstances.admission.mended_by
-    if variant.cause is Cause.UNCALIBRATED and command:
-        yield f"To have this word published: {command}."
+    refused = not verdict.calibrated and variant.cause in (Cause.UNCALIBRATED, Cause.NOT_PROVED)
+    if refused and command:
+        word = "this word" if variant.cause is Cause.UNCALIBRATED else "a word beyond inconclusive"
+        yield f"To have {word} published: {command}."
     if variant.blocks_needed is not None:
         chance = variant.chances.get(variant.blocks_needed)
         likely = "" if chance is None else f" with a chance of {wording.plain_percent(100 * chance)}"
         cost = variant.device_minutes_needed
         minutes = "" if cost is None else f" and take about {wording.counted(round(cost), 'device minute')}"
         blocks = wording.counted(variant.blocks_needed, "block")
-        yield f"Another ablation of {blocks} would answer{likely}{minutes}.{_why_so_many(variant)}"
+        another = "Once the device is admitted, another" if refused else "Another"
+        yield f"{another} ablation of {blocks} would answer{likely}{minutes}.{_why_so_many(variant)}"
 
 
 def _why_so_many(variant: VariantVerdict) -> str:

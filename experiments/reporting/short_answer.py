@@ -12,4 +12,5 @@ def short_answer(verdict: Verdict) -> str:
     metric = wording.metric(layout.rule.metric)
     effect = [] if first.effect.text == wording.NOTHING else [f"{first.effect.text} {metric}"]
     more = [f"and {len(others)} more"] if others else []
-    return ", ".join([f"{first.arm} {first.word.text}", *effect, *more])
+    lacks = f": {first.missing}" if first.missing else ""
+    return ", ".join([f"{first.arm} {first.word.text}", *effect, *more]) + lacks

@@ -38,7 +38,8 @@ def word(variant: VariantVerdict) -> Cell:
     sign, tone = WORDS[variant.verdict]
     causes = () if variant.cause in (None, Cause.NOT_PROVED) else (str(variant.cause),)
     alone = () if variant.measured is variant.verdict else (f"samples say {variant.measured.value}",)
-    return Cell(text=variant.verdict.value, sign=sign, tone=tone, note="; ".join((*causes, *alone)))
+    lone = () if variant.no_baseline is None else ("no baseline",)
+    return Cell(text=variant.verdict.value, sign=sign, tone=tone, note="; ".join((*causes, *alone, *lone)))
 
 
 def effect(found: Comparison) -> Cell:
@@ -62,10 +63,14 @@ def exact_effect(found: ExactComparison | None) -> Cell:
 
 
 def repeats(found: ExactComparison | None) -> Cell:
-    """Return whether every repeat gave the same value."""
+    """Return whether every repeat gave the same value, and whether every seed had one."""
     if found is None:
         return ABSENT
-    return Cell(text="differ", tone=Tone.BAD) if found.problems else Cell(text="agree", tone=Tone.GOOD)
+    if found.problems:
+        return Cell(text="differ", tone=Tone.BAD)
+    if found.unrepeated:
+        return Cell(text="not of every seed" if found.seeds else "none")
+    return Cell(text="agree", tone=Tone.GOOD)
 
 
 def values(found: ExactComparison | None) -> tuple[Cell, Cell]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.analysis.verdicts import VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from experiments.analysis.words import gain_pct
 from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.reporting import node_words, sentences, verdict_cells, wording
@@ -38,6 +38,8 @@ class VariantLayout:
     """Why this word, as the verdict holds it."""
     why: str
     """The reason again where the sentence does not hold it; else empty."""
+    missing: str
+    """What is missing and why, blocks or the baseline, where that is why it has no answer; else empty."""
     effect: Cell
     interval: Cell
     """Of the effect; where the metric is exact, whether every repeat agrees."""
@@ -98,7 +100,7 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     return VerdictLayout(
         heading=heading,
         caveat="; ".join(_caveats(verdict)),
-        lead=sentences.lead(judged),
+        lead=sentences.without_baseline(verdict) or sentences.lead(judged),
         rule=_primary_rule(verdict.rule),
         variants=variants,
         answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
@@ -145,7 +147,9 @@ def _caveats(verdict: Verdict) -> Iterator[str]:
         return
     refused, asking = words_capped(verdict), verdict.circumstances.family.number
     if refused is not None:
-        yield f"{refused}, so no word beyond inconclusive is published"
+        command = verdict.circumstances.admission.mended_by
+        mended = f"; to change that: {command}" if command else ""
+        yield f"{refused}, so no word beyond inconclusive is published{mended}"
     if asking > 1:
         yield f"asking {asking} of this question"
 
@@ -233,6 +237,12 @@ def _other_metrics_table(verdict: Verdict, variants: Sequence[VariantVerdict]) -
     )
 
 
+def _missing(variant: VariantVerdict) -> str:
+    if variant.no_baseline is not None:
+        return f"the baseline {variant.no_baseline}"
+    return sentences.missing(variant) if variant.cause is Cause.MISSING else ""
+
+
 def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout:
     found = variant.primary
     return VariantLayout(
@@ -241,6 +251,7 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         sentence=sentences.sentence(verdict, variant),
         reason=wording.with_minus(variant.reason),
         why="" if sentences.says_why(variant) else wording.with_minus(variant.reason),
+        missing=_missing(variant),
         effect=verdict_cells.exact_effect(variant.exact) if found is None else verdict_cells.effect(found),
         interval=verdict_cells.repeats(variant.exact) if found is None else verdict_cells.interval(found),
         mde=verdict_cells.detectable(found),

@@ -21,6 +21,7 @@ from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
+from experiments.retries import budget_spent
 
 Missing: TypeAlias = Literal["missing"]
 MISSING: Final = "missing"
@@ -127,8 +128,19 @@ def judge_bundle(bundle: Bundle, known: Sequence[Calibration] = ()) -> Verdict:
     noise = join_calibrations([*known, *calibrations_of(file.plan, file.spec, receipts)])
     command = mending_command(file.plan.node_class, "SPEC")
     admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
-    circumstances = Circumstances(attempts=attempt_records(bundle), admission=admission, signers=bundle.signers)
+    circumstances = Circumstances(
+        attempts=attempt_records(bundle), admission=admission, signers=bundle.signers, not_run=_not_run(bundle)
+    )
     return judge(file.plan, file.spec, receipts, circumstances)
+
+
+def _not_run(bundle: Bundle) -> str | None:
+    """Return that the budget is used up, where blocks are missing for that; `ablate exec` starts none beyond it."""
+    if not bundle.missing:
+        return None
+    seconds = sum(one.seconds for one in (*(block.attempt for block in bundle.blocks), *bundle.broken))
+    used = bundle.plan_file.plan.busy_devices * seconds / 60
+    return budget_spent(used, bundle.plan_file.spec.limits.device_minutes)
 
 
 def bundle_view(bundle: Bundle, known: Sequence[Calibration] = ()) -> AblationView:

@@ -1,7 +1,7 @@
 """Tables of the CLI: ablations, plans, nodes, gates and verdicts as people read them."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -138,6 +138,7 @@ def plan(answer: "PlanPublic") -> RenderableType:
         ("size", f"{wording.counted(len(answer.blocks), 'block')}, {wording.counted(answer.trials, 'trial')}"),
         ("device minutes", _minutes(answer)),
         ("detects", _detects(answer)),
+        *_words(answer),
         *(
             (f"node class {row.node_class}", _eligible(row))
             for row in answer.node_classes
@@ -187,6 +188,13 @@ def _detects(answer: "PlanPublic") -> str:
         said = f"{seen} at the measured noise ({measured}); the rule adopts from {adopt}, which {needed}"
         return f"{said}; {FEWER_BLOCKS}" if _is_costly(answer) else said
     return f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
+
+
+def _words(answer: "PlanPublic") -> Iterator[tuple[str, str]]:
+    """Say that the answer will be inconclusive, where the noise of what would run is not known."""
+    if answer.mended_by is not None:
+        why = f"no node of class {answer.node_class} is calibrated for this workload"
+        yield "words", f"[yellow]none beyond inconclusive[/]: {why}; first: {escape(answer.mended_by)}"
 
 
 def _eligible(row: "NodeClassAnswer") -> str:

@@ -111,6 +111,9 @@ class PlanPublic(Public):
     mde_pct_per_sd_pct: float | None
     sizing: Sizing | None
     """What it can see at the noise that was measured; None where no node of the class was calibrated for it."""
+    mended_by: str | None
+    """The command that measures its noise where no node of the class was calibrated for it: until then no word beyond
+    inconclusive is published. None where one was, and where the metric that decides is exact."""
     expected_device_minutes: float | None
     device_minutes_allowed: float
     """Budget of the whole ablation; blocks that wait when it is used up are cancelled."""

@@ -22,7 +22,7 @@ from service.store.submissions import Submission, insert_rows
 from service.store.tables import ablations, attempts, blocks, nodes
 from service.store.transitions import Transitions
 
-_MISSING = "the imported bundles do not hold this block"
+_MISSING = "the imported bundles do not hold every block"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,12 @@ def answer(api: Api, path: str) -> Any:
     return found.json()
 
 
+def planned(api: Api, spec: dict[str, Any]) -> Any:
+    found = api.client.post("/v1/ablations:plan", json=spec, headers=api.admin)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
 def test_words_are_published_after_twenty_blocks_of_noise_and_not_before(api: Api) -> None:
     before = api.submit()["id"]
     run(api, make_spec())
@@ -73,6 +79,7 @@ def test_words_are_published_after_twenty_blocks_of_noise_and_not_before(api: Ap
     assert capped["circumstances"]["admission"]["mended_by"] == f"ablate aa cpu --like {before}"
     nothing = answer(api, "/v1/calibrations")
     assert (nothing["items"], nothing["ledger"]["ablations"]) == ([], 0)
+    assert planned(api, spec_values())["mended_by"] == "ablate aa cpu --like SPEC"
 
     first = submit_aa(api, blocks=12)
     run(api, aa_spec(blocks=12), seed=1)
@@ -97,6 +104,8 @@ def test_words_are_published_after_twenty_blocks_of_noise_and_not_before(api: Ap
     assert "ablate_aa_ablations 2.0" in metrics
     assert "ablate_false_word_rate_bound 0.776" in metrics
 
+    exact = spec_values(verdict__primary={"metric": "peak_allocated_gib", "margin": "1%", "adopt_if": "5%"})
+    assert [planned(api, spec)["mended_by"] for spec in (spec_values(), exact)] == [None, None]
     after = api.submit()["id"]
     run(api, make_spec(), seed=3)
     judged = answer(api, f"/v1/ablations/{after}/verdict")

@@ -17,6 +17,7 @@ from service.lifecycle import OutboxKind
 from service.outbox_handlers import OutboxHandlers
 from service.reconciler import Reconciler
 from service.store.breaks import broken_attempts
+from service.store.circumstances import circumstances_of
 from service.store.columns import db_now
 from service.store.results import ablation_view
 from service.store.tables import attempts, blocks, events, outbox, receipts
@@ -459,8 +460,10 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     states = [item["state"] for item in api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]]
     assert sorted(states) == ["cancelled"] * 5 + ["done"]
     reasons = reasons_of(api, made["id"])
-    assert sum("of 1e-07 device minutes are used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
+    assert sum("of 1e-07 device minutes is used up" in reason for reason in reasons) == 5 + 5 * len(block["trials"])
     assert reasons[-1] == "1 block done, 0 failed, 5 not run"
+    with api.store.read() as connection:
+        assert "of 1e-07 device minutes is used up" in str(circumstances_of(connection, made["id"]).not_run)
 
 
 @pytest.mark.parametrize("seed", range(5))

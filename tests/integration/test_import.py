@@ -94,7 +94,7 @@ def test_partial_bundle_leaves_missing_data(api: Api) -> None:
         "cancelled",
         "cancelled",
     ]
-    assert states[0]["message"] == "the imported bundles do not hold this block"
+    assert states[0]["message"] == "the imported bundles do not hold every block"
     assert api.claim(api.register()) is None
 
 

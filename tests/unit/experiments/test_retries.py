@@ -125,4 +125,4 @@ def test_budget_is_spent_when_the_last_minute_is(used: float, budget: float, is_
 
 
 def test_budget_says_what_was_used_and_what_was_allowed() -> None:
-    assert budget_spent(2.0, 0.5) == "2.00 of 0.5 device minutes are used up"
+    assert budget_spent(2.0, 0.5) == "the budget of 0.5 device minutes is used up (2.00)"

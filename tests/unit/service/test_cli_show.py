@@ -136,9 +136,18 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
         "warnings": [],
         "mde_pct_per_sd_pct": 1.4,
         "sizing": None,
+        "mended_by": None,
         "node_classes": [],
     }
     return PlanPublic.model_validate(values | changes)
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_a_plan_on_a_node_that_is_not_calibrated_names_the_command(width: int) -> None:
+    said = " ".join(_text(show.plan(plan_of(8, mended_by="ablate aa cpu --like SPEC")), width=width).split())
+    assert "none beyond inconclusive: no node of class cpu is calibrated for this workload" in said
+    assert "; first: ablate aa cpu --like SPEC" in said
+    assert "inconclusive" not in _text(show.plan(plan_of(8)), width=width)
 
 
 def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_first() -> None:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from experiments.outcomes import BASELINE, Outcome
+from experiments.outcomes import BASELINE, Decision, Outcome, VerdictWord
 from experiments.reporting import evidence_tables
 from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.mlflow_content import NOTE_TAG, RunContent
 from experiments.reporting.mlflow_runs import children
+from experiments.reporting.sentences import sentence
+from experiments.reporting.short_answer import short_answer
 from experiments.reporting.view import AblationView
 from service.cli import show_verdict
 from tests import views
@@ -81,3 +83,40 @@ def test_a_baseline_that_fails_is_named_for_every_variant(sound: AblationView) -
     assert view.verdict is not None
     for variant in view.verdict.variants:
         assert f"baseline trials took too long: {views.why(BASELINE, 2, Outcome.TIMEOUT)}" in variant.reason
+
+
+WORDS = {Outcome.REFUSED: "was refused", Outcome.OOM: "ran out of memory", Outcome.TIMEOUT: "took too long",
+         Outcome.FAILED: "failed", Outcome.INVALID: "was invalid"}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_without_a_baseline_nothing_is_rejected_and_what_ran_is_said_to_have_run(
+    sound: AblationView, seed: int
+) -> None:
+    chance = random.Random(seed)  # noqa: S311  # not for secrets
+    end = chance.choice(ENDS)
+    ended: dict[tuple[str, int], Outcome] = {(BASELINE, index): end for index in range(BLOCKS)}
+    names = [arm.name for arm in sound.plan.variants]
+    broken = chance.sample(names, chance.randint(0, len(names)))
+    ended |= {(arm, index): chance.choice(ENDS) for arm in broken for index in range(BLOCKS)}
+    view = views.with_outcomes(sound, ended)
+    assert view.verdict is not None
+    assert view.lead.startswith(f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials: nothing can be compared; ")
+    assert f": the baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials" in short_answer(view.verdict)
+    for found in view.verdict.variants:
+        assert found.decision is Decision.INVALID
+        said = sentence(view.verdict, found)
+        assert said.endswith(f"; {found.arm} ran.") == (found.arm not in broken)
+        assert said.startswith(f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials: nothing can be compared; ")
+        assert ("no valid measurement" in said) == (found.arm in broken and found.verdict is VerdictWord.INVALID)
+
+
+def test_a_variant_out_of_memory_is_rejected_beside_a_baseline_that_measured_once(sound: AblationView) -> None:
+    (first, *_) = sound.plan.variants
+    ended = {(first.name, index): Outcome.OOM for index in range(BLOCKS)} | {(BASELINE, 2): Outcome.OOM}
+    view = views.with_outcomes(sound, ended)
+    assert view.verdict is not None
+    decisions = {found.arm: found.decision for found in view.verdict.variants}
+    assert decisions.pop(first.name) is Decision.REJECT
+    assert set(decisions.values()) == {Decision.INVALID}
+    assert f"do not adopt {first.name}; no valid comparison of" in view.lead.lower()

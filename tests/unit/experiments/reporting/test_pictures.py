@@ -4,17 +4,22 @@ import dataclasses
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from matplotlib.markers import MarkerStyle
 
 from experiments.outcomes import AblationState
 from experiments.reporting import (
+    drawing,
     pictures,
     pictures_differences,
     pictures_forest,
     pictures_memory,
     pictures_trials,
 )
+from experiments.reporting.drawing import ArmStyle
 from experiments.reporting.theme import SHADES
 from experiments.reporting.view import AblationView
 from tests import views
@@ -72,6 +77,34 @@ def test_standalone_is_well_formed_and_carries_its_colours() -> None:
         ids = [element.get("id") for element in root.iter() if element.get("id")]
         assert len(ids) == len(set(ids))
         assert all(str(name).startswith(f"{picture.name}-") for name in ids)
+
+
+def test_every_marker_can_be_seen_as_well_as_a_circle() -> None:
+    """By the area that a marker of the forest leaves inside its edge, which has the paper's colour."""
+
+    def seen(style: ArmStyle) -> float:
+        drawn = MarkerStyle(style.marker)
+        size = pictures_forest.MARKER_PT * style.grown
+        (outline,) = drawn.get_path().transformed(drawn.get_transform()).to_polygons()
+        ends = list(pairwise((size * float(x), size * float(y)) for x, y in np.asarray(outline)))
+        area = abs(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in ends)) / 2
+        return area - sum(math.dist(one, other) for one, other in ends) / 2  # half of an edge of one point is inside
+
+    styles = drawing.arm_styles([f"arm-{i}" for i in range(2 * len(drawing.MARKERS))])
+    areas = {style.marker: seen(style) for style in styles.values()}
+    assert len(areas) == len(drawing.MARKERS)
+    assert min(areas.values()) > 0.7 * areas["o"], areas
+
+
+def test_differences_are_drawn_of_the_variants_with_the_largest_improvements() -> None:
+    view = views.view(arms=views.many(12), node_class="cpu", num_blocks=6, timed=4, noise=0.0001)
+    assert view.answer is not None
+    best = [variant.arm for variant in view.answer.variants][: pictures_differences.MOST_PANELS]
+    assert set(best).isdisjoint({"v00", "v01"}), "the best are not the first of the spec"
+    picture = pictures_differences.differences(view)
+    assert picture is not None
+    panels = re.findall(r">(v\d\d)</text>", picture.svg)
+    assert panels[: len(best)] == best
 
 
 def test_forest_states_effect_interval_margin_and_adoption() -> None:

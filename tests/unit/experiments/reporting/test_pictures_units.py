@@ -78,8 +78,11 @@ def difference_panels(view: AblationView) -> list[Panel]:
 
 
 def comparisons(view: AblationView) -> list[Comparison]:
+    """Return those of all variants, the largest improvement first."""
     assert view.verdict is not None
-    found = [variant.primary for variant in view.verdict.variants]
+    assert view.answer is not None
+    judged = {variant.arm: variant.primary for variant in view.verdict.variants}
+    found = [judged[variant.arm] for variant in view.answer.variants]
     return [primary for primary in found if primary is not None]
 
 

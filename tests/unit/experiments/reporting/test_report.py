@@ -114,7 +114,7 @@ def test_render_answers_first_and_shows_every_number() -> None:
     assert view.verdict is not None
     text = Reader(report.render(view)).text
     text = text[text.index("Ablation report") :].replace("\N{NO-BREAK SPACE}", " ")
-    assert "Adopt psiv-on; do not adopt chunk-32 and psiv-chunk-64; no valid measurement of tma." in text
+    assert "Adopt psiv-on; do not adopt chunk-32 and psiv-chunk-64; no valid comparison of tma." in text
     found = view.verdict.variants[0].primary
     assert found is not None
     assert f"+{found.delta_pct:.2f} %" in text
@@ -166,7 +166,8 @@ def test_render_says_how_many_blocks_would_resolve_the_margin() -> None:
     assert view.verdict is not None
     needed = view.verdict.variants[0].blocks_needed
     assert needed is not None
-    assert f"Another ablation of {needed:,} blocks would answer with a chance of" in Reader(report.render(view)).text
+    text = Reader(report.render(view)).text
+    assert f"Once the device is admitted, another ablation of {needed:,} blocks would answer with a chance of" in text
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, 
 from experiments.outcomes import Decision, FailureClass, VerdictWord
 from experiments.records.circumstances import Admission, AttemptRecord, Circumstances
 from experiments.reporting import sentences
+from experiments.reporting.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import interval_heading, lay_out
 from tests import views
 
@@ -128,6 +129,19 @@ def test_help_names_the_command_and_what_another_ablation_would_give() -> None:
     expected = "Another ablation of 20 blocks would answer with a chance of 83 % and take about 12 device minutes."
     why = " Blocks differ with an sd of 1.00 %; a quieter machine or a longer window (workload.steps.timed)"
     assert remarks(verdict(**OPEN, cause=Cause.NOT_PROVED, **more)) == f"{expected}{why} needs fewer."
+
+
+def test_where_admission_is_lacking_the_command_comes_before_a_number_of_blocks_and_is_in_every_header() -> None:
+    few, command = "5 A/A blocks are known for this device; 20 admit it", "ablate aa cpu --like abl_1"
+    known = Circumstances(admission=Admission(refused_because=few, mended_by=command))
+    more = {"blocks_needed": 800, "chances": {800: 0.815}, "device_minutes_needed": 43.0}
+    found = verdict(known, **OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.NOT_PROVED, **more)
+    first, second, *_ = sentences.remarks(found, found.variants[0])
+    assert first == f"To have a word beyond inconclusive published: {command}."
+    assert second.startswith("Once the device is admitted, another ablation of 800 blocks would answer with a chance")
+    header = f"{few}, so no word beyond inconclusive is published; to change that: {command}"
+    assert lay_out(found).caveat == header
+    assert header in verdict_markdown(found)
 
 
 def test_the_word_names_its_cause_beside_what_the_samples_say() -> None:

@@ -13,6 +13,7 @@ from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.messages import ClaimedBlock
 from experiments.records.receipts import Receipt
+from experiments.reporting.view import judge_bundle
 from tests.bundles import make_file, make_node
 from tests.factories import make_receipt
 from workers.errors import BlockBroken, BlockStopped, ExecRefused
@@ -174,6 +175,8 @@ def test_nothing_is_started_when_asked_to_stop_or_when_the_node_is_broken(rig: R
 
 def test_spent_device_minutes_stop_between_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.run(0)
+    assert rig.bundle().missing, "blocks are missing, and nothing says why"
+    assert judge_bundle(rig.bundle()).circumstances.not_run is None
     path = rig.folder.root / "blocks" / "0001" / "block.json"
     record = rig.bundle().blocks[0].attempt
     later = record.model_copy(update={"ended_at": record.started_at + timedelta(days=365)})
@@ -181,14 +184,15 @@ def test_spent_device_minutes_stop_between_blocks(rig: Rig, monkeypatch: pytest.
     rig.folder.seal()
     summary = rig.run(0, 1)
     assert (summary.done, summary.left) == ((0,), (1,))
-    assert "of 5 device minutes are used up" in str(summary.stopped)
+    assert "of 5 device minutes is used up" in str(summary.stopped)
+    assert judge_bundle(rig.bundle()).circumstances.not_run == summary.stopped
 
 
 def test_device_minutes_are_those_of_all_devices_of_a_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "busy_devices", property(lambda _plan: 10**9))
     summary = rig.run(0, 1)
     assert (summary.done, summary.left) == ((0,), (1,))
-    assert "of 5 device minutes are used up" in str(summary.stopped)
+    assert "of 5 device minutes is used up" in str(summary.stopped)
 
 
 def test_rehearsal_refuses(rig: Rig) -> None:
