@@ -71,7 +71,8 @@ def test_a_submission_takes_few_statements_which_the_driver_keeps(api: Api) -> N
     api.submit()  # the token is known from here on
     with counted(api) as asked:
         api.submit(labels={"team": "kernels"})
-    assert len(asked) <= {"sqlite": 9, "postgresql": 1}[api.store.writer.dialect.name], asked
+    looks = 2  # before all else: what its arms' trials take, and which nodes may take its blocks
+    assert len(asked) - looks <= {"sqlite": 9, "postgresql": 1}[api.store.writer.dialect.name], asked
     assert all(len(text) <= MAX_CACHED_STATEMENT_LENGTH for text in asked), "the driver reads them again every time"
 
 
