@@ -35,6 +35,6 @@ def _why(absent: Set[int], known: Circumstances) -> Iterator[str]:
         yield known.not_run
     broken = [attempt for attempt in known.attempts if attempt.block_index in absent]
     if broken:
-        where, last = block_list(sorted({attempt.block_index for attempt in broken})), broken[-1]
-        blocks = f"blocks {where}" if len({attempt.block_index for attempt in broken}) > 1 else f"block {where}"
-        yield f"{blocks} broke ({last.failure_class}: {last.message})"
+        places, last = sorted({attempt.block_index for attempt in broken}), broken[-1]
+        blocks = "blocks" if len(places) > 1 else "block"
+        yield f"{blocks} {block_list(places)} broke ({last.failure_class}: {last.message})"

@@ -25,10 +25,12 @@ _FIRST = (
     .limit(1)
 )
 _FAILED = (
-    select(blocks.c.message)
+    select(blocks.c.message, func.count().over().label("blocks"))
     .where(blocks.c.ablation_id == _ID, blocks.c.state == BlockState.FAILED)
     .order_by(blocks.c["index"])
+    .limit(1)
 )
+"""The first of the failed blocks, and how many there are."""
 
 
 def _comparable() -> Select[Any]:
@@ -57,9 +59,9 @@ def ended_words(connection: Connection, ablation_id: str, *, done: int, failed: 
 
 def failed_words(connection: Connection, ablation_id: str) -> str:
     """Return for example "no block counted, 6 failed; the first: ..." with the reason that ended its first block."""
-    failed = connection.execute(_FAILED, {"ablation": ablation_id}).scalars().all()
-    first = f"; the first: {wording.shorten(failed[0], _LONGEST)}" if failed and failed[0] else ""
-    return f"no block counted, {len(failed):,} failed{first}"
+    found = connection.execute(_FAILED, {"ablation": ablation_id}).first()
+    first = f"; the first: {wording.shorten(found.message, _LONGEST)}" if found and found.message else ""
+    return f"no block counted, {found.blocks if found else 0:,} failed{first}"
 
 
 def _baseline_first(row: Row[Any]) -> tuple[bool, str, str]:
