@@ -117,6 +117,7 @@ def pytest_configure():
     torch.compile = lambda function, **_: function
     torch.cuda.CUDAGraph = mock.MagicMock
     torch.cuda.graph = lambda _: contextlib.nullcontext()
+    torch.cuda.mem_get_info = lambda: (2**50, 2**50)
     torch.cuda.reset_peak_memory_stats = lambda: None
     torch.set_num_threads(1)
     train._check_finite = lambda _: None

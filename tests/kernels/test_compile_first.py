@@ -18,7 +18,7 @@ from tests.kernels import kernel_tasks
 from tests.kernels.resources import nvcc_release
 
 ROOT = Path(__file__).parents[2]
-OF_GPU = ("tests/kernels/test_mamba3_cuda_scan.py", "tests/kernels/test_mamba3_cuda_op.py")
+OF_GPU = tuple(f"tests/kernels/test_mamba3_cuda_{name}.py" for name in ("scan", "op", "long"))
 TRAINING = "tests/unit/model/test_train_gpu.py"
 NO_SCAN = "tests/unit/model/test_attention_gpu.py"
 UNNAMED = """
@@ -76,7 +76,7 @@ def test_every_kernel_that_a_gpu_test_launches_is_named_by_its_marks(tmp_path):
     planted.write_text(UNNAMED)
     options = ("-p", "tests.kernels.launches_recorded", "--assert=plain", "-W", "ignore", "-m", "gpu")
     said = run_pytest(*options, *OF_GPU, TRAINING, str(planted))
-    assert "1 failed, 103 passed" in said, said[-3000:]
+    assert "1 failed, 104 passed" in said, said[-3000:]
     assert "launched and not named: {(" in said
     assert f"launched, {len(KERNELS)} idle" in said
 
