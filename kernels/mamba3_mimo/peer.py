@@ -46,9 +46,6 @@ NAMES = {
 FLOAT32 = ("q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "angles")
 """Tensors that the official kernels read as float32; the others are bfloat16."""
 
-DIRECTION_AXES = 5
-"""Axes of q and k, [B,S,R,G,N]; of the launchers' other tensors only a gradient of o with ranks has as many."""
-
 FOLDER = "mamba_ssm.ops.tilelang.mamba3"
 BUILDERS = {
     "mamba3_mimo_fwd": ("mamba_mimo_fwd",),
@@ -271,9 +268,8 @@ def _observed(launcher: Callable[..., Any], kernels: str) -> Callable[..., Any]:
             facts.record(ScanFact.SCHEDULE, "sequential")
             handed = signature.bind(*arguments, **named).arguments
             facts.record(ScanFact.CHUNK_SIZE, handed["chunk_size"])
-            for tensor in handed.values():
-                if isinstance(tensor, Tensor) and tensor.dim() == DIRECTION_AXES:
-                    facts.record(ScanFact.DTYPE, dtype_name(tensor))
+            for name in ("q", "k", "v"):
+                facts.record(ScanFact.DTYPE, dtype_name(handed[name]))
             facts.record(ScanFact.PEER_KERNELS, kernels)
         return result
 

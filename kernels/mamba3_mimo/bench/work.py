@@ -174,14 +174,16 @@ class Worker:
         return timing.by_kernel(partial(self._timed[name].run, passes), repeats)
 
     def binaries(self, case: Case, options: Mapping[str, Any]) -> list[dict[str, facts.Fact]]:
-        """Return what the compiled kernels of the cuda lane that walk chunks are, one row each."""
+        """Return what the compiled kernels of the cuda lane that walk chunks are, one row for each that is launched."""
         from kernels.mamba3_mimo.cuda.host import attest
-        from kernels.mamba3_mimo.cuda.host.compiled import kernel
+        from kernels.mamba3_mimo.cuda.host.compiled import kernel, needed
         from kernels.mamba3_mimo.cuda.host.scan import Scan
         from kernels.mamba3_mimo.cuda.host.variant import Variant
 
         scan = Scan(make_inputs(case), Variant(**options))
-        made = {name: kernel(name, scan.shape, scan.variant) for name in attest.WALKS}
+        problem = scan.shape, scan.variant
+        launched = (*needed("forward", *problem), *needed("backward", *problem))
+        made = {name: kernel(name, *problem) for name in attest.WALKS if name in launched}
         return list(attest.table(made))
 
     def _exact(self, inputs: ScanInputs, grad_out: Tensor, *, gradients: bool) -> Yardstick:

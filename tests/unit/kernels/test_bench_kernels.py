@@ -10,6 +10,7 @@ import pytest
 
 from kernels.backends import Lane
 from kernels.errors import KernelError, KernelUnsupported
+from kernels.mamba3_mimo.accuracy import make_inputs
 from kernels.mamba3_mimo.bench import cases, parts, render
 from kernels.mamba3_mimo.bench.__main__ import main
 from kernels.mamba3_mimo.bench.cases import BenchCase
@@ -385,3 +386,23 @@ def test_lane_process_answers_refuses_and_fails() -> None:
         assert "torch" in process.ask("versions")
         with pytest.raises(KernelError, match=r"lane 'reference', sample_ms: KeyError: 'absent'"):
             process.ask("sample_ms", "absent", "both", "eager", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "walked"),
+    [
+        ({"superchunk": 256}, ["local_states", "outputs", "local_gradients", "gradients"]),
+        ({"schedule": "sequential"}, ["outputs", "gradients"]),
+    ],
+)
+def test_binaries_are_those_of_what_is_launched(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], walked: list[str]
+) -> None:
+    pytest.importorskip("tilelang")
+    from kernels.mamba3_mimo.bench import work
+    from kernels.mamba3_mimo.cuda.host import attest, compiled
+
+    monkeypatch.setattr(work, "make_inputs", lambda case: make_inputs(case, "cpu"))
+    monkeypatch.setattr(compiled, "kernel", lambda name, *_: name)
+    monkeypatch.setattr(attest, "table", lambda made: [{"name": name} for name in made])
+    assert work.Worker(Lane.CUDA).binaries(PROBLEM.case, options) == [{"name": name} for name in walked]

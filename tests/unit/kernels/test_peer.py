@@ -33,19 +33,19 @@ class Dynamic:
     __str__ = None
 
 
-def mamba_mimo_forward(q, k, v, chunk_size=16):
+def mamba_mimo_forward(q, k, v, segsum=None, chunk_size=16):
     from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_fwd
 
     return mamba3_mimo_fwd.mamba_mimo_fwd(*map(Dynamic, "BSHG"), 64, threads=128)
 
 
-def mamba_mimo_bwd_combined(dout, q, k, v, chunk_size=16):
+def mamba_mimo_bwd_combined(dout, q, k, v, segsum=None, chunk_size=16):
     from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_bwd
 
     return mamba3_mimo_bwd.mamba_mimo_bwd_bwd(*map(Dynamic, "BSHG"), 64, threads=256)
 
 
-def mamba_mimo_forward_varlen(q, k, v, chunk_size=16):
+def mamba_mimo_forward_varlen(q, k, v, segsum=None, chunk_size=16):
     return None
 
 
@@ -64,7 +64,8 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
     assert ADT.dtype == DT.dtype == Angles.dtype == Q_bias.dtype == D.dtype == torch.float32
     assert rotary_dim_divisor * Angles.shape[-1] == Q.shape[-1]
     launch = mamba_mimo_forward if cu_seqlens is None else mamba_mimo_forward_varlen
-    launch(Q, K, V, chunk_size=chunk_size)
+    segsum = DT.new_zeros(*DT.shape[:2], -(-DT.shape[2] // chunk_size), chunk_size, chunk_size)  # with the axes of q
+    launch(Q, K, V, segsum, chunk_size=chunk_size)
     if cu_seqlens is None:
         rows = [slice(0, Q.shape[1])]
     else:
@@ -137,6 +138,7 @@ def test_peer_scan_agrees_with_the_reference(
     assert max(overall for overall, _ in errors.values()) < 0.03
     assert got["state"].shape == (2, 4, 32, 32)
     assert said["mamba3_mimo.lane"] == "peer"
+    assert said["mamba3_mimo.dtype"] == "bfloat16"
     assert said["mamba3_mimo.peer_kernels"] == kernels
     assert said["mamba3_mimo.peer"] == "mamba-ssm 2.3.2.post1, tilelang 0.1.8"
 
