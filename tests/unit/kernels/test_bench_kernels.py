@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kernels.backends import Lane
 from kernels.errors import KernelError, KernelUnsupported
-from kernels.mamba3_mimo.accuracy import make_inputs
-from kernels.mamba3_mimo.bench import cases, parts, render
+from kernels.mamba3_mimo.accuracy import make_grad, make_inputs
+from kernels.mamba3_mimo.bench import cases, parts, render, work
 from kernels.mamba3_mimo.bench.__main__ import main
 from kernels.mamba3_mimo.bench.cases import BenchCase
 from kernels.mamba3_mimo.bench.compiling import needed
@@ -31,6 +32,8 @@ from kernels.mamba3_mimo.bench.report import (
     stored,
 )
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.fuzz import criterion
+from kernels.mamba3_mimo.fuzz.criterion import Yardstick
 
 REFERENCE = ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16, C=16, L=256)
 CEILINGS = {"bytes_per_s": 4.28e12, "flops_per_s": 790e12}
@@ -399,10 +402,32 @@ def test_binaries_are_those_of_what_is_launched(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], walked: list[str]
 ) -> None:
     pytest.importorskip("tilelang")
-    from kernels.mamba3_mimo.bench import work
     from kernels.mamba3_mimo.cuda.host import attest, compiled
 
     monkeypatch.setattr(work, "make_inputs", lambda case: make_inputs(case, "cpu"))
     monkeypatch.setattr(compiled, "kernel", lambda name, *_: name)
     monkeypatch.setattr(attest, "table", lambda made: [{"name": name} for name in made])
     assert work.Worker(Lane.CUDA).binaries(PROBLEM.case, options) == [{"name": name} for name in walked]
+
+
+@pytest.mark.parametrize(("right_from", "asked"), [(2, [2]), (8, [2, 8]), (32, [2, 8, 32]), (99, [2, 8, 32])])
+def test_what_few_samples_call_wrong_is_judged_by_more(
+    monkeypatch: pytest.MonkeyPatch, right_from: int, asked: list[int]
+) -> None:
+    inputs = make_inputs(cases.Case(B=1, S=8, H=1, N=16, P=32, R=1), "cpu")
+    drawn: list[int] = []
+
+    def counted(*_: Any, samples: int, gradients: bool) -> Yardstick:
+        drawn.append(samples)
+        return Yardstick({"out": got["out"].double()}, {"out": torch.ones(1)}, {})
+
+    def measured(_: Any, by: Yardstick) -> dict[str, criterion.Share]:
+        assert by.exact["out"].dtype == torch.float64
+        return {"out": criterion.Share(0.5, 33.0 if drawn[-1] < right_from else 31.0)}
+
+    got = {"out": torch.ones(1, 8, 1, 32)}
+    monkeypatch.setattr(work, "yardstick", counted)
+    monkeypatch.setattr(criterion, "measured", measured)
+    exactly = work._Exactly(inputs, make_grad(inputs, 1), gradients=False)
+    judged_ = work.Worker(Lane.CUDA)._judged(got, exactly)
+    assert (drawn, judged_["wrong"]) == (asked, [] if right_from <= 32 else ["out"])
