@@ -211,7 +211,7 @@ def _kernels(rows: list[KernelRow]) -> str:
 
 
 def _sweep(rows: list[SweepRow]) -> list[str]:
-    times, binaries = [], []
+    times, binaries, unread = [], [], []
     for row in rows:
         if row.speed.refused is not None:
             times.append((row.change, *("-" * 9), row.speed.refused))
@@ -223,11 +223,13 @@ def _sweep(rows: list[SweepRow]) -> list[str]:
             for way in ("kernels", "graph")
         )  # fmt: skip
         times.append((row.change, *shown, *change, _number(row.speed.peak_gib, 2), ""))
-        binaries += [(row.change, b["name"], *(b.get(key, b.get("why", "-")) for key in SHOWN)) for b in row.binaries]
+        binaries += [(row.change, b["name"], *(b.get(key, "-") for key in SHOWN)) for b in row.binaries if "why" not in b]
+        unread += [f"Binaries of {row.change} could not be read: {b['why']}" for b in row.binaries if "why" in b]
     looked_at = (f"{passes}, {way} ms" for passes in ("forward", "both") for way in WAYS)
     headings = ("change", *looked_at, "kernels, %", "graph, %", "peak GiB", "refused")
     return [
         table(headings, times),
         "Per cent: both passes against the default, which was measured in turn.",
         *([table(("change", "kernel", *SHOWN), binaries)] if binaries else []),
+        *unread,
     ]

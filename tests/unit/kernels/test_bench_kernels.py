@@ -431,3 +431,11 @@ def test_what_few_samples_call_wrong_is_judged_by_more(
     exactly = work._Exactly(inputs, make_grad(inputs, 1), gradients=False)
     judged_ = work.Worker(Lane.CUDA)._judged(got, exactly)
     assert (drawn, judged_["wrong"]) == (asked, [] if right_from <= 32 else ["out"])
+
+
+def test_binaries_that_could_not_be_read_are_said_once() -> None:
+    row = SweepRow(change="chunk_size 8", speed=SpeedRow(name="chunk_size 8", lane="cuda"),
+                   binaries=[{"name": "not read", "why": "the cache is off"}])  # fmt: skip
+    text = "\n".join(render._sweep([row]))
+    assert text.count("the cache is off") == 1
+    assert "Binaries of chunk_size 8 could not be read: the cache is off" in text
