@@ -223,8 +223,11 @@ def _sweep(rows: list[SweepRow]) -> list[str]:
             for way in ("kernels", "graph")
         )  # fmt: skip
         times.append((row.change, *shown, *change, _number(row.speed.peak_gib, 2), ""))
-        binaries += [(row.change, b["name"], *(b.get(key, "-") for key in SHOWN)) for b in row.binaries if "why" not in b]
-        unread += [f"Binaries of {row.change} could not be read: {b['why']}" for b in row.binaries if "why" in b]
+        for binary in row.binaries:
+            if "why" in binary:
+                unread.append(f"Binaries of {row.change} could not be read: {binary['why']}")
+            else:
+                binaries.append((row.change, binary["name"], *(binary.get(key, "-") for key in SHOWN)))
     looked_at = (f"{passes}, {way} ms" for passes in ("forward", "both") for way in WAYS)
     headings = ("change", *looked_at, "kernels, %", "graph, %", "peak GiB", "refused")
     return [
