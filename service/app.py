@@ -26,6 +26,7 @@ from service.errors import ConfigurationError
 from service.http_limits import BoundedHttp
 from service.middleware import RequestMiddleware
 from service.operator_pages import OperatorPages
+from service.outlook import Outlook
 from service.rate_limit import RateLimiter
 from service.settings import ServiceSettings, get_settings
 from service.sse import Streams
@@ -73,6 +74,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         in_flight=set(),
         large_bodies=CapacityLimiter(1),
         call_limits=call_limits.CallLimits(),
+        outlook=Outlook(store, settings),
     )
     app.state.operator_pages = OperatorPages(store, settings)
     app.state.stopping = False
