@@ -160,6 +160,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after a clean end
         signal.signal(signum, lambda *_: None)
     _allow_many_files()
+    import_module("scipy.optimize")  # every plan needs it: who submits first would wait 0.3 s, and all others with them
     gc.freeze()  # what was imported stays: a full collection would look at all of it, 0.1 s in which nobody is answered
     sys.setswitchinterval(_SWITCH_S)
     server = _Server(config, app)
