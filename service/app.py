@@ -26,6 +26,7 @@ from service.errors import ConfigurationError
 from service.http_limits import BoundedHttp
 from service.middleware import RequestMiddleware
 from service.operator_pages import OperatorPages
+from service.outlook import Outlook
 from service.rate_limit import RateLimiter
 from service.settings import ServiceSettings, get_settings
 from service.sse import Streams
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 SHUTDOWN_S = 5
 DISCONNECT_S = 30
 _MAX_FILES = 65_536
+_ASKED_FIRST = ("attempts", "submissions")
+"""Modules of routes that are called most: a request is held against one route after another until one fits."""
 _SWITCH_S = 0.001
 """A thread that talks to the database asks for the interpreter's lock after every statement, and a claim has seven: by
 Python's own 5 ms each, its transaction would last many times longer than its work while another thread computes."""
@@ -73,6 +76,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         in_flight=set(),
         large_bodies=CapacityLimiter(1),
         call_limits=call_limits.CallLimits(),
+        outlook=Outlook(store, settings),
     )
     app.state.operator_pages = OperatorPages(store, settings)
     app.state.stopping = False
@@ -91,9 +95,14 @@ def _routes() -> list[BaseRoute]:
 
     That took a tenth of the processor time of a submission.
     """
-    rest = [import_module(f"{routes.__name__}.{module.name}") for module in pkgutil.iter_modules(routes.__path__)]
+    names = sorted((module.name for module in pkgutil.iter_modules(routes.__path__)), key=_place)
+    rest = [import_module(f"{routes.__name__}.{name}") for name in names]
     parts = [*rest, pages, actions, sign_in, docs_page, static_files]
     return [route for part in parts for route in part.router.routes]
+
+
+def _place(name: str) -> tuple[bool, str]:
+    return name not in _ASKED_FIRST, name
 
 
 def _prepare(store: Store, settings: ServiceSettings) -> None:
@@ -151,6 +160,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after a clean end
         signal.signal(signum, lambda *_: None)
     _allow_many_files()
+    import_module("scipy.optimize")  # every plan needs it: who submits first would wait 0.3 s, and all others with them
     gc.freeze()  # what was imported stays: a full collection would look at all of it, 0.1 s in which nobody is answered
     sys.setswitchinterval(_SWITCH_S)
     server = _Server(config, app)

@@ -16,6 +16,7 @@ from experiments.ids import id_pattern
 from service.call_limits import CallLimits
 from service.dispatch import WakePublisher
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
+from service.outlook import Outlook
 from service.patient_json import PatientRequest
 from service.principals import Principal, Scope
 from service.rate_limit import RateLimiter
@@ -41,6 +42,7 @@ class Services:
     large_bodies: CapacityLimiter
     """Lets one large body be parsed at a time."""
     call_limits: CallLimits
+    outlook: Outlook
 
 
 async def _services(request: Request) -> Services:  # a plain function would cost a trip to another thread

@@ -5,9 +5,11 @@ uvicorn's own protocol waits for ever for the rest of a request and keeps a head
 
 import json
 from asyncio import TimerHandle, Transport
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.joined_writes import JoinedWrites
 
 MAX_HEAD_BYTES = 65_536
 """Request line and headers together; also all of a request that is no body, such as trailers."""
@@ -42,7 +44,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """Give the client a time for its first request."""
-        super().connection_made(transport)
+        super().connection_made(cast("Transport", JoinedWrites(transport, self.loop)))
         self._expect(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:

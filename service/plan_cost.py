@@ -1,5 +1,7 @@
 """What a design is expected to cost, from earlier trials of its arms, and whether one that was sized can pay it."""
 
+from collections.abc import Mapping
+
 from sqlalchemy import Connection
 
 from experiments.analysis.sizing import budget_problems
@@ -11,9 +13,13 @@ from service.store.ablations import mean_trial_s
 from service.store.calibrations import read_sizing
 
 
-def device_minutes(connection: Connection, plan: Plan) -> float | None:
-    """Return the device minutes that `plan` is expected to take; None where an arm never ran on its node class."""
-    seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms], plan.node_class)
+def expected_device_minutes(connection: Connection, plan: Plan) -> float | None:
+    """Return what `device_minutes` makes of what is known now."""
+    return device_minutes(plan, mean_trial_s(connection, [arm.digest for arm in plan.arms], plan.node_class))
+
+
+def device_minutes(plan: Plan, seconds: Mapping[str, float]) -> float | None:
+    """Return the device minutes that `plan` takes if its arms' trials take these seconds; None without those of all."""
     known = [seconds[arm.digest] for arm in plan.arms if arm.digest in seconds]
     if len(known) < len(plan.arms):
         return None
@@ -34,6 +40,6 @@ def warnings_of(spec: AblationSpec, minutes: float | None) -> list[str]:
 
 def check_budget(connection: Connection, spec: AblationSpec, plan: Plan) -> None:
     """Refuse a number of blocks that was asked for by the noise and takes more than is allowed. Raises SpecError."""
-    problems = budget_problems(spec, read_sizing(connection, spec, plan), device_minutes(connection, plan))
+    problems = budget_problems(spec, read_sizing(connection, spec, plan), expected_device_minutes(connection, plan))
     if problems:
         raise SpecError(problems)

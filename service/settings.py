@@ -69,6 +69,8 @@ class ServiceSettings(BaseSettings):
     """Whether the API logs a line for every request."""
     control_every: int = Field(default=10, ge=0)
     """One ablation in so many gets a control arm, which repeats its baseline to watch the noise; 0 for none."""
+    outlook_fresh_s: float = Field(default=1.0, ge=0)
+    """So old may be what the answer to a submission says of expected device minutes and of nodes that it waits for."""
     webhook_url: str = ""
     """Address that is told when an ablation is over; empty means nobody."""
     webhook_secret: SecretStr | None = None

@@ -40,11 +40,14 @@ def takers(node_class: str, nodes: Sequence[Row[Any]], needs: Needs, *, silent_s
     return Takers(node_class=node_class, working=found.count(None), reasons=reasons)
 
 
-def takers_of(connection: Connection, plan: Plan, *, silent_s: float) -> Takers:
-    """Return the nodes that may take the blocks of `plan` if it were submitted now."""
-    nodes = queue.nodes_of(connection, [plan.node_class])
-    needs = Needs(lanes=lanes_of(plan), devices=plan.devices)
-    return takers(plan.node_class, nodes, needs, silent_s=silent_s)
+def needs_of(plan: Plan) -> Needs:
+    """Return what every block of `plan` needs of its node."""
+    return Needs(lanes=lanes_of(plan), devices=plan.devices)
+
+
+def takers_of(connection: Connection, node_class: str, needs: Needs, *, silent_s: float) -> Takers:
+    """Return the nodes of a class that may take blocks with these needs if they were submitted now."""
+    return takers(node_class, queue.nodes_of(connection, [node_class]), needs, silent_s=silent_s)
 
 
 def _why_not(node: Row[Any], needs: Needs, silent_s: float) -> str | None:

@@ -29,6 +29,7 @@ from service.http_limits import BoundedHttp
 from service.settings import ServiceSettings
 from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
+from tests.watched_postgres import end_with_this_process
 
 ADMIN, WORKER = "admin-secret-of-the-tests", "worker-secret-of-the-tests"
 NODE = "tester"
@@ -49,8 +50,10 @@ def _postgres() -> Any:
     def patient(arguments: list[str], **options: Any) -> Any:
         return pg_ctl(arguments, **{**options, "timeout": POSTGRES_START_S})
 
+    folder = Path(tempfile.mkdtemp(prefix="ablate-pg-")).resolve()
+    end_with_this_process(folder)
     with mock.patch.object(postgres_server, "pg_ctl", patient):  # it would give up after 10 s and leave a server behind
-        return get_server(Path(tempfile.mkdtemp(prefix="ablate-pg-")), cleanup_mode="delete")
+        return get_server(folder, cleanup_mode=None)
 
 
 @lru_cache(maxsize=1)
@@ -79,9 +82,9 @@ def database_url(kind: str, folder: Path) -> str:
 
 
 def settings_for(url: str, home: Path, **changes: Any) -> ServiceSettings:
-    """Return settings for tests; no broker and no MLflow are there unless named."""
+    """Return settings for tests; no broker and no MLflow are there unless named, and nothing is told from memory."""
     secrets = {"admin_token": ADMIN, "worker_token": WORKER, "node_name": NODE}
-    values: dict[str, Any] = {"home": home, "database_url": url, **secrets}
+    values: dict[str, Any] = {"home": home, "database_url": url, "outlook_fresh_s": 0, **secrets}
     return ServiceSettings(**{"mlflow_url": nobody_url(), **values, **changes})
 
 

@@ -258,5 +258,9 @@ async def stream_events(
     principal: Reader,
     last_event_id: Annotated[str, Header(pattern=_SEQUENCE, description="Replay what came after this one.")] = "0",
 ) -> Response:
-    """Replay events after Last-Event-ID, follow new ones, and close with an `end` event."""
+    """Replay events after Last-Event-ID, follow new ones, and close with an `end` event once nothing more can come.
+
+    That is after the `verdict`, which the background process gives a moment after the last block has ended, or after
+    the cancellation, which has none. While no background process runs, an ablation that is over keeps its stream open.
+    """
     return await streams_of(request).of_ablation(ablation_id, int(last_event_id))

@@ -5,7 +5,6 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
-from sqlalchemy import Connection
 
 from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.sizing import sizing_problems
@@ -22,7 +21,8 @@ from service.call_limits import SubmissionRoute
 from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
 from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
-from service.plan_cost import check_budget, device_minutes, warnings_of
+from service.outlook import Outlook
+from service.plan_cost import check_budget, expected_device_minutes, warnings_of
 from service.principals import Principal
 from service.responses import etag_of, secured
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
@@ -31,7 +31,7 @@ from service.store.calibrations import read_calibrations, read_sizing
 from service.store.nodes import count_live
 from service.store.quotas import check_quota
 from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, find_answer, store_submission
-from service.takers import Takers, takers_of
+from service.takers import Takers, needs_of, takers_of
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=SubmissionRoute)
 
@@ -70,11 +70,12 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
         _, spec, plan = _numbered(services, body)
     else:
         plan = make_plan(spec)
+    silent_s = silent_limit_s(services.settings)
     with services.store.read() as connection:
-        found = takers_of(connection, plan, silent_s=silent_limit_s(services.settings))
+        found = takers_of(connection, plan.node_class, needs_of(plan), silent_s=silent_s)
         sizing = read_sizing(connection, spec, plan)
-        minutes = device_minutes(connection, plan)
-        live = count_live(connection, silent_s=silent_limit_s(services.settings))
+        minutes = expected_device_minutes(connection, plan)
+        live = count_live(connection, silent_s=silent_s)
     answers = [_answer(entry, found, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
     return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing)
 
@@ -167,9 +168,9 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
         submitted_by=principal.name,
         token_id=principal.token_id,
     )
+    answer = _answer_to(submission, services.outlook)
     try:
         with services.store.write() as connection:
-            answer = _answer_to(connection, submission, silent_s=silent_limit_s(services.settings))
             _check_size(spec, store_submission(connection, submission, key, answer))
             check_quota(connection, principal)
     except KeyKnown:
@@ -181,21 +182,21 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
     return answer
 
 
-def _answer_to(connection: Connection, submission: Submission, *, silent_s: float) -> GivenAnswer:
-    minutes = device_minutes(connection, submission.plan)
-    warnings = [*warnings_of(submission.spec, minutes), *_warnings(connection, submission.plan, silent_s)]
+def _answer_to(submission: Submission, outlook: Outlook) -> GivenAnswer:
+    minutes = outlook.device_minutes(submission.plan)
+    warnings = [*warnings_of(submission.spec, minutes), *_warnings(submission.plan, outlook)]
     accepted = accepted_public(
         submission.ablation_id, submission.plan, expected_device_minutes=minutes, warnings=warnings
     )
     return GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
 
 
-def _warnings(connection: Connection, plan: Plan, silent_s: float) -> Iterator[str]:
+def _warnings(plan: Plan, outlook: Outlook) -> Iterator[str]:
     """Yield what a plan cannot tell, as it is drawn at the submission, or tells at the node class."""
     if plan.control is not None:
         more = wording.counted(len(plan.blocks), "trial")
         yield f"arm '{plan.control.name}' was added: it repeats the baseline, to watch the noise, {more} more"
-    waits_for = takers_of(connection, plan, silent_s=silent_s).waits_for
+    waits_for = outlook.waits_for(plan)
     if waits_for is not None:
         yield f"it waits for {waits_for}"
 

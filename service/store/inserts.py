@@ -6,12 +6,12 @@ A client of PostgreSQL spends more on each message than on the rows in it, and e
 the text of a statement and the check of every value that cost more than the rows: a text is made once.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast, overload
 
+from pydantic_core import to_json
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -85,14 +85,14 @@ def insert_all(
     """
     filled = [(target, rows) for target, rows in parts if rows]
     if connection.dialect.name == "postgresql":
-        texts = {_rows_name(place): json.dumps(rows) for place, (_, rows) in enumerate(filled)}
+        texts = {_rows_name(place): to_json(rows).decode() for place, (_, rows) in enumerate(filled)}
         shape = tuple((target, tuple(rows[0])) for target, rows in filled)
         written = connection.execute(_in_one_statement(shape, then), {**texts, **(parameters or {})})
         return None if then is None else written
     for target, rows in filled:
         text, names = _by_row(target, tuple(rows[0]))
-        known = parameters or {}
-        connection.exec_driver_sql(text, [tuple(row[n] if n in row else known[n] for n in names) for row in rows])
+        whole = [{**parameters, **row} for row in rows] if parameters and target.added else rows
+        connection.exec_driver_sql(text, [tuple(map(row.__getitem__, names)) for row in whole])
     return None if then is None else connection.execute(then, parameters)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
+from service.threads import CONNECTIONS
 from tests.chaos.disks import SmallDisk
 from tests.chaos.processes import Part
 from tests.chaos.proxies import Proxies
@@ -23,6 +24,8 @@ from tests.waiting import until
 Rows = list[dict[str, Any]]
 
 TABLES = ("ablations", "blocks", "trials", "attempts", "receipts", "events", "outbox", "idempotency", "nodes")
+_OTHERS = 10
+"""Connections of the checker, and those that PostgreSQL keeps for administrators."""
 _PERSON = "pgserver"
 """System user of the wheel's PostgreSQL where we are root: it refuses to run as root."""
 
@@ -32,7 +35,7 @@ class Sqlite:
 
     kind = "sqlite"
 
-    def __init__(self, disk: SmallDisk, _logs: Path, _proxies: Proxies) -> None:
+    def __init__(self, disk: SmallDisk, _logs: Path, _proxies: Proxies, *, processes: int) -> None:
         self.part: Part | None = None
         self._file = disk.folder / "ablate.db"
         self.url = f"sqlite:///{self._file}"
@@ -71,7 +74,7 @@ class Postgres:
 
     kind = "postgresql"
 
-    def __init__(self, disk: SmallDisk, logs: Path, proxies: Proxies) -> None:
+    def __init__(self, disk: SmallDisk, logs: Path, proxies: Proxies, *, processes: int) -> None:
         self._data, self._port = disk.folder / "data", free_port()
         self._proxy = proxies.between(self._port)
         self._user = _unprivileged(disk.folder)
@@ -80,7 +83,7 @@ class Postgres:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "fsync": "off",  # processes are killed, not the machine
-            "max_connections": "60",
+            "max_connections": str(_connections(processes)),
         }
         words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         command = [str(_binaries() / "postgres"), "-D", str(self._data), "-p", str(self._port), *words]
@@ -127,6 +130,14 @@ class Postgres:
         except psycopg.OperationalError:
             return False
         return True
+
+
+def _connections(processes: int) -> int:
+    """Return how many connections so many processes of the service may have, each beside one that was killed or frozen.
+
+    The server ends connections of the dead when it notices; those of the frozen it keeps.
+    """
+    return 2 * processes * CONNECTIONS + _OTHERS
 
 
 DATABASES = {"sqlite": Sqlite, "postgresql": Postgres}

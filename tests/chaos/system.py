@@ -73,7 +73,8 @@ class System:
         for name in ("database", *self.nodes):
             self.disks[name] = SmallDisk(self.home / "disks" / name)
             self._stack.callback(self.disks[name].close)
-        self.database = DATABASES[self.kind](self.disks["database"], self.logs, self.proxies)
+        processes = 1 + len(BACKGROUNDS)
+        self.database = DATABASES[self.kind](self.disks["database"], self.logs, self.proxies, processes=processes)
         if self.database.part is not None:
             self.parts["database"] = self.database.part
             self.database.part.environment = self._faked_clock

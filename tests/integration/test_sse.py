@@ -16,7 +16,8 @@ import httpx_sse
 import pytest
 from sqlalchemy import Connection, event
 
-from service.lifecycle import EventKind
+from service.lifecycle import EventKind, OutboxKind
+from service.outbox_handlers import OutboxHandlers
 from service.store.changes import Mark, ablation_marks
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
@@ -113,6 +114,47 @@ def test_last_event_id_replays_only_what_came_after(tmp_path: Path) -> None:
         assert replayed == [f"id: {event['seq']}" for _, event in told[4:]]
         bad = api.get(f"/v1/ablations/{made['id']}/events", headers={"Last-Event-ID": "x"})
         assert bad.status_code == 422
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("state", ["completed", "failed", "cancelled"])
+def test_a_stream_ends_when_nothing_more_can_come_and_not_before(kind: str, state: str, tmp_path: Path) -> None:
+    with served_api(kind, tmp_path) as api:
+        made, told = api.submit(), list[tuple[str, str | None]]()
+        follower = threading.Thread(target=_follow, args=(api, made["links"]["events"], told))
+        follower.start()
+        _end(api, made["id"], state)
+        deadline = time.monotonic() + 30
+        while ("ablation.state", state) not in told:
+            assert time.monotonic() < deadline, told
+            time.sleep(0.02)
+        if state != "cancelled":
+            follower.join(1.5)  # many looks
+            assert follower.is_alive(), "the verdict is still to come"
+            assert OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
+        follower.join(30)
+        assert not follower.is_alive()
+    last = [name for name, _ in told][-2:]
+    assert last == (["ablation.state", "end"] if state == "cancelled" else ["verdict", "end"])
+
+
+def _follow(api: Api, path: str, told: list[tuple[str, str | None]]) -> None:
+    with httpx_sse.connect_sse(api.client, "GET", path, headers=api.admin) as source:
+        told.extend((event.event, event.json()["to"]) for event in source.iter_sse())
+
+
+def _end(api: Api, ablation_id: str, state: str) -> None:
+    """Bring an ablation to its end: all blocks done, every block failed, or cancelled while one runs."""
+    node = api.register()
+    if state == "completed":
+        assert api.finish(node) == 6
+        return
+    while block := api.claim(node):
+        if state == "cancelled":
+            api.cancel(ablation_id)
+            api.attempt(block, "release", failure_class="cancelled", message="cancel was asked for")
+        else:
+            api.attempt(block, "report", failure_class="user_error", message="x")
 
 
 def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:

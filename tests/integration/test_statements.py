@@ -27,8 +27,13 @@ MOST = {"claim": 7, "heartbeat": 3, "release": 8}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def api(kind: str, tmp_path: Path) -> Iterator[Api]:
+    with running_api(kind, tmp_path) as running:
         yield running
 
 
@@ -67,12 +72,16 @@ def test_calls_of_workers_take_few_statements(api: Api) -> None:
     assert len(of_release) <= MOST["release"] + extra, of_release
 
 
-def test_a_submission_takes_few_statements_which_the_driver_keeps(api: Api) -> None:
-    api.submit()  # the token is known from here on
-    with counted(api) as asked:
-        api.submit(labels={"team": "kernels"})
-    looks = 2  # before all else: what its arms' trials take, and which nodes may take its blocks
-    assert len(asked) - looks <= {"sqlite": 9, "postgresql": 1}[api.store.writer.dialect.name], asked
+@pytest.mark.parametrize(("fresh_s", "looks"), [(3600, 0), (0, 2)])
+def test_a_submission_takes_few_statements_which_the_driver_keeps(
+    kind: str, tmp_path: Path, fresh_s: float, looks: int
+) -> None:
+    """One whose arms and node class were asked about lately looks for nothing; others for their cost, and for nodes."""
+    with running_api(kind, tmp_path, outlook_fresh_s=fresh_s) as api:
+        api.submit()  # the token is known from here on
+        with counted(api) as asked:
+            api.submit(labels={"team": "kernels"})
+    assert len(asked) <= {"sqlite": 9, "postgresql": 1}[kind] + looks, asked
     assert all(len(text) <= MAX_CACHED_STATEMENT_LENGTH for text in asked), "the driver reads them again every time"
 
 

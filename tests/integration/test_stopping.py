@@ -1,12 +1,15 @@
-"""A bench that is told to stop leaves no server behind."""
+"""A bench that is told to stop leaves no server behind, and a process that is killed no database."""
 
 import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.waiting import until
 
 PROGRAM = """
 import signal, sys
@@ -38,3 +41,22 @@ def test_a_bench_that_is_told_to_stop_ends_its_servers(number: signal.Signals, s
             for process in servers:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
+
+
+def test_a_process_that_is_killed_leaves_no_database() -> None:
+    program = (
+        "import signal\nfrom tests import api_stack\nfound = api_stack._postgres()\n"
+        "print('database', found.get_pid(), found.pgdata, flush=True)\nsignal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        told = next(line for line in killed.stdout if line.startswith("database")).split()
+        database, folder = psutil.Process(int(told[1])), Path(told[2])
+        try:
+            assert folder.is_dir()
+            killed.kill()
+            assert psutil.wait_procs([database], timeout=60)[1] == []
+            until(lambda: not folder.exists(), patience_s=60, what="the folder's end")
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                database.kill()
