@@ -53,8 +53,15 @@ class Round:
     """How long a round took: wall seconds, and processor seconds of all background processes and of MLflow."""
 
     wall_s: float
-    own_s: float
-    mlflow_s: float
+    own_s: float | None = None
+    """None where a process was killed, whose seconds nobody counted."""
+    mlflow_s: float | None = None
+
+    def processor(self, count: int) -> str:
+        """Return the processor seconds of one of `count` ablations, for people."""
+        if self.own_s is None or self.mlflow_s is None:
+            return "not counted, one was killed"
+        return f"projectors {self.own_s / count:.2f}, MLflow's server {self.mlflow_s / count:.2f}"
 
 
 def fill(api: Api, count: int) -> list[str]:
@@ -137,7 +144,7 @@ def project(place: Place, experiment: str, names: Sequence[str], *, processes: i
             running[0].send_signal(signal.SIGKILL)
             running[0].wait()
             until(lambda: left(place.store) == 0)
-            return Round(time.monotonic() - began, float("nan"), float("nan"))
+            return Round(time.monotonic() - began)
         until(lambda: left(place.store) == 0)
         wall_s, after = time.monotonic() - began, used(running)
         return Round(wall_s, after[0] - before[0], after[1] - before[1])
@@ -179,10 +186,9 @@ def rounds(place: Place, kind: str, names: Sequence[str], processes: Sequence[in
         found = shown(place.home / "mlflow", experiment)
         alone = found if alone is None else alone
         same &= found == alone
-        rate, each = count / took.wall_s, (took.own_s / count, took.mlflow_s / count)
         say(
-            f"{experiment}: {count} ablations in {took.wall_s:.1f} s, {rate:.3f}/s; processor s an ablation: "
-            f"projectors {each[0]:.2f}, MLflow's server {each[1]:.2f}; load before {load:.1f}; "
+            f"{experiment}: {count} ablations in {took.wall_s:.1f} s, {count / took.wall_s:.3f}/s; processor s an "
+            f"ablation: {took.processor(count)}; load before {load:.1f}; "
             f"{len(found)} runs, {'as one alone' if found == alone else 'NOT as one alone'}"
         )
     return same
