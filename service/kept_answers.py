@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from cachetools import TLRUCache
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Answer = TypeVar("_Answer")
@@ -18,22 +19,19 @@ class KeptAnswers(Generic[_Key, _Answer]):
     """
 
     def __init__(self, *, fresh_s: float, most: int) -> None:
-        self._fresh_s = fresh_s
-        self._most = most
-        self._answers: OrderedDict[_Key, tuple[float, _Answer]] = OrderedDict()
+        self._answers: TLRUCache[_Key, tuple[float, _Answer]] = TLRUCache(
+            most, ttu=lambda _, answer, __: answer[0] + fresh_s, timer=time.monotonic
+        )
         self._lock = threading.Lock()
 
     def get(self, key: _Key, look: Callable[[], _Answer]) -> _Answer:
         """Return what a look found that began at most `fresh_s` ago, or begins now."""
-        asked_at = time.monotonic()
         with self._lock:
             known = self._answers.get(key)
-        if known is not None and asked_at < known[0]:
+        if known is not None:
             return known[1]
+        asked_at = time.monotonic()
         found = look()
         with self._lock:
-            self._answers[key] = (asked_at + self._fresh_s, found)
-            self._answers.move_to_end(key)
-            if len(self._answers) > self._most:
-                self._answers.popitem(last=False)
+            self._answers[key] = asked_at, found
         return found
