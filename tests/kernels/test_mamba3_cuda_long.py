@@ -27,11 +27,11 @@ OF_ROWS = (*TIME_AXIS, "state")
 
 def cut(inputs: ScanInputs, rows: slice, tokens: slice) -> ScanInputs:
     """Return some rows and tokens of all tensors that have them, as one document each where `tokens` are a part."""
-    parts: dict[str, Any] = dict(zip(inputs.names, inputs.tensors(), strict=True))
-    for name in parts.keys() & TIME_AXIS.keys():
-        parts[name] = of_tokens(name, parts[name][rows], tokens)
+    parts: dict[str, Any] = {
+        name: of_tokens(name, getattr(inputs, name)[rows], tokens) for name in inputs.names if name in TIME_AXIS
+    }
     ids = None if inputs.segment_ids is None or tokens != slice(None) else inputs.segment_ids[rows]
-    return ScanInputs(**parts, segment_ids=ids, angles_cumulated=inputs.angles_cumulated)
+    return replace(inputs, **parts, segment_ids=ids)
 
 
 def of_tokens(name: str, tensor: torch.Tensor, tokens: slice) -> torch.Tensor:

@@ -209,22 +209,21 @@ class Worker:
 
     def _judged(self, got: Results, exactly: _Exactly) -> Judged:
         """Return errors and verdict: ours by the criterion of the fuzz, the official one by that of its own tests."""
-        if self._lane == Lane.PEER:
-            errors = compare_rows(got, {name: exactly.exact[name] for name in got})
-            wrong = [name for name, (overall, _) in errors.items() if not overall < OFFICIAL_TOLERANCE]
-            torch.cuda.empty_cache()
-            return {"errors": errors, "shares": {}, "wrong": wrong}
         shares: dict[str, criterion.Share] = {}
-        for samples in SAMPLES:
-            by = exactly.by(samples)
-            shares = criterion.measured(got, by)
-            if all(share.right for share in shares.values()):
-                break
+        if self._lane == Lane.PEER:
+            exact = exactly.exact
+        else:
+            (exact, *_), shares = criterion.judged(got, exactly.by, SAMPLES)
+        errors = compare_rows(got, {name: exact[name] for name in got})
+        if self._lane == Lane.PEER:
+            wrong = [name for name, (overall, _) in errors.items() if not overall < OFFICIAL_TOLERANCE]
+        else:
+            wrong = [name for name, share in shares.items() if not share.right]
         torch.cuda.empty_cache()
         return {
-            "errors": compare_rows(got, {name: by.exact[name] for name in got}),
+            "errors": errors,
             "shares": {name: (share.whole, share.row) for name, share in shares.items()},
-            "wrong": [name for name, share in shares.items() if not share.right],
+            "wrong": wrong,
         }
 
     def _warm(self, name: str, timed: Timed) -> Timed:

@@ -9,6 +9,7 @@ stated multiple of it. A row of `adt` is a sum over later tokens, and has the no
 docs/kernels-correctness.md says why these multiples, why rows, and why sums. Letters: see ../inputs.py.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -80,12 +81,24 @@ def shares(got: Results, inputs: ScanInputs, grad_out: Tensor, grad_state: Tenso
     What a few samples show as wrong is judged by many: of thousands of rows some have few samples that moved them.
     """
     gradients = bool(got.keys() - {"out", "state"})
-    told: dict[str, Share] = {}
-    for samples in (SAMPLES, SAMPLES_IN_DOUBT):
-        told = measured(got, yardstick(inputs, grad_out, grad_state, gradients=gradients, samples=samples))
+
+    def by(samples: int) -> Yardstick:
+        return yardstick(inputs, grad_out, grad_state, gradients=gradients, samples=samples)
+
+    return judged(got, by, (SAMPLES, SAMPLES_IN_DOUBT))[1]
+
+
+def judged(got: Results, by: Callable[[int], Yardstick], counts: Sequence[int]) -> tuple[Yardstick, dict[str, Share]]:
+    """Return the share of every result by the first of `counts` samples that calls all of them right, else by the last.
+
+    `by` returns the yardstick from so many samples; what was judged by comes with the shares.
+    """
+    for samples in counts:
+        measure = by(samples)
+        told = measured(got, measure)
         if all(share.right for share in told.values()):
             break
-    return told
+    return measure, told
 
 
 def wrong(got: Results, inputs: ScanInputs, grad_out: Tensor, grad_state: Tensor | None = None) -> dict[str, Share]:
