@@ -24,7 +24,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from tests.kernels.open_sizes import sizes
-from tests.kernels.tile_registers import Descriptor, Pointer, accumulate, from_registers, load_matrices
+from tests.kernels.tile_registers import Descriptor, Pointer, accumulate, from_registers, load_matrices, store_matrices
 
 AXES = 6
 """Of every value that is not one number: threads, then up to five nested parallel loops."""
@@ -401,6 +401,13 @@ class Machine:
 
     def ptx_ldmatrix(self, turned: bool, count: int, source: Pointer, target: Pointer) -> None:
         load_matrices(source, target, count, turned, self._chosen())
+
+    def pack_b16(self, low: Any, high: Any) -> Any:
+        """Return two numbers as one; a register holds both."""
+        return low, high
+
+    def ptx_stmatrix(self, turned: bool, count: int, target: Pointer, *rest: Any) -> None:
+        store_matrices(target, rest[:count], turned, self._chosen())
 
     def ptx_wgmma_rs(self, form: str, depth_last: bool, *rest: Any) -> None:
         """Add a product to an accumulator at once; the hardware does so until the next wait."""

@@ -67,6 +67,20 @@ def load_matrices(source: Pointer, target: Pointer, count: int, turned: bool, ac
     target.data[chosen, first : first + 2 * count] = loaded[chosen]
 
 
+def store_matrices(target: Pointer, pairs: Any, turned: bool, active: Any) -> None:
+    """stmatrix: what `load_matrices` would read; register i of all threads of a warp is matrix i."""
+    threads, count = active.shape[0], len(pairs)
+    places = [np.broadcast_to(np.asarray(i), active.shape).reshape(-1, 4, 8)[:, :count] for i in target.index]
+    elements = [np.broadcast_to(np.asarray(e), active.shape).ravel() for pair in pairs for e in pair]
+    # [matrix, element, warp, row, pair] -> [warp, matrix, row, column]
+    matrices = np.stack(elements).reshape(count, 2, threads // 32, 8, 4).transpose(2, 0, 3, 4, 1)
+    matrices = matrices.reshape(threads // 32, count, 8, 8)
+    if turned:
+        matrices = matrices.swapaxes(2, 3)
+    index = [place[..., None] for place in places[:-1]] + [places[-1][..., None] + np.arange(8)]
+    target.data[tuple(index)] = matrices
+
+
 def from_registers(a: Any, first: int, threads: Any) -> Any:
     """Return left operands [groups of 128 threads, 64, 16] of the matrix unit, 8 elements of every thread.
 

@@ -14,9 +14,10 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
-from kernels.mamba3_mimo.cuda.backward import groups
+from kernels.mamba3_mimo.cuda.backward import gradients_lifted, groups
 from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
+from kernels.mamba3_mimo.cuda.backward.lifted import lifts
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -105,6 +106,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the
     gradient of the state that enters the rows, only in the sequential schedule: else F2 reversed has it.
     """
+    if lifts(s, v):
+        return gradients_lifted.gradients(s, v)
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     threads, loads = io.threads_of(s), make_loads(s, v)
     turning, depth = tiles.spread(s, threads).angles, A // 4

@@ -1,0 +1,84 @@
+"""Tiles between registers and shared memory, as the matrix unit lays them out: 8 x 8 numbers in the lanes of a warp.
+
+A thread of an accumulator [64,columns] of one warp group holds, of every 8 columns, 2 * (lane % 4) and the next, in the
+rows 16 * warp + lane // 4 and 8 below: element block * 4 + lower * 2 + e. Rounded to bfloat16 in this order, 16 columns
+are a left operand of the next product.
+"""
+
+# TileLang programs: `T` is the language's own name, macros take tensors without annotations.
+# ruff: noqa: N812
+
+from typing import Any
+
+import tilelang.language as T
+from tvm.ir import Op
+
+_STORE, _PACK = Op.get("tl.ptx_stmatrix"), Op.get("tl.pack_b16")
+
+
+def row(tx: Any, lower: Any) -> Any:
+    """Return the thread's row of an accumulator."""
+    return tx // 32 * 16 + lower * 8 + tx % 32 // 4
+
+
+def store_matrices(target: Any, values: Any, first: Any, count: int, *, turned: bool) -> None:
+    """stmatrix: lane t gives the address of row t % 8 of matrix t // 8; `count` of them from values[first] on."""
+    pairs = (T.call_intrin("int32", _PACK, values[first + 2 * i], values[first + 2 * i + 1]) for i in range(count))
+    T.evaluate(
+        T.call_intrin("handle", _STORE, T.bool(turned), count, T.access_ptr(target, "w", extent=8), *pairs, "m8n8")
+    )
+
+
+@T.macro
+def put(tile, values, tx):
+    """Write an accumulator [64,columns] that was rounded to bf16 into a shared tile."""
+    for step in T.unroll(tile.shape[1] // 16):
+        store_matrices(tile[tx // 32 * 16 + tx % 16, step * 16 + tx // 16 % 2 * 8], values, step * 8, 4, turned=False)
+
+
+@T.macro
+def put_turned(tile, first, values, rows, tx):
+    """Write bf16 numbers of the thread's two rows p and of `rows` columns t into tile[first + t, p]."""
+    for step in T.unroll(max(1, rows // 16)):
+        store_matrices(
+            tile[first + step * 16 + tx // 16 % 2 * (8 if rows > 8 else 0) + tx % 8, tx // 32 * 16 + tx // 8 % 2 * 8],
+            values, step * 8, min(4, rows // 4), turned=True,
+        )  # fmt: skip
+
+
+@T.macro
+def take_turned(values, tile, first, rows, tx):
+    """Read what `put_turned` writes."""
+    for step in T.unroll(max(1, rows // 16)):
+        source = tile[
+            first + step * 16 + tx // 16 % 2 * (8 if rows > 8 else 0) + tx % 8, tx // 32 * 16 + tx // 8 % 2 * 8
+        ]
+        T.ptx_ldmatrix(
+            T.bool(True), min(4, rows // 4), T.access_ptr(source, "r", extent=8),
+            T.access_ptr(values[step * 8], "w", extent=min(8, rows // 2)),
+        )  # fmt: skip
+
+
+@T.macro
+def scatter_sums(values, count, tx):
+    """Add up `count` numbers over the lanes 4, 8 and 16 apart; a lane keeps those from `kept(count, tx)` on."""
+    for level in (16, 8, 4):
+        left = count * level // 16
+        if left > 1:
+            other = (tx & level) > 0
+            for c in T.unroll(left // 2):
+                away = T.if_then_else(other, values[c], values[left // 2 + c])
+                stays = T.if_then_else(other, values[left // 2 + c], values[c])
+                values[c] = stays + T.shfl_xor(away, level)
+        else:
+            values[0] = values[0] + T.shfl_xor(values[0], level)
+
+
+def kept(count: int, tx: Any) -> Any:
+    """Return the first of the numbers that a lane keeps, max(1, count // 8) of them."""
+    first: Any = 0
+    for level in (16, 8, 4):
+        left = count * level // 16
+        if left > 1:
+            first = first + tx // level % 2 * (left // 2)
+    return first
