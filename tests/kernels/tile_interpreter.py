@@ -412,16 +412,24 @@ class Machine:
     def ptx_wgmma_rs(self, form: str, depth_last: bool, *rest: Any) -> None:
         """Add a product to an accumulator at once; the hardware does so until the next wait."""
         a, a_first, b, offset, c, c_first, keep = rest[3:10]
-        threads = np.flatnonzero(self._chosen())
-        product = from_registers(a, int(a_first), threads) @ b.operand(offset, _width(form), depth_last=depth_last)
-        accumulate(c, int(c_first), threads, product, keep=bool(keep))
+        for threads, at in self._by_offsets(offset):
+            product = from_registers(a, int(a_first), threads) @ b.operand(at[0], _width(form), depth_last=depth_last)
+            accumulate(c, int(c_first), threads, product, keep=bool(keep))
 
     def ptx_wgmma_ss(self, form: str, a_depth_last: bool, b_depth_last: bool, *rest: Any) -> None:
         """Do the same with both operands in shared memory."""
         a, a_offset, b, b_offset, c, c_first, keep = rest[3:10]
-        left = a.operand(a_offset, 64, depth_last=a_depth_last).T
-        product = left @ b.operand(b_offset, _width(form), depth_last=b_depth_last)
-        accumulate(c, int(c_first), np.flatnonzero(self._chosen()), product, keep=bool(keep))
+        for threads, (left_at, right_at) in self._by_offsets(a_offset, b_offset):
+            left = a.operand(left_at, 64, depth_last=a_depth_last).T
+            product = left @ b.operand(right_at, _width(form), depth_last=b_depth_last)
+            accumulate(c, int(c_first), threads, product, keep=bool(keep))
+
+    def _by_offsets(self, *offsets: Any) -> Iterator[tuple[Any, tuple[int, ...]]]:
+        """Yield the threads that execute now, those together that say where in shared memory in the same way."""
+        chosen = np.flatnonzero(self._chosen())
+        said = np.stack([np.broadcast_to(offset, self.lanes.shape).ravel()[chosen] for offset in offsets], axis=1)
+        for at in np.unique(said, axis=0):
+            yield chosen[(said == at).all(axis=1)], tuple(int(offset) for offset in at)
 
     def _chosen(self) -> Any:
         everyone = np.ones(self.lanes.shape, dtype=bool)

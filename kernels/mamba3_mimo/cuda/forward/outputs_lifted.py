@@ -25,7 +25,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads, W, rows = make_loads(s, v), threads_for(s), tiles.window(s), lifted.Rows(s)
     ahead = loads.ahead
-    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated_shared(s, threads, loads.at, paired=True)
+    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated_shared(s, threads, loads.at, tiles.PAIRED)
     piece, factor, expanded = tiles.make_piece(s, threads), tiles.make_factor(s), tiles.make_expanded(s, threads)
     row_scales = tiles.make_row_scales(s, threads)
     hold, lift = lifted.make_lift(s, loads)

@@ -1,8 +1,9 @@
 """Tiles between registers and shared memory, as the matrix unit lays them out: 8 x 8 numbers in the lanes of a warp.
 
-A thread of an accumulator [64,columns] of one warp group holds, of every 8 columns, 2 * (lane % 4) and the next, in the
+A thread of an accumulator [64,columns] of a warp group holds, of every 8 columns, 2 * (lane % 4) and the next, in the
 rows 16 * warp + lane // 4 and 8 below: element block * 4 + lower * 2 + e. Rounded to bfloat16 in this order, 16 columns
-are a left operand of the next product.
+are a left operand of the next product. Warp groups take the blocks of 8 columns in turn: block b of group u of `groups`
+is the columns from (b * groups + u) * 8 on.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
@@ -13,12 +14,23 @@ from typing import Any
 import tilelang.language as T
 from tvm.ir import Op
 
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
+
 _STORE, _PACK = Op.get("tl.ptx_stmatrix"), Op.get("tl.pack_b16")
 
 
 def row(tx: Any, lower: Any) -> Any:
     """Return the thread's row of an accumulator."""
-    return tx // 32 * 16 + lower * 8 + tx % 32 // 4
+    return tx % GROUP // 32 * 16 + lower * 8 + tx % 32 // 4
+
+
+def column(tx: Any, block: Any, groups: int) -> Any:
+    """Return the thread's first column in its block of 8."""
+    return _block(tx, block, groups) * 8 + tx % 4 * 2
+
+
+def _block(tx: Any, block: Any, groups: int) -> Any:
+    return block if groups == 1 else block * groups + tx // GROUP
 
 
 def store_matrices(target: Any, values: Any, first: Any, count: int, *, turned: bool) -> None:
@@ -30,32 +42,39 @@ def store_matrices(target: Any, values: Any, first: Any, count: int, *, turned: 
 
 
 @T.macro
-def put(tile, values, tx):
-    """Write an accumulator [64,columns] that was rounded to bf16 into a shared tile."""
-    for step in T.unroll(tile.shape[1] // 16):
-        store_matrices(tile[tx // 32 * 16 + tx % 16, step * 16 + tx // 16 % 2 * 8], values, step * 8, 4, turned=False)
+def put(tile, values, blocks, groups, tx, panel=0):
+    """Write an accumulator that was rounded to bf16, `blocks` blocks of a thread, into a shared tile.
+
+    With `panel` a group's columns lie side by side, those of the next group that many columns behind.
+    """
+    for step in T.unroll(blocks // 2):
+        block = step * 2 + tx // 16 % 2
+        at = tx // GROUP * panel + block * 8 if panel > 0 else _block(tx, block, groups) * 8
+        store_matrices(tile[tx % GROUP // 32 * 16 + tx % 16, at], values, step * 8, 4, turned=False)
+
+
+def _turned(tile: Any, first: Any, step: Any, blocks: int, groups: int, tx: Any) -> Any:
+    block = step * 2 + (tx // 16 % 2 if blocks > 1 else 0)
+    return tile[first + _block(tx, block, groups) * 8 + tx % 8, tx % GROUP // 32 * 16 + tx // 8 % 2 * 8]
 
 
 @T.macro
-def put_turned(tile, first, values, rows, tx):
-    """Write bf16 numbers of the thread's two rows p and of `rows` columns t into tile[first + t, p]."""
-    for step in T.unroll(max(1, rows // 16)):
+def put_turned(tile, first, values, blocks, groups, tx):
+    """Write an accumulator [p,t] of `blocks` blocks of a thread, as bf16, into tile[first + t, p]."""
+    for step in T.unroll(max(1, blocks // 2)):
         store_matrices(
-            tile[first + step * 16 + tx // 16 % 2 * (8 if rows > 8 else 0) + tx % 8, tx // 32 * 16 + tx // 8 % 2 * 8],
-            values, step * 8, min(4, rows // 4), turned=True,
-        )  # fmt: skip
+            _turned(tile, first, step, blocks, groups, tx), values, step * 8, min(4, blocks * 2), turned=True
+        )
 
 
 @T.macro
-def take_turned(values, tile, first, rows, tx):
+def take_turned(values, tile, first, blocks, groups, tx):
     """Read what `put_turned` writes."""
-    for step in T.unroll(max(1, rows // 16)):
-        source = tile[
-            first + step * 16 + tx // 16 % 2 * (8 if rows > 8 else 0) + tx % 8, tx // 32 * 16 + tx // 8 % 2 * 8
-        ]
+    for step in T.unroll(max(1, blocks // 2)):
         T.ptx_ldmatrix(
-            T.bool(True), min(4, rows // 4), T.access_ptr(source, "r", extent=8),
-            T.access_ptr(values[step * 8], "w", extent=min(8, rows // 2)),
+            T.bool(True), min(4, blocks * 2),
+            T.access_ptr(_turned(tile, first, step, blocks, groups, tx), "r", extent=8),
+            T.access_ptr(values[step * 8], "w", extent=min(8, blocks * 4)),
         )  # fmt: skip
 
 

@@ -128,17 +128,30 @@ def make_bias(s: ScanShape, threads: int) -> Any:
     return hold
 
 
-def make_rotated(s: ScanShape, threads: int, at: Any, *, paired: bool = False) -> Any:
+class Order(NamedTuple):
+    """Where columns go when a row is rotated."""
+
+    place: Any
+    """Group of 8 columns of the lower half -> where it begins."""
+    far: int
+    """How far behind the group begins that turns with it."""
+
+
+PAIRED = Order(lambda group: group * 16, 8)
+"""A group is followed by the one that turns with it."""
+
+
+def make_rotated(s: ScanShape, threads: int, at: Any, order: Order | None = None) -> Any:
     """Return macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): add the bias in float32, rotate, round to bf16.
 
     `held` bf16 are the thread's biases, from `make_bias`; `at(n, row, column)` is the index in raw_s of chunk n.
-    With `paired` the columns are reordered: 16 * g + i is column 8 * g + i % 8 of the half i // 8.
+    Without `order` columns stay where they are.
     """
     M, half = s.M, s.N // 2
     way = spread(s, threads)
     step, groups, turning = way
     units = tuple(range(way.units))
-    wide, far = (16, 8) if paired else (8, half)
+    place, far = order or Order(lambda group: group * 8, half)
 
     @T.macro
     def turned(tile_s, raw_s, held, cos, sin, tx, n, u):
@@ -148,22 +161,22 @@ def make_rotated(s: ScanShape, threads: int, at: Any, *, paired: bool = False) -
         for e in T.vectorized(8):
             hi[e] = f32(raw_s[at(n, tx % M, half + (tx // M + u * step) * 8 + e)]) + f32(held[u * 16 + 8 + e])
         for e in T.vectorized(8):
-            tile_s[tx % M, (tx // M + u * step) * wide + e] = bf16(
+            tile_s[tx % M, place(tx // M + u * step) + e] = bf16(
                 scalar.turned(lo[e], hi[e], f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).lo
             )
         for e in T.vectorized(8):
-            tile_s[tx % M, far + (tx // M + u * step) * wide + e] = bf16(
+            tile_s[tx % M, far + place(tx // M + u * step) + e] = bf16(
                 scalar.turned(lo[e], hi[e], f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).hi
             )
 
     @T.macro
     def stayed(tile_s, raw_s, held, tx, n, u):
         for e in T.vectorized(8):
-            tile_s[tx % M, (tx // M + u * step) * wide + e] = (
+            tile_s[tx % M, place(tx // M + u * step) + e] = (
                 raw_s[at(n, tx % M, (tx // M + u * step) * 8 + e)] + held[u * 16 + e]
             )
         for e in T.vectorized(8):
-            tile_s[tx % M, far + (tx // M + u * step) * wide + e] = (
+            tile_s[tx % M, far + place(tx // M + u * step) + e] = (
                 raw_s[at(n, tx % M, half + (tx // M + u * step) * 8 + e)] + held[u * 16 + 8 + e]
             )
 
@@ -184,9 +197,9 @@ def make_rotated(s: ScanShape, threads: int, at: Any, *, paired: bool = False) -
     return rotated
 
 
-def make_rotated_shared(s: ScanShape, threads: int, at: Any, *, paired: bool = False) -> Any:
+def make_rotated_shared(s: ScanShape, threads: int, at: Any, order: Order | None = None) -> Any:
     """Return `make_rotated`'s macro with the biases read from bias_s [1,R,N] in shared memory at every use."""
-    hold, rotated = make_bias(s, threads), make_rotated(s, threads, at, paired=paired)
+    hold, rotated = make_bias(s, threads), make_rotated(s, threads, at, order)
 
     @T.macro
     def rotated_shared(tile_s, raw_s, bias_s, cos, sin, tx, n):
