@@ -109,7 +109,8 @@ def make_chunk(
         T.fence_proxy_async()
         T.sync_threads()
         for cols in panels(N, split):
-            store(ranks_of(ops.q_s, C)[:, :, cols], by_rank(written.dkh)[b, :, t0 : t0 + C, h, cols])
+            for r in T.unroll(R):  # a view by ranks would get another layout than the product gives q_s
+                store(ops.q_s[r * C : (r + 1) * C, cols], written.dkh[b, t0 : t0 + C, r, h, cols])
         for c, j in T.Parallel(C, A):
             written.dtheta[b, h, t0 + c, j] = rank_sum(rotation.turn_s, c, j, R, C)
         if loads.ahead == 0:
