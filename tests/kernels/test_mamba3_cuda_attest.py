@@ -78,7 +78,11 @@ for s in T.thread_binding(4, thread="blockIdx.y"):
 for b in T.thread_binding(3, thread="blockIdx.z"):
 q = T.match_buffer(q_handle, (3, 1024, 4, 1, 64), "bfloat16", strides=(262144, 256, 64, 64, 1))
 gw_s_1 = T.sblock_alloc_buffer(({shape}), "bfloat16", data=gw_s, scope="shared.dyn")
-T.tma_copy(T.region(q[b, t0, r, h // 2, 0], 1, 1, 16, 1, 1, 64), T.region(gw_s_1[0], 2, 16, 64), barrier=bar_1[0])
+buffer = T.Buffer((3, 4, 1024, 1, 64), "bfloat16", data=q.data, strides=(262144, 64, 256, 64, 1))
+buffer_1 = T.Buffer((4, 16, 64), "bfloat16", data=gw_s, strides=(1024, 64, 1), scope="shared.dyn")
+T.tma_copy(T.region(buffer[b, 0, t0, 0, 0], 1, 1, 4, 16, 1, 64), T.region(buffer_1[0], 2, 4, 16, 64), barrier=bar[0])
+buffer = T.Buffer((3, 4, 1024, 1, 64), "bfloat16", data=dqh.data, strides=(262144, 64, 256, 64, 1))
+T.tma_copy(T.region(buffer_1[0, 0, 0], 1, 4, 16, 64), T.region(buffer[b, 0, t0, h, 0], 2, 1, 4, 16, 1, 64))
 T.tma_copy(T.region(v_[b, t0, h, 0], 1, 1, {tokens}, 1, 64), T.region(v_s_1[0, 0], 2, 16, 64), barrier=bar_1[0])
 """
 

@@ -65,6 +65,27 @@ def test_loop_length_may_differ_between_threads():
     assert torch.equal(y, x.cumsum(0) - x)
 
 
+def test_view_shows_memory_in_another_order():
+    @T.macro
+    def body(x, y, tx):
+        shared = T.alloc_shared((4, 8), F32)
+        T.tma_copy(T.view(x, (8, 4), strides=(1, 8)), T.view(shared, (8, 4)))
+        T.sync_threads()
+        y[tx] = shared[tx // 8, tx % 8]
+
+    x, y = result(body, (32,))
+    assert torch.equal(y, x.view(4, 8).T.flatten())
+
+
+def test_view_stays_within_its_memory():
+    @T.macro
+    def body(x, y, tx):
+        y[tx] = T.view(x, (8, 4), strides=(2, 8))[tx // 4, tx % 4]
+
+    with pytest.raises(ValueError, match="strides"):
+        result(body, (32,))
+
+
 def test_shuffle_exchanges_between_threads():
     @T.macro
     def body(x, y, tx):

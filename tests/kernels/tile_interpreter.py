@@ -201,9 +201,10 @@ class Machine:
         self.counts = attributes.get("barrier_init", self.counts)
         self.groups, self.named = [], {}
 
-    def Buffer(self, shape: Any, *_: Any, data: Any, **__: Any) -> "Buffer":  # noqa: N802
-        """Return a tensor under another shape."""
-        return Buffer(self, "view", data.reshape(shape))
+    def Buffer(self, shape: Any, *_: Any, data: Any, strides: Any, **__: Any) -> "Buffer":  # noqa: N802
+        """Return memory under another shape, its dimensions perhaps in another order."""
+        whole = data.buffer.data if isinstance(data, Handle) else data
+        return Buffer(self, "view", np.ndarray(shape, whole.dtype, whole, 0, [n * whole.itemsize for n in strides]))
 
     def launch_thread_idx(self, axis: int) -> Any:
         return self.lanes if axis == 0 else 0

@@ -67,7 +67,8 @@ class RoundingMachine(Machine):
         return buffer
 
     def Buffer(self, shape: Any, *rest: Any, data: Any, **named: Any) -> Buffer:  # noqa: N802
-        return self._typed(super().Buffer(shape, *rest, data=data, **named), self._type(data))
+        view = super().Buffer(shape, *rest, data=data, **named)
+        return self._typed(view, self._type(view.data))
 
     def _typed(self, buffer: Buffer, dtype: str) -> Buffer:
         typed = RoundedBuffer(buffer.machine, buffer.name, buffer.data, local=buffer.local)

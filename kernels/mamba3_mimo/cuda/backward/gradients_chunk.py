@@ -13,7 +13,7 @@ from kernels.mamba3_mimo.cuda.backward import groups
 from kernels.mamba3_mimo.cuda.backward.edges import make_edge
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store, panels
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, by_rank, make_store, panels, ranks_of
 from kernels.mamba3_mimo.cuda.pieces.tiles import bf16, make_angles, make_rotated_shared, rank_sum, spread
 
 
@@ -85,8 +85,10 @@ def make_chunk(
         T.fence_proxy_async()
         T.sync_threads()
         for cols in loads.columns():
-            for r in T.unroll(R):
-                store(staged.q_raw[loads.block(n, r, cols)], written.dqh[b, t0 : t0 + C, r, h, cols])
+            store(
+                ranks_of(staged.q_raw, C)[loads.ranks(n), :, cols],
+                by_rank(written.dqh)[b, :, t0 : t0 + C, h, cols],
+            )
         T.copy(acc.dk, ops.q_s)
         values(held)
         if loads.ahead > 0:
@@ -107,7 +109,7 @@ def make_chunk(
         T.fence_proxy_async()
         T.sync_threads()
         for cols in panels(N, split):
-            for r in T.unroll(R):
+            for r in T.unroll(R):  # a view by ranks would get another layout than the product gives q_s
                 store(ops.q_s[r * C : (r + 1) * C, cols], written.dkh[b, t0 : t0 + C, r, h, cols])
         for c, j in T.Parallel(C, A):
             written.dtheta[b, h, t0 + c, j] = rank_sum(rotation.turn_s, c, j, R, C)

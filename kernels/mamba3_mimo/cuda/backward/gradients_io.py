@@ -81,7 +81,7 @@ def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, staged: Wal
     Issuing a bulk copy takes one thread some forty instructions, so four warps share them. The first one loads q: its
     thread has waited for the store of dq from the same buffer, which it started itself.
     """
-    C, N, P, M, R, depth = s.C, s.N, s.P, s.M, s.R, s.A // 4
+    C, N, P, M, depth = s.C, s.N, s.P, s.M, s.A // 4
 
     @T.macro
     def states_and_x(b, h, t0, n):
@@ -103,9 +103,7 @@ def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, staged: Wal
             if s.reduced:
                 loads.copy(given.do[b, t0 : t0 + C, h, cols], staged.do_s[one * C : (one + 1) * C, cols], staged.bar, n)
             else:
-                for r in T.unroll(R):
-                    rows = slice(one * M + r * C, one * M + (r + 1) * C)
-                    loads.copy(given.do[b, t0 : t0 + C, r, h, cols], staged.do_s[rows, cols], staged.bar, n)
+                loads.ranks_in(staged.do_s, given.do, [cols], staged.bar, b, h, t0, n)
 
     @T.macro
     def inputs(b, h, t0, n):
@@ -147,9 +145,9 @@ def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, staged: Wal
 
 def copies_of(s: ScanShape, v: Variant, loads: Loads) -> int:
     """Return how many copies load one chunk."""
-    wide = (1 + s.gated + (1 if s.reduced else s.R)) * len(panels(s.P)) + len(operand_panels(s, loads.slots))
+    wide = (2 + s.gated) * len(panels(s.P)) + len(operand_panels(s, loads.slots))
     cached = len(operand_panels(s, loads.held)) if v.psiv_cache else 0
-    return 2 * s.R * len(loads.columns()) + wide + cached + 4
+    return 2 * len(loads.columns()) + wide + cached + 4
 
 
 def make_rows_out(s: ScanShape, sums: Sums, written: Written) -> Any:

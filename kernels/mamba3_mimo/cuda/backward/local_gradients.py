@@ -73,7 +73,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
     outer, factor, gated = make_outer(s, threads, loads), tiles.make_factor(s), make_gated(s, threads)
     row_scales = tiles.make_row_scales(s, threads)
     part, do_rows = tiles.pieces(s, threads), C if s.reduced else M
-    copies = R * len(loads.columns()) + 1 + s.gated + (1 if s.reduced else R)
+    copies = len(loads.columns()) + 2 + s.gated
 
     @T.macro
     def start(q_raw, z_s, do_s, cs_s, q, z, do, cs, full, b, h, n):
@@ -84,8 +84,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
         if s.reduced:
             loads.copy(do[b, t0 : t0 + C, h, :], do_s[slot * C : (slot + 1) * C, :], full, n)
         else:
-            for r in T.unroll(R):
-                loads.copy(do[b, t0 : t0 + C, r, h, :], do_s[(slot * R + r) * C : (slot * R + r + 1) * C, :], full, n)
+            loads.ranks_in(do_s, do, [slice(0, P)], full, b, h, t0, n)
         loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
         loads.posted(full, n)
 

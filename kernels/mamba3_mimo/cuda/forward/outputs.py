@@ -48,7 +48,7 @@ def local_states(s: ScanShape, v: Variant) -> Any:
         row_scales(scale, wk_s, n * C, tx)
         expanded(x_s, v_l, scale, psi_l, tx, n % outer.slots * M)
 
-    begin, total = walk.make_sum(s, v, loads, outer, start, write, copies=R * len(loads.columns()) + 2)
+    begin, total = walk.make_sum(s, v, loads, outer, start, write, copies=len(loads.columns()) + 2)
 
     @T.prim_func
     @takes(s, v)

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -68,6 +68,13 @@ UNPROVED = "unproved"
 """What a kernel shows of a gate that it must show and does not."""
 RUN_TIME = "run time"
 """A number that is known when a kernel is launched."""
+
+VIEW = re.compile(r"\b(\w+) = T\.Buffer\(\(([^()]*)\).*?\bdata=(\w+)")
+"""A view in a TileLang program: its name, its shape, whose memory it shows."""
+LOAD = re.compile(r"(?:tma|async)_copy\(T\.region\((\w+)\[.*?\], 1, ([\d, ]+)\), T\.region\((\w+)\[")
+"""A load in a TileLang program: from where, how much of each dimension, and to where."""
+LOADED = {"q", "k", "v", "v_", "z", "do", "d_out"}
+"""Names that the programs give to the tensors of which a load takes a chunk's tokens."""
 
 EM_CUDA = 190
 ELF = b"\x7fELF"
@@ -294,10 +301,26 @@ def _gates(row: Row, source: str, program: str, kernel: Any) -> Row:
     return seen
 
 
+def _loads(program: str) -> Iterator[tuple[str, int, str]]:
+    """Yield (tensor, tokens, buffer) of every load of q, k, v, z or the gradient of o in a TileLang program.
+
+    Tokens are the second dimension of a tensor, the third of a view of one by its ranks, which has five. A buffer that
+    is loaded through a view is named as its memory. A view is what its last definition before the load says.
+    """
+    views: dict[str, tuple[str, bool]] = {}
+    for line in program.splitlines():
+        if view := VIEW.search(line):
+            views[view[1]] = view[3], view[2].count(",") == 4
+        if load := LOAD.search(line):
+            tensor, by_rank = views.get(load[1], (load[1], False))
+            buffer, _ = views.get(load[3], (load[3], False))
+            if tensor in LOADED and (by_rank or load[1] not in views):
+                yield tensor, int(load[2].split(",")[2 if by_rank else 1]), buffer
+
+
 def _tokens_loaded(program: str) -> set[int]:
     """Return how many tokens one load of q, k, v, z or the gradient of o takes, in a TileLang program."""
-    loads = re.findall(r"(?:tma|async)_copy\(T\.region\((?:q|k|v_?|z|do|d_out)\[[^\n]*?\], \d+, \d+, (\d+),", program)
-    return {int(tokens) for tokens in loads}
+    return {tokens for _, tokens, _ in _loads(program)}
 
 
 def operand_dtypes(program: str) -> set[str]:
@@ -308,6 +331,7 @@ def operand_dtypes(program: str) -> set[str]:
 
 def _staging_ranks(program: str) -> set[int]:
     """Return the numbers of dimensions of the shared buffers that q and k are loaded into, in a TileLang program."""
-    targets = set(re.findall(r"(?:tma|async)_copy\(T\.region\([qk]\[[^\n]*?T\.region\((\w+)\[", program))
-    shapes = dict(re.findall(r"\b(\w+) = T\.\w*alloc_buffer\(\(([\d, ]+)\)", program))
+    buffers = re.findall(r"\b(\w+) = T\.\w*alloc_buffer\(\(([\d, ]+)\)(?:.*?\bdata=(\w+))?", program)
+    shapes = {name: shape for buffer, shape, memory in buffers for name in (buffer, memory)}
+    targets = {buffer for tensor, _, buffer in _loads(program) if tensor in {"q", "k"}}
     return {len([size for size in shapes[name].split(",") if size.strip()]) for name in targets}

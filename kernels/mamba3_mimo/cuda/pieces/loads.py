@@ -8,7 +8,7 @@ A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
     loads = make_loads(s, v)
     @T.macro
     def start(n):                                  # every copy of chunk n, the last one followed by `posted`
-        loads.rows(raw_s, k, bar, b, h, t0_of(n), n)
+        loads.rows(raw_s, k, bar, b, h, t0_of(n), n)   # all ranks in one copy
         loads.copy(states[b, h, chunk_of(n), :, :], h_s[loads.slot(n), :, :], bar, n)
         loads.posted(bar, n)
     raw_s, bar = loads.tile(), loads.barriers(threads)
@@ -19,7 +19,7 @@ A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
     for n in T.serial(nc):
         if loads.ahead == 0:
             start(n)
-        loads.wait(bar, n, nc, copies=R + 1)       # `copies`: how many `start` issues (rows: R * len(panels(N)))
+        loads.wait(bar, n, nc, copies=2)           # `copies`: how many `start` issues (rows: len(loads.columns()))
         ... raw_s[loads.at(n, i, column)] ...      # row i = r * C + c
         if loads.ahead > 0:
             T.sync_threads()                       # every thread has read the slot
@@ -31,7 +31,7 @@ A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
-# ruff: noqa: C901, N812
+# ruff: noqa: C901, N812, PLR0913, PLR0917
 
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +50,21 @@ def panels(width: int, panel: int = 64) -> list[slice]:
     A wider tile is one panel of such lines after the other, so a part of its rows is not contiguous.
     """
     return [slice(first, min(first + panel, width)) for first in range(0, width, panel)]
+
+
+def by_rank(tensor: Any) -> Any:
+    """Return a view of a tensor [B,S,R,heads,width] as [B,R,S,heads,width]: in the order of a tile's rows (rank, time).
+
+    One bulk copy takes all ranks of a chunk from it, or to it.
+    """
+    order = (0, 2, 1, 3, 4)
+    return T.view(tensor, [tensor.shape[i] for i in order], strides=[tensor.strides[i] for i in order])
+
+
+def ranks_of(tile: Any, C: int) -> Any:
+    """Return a view of a tile with rows (rank, time) as [ranks of all slots,C,width]; a plain one is that already."""
+    rows, *_, width = tile.shape
+    return T.view(tile, (rows // C, C, width)) if len(tile.shape) == 2 else tile
 
 
 @dataclass(frozen=True)
@@ -92,15 +107,12 @@ class Staging:
             return slot * s.M + row, column
         return slot * s.R + row // s.C, row % s.C, column
 
-    def block(self, n: Any, rank: Any, columns: slice) -> tuple[Any, ...]:
-        """Return the index of the C rows of one rank of chunk n in a buffer from `tile`."""
-        s, slot = self.s, self.slot(n)
-        if self.two_d:
-            return slice(slot * s.M + rank * s.C, slot * s.M + (rank + 1) * s.C), columns
-        return slot * s.R + rank, slice(0, s.C), columns
+    def ranks(self, n: Any) -> slice:
+        """Return the index of chunk n in a staged tile seen by ranks."""
+        return slice(self.slot(n) * self.s.R, (self.slot(n) + 1) * self.s.R)
 
     def columns(self) -> list[slice]:
-        """Return the columns of each copy of a rank's rows: a plain tile needs one copy."""
+        """Return the columns of each copy of a chunk of q or k: a plain tile needs one copy."""
         return panels(self.s.N) if self.two_d else [slice(0, self.s.N)]
 
     def barriers(self, threads: int) -> Any:
@@ -118,8 +130,11 @@ class Loads(Staging):
 
     copy: Any
     """macro(source region, target region, bar, n): start one copy of chunk n."""
+    ranks_in: Any
+    """macro(tile, tensor [B,S,R,heads,width], columns, bar, b, head, t0, n): start a copy of all ranks of one chunk for
+    each of `columns`, into a tile whose rows are (rank, time)."""
     rows: Any
-    """macro(raw_s, raw [B,S,R,G,N], bar, b, h, t0, n): start the copies of one chunk of q or k."""
+    """macro(raw_s, raw [B,S,R,G,N], bar, b, h, t0, n): the same of q or k."""
     posted: Any
     """macro(bar, n): after the last copy of chunk n."""
     wait: Any
@@ -128,7 +143,7 @@ class Loads(Staging):
 
 def make_loads(s: ScanShape, v: Variant) -> Loads:
     """Return the loads of a walk over chunks of `s` behind the gates of `v`."""
-    C, R, per_group = s.C, s.R, s.heads_per_group
+    C, per_group = s.C, s.heads_per_group
     place = Staging(s, v.tma, v.layout_2d, v.pipeline_stages)
     tma, ahead, slots = place.tma, place.ahead, place.slots
 
@@ -140,10 +155,13 @@ def make_loads(s: ScanShape, v: Variant) -> Loads:
             T.async_copy(source, target, coalesced_width=8 if source.buffer.dtype == BF16 else 4)
 
     @T.macro
+    def ranks_in(tile, tensor, columns, bar, b, head, t0, n):
+        for cols in columns:
+            copy(by_rank(tensor)[b, :, t0 : t0 + C, head, cols], ranks_of(tile, C)[place.ranks(n), :, cols], bar, n)
+
+    @T.macro
     def rows(raw_s, raw, bar, b, h, t0, n):
-        for cols in place.columns():
-            for r in T.unroll(R):
-                copy(raw[b, t0 : t0 + C, r, h // per_group, cols], raw_s[place.block(n, r, cols)], bar, n)
+        ranks_in(raw_s, raw, place.columns(), bar, b, h // per_group, t0, n)
 
     @T.macro
     def posted(bar, n):
@@ -166,7 +184,7 @@ def make_loads(s: ScanShape, v: Variant) -> Loads:
             T.fence_proxy_async()
             T.sync_threads()
 
-    return Loads(s, tma, place.two_d, ahead, copy, rows, posted, wait)
+    return Loads(s, tma, place.two_d, ahead, copy, ranks_in, rows, posted, wait)
 
 
 def make_store(v: Variant) -> tuple[Any, Any]:

@@ -88,4 +88,4 @@ def make_output_start(s: ScanShape, loads: Loads) -> tuple[Any, int]:
         loads.copy(cs[b, h, t0 // C, :, :, :], cs_s[slot * (A // 4) : (slot + 1) * (A // 4), :, :], full, n)
         loads.posted(full, n)
 
-    return start, 2 * s.R * len(loads.columns()) + 2 + s.gated * len(panels(P))
+    return start, 2 * len(loads.columns()) + 2 + s.gated * len(panels(P))
