@@ -18,17 +18,16 @@ from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE, SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_loads, make_store, panels
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, by_rank, make_loads, make_store, panels, ranks_of
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, put, put_turned, row, scatter_sums, take_turned
 from kernels.mamba3_mimo.cuda.pieces.products import end_batch
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
 
 
-
 def make_start(s: ScanShape, v: Variant, loads: Loads, given: Any, staged: Any) -> Any:
     """Return macro(b, h, t0, n, tx): start every copy of chunk n, which begins at token t0; four warps share them."""
-    C, N, P, R, M, depth = s.C, s.N, s.P, s.R, s.M, s.A // 4
+    C, N, P, depth = s.C, s.N, s.P, s.A // 4
 
     @T.macro
     def outputs(b, h, t0, n):
@@ -39,9 +38,7 @@ def make_start(s: ScanShape, v: Variant, loads: Loads, given: Any, staged: Any) 
         if s.reduced:
             loads.copy(given.do[b, t0 : t0 + C, h, :], staged.do_s[one * C : (one + 1) * C, :], staged.bar, n)
         else:
-            for r in T.unroll(R):
-                rows = slice(one * M + r * C, one * M + (r + 1) * C)
-                loads.copy(given.do[b, t0 : t0 + C, r, h, :], staged.do_s[rows, :], staged.bar, n)
+            loads.ranks_in(staged.do_s, given.do, [slice(0, P)], staged.bar, b, h, t0, n)
 
     @T.macro
     def inputs(b, h, t0, n):
@@ -79,7 +76,7 @@ def make_start(s: ScanShape, v: Variant, loads: Loads, given: Any, staged: Any) 
 
 def copies_of(s: ScanShape, loads: Loads) -> int:
     """Return how many copies load one chunk."""
-    return 2 * s.R * len(loads.columns()) + 6 + s.gated + (1 if s.reduced else s.R)
+    return 2 * len(loads.columns()) + 7 + s.gated
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:
@@ -181,7 +178,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 T.initialize_wgmma_descriptor(desc, tile.access_ptr("r"), SWIZZLE_128, 1, 8 * LINE >> 4)
                 if not alone:
                     T.initialize_wgmma_descriptor(other, tile.access_ptr("r"), SWIZZLE_128, 1, 8 * groups * LINE >> 4)
-            group = 0 if alone else tx // GROUP
+            group = 0 if alone else T.shfl_sync(tx // GROUP, 0)  # the compiler sees that a warp agrees
             own_rows, panel = group * (8 * LINE >> 4), group * (64 * LINE >> 4)
             by_rows = SimpleNamespace(
                 q=Operand(q_o, True, own_rows), k=Operand(k_o, True, own_rows), x=Operand(x_o, True, own_rows),
@@ -327,8 +324,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 T.fence_proxy_async()
                 T.sync_threads()
                 for cols in panels(N):
-                    for r in T.unroll(R):
-                        store(dq_s[r * C : (r + 1) * C, cols], dqh[b, t0 : t0 + C, r, h, cols])
+                    store(ranks_of(dq_s, C)[:, :, cols], by_rank(dqh)[b, :, t0 : t0 + C, h, cols])
                 store(v_s[held * C : (held + 1) * C, :], dv[b, t0 : t0 + C, h, :])
                 end_batch(0, dk)
                 turned_back(dk, k_s, turn, cs_s, held * depth, tx)
@@ -350,8 +346,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 T.fence_proxy_async()
                 T.sync_threads()
                 for cols in panels(N):
-                    for r in T.unroll(R):
-                        store(dk_s[r * C : (r + 1) * C, cols], dkh[b, t0 : t0 + C, r, h, cols])
+                    store(ranks_of(dk_s, C)[:, :, cols], by_rank(dkh)[b, :, t0 : t0 + C, h, cols])
                 for c, j in T.Parallel(C, A):
                     dtheta[b, h, t0 + c, j] = tiles.rank_sum(turn_s, c, j, R, C)
                 if loads.ahead == 0:

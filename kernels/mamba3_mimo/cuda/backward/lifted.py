@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE
+from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE, SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
@@ -25,15 +25,34 @@ from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 
+RESERVED = 2048
+"""Bytes that the compiler adds: barriers, alignment, what a block itself takes."""
+
+
 def groups_of(s: ScanShape) -> int:
     """Return the warp groups of a block: each has 64 states and, of all ranks, every so many blocks of 8 tokens."""
     return s.N // 64
 
 
 def lifts(s: ScanShape, v: Variant) -> bool:
-    """Return whether B3 takes this form: tiles of 64 rows and columns, no switch that wants x loaded or merged."""
-    square = s.M == s.P == 64 and s.N in {64, 128} and 8 * groups_of(s) <= s.C <= 32
-    return square and not (v.warp_specialize or v.psiv_cache or v.aggressive_smem_merge)
+    """Return whether B3 takes this form: tiles of 64 rows and columns, no switch that wants x loaded or merged.
+
+    And two blocks to a processor at state size 64, of which one alone would wait for itself.
+    """
+    groups = s.N // 64
+    square = s.M == s.P == 64 and s.N in {64, 128} and 8 * groups <= s.C <= 32
+    plain = not (v.warp_specialize or v.psiv_cache or v.aggressive_smem_merge)
+    return square and plain and groups * shared_bytes(s, v) <= SHARED_LIMIT // 2 * groups**2 - RESERVED
+
+
+def shared_bytes(s: ScanShape, v: Variant) -> int:
+    """Return the bytes of shared memory of a block."""
+    C, M, N, P, R, A, two = s.C, s.M, s.N, s.P, s.R, s.A, s.N > 64
+    slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
+    halves = (2 * slots + 2 + 2 * two) * M * N + (slots + 1) * N * P + (4 + 2 * two) * 64 * 64
+    halves += C * P * (held + slots) + slots * (C if s.reduced else M) * P + held * A * C * 2 + 2 * R * N
+    words = M * (A + 8) + 3 * held * C + 2 * M + 8 * C + 8 * N + 8 + 4 * P * R
+    return 2 * halves + 4 * words
 
 
 class Operand(NamedTuple):
