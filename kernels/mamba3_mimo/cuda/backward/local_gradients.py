@@ -65,7 +65,7 @@ def make_gated(s: ScanShape, threads: int) -> Any:
 def local_gradients(s: ScanShape, v: Variant) -> Any:
     """B1: local[b,h] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,N,P].
 
-    `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
+    Of the last `taken` of `super_chunks` of a row. `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
     """
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads = make_early_loads(s, v), threads_for(s)
@@ -97,9 +97,10 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
 
     @T.prim_func
     @takes(s, v)
-    def b1_local_gradients(q, z, do, q_bias, zeta, phi, cs, wq, local):
-        with T.Kernel(H, B, threads=threads) as (h, b):
-            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
+    def b1_local_gradients(q, z, do, q_bias, zeta, phi, cs, wq, local, super_chunks: T.int32, taken: T.int32):
+        with T.Kernel(H, taken, B // super_chunks, threads=threads) as (h, i, row):
+            b = row * super_chunks + super_chunks - taken + i
+            T.assume((b >= 0) & (b < B) & (b < s.most_walks))  # else the compiler sees no contiguous copy of cs
             T.import_source(UNPACKED)
             if blocks:
                 T.annotate_min_blocks_per_sm(blocks)

@@ -26,7 +26,10 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:
-    """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P]."""
+    """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P].
+
+    Of the first `taken` of `super_chunks` of a row.
+    """
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads = walk.make_early_loads(s, v), walk.threads_for(s)
     blocks = 5 if (N, P, C, M) == (64, 64, 16, 64) else 0  # measured
@@ -52,9 +55,10 @@ def local_states(s: ScanShape, v: Variant) -> Any:
 
     @T.prim_func
     @takes(s, v)
-    def f1_local_states(k, v, k_bias, psi, cs, wk, local):
-        with T.Kernel(H, B, threads=threads) as (h, b):
-            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
+    def f1_local_states(k, v, k_bias, psi, cs, wk, local, super_chunks: T.int32, taken: T.int32):
+        with T.Kernel(H, taken, B // super_chunks, threads=threads) as (h, i, row):
+            b = row * super_chunks + i
+            T.assume((b >= 0) & (b < B) & (b < s.most_walks))  # else the compiler sees no contiguous copy of cs
             T.import_source(UNPACKED)
             if blocks:
                 T.annotate_min_blocks_per_sm(blocks)

@@ -139,7 +139,8 @@ class Scan:
         s, t, pre = self.shape, self.t, self.prefix()
         if self.parallel:
             pre["start"] = self.new("local")
-            self.run("local_states", t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"], pre["start"])
+            given = t["k"], t["v"], t["k_bias"], t["psi"], pre["cs"], pre["wk"]
+            self._sum("local_states", *given, pre["start"], every=return_final_state)
             final = self._pass("pass_states", pre["start"], pre["carry"], t.get("entering"))
         else:
             pre["start"], final = self._one(t.get("entering")), self.new("final")
@@ -178,6 +179,11 @@ class Scan:
     def _rows(self, walked: Tensor) -> Tensor:
         """Return a tensor [B*K,L,...] of tokens as [B,S,...]."""
         return walked.view(self.shape.B, self.shape.S, *walked.shape[2:])
+
+    def _sum(self, name: str, *given: Tensor, every: bool) -> None:
+        """Launch F1 or B1, without the super-chunk that only what leaves the row on their side needs unless `every`."""
+        K = self.shape.K
+        self.run(name, *given, K, K if every else max(1, K - 1))
 
     def _pass(self, name: str, local: Tensor, carry: Tensor, outside: Tensor | None) -> Tensor:
         """Turn the super-chunks' own states into those at their edges; return the one behind the last of them.
@@ -248,9 +254,9 @@ class Scan:
         if not self.parallel:
             return self._one(behind), None
         leaving = self.new("leaving")
-        self.run(
+        self._sum(
             "local_gradients", *self._some("q", "z"), do, *self._some("q_bias", "zeta", "phi"),
-            pre["cs"], pre["wq"], leaving,
+            pre["cs"], pre["wq"], leaving, every=self.shape.started,
         )  # fmt: skip
         return leaving, self._pass("pass_gradients", leaving, pre["carry"], behind)
 
