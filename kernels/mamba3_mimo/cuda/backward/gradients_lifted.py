@@ -230,7 +230,9 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 T.fence_proxy_async()
                 T.sync_threads()
                 product(y, gw if alone else Operand(x_d, False), by_rows.mix, 64 // groups, M, False)
-                end_batch(0, y, gw)
+                if not alone:
+                    product(dx, Operand(e_d, True), by_rows.k, 64 // groups, N, True)
+                end_batch(0 if alone else 1, y, gw)
                 gate(y, g, gw, ranks_l, rows, z_l, do_l, scale, weights, sums, tx)
                 put(g_s, g, blocks, groups, tx)
                 if not alone:
@@ -242,23 +244,27 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                     put_turned(z_s, one * C, out_l, parts, groups, tx)
                 T.fence_proxy_async()
                 T.sync_threads()
-                product(dx, Operand(e_d, True), by_rows.k, 64 // groups, N, True)
+                if alone:  # else it runs since the gate began: there are registers for it
+                    product(dx, Operand(e_d, True), by_rows.k, 64 // groups, N, True)
                 product(score, Operand(g_d, False), by_rows.x, 64 // groups, P, True)
-                scales.writes(scale, scalar_s, held * 3, tx)
-                end_batch(1, dx)
-                for block in T.unroll(blocks):
-                    for lower in (0, 1):
-                        for e in T.unroll(2):
-                            dx[block * 4 + lower * 2 + e] *= scale[block % parts * 2 + e]
-                product(dx, Operand(g_d, True), by_rows.mixt, 64 // groups, M, False)
                 ends[0] = scalar.read_scale(scalar_s[held * 3, C - 1])
                 for c in T.unroll(32):
                     E[c] *= ends[0]
                 product(E, gw if alone else Operand(gw_d, True), by_states.q, 64, M, False)
                 if s.gated:
                     store(z_s[one * C : (one + 1) * C, :], dz[b, t0 : t0 + C, h, :])
+                scales.writes(scale, scalar_s, held * 3, tx)
+                end_batch(2, dx)
+                for block in T.unroll(blocks):
+                    for lower in (0, 1):
+                        for e in T.unroll(2):
+                            dx[block * 4 + lower * 2 + e] *= scale[block % parts * 2 + e]
+                product(dx, Operand(g_d, True), by_rows.mixt, 64 // groups, M, False)
                 end_batch(2, score)
                 scores.own(d_own, score, tx)
+                scores.weighed(left, score, w)
+                if not alone:
+                    product(dn, Operand(g_d, False), Operand(h_o, True, entering + own_rows), 64, P, True)
                 for lower in tuple(range(2 // groups)):
                     line = lifted.own_row(s, tx, lower)
                     ends[0] = 0.0
@@ -276,9 +282,9 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                     if lifted.owns(tx):
                         row_s[0, line] = ends[0]
                         row_s[1, line] = ends[1]
-                scores.weighed(left, score, w)
                 put(dmix_s, left, blocks, groups, tx)
-                product(dn, Operand(g_d, False), Operand(h_o, True, entering + own_rows), 64, P, True)
+                if alone:
+                    product(dn, Operand(g_d, False), Operand(h_o, True, entering + own_rows), 64, P, True)
                 end_batch(0, dn, E, gw, dx)
                 for lower in (0, 1):
                     ends[lower] = scales.read_of(scalar_s, held * 3, tx, lower)
