@@ -166,8 +166,11 @@ def _not_proved(verdict: Verdict, variant: VariantVerdict, found: Comparison) ->
 def _stalls(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
     total = wording.percent(found.delta_pct)
     median = wording.NOTHING if found.by_median_pct is None else wording.percent(found.by_median_pct)
+    both = f"{total} in total, {median} by median step"
+    if found.outlier_steps == (0, 0):
+        return f"steps are spread unlike in the two arms, none of them an outlier: {both}"
     counts = f", {found.outlier_steps[1]} slow steps against {found.outlier_steps[0]}" if found.outlier_steps else ""
-    return f"single slow steps, not all steps, make the difference: {total} in total, {median} by median step{counts}"
+    return f"single slow steps, not all steps, make the difference: {both}{counts}"
 
 
 def _alone(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:

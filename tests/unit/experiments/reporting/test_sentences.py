@@ -95,6 +95,13 @@ def test_every_cause_is_said(cause: Cause, words: str) -> None:
     assert words in text
 
 
+def test_steps_that_are_spread_unlike_are_not_called_slow() -> None:
+    even = FOUND.model_copy(update={"outlier_steps": (0, 0)})
+    text = said(verdict(**OPEN, cause=Cause.STALLS, primary=even))
+    assert "none of them an outlier: +2.40 % in total, +0.10 % by median step." in text
+    assert "slow" not in text
+
+
 def test_other_work_is_said_before_what_the_samples_say() -> None:
     other = "a step has 256 tokens, the baseline's 512"
     text = said(verdict(Circumstances(), **OPEN, cause=Cause.OTHER_WORK, other_work=other))
