@@ -29,23 +29,15 @@ from tests.kernels.tile_registers import Descriptor, Pointer, accumulate, from_r
 AXES = 6
 """Of every value that is not one number: threads, then up to five nested parallel loops."""
 
+OF_NUMPY = (
+    *("exp2", "exp", "tanh", "cos", "sin", "floor", "sqrt", "log2", "fabs"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
+)
 MATH: dict[str, Callable[..., Any]] = {
-    "exp2": np.exp2,
-    "exp": np.exp,
-    "tanh": np.tanh,
-    "cos": np.cos,
-    "sin": np.sin,
-    "floor": np.floor,
-    "sqrt": np.sqrt,
-    "log2": np.log2,
-    "fabs": np.abs,
+    **{name: getattr(np, name) for name in OF_NUMPY},
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "min": np.minimum,
     "max": np.maximum,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-    "bitwise_not": np.bitwise_not,
     "shift_left": np.left_shift,
     "shift_right": np.right_shift,
 }
