@@ -10,12 +10,11 @@ indices out of bounds, and barriers that nobody completes. What it cannot find: 
 memory order, or missing synchronisation between threads of one role.
 """
 
-import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from tests.kernels.open_sizes import sizes
+from tests.kernels.tile_program import executable
 from tests.kernels.tile_registers import Descriptor, Pointer, accumulate, from_registers, load_matrices, store_matrices
 
 AXES = 6
@@ -47,7 +47,6 @@ NOTHING_TO_DO = {
     "annotate_consumer_reg_alloc", "ptx_fence_barrier_init", "ptx_commit_group", "tma_store_arrive", "tma_store_wait",
 }  # fmt: skip
 """Calls about time and registers: here every statement is finished before the next one starts."""
-BLOCKING = {"mbarrier_wait_parity", "tvm_storage_sync"}
 
 
 class ProgramError(AssertionError):
@@ -521,72 +520,6 @@ def _in_flight(source: Any, target: Any) -> Callable[[], None]:
     return land
 
 
-class _Rewrite(ast.NodeTransformer):
-    """Turn what Python would decide at once (if, and, or, not, lazily taken values) into calls of the machine."""
-
-    def visit_Call(self, node: ast.Call) -> Any:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if name in {"region", "access_ptr"}:
-            buffer, *rest = node.args
-            assert isinstance(buffer, ast.Subscript)
-            index = buffer.slice if isinstance(buffer.slice, ast.Tuple) else ast.Tuple([buffer.slice], ast.Load())
-            node.args = [buffer.value, index, *rest]
-        self.generic_visit(node)
-        if name == "if_then_else":
-            condition, yes, no = node.args
-            nothing = ast.arguments([], [], None, [], [], None, [])
-            return _call("choose", condition, ast.Lambda(nothing, yes), ast.Lambda(nothing, no))
-        if isinstance(node.func, ast.Name) and node.func.id == "range":
-            return _call("serial", *node.args)
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> Any:
-        (target,), value = node.targets, node.value
-        added = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
-        if isinstance(target, ast.Subscript) and added and ast.unparse(value.left) == ast.unparse(target):
-            addition = ast.Attribute(target.value, "add", ast.Load())
-            return ast.Expr(ast.Call(addition, [self.visit(target.slice), self.visit(value.right)], []))
-        return self.generic_visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        self.generic_visit(node)
-        operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
-        joined = node.values[0]
-        for value in node.values[1:]:
-            joined = ast.BinOp(joined, operator, value)
-        return joined
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Not):
-            return ast.BinOp(ast.Constant(value=True), ast.BitXor(), node.operand)
-        return node
-
-    def visit_If(self, node: ast.If) -> Any:
-        waits = any(isinstance(n, ast.Attribute) and n.attr in BLOCKING for n in ast.walk(node))
-        self.generic_visit(node)
-        if waits:
-            nothing = ast.arguments([], [], None, [], [], None, [])
-            branches = [
-                ast.FunctionDef(name, nothing, body or [ast.Pass()], [])
-                for name, body in (("yes", node.body), ("no", node.orelse))
-            ]
-            names = [ast.Name(branch.name, ast.Load()) for branch in branches]
-            return [*branches, ast.Expr(_call("roles", node.test, *names))]
-        which = ast.If(ast.Name("holds", ast.Load()), node.body, node.orelse)
-        return ast.For(ast.Name("holds", ast.Store()), _call("branches", node.test), [which], [])
-
-
-def _call(name: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Attribute(ast.Name("T", ast.Load()), name, ast.Load()), list(arguments), [])
-
-
-@lru_cache(maxsize=64)
-def _executable(text: str) -> Any:
-    tree = ast.fix_missing_locations(_Rewrite().visit(ast.parse(text)))
-    return compile(tree, "<tile program>", "exec")
-
-
 def run(program: Any, *arguments: torch.Tensor | int, machine: type[Machine] = Machine) -> None:
     """Run a TileLang program in place on CPU tensors of any float or integer dtype, in the order of its parameters.
 
@@ -599,7 +532,7 @@ def run(program: Any, *arguments: torch.Tensor | int, machine: type[Machine] = M
     assert threads is not None
     space: dict[str, Any] = {"T": machine(int(threads[1])), "metadata": defaultdict(lambda: defaultdict(object))}
     space |= sizes(program, arguments)
-    exec(_executable(text), space)  # noqa: S102  (the text is our own program, printed)
+    exec(executable(text), space)  # noqa: S102  (the text is our own program, printed)
     function = next(value for name, value in space.items() if isinstance(value, FunctionType))
     arrays = [(t.detach().double() if t.is_floating_point() else t.detach().long()).numpy().copy() for t in tensors]
     with np.errstate(over="ignore", invalid="ignore"):
