@@ -7,16 +7,16 @@ are i = r * C + c. See matrices.py for who holds what; letters: see shape.py.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations, bodies are long.
-# ruff: noqa: C901, N812, PLR0913, PLR0917
+# ruff: noqa: C901, N812, PLR0912, PLR0915
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE, SHARED_LIMIT
+from kernels.mamba3_mimo.cuda.backward.lifted_places import Operand, groups_of, split_of
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, row, scatter_sums, take_turned
 from kernels.mamba3_mimo.cuda.pieces.places import EDGE
@@ -25,60 +25,7 @@ from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 
-RESERVED = 2048
-"""Bytes that the compiler adds: barriers, alignment, what a block itself takes."""
-
-
-def groups_of(s: ScanShape) -> int:
-    """Return the warp groups of a block: each has 64 states and, of all ranks, every so many blocks of 8 tokens."""
-    return s.N // 64
-
-
-def lifts(s: ScanShape, v: Variant) -> bool:
-    """Return whether B3 takes this form: tiles of 64 rows and columns, no switch that wants x loaded or merged.
-
-    And two blocks to a processor at state size 64, of which one alone would wait for itself.
-    """
-    groups = s.N // 64
-    square = s.M == s.P == 64 and s.N in {64, 128} and 8 * groups <= s.C <= 32
-    plain = not (v.warp_specialize or v.psiv_cache or v.aggressive_smem_merge)
-    return square and plain and groups * shared_bytes(s, v) <= SHARED_LIMIT // 2 * groups**2 - RESERVED
-
-
-def shared_bytes(s: ScanShape, v: Variant) -> int:
-    """Return the bytes of shared memory of a block."""
-    C, M, N, P, R, A, two = s.C, s.M, s.N, s.P, s.R, s.A, s.N > 64
-    slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
-    halves = (2 * slots + 2 + 2 * two) * M * N + (slots + 1) * N * P + (4 + 2 * two) * 64 * 64
-    halves += C * P * (held + slots) + slots * (C if s.reduced else M) * P + held * A * C * 2 + 2 * R * N
-    words = M * (A + 8) + 3 * held * C + 2 * M + 8 * C + 8 * N + 8 + 4 * P * R
-    return 2 * halves + 4 * words
-
-
-class Operand(NamedTuple):
-    """A tile in shared memory as an operand: its descriptor, and how the matrix unit walks over it."""
-
-    desc: Any
-    """Of the tile, whose blocks of 8 rows follow each other, or every `groups`th of them."""
-    deep: bool
-    """Whether the axis that is summed over is the columns of the tile."""
-    offset: Any = 0
-    """Bytes / 16 from the tile's start."""
-    rows: int = 64
-    """Rows of the tile: how far its next 64 columns are."""
-    spread: int = 1
-    """If the summed axis is rows: the blocks of 8 follow each other at this distance, and then those in between."""
-
-    def at(self, step: Any) -> Any:
-        """Return where the 16 of step `step` of the summed axis begin."""
-        if self.deep:
-            within = step // 4 * self.rows * LINE + step % 4 * 32
-        else:
-            within = (step % 4 * 16 * self.spread + step // 4 * 8) * LINE if self.spread > 1 else step * 16 * LINE
-        return (within >> 4) + self.offset
-
-
-def make_product(s: ScanShape) -> Any:
+def make_product() -> Any:
     """Return macro(c, left, right, width, depth, clear): begin c [64,width] (+)= left right, a batch of its own.
 
     c fp32 in registers, left an `Operand` or bf16 in registers, right an `Operand`; `depth` is what is summed over.
@@ -113,8 +60,8 @@ def make_product(s: ScanShape) -> Any:
 def make_scales(s: ScanShape) -> SimpleNamespace:
     """Return macros over scalar_s [3 * slots,C], lc, sk, gm of a chunk from row `at` on.
 
-    pairs(w, ...): the thread's weights of the write of time u in the output of time t, [2 * C / 4]; reads(scale, ...),
-    writes(scale, ...): of its columns [C / 4]; `read_of`, `write_of`: of its row.
+    pairs(w, ...): the thread's weights of the write of time u in the output of time t; reads(scale, ...),
+    writes(scale, ...): of its columns; by_read(tile, ...), by_write(...): multiply registers [M,N] by their rows'.
     """
     C, groups = s.C, groups_of(s)
     parts = C // 8 // groups
@@ -143,14 +90,29 @@ def make_scales(s: ScanShape) -> SimpleNamespace:
                 u = column(tx, part, groups) + e
                 scale[part * 2 + e] = scalar.write_scale(scalar_s[at, C - 1], scalar_s[at, u], scalar_s[at + 1, u])
 
-    def read_of(scalar_s: Any, at: Any, tx: Any, lower: Any) -> Any:
-        return scalar.read_scale(scalar_s[at, row(tx, lower) % C])
+    @T.macro
+    def by_rows(tile, scale):
+        for lower in (0, 1):
+            for block in T.unroll(8):
+                for e in T.unroll(2):
+                    tile[block * 4 + lower * 2 + e] *= scale[lower]
 
-    def write_of(scalar_s: Any, at: Any, tx: Any, lower: Any) -> Any:
-        t = row(tx, lower) % C
-        return scalar.write_scale(scalar_s[at, C - 1], scalar_s[at, t], scalar_s[at + 1, t])
+    @T.macro
+    def by_read(tile, scalar_s, at, tx):
+        scale = T.alloc_local((2,), F32)
+        for lower in (0, 1):
+            scale[lower] = scalar.read_scale(scalar_s[at, row(tx, lower) % C])
+        by_rows(tile, scale)
 
-    return SimpleNamespace(pairs=pairs, reads=reads, writes=writes, read_of=read_of, write_of=write_of)
+    @T.macro
+    def by_write(tile, scalar_s, at, tx):
+        scale = T.alloc_local((2,), F32)
+        for lower in (0, 1):
+            t = row(tx, lower) % C
+            scale[lower] = scalar.write_scale(scalar_s[at, C - 1], scalar_s[at, t], scalar_s[at + 1, t])
+        by_rows(tile, scale)
+
+    return SimpleNamespace(pairs=pairs, reads=reads, writes=writes, by_read=by_read, by_write=by_write)
 
 
 def make_scores(s: ScanShape) -> SimpleNamespace:
@@ -205,18 +167,42 @@ def make_scores(s: ScanShape) -> SimpleNamespace:
     return SimpleNamespace(weighted=weighted, weighed=weighed, own=own)
 
 
-def own_row(s: ScanShape, tx: Any, lower: int) -> Any:
-    """Return the row whose token's scores with itself `own` has found, if the lane `owns` them."""
-    return row(tx, lower if groups_of(s) == 1 else tx // GROUP)
-
-
 def owns(tx: Any) -> Any:
     """Return whether the lane holds the scores of its rows' tokens with themselves."""
     return tx % 4 == tx % 32 // 8
 
 
+def make_same_step(s: ScanShape) -> Any:
+    """Return macro(at, mine, first, tx): from `own` and `d_own` the rows of row_s, and what they add to D's gradient.
+
+    row_s: 0 the gradient of gamma, 1 the same step's share of <g, y> and of <x, dx>. scalar_s from row `first` on.
+    """
+    C, R, groups = s.C, s.R, groups_of(s)
+
+    @T.macro
+    def same_step(at, mine, first, tx):
+        for lower in tuple(range(2 // groups)):
+            line = row(tx, lower if groups == 1 else tx // GROUP)
+            mine.ends[0] = 0.0
+            mine.ends[1] = 0.0
+            for r in tuple(range(R)):
+                score, grad = mine.own[lower * R + r], mine.d_own[lower * R + r]
+                weight = at.scalar_s[first + 2, line % C]
+                mine.ends[0] += score * grad
+                mine.ends[1] += grad * f32(bf16(scalar.weighted(score, weight, line // C == r, mine.skip[0])))
+                mine.d[0] += T.if_then_else((line // C == r) & owns(tx), grad, 0.0)
+            if owns(tx):
+                at.row_s[0, line] = mine.ends[0]
+                at.row_s[1, line] = mine.ends[1]
+
+    return same_step
+
+
 def make_gate(s: ScanShape) -> tuple[Any, Any, Any]:
-    """Return the macros spread(x, v, psi_s, tx), gate(...) and values(...) over [P,M] in registers.
+    """Return the macros spread(x, v, psi_s, tx), gate(mine, at, tx), values(mine, at, tx) over [P,M] in registers.
+
+    gate: from y the gradient g with respect to it, g times the decay from the chunk's start in gw, the gradient of z in
+    `ranks`, <g, y> in `rows`. values: from dx the gradient of v in `ranks`, <x, dx> behind it in `rows`.
 
     Weights lie as [P,R] fp32 in shared memory, sums over the walk as [2 R], sums over ranks as [C / 2].
     """
@@ -242,69 +228,69 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any]:
                         x[(r * parts + part) * 4 + lower * 2 + e] = bf16(scalar.psiv(v2[e], psi[r]))
 
     @T.macro
-    def gate(y, g, gw, dz, rows, z, do, scale, given, sums, tx):
+    def gate(mine, at, tx):
         half_zeta, zeta, phi = (T.alloc_local((R,), F32) for _ in range(3))
         z2, d2, g2 = (T.alloc_local((2,), F32) for _ in range(3))
         half_u, bent, silu, du = (T.alloc_local((1,), F32) for _ in range(4))
         for c in T.unroll(parts * 2):
-            rows[c] = 0.0
+            mine.rows[c] = 0.0
         for c in T.unroll(parts * 4):
-            dz[c] = 0.0
+            mine.ranks[c] = 0.0
         for lower in (0, 1):
             if s.gated:
-                weights(half_zeta, given.half_zeta_s, tx, lower)
-                weights(zeta, given.zeta_s, tx, lower)
+                weights(half_zeta, at.half_zeta_s, tx, lower)
+                weights(zeta, at.zeta_s, tx, lower)
             if s.reduced:
-                weights(phi, given.phi_s, tx, lower)
+                weights(phi, at.phi_s, tx, lower)
             for part in T.unroll(parts):
-                at = (part * 2 + lower) * 2
+                here = (part * 2 + lower) * 2
                 if s.gated:
                     for e in T.vectorized(2):
-                        z2[e] = f32(z[at + e])
+                        z2[e] = f32(mine.z[here + e])
                 if s.reduced:
                     for e in T.vectorized(2):
-                        d2[e] = f32(do[at + e])
+                        d2[e] = f32(mine.do[here + e])
                 for r in T.unroll(R):
                     i = (r * parts + part) * 4 + lower * 2
                     if not s.reduced:
                         for e in T.vectorized(2):
-                            d2[e] = f32(do[i + e])
+                            d2[e] = f32(mine.do[i + e])
                     for e in T.unroll(2):
                         if s.gated:
                             half_u[0] = z2[e] * half_zeta[r]
                             bent[0] = scalar.bent(half_u[0])
                             silu[0] = scalar.silu(half_u[0], bent[0])
-                            du[0] = d2[e] * y[i + e] * scalar.silu_slope(silu[0], bent[0])
-                            sums.zeta_acc[r * 2 + lower] += du[0] * z2[e]
-                            dz[at + e] += du[0] * zeta[r]
+                            du[0] = d2[e] * mine.y[i + e] * scalar.silu_slope(silu[0], bent[0])
+                            mine.zeta[r * 2 + lower] += du[0] * z2[e]
+                            mine.ranks[here + e] += du[0] * zeta[r]
                         g2[e] = d2[e] * silu[0] if s.gated else d2[e]
                         if s.reduced:
-                            sums.phi_acc[r * 2 + lower] += g2[e] * y[i + e]
+                            mine.phi[r * 2 + lower] += g2[e] * mine.y[i + e]
                             g2[e] = g2[e] * phi[r]
                     for e in T.vectorized(2):
-                        g[i + e] = bf16(g2[e])
+                        mine.g[i + e] = bf16(g2[e])
                     for e in T.vectorized(2):
-                        gw[i + e] = bf16(g2[e] * scale[part * 2 + e])
+                        mine.gw[i + e] = bf16(g2[e] * mine.scale[part * 2 + e])
                     # of g as the products take it: else the same step's share would not cancel in the gradients of time
                     for e in T.vectorized(2):
-                        g2[e] = f32(g[i + e])
+                        g2[e] = f32(mine.g[i + e])
                     for e in T.unroll(2):
-                        rows[part * 2 + e] += g2[e] * y[i + e]
+                        mine.rows[part * 2 + e] += g2[e] * mine.y[i + e]
 
     @T.macro
-    def values(dx, dv, rows, v, psi_s, sums, tx):
+    def values(mine, at, tx):
         psi, v2 = T.alloc_local((R,), F32), T.alloc_local((2,), F32)
         x2, xb = T.alloc_local((2,), F32), T.alloc_local((2,), BF16)
         for c in T.unroll(parts * 2):
-            rows[parts * 2 + c] = 0.0
+            mine.rows[parts * 2 + c] = 0.0
         for c in T.unroll(parts * 4):
-            dv[c] = 0.0
+            mine.ranks[c] = 0.0
         for lower in (0, 1):
-            weights(psi, psi_s, tx, lower)
+            weights(psi, at.psi_s, tx, lower)
             for part in T.unroll(parts):
-                at = (part * 2 + lower) * 2
+                here = (part * 2 + lower) * 2
                 for e in T.vectorized(2):
-                    v2[e] = f32(v[at + e])
+                    v2[e] = f32(mine.v[here + e])
                 for r in T.unroll(R):
                     i = (r * parts + part) * 4 + lower * 2
                     for e in T.vectorized(2):
@@ -312,9 +298,9 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any]:
                     for e in T.vectorized(2):
                         x2[e] = f32(xb[e])
                     for e in T.unroll(2):
-                        sums.psi_acc[r * 2 + lower] += dx[i + e] * v2[e]
-                        dv[at + e] += scalar.psiv(dx[i + e], psi[r])
-                        rows[parts * 2 + part * 2 + e] += dx[i + e] * x2[e]
+                        mine.psi[r * 2 + lower] += mine.dx[i + e] * v2[e]
+                        mine.ranks[here + e] += scalar.psiv(mine.dx[i + e], psi[r])
+                        mine.rows[parts * 2 + part * 2 + e] += mine.dx[i + e] * x2[e]
 
     return spread, gate, values
 
@@ -323,9 +309,9 @@ def make_turned_back(s: ScanShape) -> Any:
     """Return macro(grad [32], tile_s [M,N], turn, cs_s, first, tx): undo the rotation, in registers.
 
     grad is the gradient of the rotated tile_s, whose columns are those of `panel_column`; adds the gradient of the
-    thread's angles, of blocks `angle_blocks(s)`, to `turn`.
+    thread's angles, of blocks `split_of(s).angles`, to `turn`.
     """
-    C, groups, blocks = s.C, groups_of(s), angle_blocks(s)
+    C, groups, blocks = s.C, groups_of(s), split_of(s).angles
 
     @T.macro
     def turned_back(grad, tile_s, turn, cs_s, first, tx):
@@ -352,17 +338,6 @@ def make_turned_back(s: ScanShape) -> Any:
                     grad[i] = lo[e]
 
     return turned_back
-
-
-def angle_blocks(s: ScanShape) -> int:
-    """Return how many blocks of 8 angles a thread meets."""
-    return s.A // 8 // groups_of(s)
-
-
-def panel_column(s: ScanShape, group: Any) -> Any:
-    """Return where 8 states of the lower half lie in q~ and k~; those that turn with them lie 32 columns behind."""
-    groups = groups_of(s)
-    return group * 8 if groups == 1 else group % groups * 64 + group // groups * 8
 
 
 def make_edge(s: ScanShape) -> tuple[Any, Any]:

@@ -128,7 +128,7 @@ def make_bias(s: ScanShape, threads: int) -> Any:
     return hold
 
 
-class Order(NamedTuple):
+class ColumnOrder(NamedTuple):
     """Where columns go when a row is rotated."""
 
     place: Any
@@ -137,11 +137,11 @@ class Order(NamedTuple):
     """How far behind the group begins that turns with it."""
 
 
-PAIRED = Order(lambda group: group * 16, 8)
+PAIRED = ColumnOrder(lambda group: group * 16, 8)
 """A group is followed by the one that turns with it."""
 
 
-def make_rotated(s: ScanShape, threads: int, at: Any, order: Order | None = None) -> Any:
+def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> Any:
     """Return macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): add the bias in float32, rotate, round to bf16.
 
     `held` bf16 are the thread's biases, from `make_bias`; `at(n, row, column)` is the index in raw_s of chunk n.
@@ -151,7 +151,7 @@ def make_rotated(s: ScanShape, threads: int, at: Any, order: Order | None = None
     way = spread(s, threads)
     step, groups, turning = way
     units = tuple(range(way.units))
-    place, far = order or Order(lambda group: group * 8, half)
+    place, far = order or ColumnOrder(lambda group: group * 8, half)
 
     @T.macro
     def turned(tile_s, raw_s, held, cos, sin, tx, n, u):
@@ -197,7 +197,7 @@ def make_rotated(s: ScanShape, threads: int, at: Any, order: Order | None = None
     return rotated
 
 
-def make_rotated_shared(s: ScanShape, threads: int, at: Any, order: Order | None = None) -> Any:
+def make_rotated_shared(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> Any:
     """Return `make_rotated`'s macro with the biases read from bias_s [1,R,N] in shared memory at every use."""
     hold, rotated = make_bias(s, threads), make_rotated(s, threads, at, order)
 

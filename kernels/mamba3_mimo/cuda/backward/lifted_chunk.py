@@ -1,0 +1,251 @@
+"""One chunk of B3 in the lifted form (lifted.py), from its loads to its stores. Letters: see shape.py.
+
+`at` are the tiles, `mine` the registers, `by` the operands of products. The threads meet six times: the four parts
+say what must be done before.
+"""
+
+# TileLang programs: `T` is the language's own name, macros take tensors without annotations, bodies are long.
+# ruff: noqa: N812, PLR0913, PLR0915, PLR0917
+
+from typing import Any
+
+import tilelang.language as T
+
+from kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
+from kernels.mamba3_mimo.cuda.backward.groups import Written
+from kernels.mamba3_mimo.cuda.backward.lifted_places import Operands, Registers, Tiles, panel_column, split_of
+from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, by_rank, make_store, panels, ranks_of
+from kernels.mamba3_mimo.cuda.pieces.matrices import put, put_turned, take_turned
+from kernels.mamba3_mimo.cuda.pieces.products import end_batch
+from kernels.mamba3_mimo.cuda.pieces.tiles import bf16
+
+
+@T.macro
+def narrowed(out, values):
+    """Round registers to bf16."""
+    for c in T.unroll(out.shape[0] // 2):
+        for e in T.vectorized(2):
+            out[c * 2 + e] = bf16(values[c * 2 + e])
+
+
+@T.macro
+def met():
+    """Let all threads meet, before products read what they have written."""
+    T.fence_proxy_async()
+    T.sync_threads()
+
+
+def make_chunk(
+    s: ScanShape, v: Variant, loads: Loads, start: Any, written: Written, at: Tiles, mine: Registers, by: Operands
+) -> Any:
+    """Return macro(b, h, t0, n, nc, tx): the gradients of chunk n of nc, which begins at token t0."""
+    before, outputs = make_turned(s, v, loads, at, mine), make_outputs(s, loads, at, mine, by)
+    entries = make_entries(s, v, loads, written, at, mine, by)
+    inputs = make_inputs(s, v, loads, start, written, at, mine, by)
+    _, stored = make_store(v)
+
+    @T.macro
+    def chunk(b, h, t0, n, nc, tx):
+        if loads.ahead == 0:
+            start(b, h, t0, n, tx)
+        before(n, nc, tx)
+        outputs(n, tx)
+        entries(b, h, t0, n, tx)
+        inputs(b, h, t0, n, nc, tx)
+        if loads.ahead == 0:
+            stored()
+            T.sync_threads()
+
+    return chunk
+
+
+def make_turned(s: ScanShape, v: Variant, loads: Loads, at: Tiles, mine: Registers) -> Any:
+    """Return macro(n, nc, tx): wait for the copies; q~ and k~, and the thread's v, z and dO; E rounded into `wide`."""
+    C, M, depth, (groups, blocks, parts, _) = s.C, s.M, s.A // 4, split_of(s)
+    threads = groups * GROUP
+    order = tiles.ColumnOrder(lambda group: panel_column(s, group), 32)
+    angles, turned = tiles.make_angles(s, threads), tiles.make_rotated_shared(s, threads, loads.at, order)
+    _, stored = make_store(v)
+
+    @T.macro
+    def before(n, nc, tx):
+        held, one = loads.held_slot(n), loads.slot(n)
+        narrowed(mine.wide, mine.E)
+        loads.wait(at.bar, n, nc, lifted_io.copies_of(s, loads))
+        angles(mine.cos, mine.sin, at.cs_s, held * depth, tx)
+        turned(at.k_s, at.k_raw, at.k_bias_s, mine.cos, mine.sin, tx, n)
+        turned(at.q_s, at.q_raw, at.q_bias_s, mine.cos, mine.sin, tx, n)
+        take_turned(mine.v, at.v_s, held * C, parts, groups, tx)
+        if s.gated:
+            take_turned(mine.z, at.z_s, one * C, parts, groups, tx)
+        take_turned(mine.do, at.do_s, one * (C if s.reduced else M), parts if s.reduced else blocks, groups, tx)
+        stored()  # what the chunk before wrote: dq_s, dk_s and v_s may change
+        met()
+
+    return before
+
+
+@T.macro
+def by_columns(tile, scale):
+    """Multiply registers of [64,64] by a number of every column, which all ranks share."""
+    for block in T.unroll(tile.shape[0] // 4):
+        for lower in (0, 1):
+            for e in T.unroll(2):
+                tile[block * 4 + lower * 2 + e] *= scale[block % (scale.shape[0] // 2) * 2 + e]
+
+
+def make_outputs(s: ScanShape, loads: Loads, at: Tiles, mine: Registers, by: Operands) -> Any:
+    """Return macro(n, tx): the scores, y and, through the gate, g. Before: q~, k~ of every thread."""
+    C, M, N, (groups, blocks, parts, _) = s.C, s.M, s.N, split_of(s)
+    alone, width = groups == 1, 64 // groups
+    product, scales, scores = lifted.make_product(), lifted.make_scales(s), lifted.make_scores(s)
+    spread, gate, _ = lifted.make_gate(s)
+
+    @T.macro
+    def outputs(n, tx):
+        held, one = loads.held_slot(n), loads.slot(n)
+        product(mine.score, by.q, by.k_rows, width, N, True)
+        product(mine.y, by.h.moved(one * (N * LINE >> 4)), by.q_rows, width, N, True)
+        put(at.e_s, mine.wide, 8, groups, tx, panel=64)
+        spread(mine.gw, mine.v, at.psi_s, tx)
+        put_turned(at.x_s, 0, mine.gw, blocks, groups, tx)
+        scales.pairs(mine.w, at.scalar_s, held * 3, tx)
+        scales.reads(mine.scale, at.scalar_s, held * 3, tx)
+        end_batch(1, mine.score)
+        scores.own(mine.own, mine.score, tx)
+        scores.weighted(mine.g, mine.score, mine.w, mine.skip[0], tx)
+        put(at.mix_s, mine.g, blocks, groups, tx)
+        if not alone:
+            put_turned(at.mixt_s, 0, mine.g, blocks, groups, tx)
+        end_batch(0, mine.y)
+        by_columns(mine.y, mine.scale)
+        met()
+        product(mine.y, mine.gw if alone else by.xt, by.mix_rows, width, M, False)
+        if not alone:  # here are registers for it
+            product(mine.dx, by.e, by.k_rows, width, N, True)
+        end_batch(0 if alone else 1, mine.y, mine.gw)
+        gate(mine, at, tx)
+        put(at.g_s, mine.g, blocks, groups, tx)
+        if not alone:
+            put(at.gw_s, mine.gw, blocks, groups, tx)
+        if s.gated:
+            narrowed(mine.out, mine.ranks)
+            put_turned(at.z_s, one * C, mine.out, parts, groups, tx)
+        met()
+
+    return outputs
+
+
+def make_entries(
+    s: ScanShape, v: Variant, loads: Loads, written: Written, at: Tiles, mine: Registers, by: Operands
+) -> Any:
+    """Return macro(b, h, t0, n, tx): E of the chunk before, dx, weighted gradients of the scores, part of dq~.
+
+    Before: e_s, x_s, mix_s, g_s, z_s of every thread.
+    """
+    C, M, N, P, (groups, blocks, _, _) = s.C, s.M, s.N, s.P, split_of(s)
+    alone, width = groups == 1, 64 // groups
+    product, scales, scores = lifted.make_product(), lifted.make_scales(s), lifted.make_scores(s)
+    same_step, (edge, _) = lifted.make_same_step(s), lifted.make_edge(s)
+    store, stored = make_store(v)
+
+    @T.macro
+    def entries(b, h, t0, n, tx):
+        held, one = loads.held_slot(n), loads.slot(n)
+        entering = one * (N * LINE >> 4)
+        if alone:
+            product(mine.dx, by.e, by.k_rows, width, N, True)
+        product(mine.score, by.gt, by.x_rows, width, P, True)
+        mine.ends[0] = scalar.read_scale(at.scalar_s[held * 3, C - 1])
+        for c in T.unroll(32):
+            mine.E[c] *= mine.ends[0]
+        product(mine.E, mine.gw if alone else by.gw, by.q_states, 64, M, False)
+        if s.gated:
+            store(at.z_s[one * C : (one + 1) * C, :], written.dz[b, t0 : t0 + C, h, :])
+        scales.writes(mine.scale, at.scalar_s, held * 3, tx)
+        end_batch(2, mine.dx)
+        by_columns(mine.dx, mine.scale)
+        product(mine.dx, by.g, by.mixt_rows, width, M, False)
+        end_batch(2, mine.score)
+        scores.own(mine.d_own, mine.score, tx)
+        scores.weighed(mine.left, mine.score, mine.w)
+        if not alone:
+            product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
+        same_step(at, mine, held * 3, tx)
+        put(at.dmix_s, mine.left, blocks, groups, tx)
+        if alone:  # sooner it would take registers that there are not
+            product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
+        end_batch(0, mine.dn, mine.E, mine.gw, mine.dx)
+        scales.by_read(mine.dn, at.scalar_s, held * 3, tx)
+        edge(mine.E, at.h_s, one * N, at.line_s, t0, tx)
+        if loads.ahead > 0:
+            stored()  # dz: z_s may be loaded again
+        met()
+
+    return entries
+
+
+def make_inputs(
+    s: ScanShape, v: Variant, loads: Loads, start: Any, written: Written, at: Tiles, mine: Registers, by: Operands
+) -> Any:
+    """Return macro(b, h, t0, n, nc, tx): the gradients of q, k and v, and all per-token numbers.
+
+    Before: dmix_s and line_s of every thread; nobody reads the slots of chunk n any more but v and the angles.
+    """
+    C, M, N, P, depth, (groups, _, parts, _) = s.C, s.M, s.N, s.P, s.A // 4, split_of(s)
+    product, scales, (_, _, values) = lifted.make_product(), lifted.make_scales(s), lifted.make_gate(s)
+    turned_back, (_, edge_out) = lifted.make_turned_back(s), lifted.make_edge(s)
+    rows, rows_out = lifted_io.make_rows_out(s, at, mine, written)
+    turns, turns_out = lifted_io.make_turns_out(s, at, mine, written)
+    store, _ = make_store(v)
+
+    @T.macro
+    def save(tile, heads, b, h, t0):
+        for cols in panels(N):
+            store(ranks_of(tile, C)[:, :, cols], by_rank(heads)[b, :, t0 : t0 + C, h, cols])
+
+    @T.macro
+    def queries(b, h, t0, n, nc, tx):
+        held = loads.held_slot(n)
+        product(mine.dn, mine.left if groups == 1 else by.dmix, by.k_states, 64, M, False)
+        product(mine.dk, by.x, by.e_states, 64, P, True)
+        if loads.ahead > 0 and n + loads.ahead < nc:
+            later = t0 - loads.ahead * C
+            start(b, h, later, n + loads.ahead, tx)
+        edge_out(at.line_s, written.edges, b, h, t0, tx)
+        for c in T.unroll(mine.turn.shape[0]):
+            mine.turn[c] = 0.0
+        end_batch(1, mine.dn, mine.left)
+        turned_back(mine.dn, at.q_s, mine.turn, at.cs_s, held * depth, tx)
+        narrowed(mine.wide, mine.dn)
+        put(at.dq_s, mine.wide, 8, groups, tx)
+
+    @T.macro
+    def inputs(b, h, t0, n, nc, tx):
+        held = loads.held_slot(n)
+        queries(b, h, t0, n, nc, tx)
+        end_batch(0, mine.dk)
+        scales.by_write(mine.dk, at.scalar_s, held * 3, tx)
+        product(mine.dk, by.dmixt, by.q_states, 64, M, False)
+        values(mine, at, tx)
+        narrowed(mine.out, mine.ranks)
+        put_turned(at.v_s, held * C, mine.out, parts, groups, tx)
+        rows(tx)
+        met()  # nobody reads x_s any more, where dk_s may lie
+        save(at.dq_s, written.dqh, b, h, t0)
+        store(at.v_s[held * C : (held + 1) * C, :], written.dv[b, t0 : t0 + C, h, :])
+        end_batch(0, mine.dk)
+        turned_back(mine.dk, at.k_s, mine.turn, at.cs_s, held * depth, tx)
+        narrowed(mine.wide, mine.dk)
+        put(at.dk_s, mine.wide, 8, groups, tx)
+        turns(tx)
+        rows_out(b, h, t0)
+        met()
+        save(at.dk_s, written.dkh, b, h, t0)
+        turns_out(b, h, t0)
+
+    return inputs

@@ -1,0 +1,301 @@
+"""Where things lie in the lifted form of B3 (lifted.py): its tiles in shared memory, its registers, its operands.
+
+Letters: see shape.py.
+"""
+
+# ruff: noqa: N812
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+from tilelang.layout import make_swizzled_layout
+
+from kernels.mamba3_mimo.cuda.backward.groups import Buffer
+from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE, SWIZZLE_128
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces import tiles
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
+
+OF_A_PROCESSOR = 228 * 1024
+"""Bytes of shared memory that the blocks on a processor share."""
+BESIDES = 3680
+"""Most bytes of a block besides its tiles: barriers, alignment, what the compiler and the driver take."""
+
+
+def groups_of(s: ScanShape) -> int:
+    """Return the warp groups of a block: each has 64 states and, of all ranks, every so many blocks of 8 tokens."""
+    return s.N // 64
+
+
+def lifts(s: ScanShape, v: Variant) -> bool:
+    """Return whether B3 takes this form: tiles of 64 rows and columns, no switch that wants x loaded or merged.
+
+    And two blocks to a processor at state size 64, of which one alone would wait for itself.
+    """
+    groups = groups_of(s)
+    square = s.M == s.P == 64 and s.N in {64, 128} and 8 * groups <= s.C <= 32
+    plain = not (v.warp_specialize or v.psiv_cache or v.aggressive_smem_merge)
+    return square and plain and (shared_bytes(s, v) + BESIDES) * (2 // groups) <= OF_A_PROCESSOR
+
+
+def shared_bytes(s: ScanShape, v: Variant) -> int:
+    """Return the bytes of shared memory of a block."""
+    C, M, N, P, R, A, two = s.C, s.M, s.N, s.P, s.R, s.A, s.N > 64
+    slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
+    halves = (2 * slots + 2 + 2 * two) * M * N + (slots + 1) * N * P + (4 + 2 * two) * 64 * 64
+    halves += C * P * (held + slots) + slots * (C if s.reduced else M) * P + held * A * C * 2 + 2 * R * N
+    words = M * (A + 8) + 3 * held * C + 2 * M + 8 * C + 8 * N + 8 + 4 * P * R
+    return 2 * halves + 4 * words
+
+
+class Operand(NamedTuple):
+    """A tile in shared memory as an operand: its descriptor, and how the matrix unit walks over it."""
+
+    desc: Any
+    """Of the tile, whose blocks of 8 rows follow each other, or every `groups`th of them."""
+    deep: bool
+    """Whether the axis that is summed over is the columns of the tile."""
+    offset: Any = 0
+    """Bytes / 16 from the tile's start."""
+    spread: int = 1
+    """If the summed axis is rows: the blocks of 8 follow each other at this distance, and then those in between."""
+
+    def moved(self, distance: Any) -> "Operand":
+        """Return the same, `distance` further."""
+        return self._replace(offset=self.offset + distance)
+
+    def at(self, step: Any) -> Any:
+        """Return where the 16 of step `step` of the summed axis begin."""
+        if self.deep:
+            within = step // 4 * 64 * LINE + step % 4 * 32
+        else:
+            within = (step % 4 * 16 * self.spread + step // 4 * 8) * LINE if self.spread > 1 else step * 16 * LINE
+        return (within >> 4) + self.offset
+
+
+def panel_column(s: ScanShape, group: Any) -> Any:
+    """Return where 8 states of the lower half lie in q~ and k~; those that turn with them lie 32 columns behind."""
+    groups = groups_of(s)
+    return group * 8 if groups == 1 else group % groups * 64 + group // groups * 8
+
+
+class Split(NamedTuple):
+    """What a thread has of the columns of a tile [64,64] that are tokens of all ranks, in blocks of 8."""
+
+    groups: int
+    """Warp groups, which take the blocks in turn."""
+    blocks: int
+    """Blocks of a thread."""
+    parts: int
+    """Those of one rank."""
+    angles: int
+    """Blocks of 8 angles of a thread: pairs of states that turn together."""
+
+    @property
+    def alone(self) -> bool:
+        """Return whether there is one warp group: it has all columns, so that registers are left operands."""
+        return self.groups == 1
+
+
+def split_of(s: ScanShape) -> Split:
+    """Return how the columns are shared out."""
+    groups = groups_of(s)
+    return Split(groups, 8 // groups, s.C // 8 // groups, s.A // 8 // groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """Shared memory. Tiles are bf16 [64,64] unless they say otherwise."""
+
+    q_raw: Buffer
+    """q as loaded, a slot for every chunk in flight; k_raw likewise."""
+    k_raw: Buffer
+    q_s: Buffer
+    """[M,N]: q~, in the columns of `panel_column`; k_s likewise k~."""
+    k_s: Buffer
+    x_s: Buffer
+    """[M,P]: x."""
+    g_s: Buffer
+    """[P,M]: g; gw_s, with two groups, is g times the decay from the chunk's start."""
+    gw_s: Buffer
+    e_s: Buffer
+    """[P,N]: E, in the columns of `panel_column`."""
+    mix_s: Buffer
+    """[M,M]: the weighted scores; mixt_s, with two groups, the same turned; dmix_s their gradients, weighted too."""
+    mixt_s: Buffer
+    dmix_s: Buffer
+    h_s: Buffer
+    """[N,P] per slot: the state that enters."""
+    dq_s: Buffer
+    """[M,N]: the gradient of q, of one head; dk_s likewise. With one group in the memory of g and of x."""
+    dk_s: Buffer
+    v_s: Buffer
+    """[C,P] per held slot, in the end the gradient of v."""
+    z_s: Buffer
+    """[C,P] per slot, in the end the gradient of z."""
+    do_s: Buffer
+    """[C,P] per slot, or [M,P] without phi."""
+    cs_s: Buffer
+    """fp16 [A/4,C,8] per held slot."""
+    scalar_s: Buffer
+    """fp32 [3,C] per held slot: lc, sk, gm."""
+    turn_s: Buffer
+    """fp32 [M,A+8]: gradients of angles."""
+    row_s: Buffer
+    """fp32 [2,M]: the gradient of gamma, the same step's share."""
+    sum_s: Buffer
+    """fp32 [4,2,C]: <g, y> and <x, dx> by warp."""
+    line_s: Buffer
+    """fp32 [4,2,N]: an edge by warp."""
+    total_s: Buffer
+    """fp32 [warps]: the gradient of D."""
+    q_bias_s: Buffer
+    """bf16 [1,R,N]; k_bias_s likewise."""
+    k_bias_s: Buffer
+    psi_s: Buffer
+    """fp32 [P,R]; half_zeta_s is zeta / 2, zeta_s zeta phi, phi_s phi."""
+    half_zeta_s: Buffer
+    zeta_s: Buffer
+    phi_s: Buffer
+    bar: Buffer
+    """The barriers that the copies report to."""
+
+
+def annotate_tiles(at: Tiles, loads: Loads) -> None:
+    """Lay out the tiles that the matrix unit and bulk copies touch."""
+    swizzled = [at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s, at.h_s, at.v_s, at.z_s, at.do_s]
+    swizzled += [] if at.gw_s is None else [at.gw_s, at.mixt_s, at.dq_s, at.dk_s]
+    swizzled += [at.q_raw, at.k_raw] if loads.two_d else []
+    T.annotate_layout({tile: make_swizzled_layout(tile) for tile in swizzled})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registers:
+    """What a thread holds: fp32 unless it says otherwise."""
+
+    E: Buffer
+    """[32] of E^T [P,N]; dn [32] and dk [32] of the gradients of q~ and k~ [M,N]."""
+    dn: Buffer
+    dk: Buffer
+    y: Buffer
+    """Of y^T and dx^T [P,M] and of scores [M,M]: 32, or 16 with two groups; score lies with dk where there is one."""
+    dx: Buffer
+    score: Buffer
+    wide: Buffer
+    """bf16 [32]: what is made of E, dn and dk; left, g, gw of scores and of g^T."""
+    left: Buffer
+    g: Buffer
+    gw: Buffer
+    v: Buffer
+    """bf16: the thread's two columns of its tokens; z likewise, do likewise or of all rows; out the gradients."""
+    z: Buffer
+    do: Buffer
+    out: Buffer
+    ranks: Buffer
+    """Sums over ranks, of the gradient of z, then of v."""
+    w: Buffer
+    """Weights of pairs of tokens; scale of the thread's columns."""
+    scale: Buffer
+    rows: Buffer
+    """<g, y> and <x, dx> of the thread's tokens."""
+    turn: Buffer
+    """Gradients of the thread's angles."""
+    own: Buffer
+    """The scores of its rows' tokens with themselves, d_own their gradients."""
+    d_own: Buffer
+    ends: Buffer
+    """[2] for whoever needs two numbers."""
+    psi: Buffer
+    """[2 R]: sums over the walk of the gradient of psi; zeta, phi likewise."""
+    zeta: Buffer
+    phi: Buffer
+    d: Buffer
+    """[1]: the gradient of D; skip is D."""
+    skip: Buffer
+    cos: Buffer
+    """fp16: of the row that the thread turns; sin likewise."""
+    sin: Buffer
+
+
+def make_registers(s: ScanShape) -> Registers:
+    """Allocate the registers of a thread."""
+    R, (groups, blocks, parts, angles) = s.R, split_of(s)
+    turning = tiles.spread(s, groups * GROUP).angles
+
+    def fp32(size: int) -> Buffer:
+        return T.alloc_local((size,), F32)
+
+    def narrow(size: int) -> Buffer:
+        return T.alloc_local((size,), BF16)
+
+    dk = fp32(32)
+    return Registers(
+        E=fp32(32), dn=fp32(32), dk=dk, y=fp32(blocks * 4), dx=fp32(blocks * 4),
+        score=dk if groups == 1 else fp32(blocks * 4), wide=narrow(32), left=narrow(blocks * 4), g=narrow(blocks * 4),
+        gw=narrow(blocks * 4), v=narrow(parts * 4), z=narrow(parts * 4),
+        do=narrow(parts * 4 if s.reduced else blocks * 4), out=narrow(parts * 4), ranks=fp32(parts * 4),
+        w=fp32(parts * 4), scale=fp32(parts * 2), rows=fp32(parts * 4), turn=fp32(angles * 4),
+        own=fp32(2 // groups * R), d_own=fp32(2 // groups * R), ends=fp32(2), psi=fp32(2 * R), zeta=fp32(2 * R),
+        phi=fp32(2 * R), d=fp32(1), skip=fp32(1), cos=T.alloc_local((turning,), F16),
+        sin=T.alloc_local((turning,), F16),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operands:
+    """The tiles as the matrix unit takes them. With two groups a right operand is what the thread's group has of it."""
+
+    q: Operand
+    """All of it, a left operand; x, xt (turned), g, gt, gw, e, dmix, dmixt likewise, h of the state that enters."""
+    x: Operand
+    xt: Operand
+    g: Operand
+    gt: Operand
+    gw: Operand
+    e: Operand
+    dmix: Operand
+    dmixt: Operand
+    h: Operand
+    q_rows: Operand
+    """The group's rows (tokens), as columns of the product; k_rows, x_rows, mix_rows, mixt_rows likewise."""
+    k_rows: Operand
+    x_rows: Operand
+    mix_rows: Operand
+    mixt_rows: Operand
+    q_states: Operand
+    """The group's columns (states), of q~; k_states, e_states likewise; h_states are rows of the state that enters."""
+    k_states: Operand
+    e_states: Operand
+    h_states: Operand
+
+
+def make_operands(s: ScanShape, at: Tiles, tx: Any) -> Operands:
+    """Make the descriptors, once for the walk."""
+    groups = groups_of(s)
+    # the compiler sees by the shuffle that a warp agrees
+    group = 0 if groups == 1 else T.shfl_sync(tx // GROUP, 0)
+    mine, panel = group * (8 * LINE >> 4), group * (64 * LINE >> 4)
+
+    def described(tile: Buffer, apart: int = 1) -> Any:
+        desc = T.alloc_wgmma_desc()
+        T.initialize_wgmma_descriptor(desc, tile.access_ptr("r"), SWIZZLE_128, 1, 8 * apart * LINE >> 4)
+        return desc
+
+    q, k, x, g, e, mix, dmix = map(described, (at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s))
+    spread = (at.q_s, at.k_s, at.x_s, at.mix_s, at.h_s)
+    q_o, k_o, x_o, mix_o, h_o = (
+        (q, k, x, mix, described(at.h_s)) if groups == 1 else [described(tile, groups) for tile in spread]
+    )
+    return Operands(
+        q=Operand(q, True), x=Operand(x, True), xt=Operand(x, False), g=Operand(g, True), gt=Operand(g, False),
+        gw=Operand(described(at.gw_s) if groups > 1 else None, True), e=Operand(e, True), dmix=Operand(dmix, True),
+        dmixt=Operand(dmix, False), h=Operand(h_o, False, spread=groups),
+        q_rows=Operand(q_o, True, mine), k_rows=Operand(k_o, True, mine), x_rows=Operand(x_o, True, mine),
+        mix_rows=Operand(mix_o, True, mine),
+        mixt_rows=Operand(mix, False) if groups == 1 else Operand(described(at.mixt_s, groups), True, mine),
+        q_states=Operand(q, False, panel), k_states=Operand(k, False, panel), e_states=Operand(e, False, panel),
+        h_states=Operand(h_o, True, mine),
+    )  # fmt: skip
