@@ -43,6 +43,10 @@ CASES = {
     "rank_2": Case(shape={"ranks": 2}, switches={"chunk_size": 32, "superchunk": 64}),
     "rank_8": Case(shape={"ranks": 8}, switches={"chunk_size": 8}),
     "wide_state": Case(shape={"state": 128, "heads": 1}),
+    "wide_state,rank_2": Case(
+        shape={"state": 128, "heads": 1, "ranks": 2}, switches={"chunk_size": 32, "superchunk": 128}, starts=(20, 33)
+    ),
+    "wide_state,per_rank": Case(shape={"state": 128, "heads": 1, "rope_fraction": 1.0}, without=("phi", "D")),
     "widest_state": Case(shape={"state": 256, "heads": 1, "length": 33}, switches={"chunk_size": 8}),
     "wide_state,psiv_cache=true": Case(
         shape={"state": 128, "heads": 1}, switches={"psiv_cache": True, "pipeline_stages": 0}

@@ -117,7 +117,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 mine.psi[c] = 0.0
                 mine.zeta[c] = 0.0
                 mine.phi[c] = 0.0
-            chunk = make_chunk(s, v, loads, start, written, at, mine, make_operands(s, at, tx))
+            group = 0 if alone else T.shfl_sync(tx // GROUP, 0)  # the compiler sees that a warp agrees
+            chunk = make_chunk(s, v, loads, start, written, at, mine, make_operands(s, at, group))
             T.sync_threads()
             for n in T.serial(nc):
                 chunk(b, h, last - n * C, n, nc, tx)

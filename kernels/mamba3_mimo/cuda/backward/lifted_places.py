@@ -272,11 +272,9 @@ class Operands:
     h_states: Operand
 
 
-def make_operands(s: ScanShape, at: Tiles, tx: Any) -> Operands:
-    """Make the descriptors, once for the walk."""
+def make_operands(s: ScanShape, at: Tiles, group: Any) -> Operands:
+    """Make the descriptors, once for the walk, of warp group `group`."""
     groups = groups_of(s)
-    # the compiler sees by the shuffle that a warp agrees
-    group = 0 if groups == 1 else T.shfl_sync(tx // GROUP, 0)
     mine, panel = group * (8 * LINE >> 4), group * (64 * LINE >> 4)
 
     def described(tile: Buffer, apart: int = 1) -> Any:
