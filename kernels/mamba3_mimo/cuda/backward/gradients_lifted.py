@@ -11,7 +11,7 @@ from tilelang import PassConfigKey
 from kernels.mamba3_mimo.cuda.backward import groups, lifted_io
 from kernels.mamba3_mimo.cuda.backward.lifted_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.lifted_places import (
-    Tiles,
+    WalkTiles,
     annotate_tiles,
     groups_of,
     make_operands,
@@ -86,7 +86,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             line_s, total_s = T.alloc_shared((4, 2, N), F32), T.alloc_shared((threads // 32,), F32)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
             psi_s, half_zeta_s, zeta_s, phi_s = (T.alloc_shared((P, R), F32) for _ in range(4))
-            at = Tiles(
+            at = WalkTiles(
                 q_raw=q_raw, k_raw=k_raw, q_s=q_s, k_s=k_s, x_s=x_s, g_s=g_s, gw_s=gw_s, e_s=e_s, mix_s=mix_s,
                 mixt_s=mixt_s, dmix_s=dmix_s, h_s=h_s, dq_s=dq_s, dk_s=dk_s, v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s,
                 scalar_s=scalar_s, turn_s=turn_s, row_s=row_s, sum_s=sum_s, line_s=line_s, total_s=total_s,

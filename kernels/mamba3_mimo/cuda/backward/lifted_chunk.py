@@ -13,7 +13,13 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
 from kernels.mamba3_mimo.cuda.backward.groups import Written
-from kernels.mamba3_mimo.cuda.backward.lifted_places import Operands, Registers, Tiles, panel_column, split_of
+from kernels.mamba3_mimo.cuda.backward.lifted_places import (
+    WalkOperands,
+    WalkRegisters,
+    WalkTiles,
+    panel_column,
+    split_of,
+)
 from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -40,7 +46,14 @@ def met():
 
 
 def make_chunk(
-    s: ScanShape, v: Variant, loads: Loads, start: Any, written: Written, at: Tiles, mine: Registers, by: Operands
+    s: ScanShape,
+    v: Variant,
+    loads: Loads,
+    start: Any,
+    written: Written,
+    at: WalkTiles,
+    mine: WalkRegisters,
+    by: WalkOperands,
 ) -> Any:
     """Return macro(b, h, t0, n, nc, tx): the gradients of chunk n of nc, which begins at token t0."""
     before, outputs = make_turned(s, v, loads, at, mine), make_outputs(s, loads, at, mine, by)
@@ -63,7 +76,7 @@ def make_chunk(
     return chunk
 
 
-def make_turned(s: ScanShape, v: Variant, loads: Loads, at: Tiles, mine: Registers) -> Any:
+def make_turned(s: ScanShape, v: Variant, loads: Loads, at: WalkTiles, mine: WalkRegisters) -> Any:
     """Return macro(n, nc, tx): wait for the copies; q~ and k~, and the thread's v, z and dO; E rounded into `wide`."""
     C, M, depth, (groups, blocks, parts, _) = s.C, s.M, s.A // 4, split_of(s)
     threads = groups * GROUP
@@ -98,7 +111,7 @@ def by_columns(tile, scale):
                 tile[block * 4 + lower * 2 + e] *= scale[block % (scale.shape[0] // 2) * 2 + e]
 
 
-def make_outputs(s: ScanShape, loads: Loads, at: Tiles, mine: Registers, by: Operands) -> Any:
+def make_outputs(s: ScanShape, loads: Loads, at: WalkTiles, mine: WalkRegisters, by: WalkOperands) -> Any:
     """Return macro(n, tx): the scores, y and, through the gate, g. Before: q~, k~ of every thread."""
     C, M, N, (groups, blocks, parts, _) = s.C, s.M, s.N, split_of(s)
     alone, width = groups == 1, 64 // groups
@@ -141,7 +154,7 @@ def make_outputs(s: ScanShape, loads: Loads, at: Tiles, mine: Registers, by: Ope
 
 
 def make_entries(
-    s: ScanShape, v: Variant, loads: Loads, written: Written, at: Tiles, mine: Registers, by: Operands
+    s: ScanShape, v: Variant, loads: Loads, written: Written, at: WalkTiles, mine: WalkRegisters, by: WalkOperands
 ) -> Any:
     """Return macro(b, h, t0, n, tx): E of the chunk before, dx, weighted gradients of the scores, part of dq~.
 
@@ -190,7 +203,14 @@ def make_entries(
 
 
 def make_inputs(
-    s: ScanShape, v: Variant, loads: Loads, start: Any, written: Written, at: Tiles, mine: Registers, by: Operands
+    s: ScanShape,
+    v: Variant,
+    loads: Loads,
+    start: Any,
+    written: Written,
+    at: WalkTiles,
+    mine: WalkRegisters,
+    by: WalkOperands,
 ) -> Any:
     """Return macro(b, h, t0, n, nc, tx): the gradients of q, k and v, and all per-token numbers.
 

@@ -10,7 +10,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Given, Written
-from kernels.mamba3_mimo.cuda.backward.lifted_places import Registers, Tiles, split_of
+from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkRegisters, WalkTiles, split_of
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads
@@ -18,7 +18,7 @@ from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, row, scatter_
 from kernels.mamba3_mimo.cuda.pieces.tiles import rank_sum, row_sum
 
 
-def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, at: Tiles) -> Any:
+def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, at: WalkTiles) -> Any:
     """Return macro(b, h, t0, n, tx): start every copy of chunk n, which begins at token t0; four warps share them."""
     C, N, P, depth = s.C, s.N, s.P, s.A // 4
 
@@ -71,7 +71,7 @@ def copies_of(s: ScanShape, loads: Loads) -> int:
     return 2 * len(loads.columns()) + 7 + s.gated
 
 
-def make_rows_out(s: ScanShape, at: Tiles, mine: Registers, written: Written) -> tuple[Any, Any]:
+def make_rows_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written) -> tuple[Any, Any]:
     """Return macros (gather(tx): sums over a chunk's columns into sum_s; out(b, h, t0): all per-token numbers)."""
     C, R, (groups, _, parts, _) = s.C, s.R, split_of(s)
 
@@ -97,7 +97,7 @@ def make_rows_out(s: ScanShape, at: Tiles, mine: Registers, written: Written) ->
     return gather, out
 
 
-def make_turns_out(s: ScanShape, at: Tiles, mine: Registers, written: Written) -> tuple[Any, Any]:
+def make_turns_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written) -> tuple[Any, Any]:
     """Return macros (gather(tx): the gradients of the thread's angles into turn_s; out(b, h, t0): their sums)."""
     groups, _, _, angles = split_of(s)
 
@@ -118,7 +118,7 @@ def make_turns_out(s: ScanShape, at: Tiles, mine: Registers, written: Written) -
     return gather, out
 
 
-def make_sums_out(s: ScanShape, at: Tiles, mine: Registers, written: Written) -> Any:
+def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written) -> Any:
     """Return macro(b, h, tx): write the partial sums of the walk."""
     C, R, (groups, _, parts, _) = s.C, s.R, split_of(s)
 

@@ -46,8 +46,8 @@ def shared_bytes(s: ScanShape, v: Variant) -> int:
     C, M, N, P, R, A, two = s.C, s.M, s.N, s.P, s.R, s.A, s.N > 64
     slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
     halves = (2 * slots + 2 + 2 * two) * M * N + (slots + 1) * N * P + (4 + 2 * two) * 64 * 64
-    halves += C * P * (held + slots) + slots * (C if s.reduced else M) * P + held * A * C * 2 + 2 * R * N
-    words = M * (A + 8) + 3 * held * C + 2 * M + 8 * C + 8 * N + 8 + 4 * P * R
+    halves += C * P * (held + slots * s.gated) + slots * (C if s.reduced else M) * P + held * A * C * 2 + 2 * R * N
+    words = M * (A + 8) + 3 * held * C + 2 * M + 8 * C + 8 * N + 8 + P * R * (1 + 2 * s.gated + s.reduced)
     return 2 * halves + 4 * words
 
 
@@ -82,7 +82,7 @@ def panel_column(s: ScanShape, group: Any) -> Any:
     return group * 8 if groups == 1 else group % groups * 64 + group // groups * 8
 
 
-class Split(NamedTuple):
+class ColumnSplit(NamedTuple):
     """What a thread has of the columns of a tile [64,64] that are tokens of all ranks, in blocks of 8."""
 
     groups: int
@@ -100,14 +100,14 @@ class Split(NamedTuple):
         return self.groups == 1
 
 
-def split_of(s: ScanShape) -> Split:
+def split_of(s: ScanShape) -> ColumnSplit:
     """Return how the columns are shared out."""
     groups = groups_of(s)
-    return Split(groups, 8 // groups, s.C // 8 // groups, s.A // 8 // groups)
+    return ColumnSplit(groups, 8 // groups, s.C // 8 // groups, s.A // 8 // groups)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiles:
+class WalkTiles:
     """Shared memory. Tiles are bf16 [64,64] unless they say otherwise."""
 
     q_raw: Buffer
@@ -164,7 +164,7 @@ class Tiles:
     """The barriers that the copies report to."""
 
 
-def annotate_tiles(at: Tiles, loads: Loads) -> None:
+def annotate_tiles(at: WalkTiles, loads: Loads) -> None:
     """Lay out the tiles that the matrix unit and bulk copies touch."""
     swizzled = [at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s, at.h_s, at.v_s, at.z_s, at.do_s]
     swizzled += [] if at.gw_s is None else [at.gw_s, at.mixt_s, at.dq_s, at.dk_s]
@@ -173,7 +173,7 @@ def annotate_tiles(at: Tiles, loads: Loads) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Registers:
+class WalkRegisters:
     """What a thread holds: fp32 unless it says otherwise."""
 
     E: Buffer
@@ -220,7 +220,7 @@ class Registers:
     sin: Buffer
 
 
-def make_registers(s: ScanShape) -> Registers:
+def make_registers(s: ScanShape) -> WalkRegisters:
     """Allocate the registers of a thread."""
     R, (groups, blocks, parts, angles) = s.R, split_of(s)
     turning = tiles.spread(s, groups * GROUP).angles
@@ -232,7 +232,7 @@ def make_registers(s: ScanShape) -> Registers:
         return T.alloc_local((size,), BF16)
 
     dk = fp32(32)
-    return Registers(
+    return WalkRegisters(
         E=fp32(32), dn=fp32(32), dk=dk, y=fp32(blocks * 4), dx=fp32(blocks * 4),
         score=dk if groups == 1 else fp32(blocks * 4), wide=narrow(32), left=narrow(blocks * 4), g=narrow(blocks * 4),
         gw=narrow(blocks * 4), v=narrow(parts * 4), z=narrow(parts * 4),
@@ -245,7 +245,7 @@ def make_registers(s: ScanShape) -> Registers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operands:
+class WalkOperands:
     """The tiles as the matrix unit takes them. With two groups a right operand is what the thread's group has of it."""
 
     q: Operand
@@ -272,7 +272,7 @@ class Operands:
     h_states: Operand
 
 
-def make_operands(s: ScanShape, at: Tiles, group: Any) -> Operands:
+def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
     """Make the descriptors, once for the walk, of warp group `group`."""
     groups = groups_of(s)
     mine, panel = group * (8 * LINE >> 4), group * (64 * LINE >> 4)
@@ -287,7 +287,7 @@ def make_operands(s: ScanShape, at: Tiles, group: Any) -> Operands:
     q_o, k_o, x_o, mix_o, h_o = (
         (q, k, x, mix, described(at.h_s)) if groups == 1 else [described(tile, groups) for tile in spread]
     )
-    return Operands(
+    return WalkOperands(
         q=Operand(q, True), x=Operand(x, True), xt=Operand(x, False), g=Operand(g, True), gt=Operand(g, False),
         gw=Operand(described(at.gw_s) if groups > 1 else None, True), e=Operand(e, True), dmix=Operand(dmix, True),
         dmixt=Operand(dmix, False), h=Operand(h_o, False, spread=groups),
