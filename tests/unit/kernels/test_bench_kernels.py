@@ -102,11 +102,13 @@ def test_sizes_of_the_reference_problem_by_hand() -> None:
 def test_floors_of_the_reference_problem_by_hand() -> None:
     least = floors(REFERENCE)
     # one product of 64 x 64 x 64 is 524288 FLOPs; 8 * 16 * 512 chunks of one head; F1 does one, F3 four, B3 eleven
-    assert least["f1_local_states"].flops == 65536 * 524288
+    assert least["f1_local_states"].flops == 31 / 32 * 65536 * 524288  # without the last of a row's 32 super-chunks
+    assert least["b1_local_gradients"].flops == least["f1_local_states"].flops
     assert least["f3_outputs"].flops == 4 * 65536 * 524288
     assert least["b3_gradients"].flops == 11 * 65536 * 524288
     # q, v, rotations, one scalar, states of the super-chunks
-    assert least["f1_local_states"].bytes == (32 + 128 + 64 + 4 + 64) * 2**20
+    assert least["f1_local_states"].bytes == 31 / 32 * (32 + 128 + 64 + 4 + 64) * 2**20
+    assert least["b1_local_gradients"].bytes == 31 / 32 * (32 + 256 + 64 + 4 + 64) * 2**20
     assert least["f2_pass_states"].bytes == 2 * 2 * 64 * 2**20
     # q and k; v, z, dO, dv, dz; rotations; seven scalars; chunk states; states; dq, dk per head; angle gradients; sums
     assert least["b3_gradients"].bytes == (64 + 640 + 64 + 28 + 512 + 64 + 1024 + 64 + 24) * 2**20
@@ -114,6 +116,12 @@ def test_floors_of_the_reference_problem_by_hand() -> None:
     slow = least["b3_gradients"].ms({**CEILINGS, "flops_per_s": 1e12})
     assert slow == pytest.approx(least["b3_gradients"].flops / 1e9)
     assert least["b4_reduce_heads"].bytes == 2 * (512 + 32) * 2**20
+
+
+def test_no_super_chunk_is_left_out_where_a_row_has_one() -> None:
+    one = floors(replace(REFERENCE, L=8192))
+    assert one["f1_local_states"].flops == one["b1_local_gradients"].flops == 65536 * 524288
+    assert one["f3_outputs"].flops == floors(REFERENCE)["f3_outputs"].flops
 
 
 def test_floors_with_psiv_cache_move_psiv_out_and_in() -> None:
