@@ -24,6 +24,10 @@ SWITCHES = {field.name: field.default for field in fields(ScanSwitches) if field
 CHUNK_ROWS = (32, 64, 128)
 """Rows (time, rank) of a chunk, most of the time."""
 SUPERCHUNKS = (64, 128, 256, 512, 1024)
+SIDEWAYS = 0.3
+"""Share of the sets whose backward walk takes its lifted form, if their stages allow it: else one in fifty would."""
+OTHER_WALKS = ("warp_specialize", "psiv_cache", "aggressive_smem_merge")
+"""Switches with which it takes another form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,12 @@ def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
     if switches.get("warp_specialize") and rnd.random() < 0.8:  # else nearly every draw of it is refused
         N, P, without = rnd.choice((64, 128)), 64, []
         switches = {"warp_specialize": True, "chunk_size": 64 // R, "superchunk": rnd.choice(SUPERCHUNKS)}
+    elif rnd.random() < SIDEWAYS:
+        (N, R), P = rnd.choice(((64, 4), (64, 4), (64, 8), (128, 2), (128, 4))), 64
+        switches = {name: value for name, value in switches.items() if name not in OTHER_WALKS} | {
+            "chunk_size": 64 // R
+        }
+        switches = {name: value for name, value in switches.items() if value != SWITCHES[name]}
     shape = ScanProblem(N=N, P=P, R=R, H=1, switches=switches)
     S = _length(rnd, _units(shape), limits.length)
     H = rnd.choice([heads for heads in HEADS if heads <= _rows(shape, S, limits)])

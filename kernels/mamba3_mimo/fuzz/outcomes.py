@@ -24,6 +24,8 @@ class FuzzOutcome(BaseModel):
     """The reason, unless it is right."""
     errors: dict[str, tuple[float, float]] = {}
     """Result -> its error and that of its worst row, as multiples of their noise."""
+    walk: str = ""
+    """The form that its backward walk took, unless it was refused."""
     alone: Ending | None = None
     """How it ended when it was run once more with the GPU to itself; only what is not right is."""
 

@@ -4,6 +4,7 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo import supports
+from kernels.mamba3_mimo.cuda.backward.lifted_places import lifts
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, for_any_size, needed
 from kernels.mamba3_mimo.cuda.host.op import dtype_refusal
 from kernels.mamba3_mimo.cuda.host.scan import Scan
@@ -53,6 +54,16 @@ def kernels(problem: ScanProblem) -> frozenset[tuple[str, ScanShape, Variant]]:
 def sizes(problem: ScanProblem) -> ScanShape:
     """Return the sizes of the kernels that a problem needs that is not refused."""
     return _scan(problem).shape
+
+
+def walk(problem: ScanProblem) -> str:
+    """Return which form the backward walk of a problem takes that is not refused: see docs/kernels.md."""
+    scan = _scan(problem)
+    if "backward" not in _directions(problem):
+        return "none"
+    if scan.variant.warp_specialize:
+        return "two roles"
+    return "lifted" if lifts(scan.shape, scan.variant) else "general"
 
 
 def _directions(problem: ScanProblem) -> tuple[Direction, ...]:

@@ -125,7 +125,9 @@ def summarised(
         kernels_kept=kernels[1],
         refusals=dict(Counter(_kind(o.why) for o in outcomes if o.ending == "refused").most_common()),
         worst=_worst(outcome for outcome in outcomes if outcome.ending == "right"),
-        counted={axis: _counted(axis, ran) for axis in AXES} | _switches(ran),
+        counted={"backward walk": dict(sorted(Counter(o.walk for o in outcomes if o.walk).items()))}
+        | {axis: _counted(axis, ran) for axis in AXES}
+        | _switches(ran),
     )
 
 

@@ -58,7 +58,7 @@ def _tried(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
         promise = must_be_refused(problem)
         if promise is not None:
             return FuzzOutcome(problem=problem, ending="failed", why=f"not refused although {promise}")
-        return _ran(problem, scan, device)
+        return _ran(problem, scan, device).model_copy(update={"walk": planning.walk(problem)})
     except Exception as error:  # the boundary of the fuzz: whatever it is, it is a finding
         return failed(problem, error)
 
