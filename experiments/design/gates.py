@@ -88,6 +88,9 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
     )
 
 
+_GENERAL_WALK = "the backward walk takes its general form with it"
+"""What a switch costs besides that the faster form of the kernel cannot do: see docs/kernels.md."""
+
 _ENTRIES = (
     Gate(
         name="schedule",
@@ -132,8 +135,7 @@ _ENTRIES = (
         attested_by=f"facts {ScanFact.PSIV_SAVED_BYTES} and {ScanFact.PSIV_RECOMPUTES}",
         proof="bytes that were kept between the passes (lane cuda: and handed to a launched kernel) against backward "
         "passes that made PsiV again; lane cuda: both agree with the walks' binaries; lane xla: with the traced graphs",
-        blind_to="whether a kernel that is given PsiV reads it; and how much of its cost is that the "
-        "backward walk takes its general form with it",
+        blind_to=f"whether a kernel that is given PsiV reads it; and how much of its cost is that {_GENERAL_WALK}",
     ),
     Gate(
         name="remat",
@@ -194,8 +196,8 @@ _ENTRIES = (
         "aggressive_smem_merge",
         "Does overlapping shared-memory buffers raise occupancy?",
         proof="the options that the compiler was given for every walk that was launched",
-        blind_to="whether any buffer lies over another: equal hashes of two arms say that none does; and "
-        "how much of its cost is that the backward walk takes its general form with it",
+        blind_to="whether any buffer lies over another: equal hashes of two arms say that none does; and how much of "
+        f"its cost is that {_GENERAL_WALK}",
     ),
     _kernel_gate(
         "layout_2d",
@@ -221,8 +223,8 @@ _ENTRIES = (
         values=PIPELINE_STAGES,
         proof="loads that start before the loop over chunks for each load inside it, in the CUDA source of every walk "
         "that was launched; the one with two roles loads in another way",
-        blind_to="whether a load has arrived when it is waited for; and how much of the cost of two is "
-        "that the backward walk takes its general form with it",
+        blind_to="whether a load has arrived when it is waited for; and how much of the cost of two is that "
+        f"{_GENERAL_WALK}",
     ),
     _kernel_gate(
         "fast_math",

@@ -91,7 +91,7 @@ def floors(s: ScanShape, *, psiv_cache: bool = False) -> dict[str, Floor]:
         moved += size["psiv"] if psiv_cache and name in ("f3_outputs", "b3_gradients") else 0
         mmn, mmp, mnp = PRODUCTS.get(name, (0, 0, 0))
         flops = 2 * rows * (s.M * (mmn * s.N + mmp * s.P) + mnp * s.N * s.P)
-        times = LAUNCHES.get(name, 1) * (max(1, s.K - 1) / s.K if name in SUMS else 1)
+        times = LAUNCHES.get(name, 1) * (s.handed_on / s.K if name in SUMS else 1)
         found[name] = Floor(bytes=times * moved, flops=times * flops)
     return found
 

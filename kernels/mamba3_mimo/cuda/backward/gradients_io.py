@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Given, Sums, WalkStaging, Written
+from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkTiles
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels
@@ -75,13 +76,20 @@ def operand_panels(s: ScanShape, slots: int) -> list[slice]:
     return panels(s.P, min(64, s.P * 128 // threads_of(s)) if slots > 1 else 64)
 
 
-def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, staged: WalkStaging) -> Any:
+def make_start(
+    s: ScanShape, v: Variant, loads: Loads, given: Given, staged: WalkStaging | WalkTiles, *, turns_held: bool = False
+) -> Any:
     """Return macro(b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
 
     Issuing a bulk copy takes one thread some forty instructions, so four warps share them. The first one loads q: its
-    thread has waited for the store of dq from the same buffer, which it started itself.
+    thread has waited for the store of dq from the same buffer, which it started itself. `turns_held`: the angles have
+    the slots of what is read until the end of its chunk.
     """
     C, N, P, M, depth = s.C, s.N, s.P, s.M, s.A // 4
+
+    def turns(n: Any) -> slice:
+        slot = loads.held_slot(n) if turns_held else loads.slot(n)
+        return slice(slot * depth, (slot + 1) * depth)
 
     @T.macro
     def states_and_x(b, h, t0, n):
@@ -108,10 +116,9 @@ def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, staged: Wal
     @T.macro
     def inputs(b, h, t0, n):
         held = loads.held_slot(n)
-        one = loads.slot(n)
         for cols in panels(P):
             loads.copy(given.v[b, t0 : t0 + C, h, cols], staged.v_s[held * C : (held + 1) * C, cols], staged.bar, n)
-        loads.copy(given.cs[b, h, t0 // C, :, :, :], staged.cs_s[one * depth : (one + 1) * depth, :, :], staged.bar, n)
+        loads.copy(given.cs[b, h, t0 // C, :, :, :], staged.cs_s[turns(n), :, :], staged.bar, n)
         loads.copy(given.lc[b, h, t0 : t0 + C], staged.scalar_s[held * 3, :], staged.bar, n)
         loads.copy(given.sk[b, h, t0 : t0 + C], staged.scalar_s[held * 3 + 1, :], staged.bar, n)
         loads.copy(given.gm[b, h, t0 : t0 + C], staged.scalar_s[held * 3 + 2, :], staged.bar, n)

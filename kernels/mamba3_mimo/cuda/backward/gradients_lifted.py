@@ -8,6 +8,7 @@ from typing import Any
 import tilelang.language as T
 from tilelang import PassConfigKey
 
+from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import groups, lifted_io
 from kernels.mamba3_mimo.cuda.backward.lifted_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.lifted_places import (
@@ -100,10 +101,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
                 edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, first=first,
             )  # fmt: skip
-            start, sums_out = (
-                lifted_io.make_start(s, v, loads, given, at),
-                lifted_io.make_sums_out(s, at, mine, written),
-            )
+            start = io.make_start(s, v, loads, given, at, turns_held=True)
+            sums_out = lifted_io.make_sums_out(s, at, mine, written)
             nc = L // C
             last = (nc - 1) * C
             for n in range(loads.ahead):

@@ -25,36 +25,32 @@ from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 
-def make_product() -> Any:
-    """Return macro(c, left, right, width, depth, clear): begin c [64,width] (+)= left right, a batch of its own.
+@T.macro
+def product(c, left, right, width, depth, clear):
+    """Begin c [64,width] (+)= left right, a batch of its own: c fp32 in registers.
 
-    c fp32 in registers, left an `Operand` or bf16 in registers, right an `Operand`; `depth` is what is summed over.
+    left is an `Operand` or bf16 in registers, right an `Operand`; `depth` is what is summed over.
     """
-
-    @T.macro
-    def product(c, left, right, width, depth, clear):
-        if clear:
-            for i in T.unroll(width // 2):  # else what was in c last would be kept for it
-                c[i] = 0.0
+    if clear:
+        for i in T.unroll(width // 2):  # else what was in c last would be kept for it
+            c[i] = 0.0
+    if isinstance(left, Operand):
+        begin_batch(c)
+    else:
+        begin_batch(left, c)
+    for step in T.unroll(depth // 16):
         if isinstance(left, Operand):
-            begin_batch(c)
+            T.ptx_wgmma_ss(
+                F32, f"m64n{width}k16", left.deep, right.deep, "bf16", "bf16", "fp32", left.desc.data,
+                left.at(step), right.desc.data, right.at(step), c.data, 0,
+                T.Select(step > 0, 1, 0) if clear else 1, 1, 1,
+            )  # fmt: skip
         else:
-            begin_batch(left, c)
-        for step in T.unroll(depth // 16):
-            if isinstance(left, Operand):
-                T.ptx_wgmma_ss(
-                    F32, f"m64n{width}k16", left.deep, right.deep, "bf16", "bf16", "fp32", left.desc.data,
-                    left.at(step), right.desc.data, right.at(step), c.data, 0,
-                    T.Select(step > 0, 1, 0) if clear else 1, 1, 1,
-                )  # fmt: skip
-            else:
-                T.ptx_wgmma_rs(
-                    F32, f"m64n{width}k16", right.deep, "bf16", "bf16", "fp32", left.data, step * 8,
-                    right.desc.data, right.at(step), c.data, 0, T.Select(step > 0, 1, 0) if clear else 1, 1, 1,
-                )  # fmt: skip
-        T.warpgroup_commit_batch()
-
-    return product
+            T.ptx_wgmma_rs(
+                F32, f"m64n{width}k16", right.deep, "bf16", "bf16", "fp32", left.data, step * 8,
+                right.desc.data, right.at(step), c.data, 0, T.Select(step > 0, 1, 0) if clear else 1, 1, 1,
+            )  # fmt: skip
+    T.warpgroup_commit_batch()
 
 
 def make_scales(s: ScanShape) -> SimpleNamespace:
@@ -63,8 +59,7 @@ def make_scales(s: ScanShape) -> SimpleNamespace:
     pairs(w, ...): the thread's weights of the write of time u in the output of time t; reads(scale, ...),
     writes(scale, ...): of its columns; by_read(tile, ...), by_write(...): multiply registers [M,N] by their rows'.
     """
-    C, groups = s.C, groups_of(s)
-    parts = C // 8 // groups
+    C, (groups, _, parts, _) = s.C, split_of(s)
 
     @T.macro
     def pairs(w, scalar_s, at, tx):
@@ -121,8 +116,7 @@ def make_scores(s: ScanShape) -> SimpleNamespace:
     weighted(out, score, w, skip, tx) in bf16, D on the diagonal; weighed(out, score, w) without D; own(out, score, tx):
     in the lane that `owns`, the scores [2 R] of a row's token with itself, rank by rank.
     """
-    C, R, M, groups = s.C, s.R, s.M, groups_of(s)
-    parts, blocks = C // 8 // groups, M // 8 // groups
+    C, R, (groups, blocks, parts, _) = s.C, s.R, split_of(s)
 
     @T.macro
     def weighted(out, score, w, skip, tx):
@@ -206,7 +200,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any]:
 
     Weights lie as [P,R] fp32 in shared memory, sums over the walk as [2 R], sums over ranks as [C / 2].
     """
-    R, parts = s.R, s.C // 8 // groups_of(s)
+    R, parts = s.R, split_of(s).parts
     wide = min(R, 4)
 
     @T.macro
@@ -311,7 +305,7 @@ def make_turned_back(s: ScanShape) -> Any:
     grad is the gradient of the rotated tile_s, whose columns are those of `panel_column`; adds the gradient of the
     thread's angles, of blocks `split_of(s).angles`, to `turn`.
     """
-    C, groups, blocks = s.C, groups_of(s), split_of(s).angles
+    C, (groups, _, _, blocks) = s.C, split_of(s)
 
     @T.macro
     def turned_back(grad, tile_s, turn, cs_s, first, tx):

@@ -11,6 +11,7 @@ from typing import Any
 
 import tilelang.language as T
 
+from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
 from kernels.mamba3_mimo.cuda.backward.groups import Written
 from kernels.mamba3_mimo.cuda.backward.lifted_places import (
@@ -88,7 +89,7 @@ def make_turned(s: ScanShape, v: Variant, loads: Loads, at: WalkTiles, mine: Wal
     def before(n, nc, tx):
         held, one = loads.held_slot(n), loads.slot(n)
         narrowed(mine.wide, mine.E)
-        loads.wait(at.bar, n, nc, lifted_io.copies_of(s, loads))
+        loads.wait(at.bar, n, nc, io.copies_of(s, v, loads))
         angles(mine.cos, mine.sin, at.cs_s, held * depth, tx)
         turned(at.k_s, at.k_raw, at.k_bias_s, mine.cos, mine.sin, tx, n)
         turned(at.q_s, at.q_raw, at.q_bias_s, mine.cos, mine.sin, tx, n)
@@ -115,14 +116,14 @@ def make_outputs(s: ScanShape, loads: Loads, at: WalkTiles, mine: WalkRegisters,
     """Return macro(n, tx): the scores, y and, through the gate, g. Before: q~, k~ of every thread."""
     C, M, N, (groups, blocks, parts, _) = s.C, s.M, s.N, split_of(s)
     alone, width = groups == 1, 64 // groups
-    product, scales, scores = lifted.make_product(), lifted.make_scales(s), lifted.make_scores(s)
+    scales, scores = lifted.make_scales(s), lifted.make_scores(s)
     spread, gate, _ = lifted.make_gate(s)
 
     @T.macro
     def outputs(n, tx):
         held, one = loads.held_slot(n), loads.slot(n)
-        product(mine.score, by.q, by.k_rows, width, N, True)
-        product(mine.y, by.h.moved(one * (N * LINE >> 4)), by.q_rows, width, N, True)
+        lifted.product(mine.score, by.q, by.k_rows, width, N, True)
+        lifted.product(mine.y, by.h.moved(one * (N * LINE >> 4)), by.q_rows, width, N, True)
         put(at.e_s, mine.wide, 8, groups, tx, panel=64)
         spread(mine.gw, mine.v, at.psi_s, tx)
         put_turned(at.x_s, 0, mine.gw, blocks, groups, tx)
@@ -137,9 +138,9 @@ def make_outputs(s: ScanShape, loads: Loads, at: WalkTiles, mine: WalkRegisters,
         end_batch(0, mine.y)
         by_columns(mine.y, mine.scale)
         met()
-        product(mine.y, mine.gw if alone else by.xt, by.mix_rows, width, M, False)
+        lifted.product(mine.y, mine.gw if alone else by.xt, by.mix_rows, width, M, False)
         if not alone:  # here are registers for it
-            product(mine.dx, by.e, by.k_rows, width, N, True)
+            lifted.product(mine.dx, by.e, by.k_rows, width, N, True)
         end_batch(0 if alone else 1, mine.y, mine.gw)
         gate(mine, at, tx)
         put(at.g_s, mine.g, blocks, groups, tx)
@@ -162,7 +163,7 @@ def make_entries(
     """
     C, M, N, P, (groups, blocks, _, _) = s.C, s.M, s.N, s.P, split_of(s)
     alone, width = groups == 1, 64 // groups
-    product, scales, scores = lifted.make_product(), lifted.make_scales(s), lifted.make_scores(s)
+    scales, scores = lifted.make_scales(s), lifted.make_scores(s)
     same_step, (edge, _) = lifted.make_same_step(s), lifted.make_edge(s)
     store, stored = make_store(v)
 
@@ -171,27 +172,27 @@ def make_entries(
         held, one = loads.held_slot(n), loads.slot(n)
         entering = one * (N * LINE >> 4)
         if alone:
-            product(mine.dx, by.e, by.k_rows, width, N, True)
-        product(mine.score, by.gt, by.x_rows, width, P, True)
+            lifted.product(mine.dx, by.e, by.k_rows, width, N, True)
+        lifted.product(mine.score, by.gt, by.x_rows, width, P, True)
         mine.ends[0] = scalar.read_scale(at.scalar_s[held * 3, C - 1])
         for c in T.unroll(32):
             mine.E[c] *= mine.ends[0]
-        product(mine.E, mine.gw if alone else by.gw, by.q_states, 64, M, False)
+        lifted.product(mine.E, mine.gw if alone else by.gw, by.q_states, 64, M, False)
         if s.gated:
             store(at.z_s[one * C : (one + 1) * C, :], written.dz[b, t0 : t0 + C, h, :])
         scales.writes(mine.scale, at.scalar_s, held * 3, tx)
         end_batch(2, mine.dx)
         by_columns(mine.dx, mine.scale)
-        product(mine.dx, by.g, by.mixt_rows, width, M, False)
+        lifted.product(mine.dx, by.g, by.mixt_rows, width, M, False)
         end_batch(2, mine.score)
         scores.own(mine.d_own, mine.score, tx)
         scores.weighed(mine.left, mine.score, mine.w)
         if not alone:
-            product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
+            lifted.product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
         same_step(at, mine, held * 3, tx)
         put(at.dmix_s, mine.left, blocks, groups, tx)
         if alone:  # sooner it would take registers that there are not
-            product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
+            lifted.product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
         end_batch(0, mine.dn, mine.E, mine.gw, mine.dx)
         scales.by_read(mine.dn, at.scalar_s, held * 3, tx)
         edge(mine.E, at.h_s, one * N, at.line_s, t0, tx)
@@ -217,7 +218,7 @@ def make_inputs(
     Before: dmix_s and line_s of every thread; nobody reads the slots of chunk n any more but v and the angles.
     """
     C, M, N, P, depth, (groups, _, parts, _) = s.C, s.M, s.N, s.P, s.A // 4, split_of(s)
-    product, scales, (_, _, values) = lifted.make_product(), lifted.make_scales(s), lifted.make_gate(s)
+    scales, (_, _, values) = lifted.make_scales(s), lifted.make_gate(s)
     turned_back, (_, edge_out) = lifted.make_turned_back(s), lifted.make_edge(s)
     rows, rows_out = lifted_io.make_rows_out(s, at, mine, written)
     turns, turns_out = lifted_io.make_turns_out(s, at, mine, written)
@@ -231,8 +232,8 @@ def make_inputs(
     @T.macro
     def queries(b, h, t0, n, nc, tx):
         held = loads.held_slot(n)
-        product(mine.dn, mine.left if groups == 1 else by.dmix, by.k_states, 64, M, False)
-        product(mine.dk, by.x, by.e_states, 64, P, True)
+        lifted.product(mine.dn, mine.left if groups == 1 else by.dmix, by.k_states, 64, M, False)
+        lifted.product(mine.dk, by.x, by.e_states, 64, P, True)
         if loads.ahead > 0 and n + loads.ahead < nc:
             later = t0 - loads.ahead * C
             start(b, h, later, n + loads.ahead, tx)
@@ -250,7 +251,7 @@ def make_inputs(
         queries(b, h, t0, n, nc, tx)
         end_batch(0, mine.dk)
         scales.by_write(mine.dk, at.scalar_s, held * 3, tx)
-        product(mine.dk, by.dmixt, by.q_states, 64, M, False)
+        lifted.product(mine.dk, by.dmixt, by.q_states, 64, M, False)
         values(mine, at, tx)
         narrowed(mine.out, mine.ranks)
         put_turned(at.v_s, held * C, mine.out, parts, groups, tx)

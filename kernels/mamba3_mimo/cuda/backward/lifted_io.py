@@ -1,4 +1,4 @@
-"""What B3 in the lifted form (lifted.py) loads and writes, but for its large tiles. Letters: see shape.py."""
+"""What B3 in the lifted form (lifted.py) writes, but for its large tiles. Letters: see shape.py."""
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812
@@ -9,66 +9,12 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.groups import Given, Written
+from kernels.mamba3_mimo.cuda.backward.groups import Written
 from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkRegisters, WalkTiles, split_of
+from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, row, scatter_sums
 from kernels.mamba3_mimo.cuda.pieces.tiles import rank_sum, row_sum
-
-
-def make_start(s: ScanShape, v: Variant, loads: Loads, given: Given, at: WalkTiles) -> Any:
-    """Return macro(b, h, t0, n, tx): start every copy of chunk n, which begins at token t0; four warps share them."""
-    C, N, P, depth = s.C, s.N, s.P, s.A // 4
-
-    @T.macro
-    def outputs(b, h, t0, n):
-        one = loads.slot(n)
-        loads.copy(given.states[b, h, t0 // C, :, :], at.h_s[one * N : (one + 1) * N, :], at.bar, n)
-        if s.gated:
-            loads.copy(given.z[b, t0 : t0 + C, h, :], at.z_s[one * C : (one + 1) * C, :], at.bar, n)
-        if s.reduced:
-            loads.copy(given.do[b, t0 : t0 + C, h, :], at.do_s[one * C : (one + 1) * C, :], at.bar, n)
-        else:
-            loads.ranks_in(at.do_s, given.do, [slice(0, P)], at.bar, b, h, t0, n)
-
-    @T.macro
-    def inputs(b, h, t0, n):
-        held = loads.held_slot(n)
-        loads.copy(given.v[b, t0 : t0 + C, h, :], at.v_s[held * C : (held + 1) * C, :], at.bar, n)
-        loads.copy(given.cs[b, h, t0 // C, :, :, :], at.cs_s[held * depth : (held + 1) * depth, :, :], at.bar, n)
-        loads.copy(given.lc[b, h, t0 : t0 + C], at.scalar_s[held * 3, :], at.bar, n)
-        loads.copy(given.sk[b, h, t0 : t0 + C], at.scalar_s[held * 3 + 1, :], at.bar, n)
-        loads.copy(given.gm[b, h, t0 : t0 + C], at.scalar_s[held * 3 + 2, :], at.bar, n)
-
-    @T.macro
-    def start(b, h, t0, n, tx):
-        if v.tma:
-            # the compiler elects a thread of every range of threads that it can tell apart
-            if tx < 64:
-                if tx < 32:
-                    loads.rows(at.q_raw, given.q, at.bar, b, h, t0, n)
-                else:
-                    loads.rows(at.k_raw, given.k, at.bar, b, h, t0, n)
-            else:
-                if tx < 96:
-                    outputs(b, h, t0, n)
-                else:
-                    inputs(b, h, t0, n)
-        else:
-            loads.rows(at.q_raw, given.q, at.bar, b, h, t0, n)
-            loads.rows(at.k_raw, given.k, at.bar, b, h, t0, n)
-            outputs(b, h, t0, n)
-            inputs(b, h, t0, n)
-        loads.posted(at.bar, n)
-
-    return start
-
-
-def copies_of(s: ScanShape, loads: Loads) -> int:
-    """Return how many copies load one chunk."""
-    return 2 * len(loads.columns()) + 7 + s.gated
 
 
 def make_rows_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written) -> tuple[Any, Any]:
@@ -84,7 +30,7 @@ def make_rows_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wri
         for c in T.unroll(max(1, parts // 2)):
             which = kept(parts * 4, tx) + c
             kind, here = which // (parts * 2), which % (parts * 2)
-            at.sum_s[tx % 128 // 32, kind, column(tx, here // 2, groups) + here % 2] = mine.rows[c]
+            at.sum_s[tx % GROUP // 32, kind, column(tx, here // 2, groups) + here % 2] = mine.rows[c]
 
     @T.macro
     def out(b, h, t0):

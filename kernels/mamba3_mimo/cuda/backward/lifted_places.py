@@ -69,11 +69,9 @@ class Operand(NamedTuple):
 
     def at(self, step: Any) -> Any:
         """Return where the 16 of step `step` of the summed axis begin."""
-        if self.deep:
-            within = step // 4 * 64 * LINE + step % 4 * 32
-        else:
-            within = (step % 4 * 16 * self.spread + step // 4 * 8) * LINE if self.spread > 1 else step * 16 * LINE
-        return (within >> 4) + self.offset
+        panel, within = step // 4, step % 4
+        at = panel * 64 * LINE + within * 32 if self.deep else (within * 16 * self.spread + panel * 8) * LINE
+        return (at >> 4) + self.offset
 
 
 def panel_column(s: ScanShape, group: Any) -> Any:
@@ -93,11 +91,6 @@ class ColumnSplit(NamedTuple):
     """Those of one rank."""
     angles: int
     """Blocks of 8 angles of a thread: pairs of states that turn together."""
-
-    @property
-    def alone(self) -> bool:
-        """Return whether there is one warp group: it has all columns, so that registers are left operands."""
-        return self.groups == 1
 
 
 def split_of(s: ScanShape) -> ColumnSplit:

@@ -182,8 +182,7 @@ class Scan:
 
     def _sum(self, name: str, *given: Tensor, every: bool) -> None:
         """Launch F1 or B1, without the super-chunk that only what leaves the row on their side needs unless `every`."""
-        K = self.shape.K
-        self.run(name, *given, K, K if every else max(1, K - 1))
+        self.run(name, *given, self.shape.K, self.shape.K if every else self.shape.handed_on)
 
     def _pass(self, name: str, local: Tensor, carry: Tensor, outside: Tensor | None) -> Tensor:
         """Turn the super-chunks' own states into those at their edges; return the one behind the last of them.

@@ -67,6 +67,11 @@ class ScanShape:
         return self.S // self.L
 
     @property
+    def handed_on(self) -> int:
+        """Super-chunks of a row whose own sums another one needs: all but the outermost."""
+        return max(1, self.K - 1)
+
+    @property
     def walks(self) -> int:
         """Super-chunks of all rows."""
         return self.B * self.K
