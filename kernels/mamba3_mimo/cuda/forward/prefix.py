@@ -51,18 +51,18 @@ class Lanes(NamedTuple):
         return tuple(1 << i for i in range(self.parts.bit_length() - 1))
 
 
-def lanes_for(s: ScanShape) -> Lanes:
-    """Return how the angles of `s` are shared out."""
-    groups = min(s.A, 32) // 8
+def lanes_for(s: ScanShape, most: int = 32) -> Lanes:
+    """Return how the angles of `s` are shared out, at most `most` in a round."""
+    groups = min(s.A, most) // 8
     return Lanes(groups, 32 // groups, EDGE * groups // 32, s.A // (8 * groups))
 
 
-def make_steps(s: ScanShape) -> Any:
+def make_steps(s: ScanShape, lanes: Lanes) -> Any:
     """Return macro(step [8*run], angles [B,S,heads,A], dt [B,H,S], b, h, t0, j0): pi * tanh(angle) * dt from t0 on.
 
     Tokens beyond the sequence step by 0.
     """
-    S, heads, run = s.S, s.angle_heads, lanes_for(s).run
+    S, heads, run = s.S, s.angle_heads, lanes.run
 
     @T.macro
     def steps(step, angles, dt, b, h, t0, j0):
@@ -83,8 +83,8 @@ def angle_sums(s: ScanShape) -> Any:
 
     The raw angles are [B,S,heads,A], heads = 1 when all heads share them.
     """
-    B, H, A, blocks = s.B, s.H, s.A, blocks_of(s)
-    lanes, steps = lanes_for(s), make_steps(s)
+    B, H, A, blocks, lanes = s.B, s.H, s.A, blocks_of(s), lanes_for(s)
+    steps = make_steps(s, lanes)
 
     @T.prim_func
     @takes(s)
@@ -116,13 +116,45 @@ def angle_sums(s: ScanShape) -> Any:
     return f0_angle_sums
 
 
+def make_staged(s: ScanShape, lanes: Lanes) -> tuple[Any, Any]:
+    """Return the macros (put(values, t, row), write(cs, b, h, t0, j0, tx)) of one round of `tables`.
+
+    A chunk's table of some angles is one piece of memory, but a lane has 16 bytes here and there of it: rows of 8 sines
+    or cosines wait in shared memory until whole pieces are written.
+    """
+    S, C = s.S, s.C
+    rows = lanes.width // 4
+    stage_s = T.alloc_shared((BLOCK * rows, 8), F16)
+
+    def place(slot: Any) -> Any:  # so that lanes of a store meet in few banks
+        return slot ^ ((slot >> 3 ^ slot >> 5) & 7)
+
+    @T.macro
+    def put(values, t, row):
+        for e in T.vectorized(8):
+            stage_s[place((t // C * rows + row) * C + t % C), e] = values[e]
+
+    @T.macro
+    def write(cs, b, h, t0, j0, tx):
+        for turn in T.unroll(BLOCK * rows // THREADS):
+            slot = turn * THREADS + tx
+            t = t0 + slot // (rows * C) * C
+            if t < S:
+                walk, at = s.place(b, t)
+                for e in T.vectorized(8):
+                    cs[walk, h, at // C, j0 // 4 + slot // C % rows, slot % C, e] = stage_s[place(slot), e]
+
+    return put, write
+
+
 def tables(s: ScanShape) -> Any:
     """F0b: cos and sin table [B*K,H,L/C,A/4,C,8] fp16, 8 angles of cos then the same of sin.
 
     `sums` as from `angle_sums`; a block adds up those before it.
     """
-    B, S, H, A, C, blocks = s.B, s.S, s.H, s.A, s.C, blocks_of(s)
-    lanes, steps, parts = lanes_for(s), make_steps(s), THREADS // s.A
+    B, H, A, blocks = s.B, s.H, s.A, blocks_of(s)
+    lanes, parts = lanes_for(s, 16), THREADS // s.A  # more at once would take registers that other blocks need
+    steps = make_steps(s, lanes)
 
     @T.prim_func
     @takes(s)
@@ -132,6 +164,7 @@ def tables(s: ScanShape) -> Any:
             theta, near = T.alloc_local((8,), F32), T.alloc_local((8,), F32)
             cos, sin, before = T.alloc_local((8,), F16), T.alloc_local((8,), F16), T.alloc_local((1,), F32)
             before_s, total_s = T.alloc_shared((parts, A), F32), T.alloc_shared((THREADS // 32, A), F32)
+            put, write = make_staged(s, lanes)
             tx = T.get_thread_binding()
             warp, lane = tx // 32, tx % 32
             before[0] = 0.0
@@ -171,12 +204,10 @@ def tables(s: ScanShape) -> Any:
                         theta[e] = wrapped(theta[e] + step[i * 8 + e])
                         cos[e] = T.Cast(F16, T.cos(theta[e]))
                         sin[e] = T.Cast(F16, T.sin(theta[e]))
-                    if t0 + i < S:
-                        walk, t = s.place(b, t0 + i)
-                        for e in T.vectorized(8):
-                            cs[walk, h, t // C, j0 // 8 * 2, t % C, e] = cos[e]
-                        for e in T.vectorized(8):
-                            cs[walk, h, t // C, j0 // 8 * 2 + 1, t % C, e] = sin[e]
+                    put(cos, t0 - blk * BLOCK + i, lane % lanes.groups * 2)
+                    put(sin, t0 - blk * BLOCK + i, lane % lanes.groups * 2 + 1)
+                T.sync_threads()
+                write(cs, b, h, blk * BLOCK, turns * lanes.width, tx)
 
     return f0_tables
 
