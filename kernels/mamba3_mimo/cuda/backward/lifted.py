@@ -175,16 +175,24 @@ def make_same_step(s: ScanShape) -> Any:
 
     @T.macro
     def same_step(at, mine, first, tx):
+        pair, wide = T.alloc_local((2,), BF16), T.alloc_local((2,), F32)
         for lower in tuple(range(2 // groups)):
             line = row(tx, lower if groups == 1 else tx // GROUP)
             mine.ends[0] = 0.0
             mine.ends[1] = 0.0
-            for r in tuple(range(R)):
-                score, grad = mine.own[lower * R + r], mine.d_own[lower * R + r]
-                weight = at.scalar_s[first + 2, line % C]
-                mine.ends[0] += score * grad
-                mine.ends[1] += grad * f32(bf16(scalar.weighted(score, weight, line // C == r, mine.skip[0])))
-                mine.d[0] += T.if_then_else((line // C == r) & owns(tx), grad, 0.0)
+            weight = at.scalar_s[first + 2, line % C]
+            for r in T.unroll(R // 2):
+                for e in T.vectorized(2):  # as the products take it
+                    pair[e] = bf16(
+                        scalar.weighted(mine.own[lower * R + r * 2 + e], weight, line // C == r * 2 + e, mine.skip[0])
+                    )
+                for e in T.vectorized(2):
+                    wide[e] = f32(pair[e])
+                for e in T.unroll(2):
+                    grad = mine.d_own[lower * R + r * 2 + e]
+                    mine.ends[0] += mine.own[lower * R + r * 2 + e] * grad
+                    mine.ends[1] += grad * wide[e]
+                    mine.d[0] += T.if_then_else((line // C == r * 2 + e) & owns(tx), grad, 0.0)
             if owns(tx):
                 at.row_s[0, line] = mine.ends[0]
                 at.row_s[1, line] = mine.ends[1]
@@ -192,34 +200,35 @@ def make_same_step(s: ScanShape) -> Any:
     return same_step
 
 
-def make_gate(s: ScanShape) -> tuple[Any, Any, Any]:
-    """Return the macros spread(x, v, psi_s, tx), gate(mine, at, tx), values(mine, at, tx) over [P,M] in registers.
+def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
+    """Return macros over [P,M] in registers: weights(out, first, tile, tx, lower), spread(x, v, psi), gate, values.
 
-    gate: from y the gradient g with respect to it, g times the decay from the chunk's start in gw, the gradient of z in
-    `ranks`, <g, y> in `rows`. values: from dx the gradient of v in `ranks`, <x, dx> behind it in `rows`.
+    gate(mine, at, tx): from y the gradient g with respect to it, g times the decay from the chunk's start in gw, the
+    gradient of z in `ranks`, <g, y> in `rows`. values(mine, at, tx): from dx the gradient of v in `ranks`, <x, dx>
+    behind it in `rows`.
 
-    Weights lie as [P,R] fp32 in shared memory, sums over the walk as [2 R], sums over ranks as [C / 2].
+    Weights lie as [P,R] fp32 in shared memory, psi of a thread's two rows as [2 R], sums over the walk likewise, sums
+    over ranks as [C / 2].
     """
     R, parts = s.R, split_of(s).parts
     wide = min(R, 4)
 
     @T.macro
-    def weights(out, tile, tx, lower):
+    def weights(out, first, tile, tx, lower):
         for some in T.unroll(R // wide):
             for r in T.vectorized(wide):
-                out[some * wide + r] = tile[row(tx, lower), some * wide + r]
+                out[first + some * wide + r] = tile[row(tx, lower), some * wide + r]
 
     @T.macro
-    def spread(x, v, psi_s, tx):
-        psi, v2 = T.alloc_local((R,), F32), T.alloc_local((2,), F32)
+    def spread(x, v, psi):
+        v2 = T.alloc_local((2,), F32)
         for lower in (0, 1):
-            weights(psi, psi_s, tx, lower)
             for part in T.unroll(parts):
                 for e in T.vectorized(2):
                     v2[e] = f32(v[(part * 2 + lower) * 2 + e])
                 for r in T.unroll(R):
                     for e in T.vectorized(2):
-                        x[(r * parts + part) * 4 + lower * 2 + e] = bf16(scalar.psiv(v2[e], psi[r]))
+                        x[(r * parts + part) * 4 + lower * 2 + e] = bf16(scalar.psiv(v2[e], psi[lower * R + r]))
 
     @T.macro
     def gate(mine, at, tx):
@@ -232,10 +241,10 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any]:
             mine.ranks[c] = 0.0
         for lower in (0, 1):
             if s.gated:
-                weights(half_zeta, at.half_zeta_s, tx, lower)
-                weights(zeta, at.zeta_s, tx, lower)
+                weights(half_zeta, 0, at.half_zeta_s, tx, lower)
+                weights(zeta, 0, at.zeta_s, tx, lower)
             if s.reduced:
-                weights(phi, at.phi_s, tx, lower)
+                weights(phi, 0, at.phi_s, tx, lower)
             for part in T.unroll(parts):
                 here = (part * 2 + lower) * 2
                 if s.gated:
@@ -280,7 +289,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any]:
         for c in T.unroll(parts * 4):
             mine.ranks[c] = 0.0
         for lower in (0, 1):
-            weights(psi, at.psi_s, tx, lower)
+            weights(psi, 0, at.psi_s, tx, lower)
             for part in T.unroll(parts):
                 here = (part * 2 + lower) * 2
                 for e in T.vectorized(2):
@@ -296,7 +305,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any]:
                         mine.ranks[here + e] += scalar.psiv(mine.dx[i + e], psi[r])
                         mine.rows[parts * 2 + part * 2 + e] += mine.dx[i + e] * x2[e]
 
-    return spread, gate, values
+    return weights, spread, gate, values
 
 
 def make_turned_back(s: ScanShape) -> Any:

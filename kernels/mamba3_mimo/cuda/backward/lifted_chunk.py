@@ -28,7 +28,7 @@ from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, by_rank, make_store, panels, ranks_of
 from kernels.mamba3_mimo.cuda.pieces.matrices import put, put_turned, take_turned
 from kernels.mamba3_mimo.cuda.pieces.products import end_batch
-from kernels.mamba3_mimo.cuda.pieces.tiles import bf16
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16
 
 
 @T.macro
@@ -78,21 +78,28 @@ def make_chunk(
 
 
 def make_turned(s: ScanShape, v: Variant, loads: Loads, at: WalkTiles, mine: WalkRegisters) -> Any:
-    """Return macro(n, nc, tx): wait for the copies; q~ and k~, and the thread's v, z and dO; E rounded into `wide`."""
+    """Return macro(n, nc, tx): E rounded into e_s; wait for the copies; q~ and k~, and the thread's v, z and dO."""
     C, M, depth, (groups, blocks, parts, _) = s.C, s.M, s.A // 4, split_of(s)
     threads = groups * GROUP
     order = tiles.ColumnOrder(lambda group: panel_column(s, group), 32)
-    angles, turned = tiles.make_angles(s, threads), tiles.make_rotated_shared(s, threads, loads.at, order)
+    angles, hold = tiles.make_angles(s, threads), tiles.make_bias(s, threads)
+    rotation, columns = tiles.make_rotated(s, threads, loads.at, order), tiles.spread(s, threads).held
     _, stored = make_store(v)
 
     @T.macro
     def before(n, nc, tx):
         held, one = loads.held_slot(n), loads.slot(n)
         narrowed(mine.wide, mine.E)
+        put(at.e_s, mine.wide, 8, groups, tx, panel=64)
         loads.wait(at.bar, n, nc, io.copies_of(s, v, loads))
         angles(mine.cos, mine.sin, at.cs_s, held * depth, tx)
-        turned(at.k_s, at.k_raw, at.k_bias_s, mine.cos, mine.sin, tx, n)
-        turned(at.q_s, at.q_raw, at.q_bias_s, mine.cos, mine.sin, tx, n)
+        q, k, q_bias, k_bias = (T.alloc_local((columns,), BF16) for _ in range(4))
+        rotation.fetch(k, at.k_raw, tx, n)  # all before the first is written: to the compiler they might be one memory
+        rotation.fetch(q, at.q_raw, tx, n)
+        hold(k_bias, at.k_bias_s, 0, tx)
+        hold(q_bias, at.q_bias_s, 0, tx)
+        rotation.fetched(at.k_s, k, k_bias, mine.cos, mine.sin, tx)
+        rotation.fetched(at.q_s, q, q_bias, mine.cos, mine.sin, tx)
         take_turned(mine.v, at.v_s, held * C, parts, groups, tx)
         if s.gated:
             take_turned(mine.z, at.z_s, one * C, parts, groups, tx)
@@ -113,19 +120,21 @@ def by_columns(tile, scale):
 
 
 def make_outputs(s: ScanShape, loads: Loads, at: WalkTiles, mine: WalkRegisters, by: WalkOperands) -> Any:
-    """Return macro(n, tx): the scores, y and, through the gate, g. Before: q~, k~ of every thread."""
+    """Return macro(n, tx): the scores, y and, through the gate, g. Before: q~, k~, e_s of every thread."""
     C, M, N, (groups, blocks, parts, _) = s.C, s.M, s.N, split_of(s)
     alone, width = groups == 1, 64 // groups
     scales, scores = lifted.make_scales(s), lifted.make_scores(s)
-    spread, gate, _ = lifted.make_gate(s)
+    weights, spread, gate, _ = lifted.make_gate(s)
 
     @T.macro
     def outputs(n, tx):
         held, one = loads.held_slot(n), loads.slot(n)
+        psi = T.alloc_local((2 * s.R,), F32)
+        for lower in (0, 1):
+            weights(psi, lower * s.R, at.psi_s, tx, lower)
         lifted.product(mine.score, by.q, by.k_rows, width, N, True)
         lifted.product(mine.y, by.h.moved(one * (N * LINE >> 4)), by.q_rows, width, N, True)
-        put(at.e_s, mine.wide, 8, groups, tx, panel=64)
-        spread(mine.gw, mine.v, at.psi_s, tx)
+        spread(mine.gw, mine.v, psi)
         put_turned(at.x_s, 0, mine.gw, blocks, groups, tx)
         scales.pairs(mine.w, at.scalar_s, held * 3, tx)
         scales.reads(mine.scale, at.scalar_s, held * 3, tx)
@@ -149,6 +158,9 @@ def make_outputs(s: ScanShape, loads: Loads, at: WalkTiles, mine: WalkRegisters,
         if s.gated:
             narrowed(mine.out, mine.ranks)
             put_turned(at.z_s, one * C, mine.out, parts, groups, tx)
+        # read here, what the next products are multiplied by is there when the other threads are
+        mine.ends[0] = scalar.read_scale(at.scalar_s[held * 3, C - 1])
+        scales.writes(mine.scale, at.scalar_s, held * 3, tx)
         met()
 
     return outputs
@@ -159,7 +171,7 @@ def make_entries(
 ) -> Any:
     """Return macro(b, h, t0, n, tx): E of the chunk before, dx, weighted gradients of the scores, part of dq~.
 
-    Before: e_s, x_s, mix_s, g_s, z_s of every thread.
+    Before: e_s, x_s, mix_s, g_s, z_s of every thread; of this one the decay of E in `ends`, of the writes in `scale`.
     """
     C, M, N, P, (groups, blocks, _, _) = s.C, s.M, s.N, s.P, split_of(s)
     alone, width = groups == 1, 64 // groups
@@ -174,13 +186,11 @@ def make_entries(
         if alone:
             lifted.product(mine.dx, by.e, by.k_rows, width, N, True)
         lifted.product(mine.score, by.gt, by.x_rows, width, P, True)
-        mine.ends[0] = scalar.read_scale(at.scalar_s[held * 3, C - 1])
         for c in T.unroll(32):
             mine.E[c] *= mine.ends[0]
         lifted.product(mine.E, mine.gw if alone else by.gw, by.q_states, 64, M, False)
         if s.gated:
             store(at.z_s[one * C : (one + 1) * C, :], written.dz[b, t0 : t0 + C, h, :])
-        scales.writes(mine.scale, at.scalar_s, held * 3, tx)
         end_batch(2, mine.dx)
         by_columns(mine.dx, mine.scale)
         lifted.product(mine.dx, by.g, by.mixt_rows, width, M, False)
@@ -218,7 +228,7 @@ def make_inputs(
     Before: dmix_s and line_s of every thread; nobody reads the slots of chunk n any more but v and the angles.
     """
     C, M, N, P, depth, (groups, _, parts, _) = s.C, s.M, s.N, s.P, s.A // 4, split_of(s)
-    scales, (_, _, values) = lifted.make_scales(s), lifted.make_gate(s)
+    scales, (*_, values) = lifted.make_scales(s), lifted.make_gate(s)
     turned_back, (_, edge_out) = lifted.make_turned_back(s), lifted.make_edge(s)
     rows, rows_out = lifted_io.make_rows_out(s, at, mine, written)
     turns, turns_out = lifted_io.make_turns_out(s, at, mine, written)

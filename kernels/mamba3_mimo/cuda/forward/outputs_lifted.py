@@ -25,7 +25,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads, W, rows = make_loads(s, v), threads_for(s), tiles.window(s), lifted.Rows(s)
     ahead = loads.ahead
-    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated_shared(s, threads, loads.at, tiles.PAIRED)
+    angles, biases = tiles.make_angles(s, threads), tiles.make_bias(s, threads)
+    rotation = tiles.make_rotated(s, threads, loads.at, tiles.PAIRED)
     piece, factor, expanded = tiles.make_piece(s, threads), tiles.make_factor(s), tiles.make_expanded(s, threads)
     row_scales = tiles.make_row_scales(s, threads)
     hold, lift = lifted.make_lift(s, loads)
@@ -59,6 +60,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             psi_l, skip = T.alloc_local((4 * R,), F32), T.alloc_local((1,), F32)
             cos, sin = (T.alloc_local((way.angles,), F16) for _ in range(2))
             v_l = T.alloc_local((part.units * 4,), BF16)
+            raw, bias = (T.alloc_local((way.held,), BF16) for _ in range(2))
             one, scale = (T.alloc_local((part.units,), F32) for _ in range(2))
             state, y = T.alloc_local((N * P // 128,), F32), T.alloc_local((P // 2,), F32)
             left, held = T.alloc_local((N // 2,), BF16), T.alloc_local((N // 2,), BF16)
@@ -97,13 +99,15 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     state[c] = state[c] * read_s[at + C - 1]
                 weights(w, lc_s, sk_s, gm_s, at, tx)
                 loads.wait(full, n, nc, copies)
+                rotation.fetch(raw, k_raw, tx, n)  # before anything is written: to the compiler it might be one memory
                 angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
                 piece(v_l, v_s, loads.slot(n) * C, tx)
                 row_scales(scale, write_s, at, tx)
                 factor(psi_l, psi_s, 0, tx)
                 expanded(x_s, v_l, one, psi_l, tx)
                 expanded(xw_s, v_l, scale, psi_l, tx)
-                rotated(k_s, k_raw, kb_s, cos, sin, tx, n)
+                biases(bias, kb_s, 0, tx)
+                rotation.fetched(k_s, raw, bias, cos, sin, tx)
                 lift(left, q_raw, held, cs_s, n, tx)
                 T.fence_proxy_async()
                 T.sync_threads()

@@ -64,7 +64,7 @@ def make_outer(s: ScanShape, threads: int, loads: Any) -> Outer:
 def _staged(s: ScanShape, threads: int, loads: Any) -> Outer:
     A, M, N, P = s.A, s.M, s.N, s.P
     hold, way = tiles.make_bias(s, threads), tiles.spread(s, threads)
-    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated(s, threads, loads.at)
+    angles, rotated = tiles.make_angles(s, threads), tiles.make_rotated(s, threads, loads.at).rotated
 
     @T.macro
     def begin(mine, bias, h, tx, x_s):

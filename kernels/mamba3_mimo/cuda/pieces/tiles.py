@@ -141,11 +141,21 @@ PAIRED = ColumnOrder(lambda group: group * 16, 8)
 """A group is followed by the one that turns with it."""
 
 
-def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> Any:
-    """Return macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): add the bias in float32, rotate, round to bf16.
+class Rotation(NamedTuple):
+    """How a row of q or k gets its bias and is turned, in float32, and rounded to bf16."""
 
-    `held` bf16 are the thread's biases, from `make_bias`; `at(n, row, column)` is the index in raw_s of chunk n.
-    Without `order` columns stay where they are.
+    rotated: Any
+    """macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): from shared memory; `held` bf16 are the thread's biases."""
+    fetch: Any
+    """macro(raw, raw_s, tx, n): the thread's columns into registers [columns]."""
+    fetched: Any
+    """macro(tile_s, raw, held, cos, sin, tx): `rotated` with them."""
+
+
+def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> Rotation:
+    """Return the rotation of tiles; `at(n, row, column)` is the index in raw_s of chunk n.
+
+    The biases are those of `make_bias`. Without `order` columns stay where they are.
     """
     M, half = s.M, s.N // 2
     way = spread(s, threads)
@@ -153,13 +163,19 @@ def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None 
     units = tuple(range(way.units))
     place, far = order or ColumnOrder(lambda group: group * 8, half)
 
+    def of_tile(raw_s: Any, tx: Any, n: Any) -> Any:
+        return lambda u, high, e: raw_s[at(n, tx % M, high * half + (tx // M + u * step) * 8 + e)]
+
+    def of_registers(raw: Any) -> Any:
+        return lambda u, high, e: raw[u * 16 + high * 8 + e]
+
     @T.macro
-    def turned(tile_s, raw_s, held, cos, sin, tx, n, u):
+    def turned(tile_s, raw, held, cos, sin, tx, u):
         lo, hi = T.alloc_local((8,), F32), T.alloc_local((8,), F32)
         for e in T.vectorized(8):
-            lo[e] = f32(raw_s[at(n, tx % M, (tx // M + u * step) * 8 + e)]) + f32(held[u * 16 + e])
+            lo[e] = f32(raw(u, 0, e)) + f32(held[u * 16 + e])
         for e in T.vectorized(8):
-            hi[e] = f32(raw_s[at(n, tx % M, half + (tx // M + u * step) * 8 + e)]) + f32(held[u * 16 + 8 + e])
+            hi[e] = f32(raw(u, 1, e)) + f32(held[u * 16 + 8 + e])
         for e in T.vectorized(8):
             tile_s[tx % M, place(tx // M + u * step) + e] = bf16(
                 scalar.turned(lo[e], hi[e], f32(cos[u * 8 + e]), f32(sin[u * 8 + e])).lo
@@ -170,36 +186,49 @@ def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None 
             )
 
     @T.macro
-    def stayed(tile_s, raw_s, held, tx, n, u):
+    def stayed(tile_s, raw, held, tx, u):
         for e in T.vectorized(8):
-            tile_s[tx % M, place(tx // M + u * step) + e] = (
-                raw_s[at(n, tx % M, (tx // M + u * step) * 8 + e)] + held[u * 16 + e]
-            )
+            tile_s[tx % M, place(tx // M + u * step) + e] = raw(u, 0, e) + held[u * 16 + e]
         for e in T.vectorized(8):
-            tile_s[tx % M, far + place(tx // M + u * step) + e] = (
-                raw_s[at(n, tx % M, half + (tx // M + u * step) * 8 + e)] + held[u * 16 + 8 + e]
-            )
+            tile_s[tx % M, far + place(tx // M + u * step) + e] = raw(u, 1, e) + held[u * 16 + 8 + e]
 
     @T.macro
-    def rotated(tile_s, raw_s, held, cos, sin, tx, n):
+    def every(tile_s, raw, held, cos, sin, tx):
         for u in units:
             if way.all_turn(u):
-                turned(tile_s, raw_s, held, cos, sin, tx, n, u)
+                turned(tile_s, raw, held, cos, sin, tx, u)
             elif way.all_stay(u):
-                stayed(tile_s, raw_s, held, tx, n, u)
+                stayed(tile_s, raw, held, tx, u)
             else:
                 group = tx // M + u * step
                 if group < turning:
-                    turned(tile_s, raw_s, held, cos, sin, tx, n, u)
+                    turned(tile_s, raw, held, cos, sin, tx, u)
                 if (group >= turning) & (group < groups):
-                    stayed(tile_s, raw_s, held, tx, n, u)
+                    stayed(tile_s, raw, held, tx, u)
 
-    return rotated
+    @T.macro
+    def rotated(tile_s, raw_s, held, cos, sin, tx, n):
+        every(tile_s, of_tile(raw_s, tx, n), held, cos, sin, tx)
+
+    @T.macro
+    def fetch(raw, raw_s, tx, n):
+        for u in units:
+            column = T.min(tx // M + u * step, groups - 1) * 8
+            for e in T.vectorized(8):
+                raw[u * 16 + e] = raw_s[at(n, tx % M, column + e)]
+            for e in T.vectorized(8):
+                raw[u * 16 + 8 + e] = raw_s[at(n, tx % M, half + column + e)]
+
+    @T.macro
+    def fetched(tile_s, raw, held, cos, sin, tx):
+        every(tile_s, of_registers(raw), held, cos, sin, tx)
+
+    return Rotation(rotated, fetch, fetched)
 
 
 def make_rotated_shared(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> Any:
     """Return `make_rotated`'s macro with the biases read from bias_s [1,R,N] in shared memory at every use."""
-    hold, rotated = make_bias(s, threads), make_rotated(s, threads, at, order)
+    hold, (rotated, _, _) = make_bias(s, threads), make_rotated(s, threads, at, order)
 
     @T.macro
     def rotated_shared(tile_s, raw_s, bias_s, cos, sin, tx, n):
