@@ -188,7 +188,7 @@ def test_another_gpu_is_refused_before_anything_is_compiled(direction, monkeypat
     monkeypatch.setattr(op, "build", nothing_is_compiled)
     tensors = [SimpleNamespace(device=torch.device("cuda", 6)) for _ in DIFFERENTIABLE]
     with pytest.raises(KernelUnsupported, match="GPU 6 is another one"):
-        op._Launched(direction, (*tensors, None, False, False, *(getattr(CUDA, name) for name in op.SWITCHES)))
+        op._Launched(direction, (*tensors, None), (False, False, *(getattr(CUDA, name) for name in op.SWITCHES)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ a tensor's content, and nothing waits for the device.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,27 +44,25 @@ class Scan:
     """One scan's shape, variant and prepared tensors; `saved` names what `forward` returns for `backward`."""
 
     def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
-        variant = resolved(inputs, variant)
-        self.shape = shape_of(inputs, variant)
-        self.halved = halves.are_needed(self.shape)
+        self.shape, variant, self.halved, self.saved = self.settled(sizes_of(inputs), variant)
         if self.halved:
             inputs = halves.split(inputs)
-            self.shape = shape_of(inputs, variant)
+            self.shape = self.settled(sizes_of(inputs), variant).shape
         self.check(variant)
         self.sizes = tensors(self.shape)
         self.tokens, self.variant, self.angles = inputs.q.shape[1], variant, inputs.angles.shape[-1]
         self.given, self.parallel = inputs.names, variant.schedule == "chunk_parallel"
-        raw = inputs.tensors()
-        if torch.is_grad_enabled():  # not inside an operator
-            raw = tuple(tensor.detach() for tensor in raw)
+        raw = [getattr(inputs, name) for name in self.given]
+        if torch.is_grad_enabled():  # not inside a pass of autograd
+            raw = [tensor.detach() for tensor in raw]
         self.t = {name: self._prepared(name, tensor) for name, tensor in zip(self.given, raw, strict=True)}
         self.segment_ids, self.device = inputs.segment_ids, inputs.v.device
         if inputs.D is None:
             self.t["D"] = torch.zeros(self.shape.H, device=self.device)
-        kept = {"wq": self.parallel, "carry": self.parallel, "psiv": variant.psiv_cache}
-        kept |= {"start": self.parallel and variant.remat, "states": not variant.remat}
-        names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "start", "states", "psiv")
-        self.saved = tuple(name for name in names if kept.get(name, True))
+
+    def settled(self, sizes: "Sizes", variant: Variant) -> "Settled":
+        """Return what sizes and switches decide."""
+        return settled(sizes, variant)
 
     def check(self, variant: Variant) -> None:
         """Raise KernelUnsupported with the reason when no kernel does `variant` for this shape."""
@@ -74,15 +73,16 @@ class Scan:
 
     def _prepared(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor as the kernels read it: dtype, padding, contiguous."""
-        missing = self.shape.S - self.tokens
-        if name == "angles" and self.angles < self.shape.A:
-            tensor = functional.pad(tensor, (0, self.shape.A - self.angles))
+        s = self.shape
+        missing = s.S - self.tokens
+        if name == "angles" and self.angles < s.A:
+            tensor = functional.pad(tensor, (0, s.A - self.angles))
         if missing and name in TIME_FIRST:
             tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
         if missing and name in TIME_LAST:
             tensor = functional.pad(tensor, (0, missing))
         ready = self.aligned(laid_out(tensor, torch.bfloat16 if name in NARROW else torch.float32))
-        return ready.view(self.shape.walks, self.shape.L, *tensor.shape[2:]) if name in WALKED else ready
+        return ready.view(s.walks, s.L, *tensor.shape[2:]) if name in WALKED and s.L < s.S else ready
 
     def aligned(self, tensor: Tensor) -> Tensor:
         """Return the tensor at an address that bulk copies and wide loads take: a multiple of 16 bytes."""
@@ -363,17 +363,70 @@ def laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
 
 
-def resolved(inputs: ScanInputs, variant: Variant) -> Variant:
-    """Return the variant with what it leaves to the sizes of `inputs`: see lengths.py."""
-    B, tokens, H, P = inputs.v.shape
-    return chosen(variant, rows=int(B * H), tokens=int(tokens), state=int(inputs.q.shape[4] * P))
+class Sizes(NamedTuple):
+    """What is read of a scan's inputs without their numbers."""
+
+    q: tuple[int, ...]
+    """[B,S,R,G,N]."""
+    v: tuple[int, ...]
+    """[B,S,H,P]."""
+    angles: tuple[int, ...]
+    """[B,S,H,A] or [B,S,1,A]."""
+    gated: bool
+    reduced: bool
+    cumulated: bool
+    started: bool
 
 
-def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
-    """Return the sizes of the kernels for `inputs`."""
-    B, tokens, R, G, N = inputs.q.shape
-    H, P = inputs.v.shape[2:]
-    L = walked(resolved(inputs, variant), tokens)
+def sizes_of(inputs: ScanInputs) -> Sizes:
+    """Return the sizes of a scan's inputs."""
+    return Sizes(
+        q=inputs.q.shape,
+        v=inputs.v.shape,
+        angles=inputs.angles.shape,
+        gated=inputs.z is not None,
+        reduced=inputs.phi is not None,
+        cumulated=inputs.angles_cumulated,
+        started=inputs.entering is not None,
+    )
+
+
+class Settled(NamedTuple):
+    """What sizes and switches decide of a scan."""
+
+    shape: ScanShape
+    """The sizes of the kernels, heads as they are."""
+    variant: Variant
+    """With what was left open."""
+    halved: bool
+    """Whether heads are too wide for the kernels."""
+    saved: tuple[str, ...]
+    """What the forward pass keeps for the backward pass."""
+
+
+@lru_cache(maxsize=256)
+def settled(sizes: Sizes, variant: Variant) -> Settled:
+    """Return what sizes and switches decide: the same in every pass of every layer, so asked for and not made."""
+    variant = resolved(sizes, variant)
+    shape = shape_of(sizes, variant)
+    parallel, remat = variant.schedule == "chunk_parallel", variant.remat
+    kept = {"wq": parallel, "carry": parallel, "start": parallel and remat, "states": not remat}
+    kept |= {"psiv": variant.psiv_cache}
+    names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "start", "states", "psiv")
+    return Settled(shape, variant, halves.are_needed(shape), tuple(name for name in names if kept.get(name, True)))
+
+
+def resolved(sizes: Sizes, variant: Variant) -> Variant:
+    """Return the variant with what it leaves to the sizes: see lengths.py."""
+    B, tokens, H, P = sizes.v
+    return chosen(variant, rows=int(B * H), tokens=int(tokens), state=int(sizes.q[4] * P))
+
+
+def shape_of(sizes: Sizes, variant: Variant) -> ScanShape:
+    """Return the sizes of the kernels."""
+    B, tokens, R, G, N = sizes.q
+    H, P = sizes.v[2:]
+    L = walked(resolved(sizes, variant), tokens)
     shape = ScanShape(
         B=B,
         S=-(-tokens // L) * L,
@@ -382,13 +435,13 @@ def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
         N=N,
         P=P,
         R=R,
-        A=padded_angles(inputs.angles.shape[-1], N),
+        A=padded_angles(sizes.angles[-1], N),
         C=variant.chunk_size,
         L=L,
-        gated=inputs.z is not None,
-        reduced=inputs.phi is not None,
-        cumulated=inputs.angles_cumulated,
-        shared_angles=inputs.angles.shape[2] < H,
-        started=inputs.entering is not None,
+        gated=sizes.gated,
+        reduced=sizes.reduced,
+        cumulated=sizes.cumulated,
+        shared_angles=sizes.angles[2] < H,
+        started=sizes.started,
     )
     return replace(shape, wide=True) if shape.walks >= shape.most_walks else shape
