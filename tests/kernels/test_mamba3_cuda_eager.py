@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -107,6 +108,27 @@ def test_both_ways_take_the_gradient_of_one_result_alone(ends, monkeypatch):
             watched = both_passes(leaves_of(), **ends)
     assert mode.seen == BOTH
     assert_equal(eager, watched)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about its own parts
+def test_a_compiled_call_takes_the_operators_and_gives_equal_bits():
+    seen = []
+
+    def keep(graph, _examples):
+        seen.extend(str(node.target) for node in graph.graph.nodes if "mamba3_scan" in str(node.target))
+        return graph.forward
+
+    def model(*tensors):
+        return mamba3_mimo(inputs.with_tensors(tensors), CUDA).out
+
+    inputs = leaves_of()
+    compiled = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    with interpreted_lane():
+        out = compiled(*inputs.tensors())
+        grads = torch.autograd.grad(out, inputs.tensors(), make_grad(inputs, 1))
+    assert seen == BOTH
+    assert torch.equal(out, expected()["out"])
+    assert [n for n, g in zip(inputs.names, grads, strict=True) if not torch.equal(g, expected()[n])] == []
 
 
 def test_a_pass_may_be_watched_that_goes_back_through_one_that_was_not(monkeypatch):

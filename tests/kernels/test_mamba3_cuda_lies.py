@@ -20,7 +20,7 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import attest, compiled, op
-from kernels.mamba3_mimo.cuda.host.scan import shape_of, sizes_of
+from kernels.mamba3_mimo.cuda.host.sizes import shape_of, sizes_of
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
 from tests.kernels.host_time import unlaunched

@@ -11,8 +11,8 @@ from kernels import facts
 from kernels.mamba3_mimo.accuracy import Case, make_inputs
 from kernels.mamba3_mimo.cuda.host import compiled
 from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, chosen, walked
-from kernels.mamba3_mimo.cuda.host.scan import settled, sizes_of
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.sizes import settled, sizes_of
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanFact
 

@@ -24,8 +24,9 @@ from kernels.mamba3_mimo.cuda.host import attest
 from kernels.mamba3_mimo.cuda.host.beyond import beyond_of
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
 from kernels.mamba3_mimo.cuda.host.lengths import chosen
-from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, Settled, Sizes, laid_out, settled
+from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, settled
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.host.watched import is_watched
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
