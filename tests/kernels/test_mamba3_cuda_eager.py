@@ -164,7 +164,7 @@ def test_both_ways_record_equal_facts(monkeypatch):
             both_passes(leaves_of())
         found.append(seen)
     assert found[0] == found[1]
-    assert {"handed", "mamba3_mimo.remat", "mamba3_mimo.lane"} - set(found[0]) == {"mamba3_mimo.lane"}
+    assert {"handed", "mamba3_mimo.remat"} <= set(found[0])
     assert found[0]["names"] == "mixed"  # recorded by both passes
 
 
