@@ -24,8 +24,10 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op
+from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.host.watched import is_watched
 from kernels.scan import ScanSwitches
+from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched
 from tests.kernels.interpreted_lane import interpreted_lane
 
@@ -173,6 +175,16 @@ def expected() -> dict[str, torch.Tensor]:
     """Return all results, with the gradients from the output alone."""
     with interpreted_lane():
         return both_passes(leaves_of(), of_state=False)
+
+
+def test_an_eager_call_equals_the_scan_without_autograd():
+    """Also in its dtypes: the biases are rounded for the kernels, their gradients are not."""
+    inputs = make_inputs(CASE, "cpu")
+    with interpreted_lane():
+        found = ours(inputs, make_grad(inputs, 1), Variant())
+    assert {found[name].dtype for name in ("q_bias", "k_bias", "psi")} == {torch.float32}
+    assert not torch.equal(found["q_bias"], found["q_bias"].bfloat16().float())
+    assert_equal(found, expected())
 
 
 def test_only_the_gradients_that_are_asked_for_come_back():

@@ -235,12 +235,10 @@ def _launch_backward(ends: Ends, saved: Sequence[Tensor], tensors: Tensors, aske
 
 
 def _gradients(made: Scan, ends: Ends, saved: Sequence[Tensor], tensors: Tensors) -> list[Tensor]:
-    """Return one gradient for every tensor of `DIFFERENTIABLE` that is given, in its dtype."""
+    """Return one gradient for every tensor of `DIFFERENTIABLE` that is given, in the kernels' dtype."""
     grad_out, final, grad_final = ends
     grads = made.backward(grad_out, saved, beyond_of(final, grad_final))
-    given = zip(DIFFERENTIABLE, tensors, strict=False)
-    asked = [(grads[name], tensor.dtype) for name, tensor in given if tensor is not None]
-    return [grad if grad.dtype is dtype else grad.to(dtype) for grad, dtype in asked]
+    return [grads[name] for name, tensor in zip(DIFFERENTIABLE, tensors, strict=False) if tensor is not None]
 
 
 Forward: TypeAlias = Callable[[Tensors, Asked], list[Tensor]]
@@ -252,6 +250,7 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Forward, asked: Asked, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         """Run the forward pass; keep its tensors and all results but o. An operator returns what is kept, too."""
+        tensors = tuple(map(_rounded, TENSORS, tensors))
         output = tuple(run(tensors, asked))
         ctx.asked, ctx.told = asked, 1 + asked[_RETURN_FINAL_STATE]
         ctx.set_materialize_grads(False)
@@ -277,6 +276,11 @@ class _Pass(torch.autograd.Function):
         found = iter(run(ends, saved, tensors, ctx.asked))
         given = [tensor is not None for tensor in tensors[: len(DIFFERENTIABLE)]]
         return None, None, *(next(found) if is_given else None for is_given in given), None
+
+
+def _rounded(name: str, tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor as both passes read it: a bias is rounded once, and not where its gradient would be, too."""
+    return tensor.to(torch.bfloat16) if tensor is not None and name in ("q_bias", "k_bias") else tensor
 
 
 def _zeros_of_output(tensors: Tensors) -> Tensor:
