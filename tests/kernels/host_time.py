@@ -1,4 +1,4 @@
-"""Host time of a pass without a GPU: the real operators on CPU tensors, with kernels that do nothing.
+"""Host time of an eager pass without a GPU: the product's own way on CPU tensors, with kernels that do nothing.
 
 Usage: python -m tests.kernels.host_time. Microseconds of this thread, the least of many batches: other processes do not
 count. On a GPU, allocations and launches come on top: about 6 us each on the machine of the receipts.
@@ -51,13 +51,13 @@ def passes(inputs: ScanInputs) -> dict[str, Run]:
         return torch.autograd.grad(mamba3_mimo(inputs, cuda).out, leaves, grad_out)
 
     @torch.no_grad()
-    def without_operators() -> object:
+    def without_autograd() -> object:
         made = scan.Scan(inputs, Variant())
         *_, saved = made.forward()
         again = scan.Scan(inputs, Variant())
         return again.backward(grad_out, saved)
 
-    return {"forward": forward, "forward+backward": both, "forward+backward without operators": without_operators}
+    return {"forward": forward, "forward+backward": both, "forward+backward without autograd": without_autograd}
 
 
 def host_us(run: Run, *, batches: int = 60, repeats: int = 5) -> float:

@@ -20,7 +20,7 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import attest, compiled, op
-from kernels.mamba3_mimo.cuda.host.scan import shape_of
+from kernels.mamba3_mimo.cuda.host.sizes import shape_of, sizes_of
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanSwitches
 from tests.kernels.host_time import unlaunched
@@ -54,7 +54,7 @@ def nan_filled_buffers():
 @pytest.fixture(scope="module")
 def kernels_of_the_default() -> Iterator[None]:
     """Let whatever is asked for be served with the default's kernels, of which a pass knows nothing."""
-    shape, plain = shape_of(make_inputs(CASE, "cpu"), Variant()), compiled.kernel
+    shape, plain = shape_of(sizes_of(make_inputs(CASE, "cpu")), Variant()), compiled.kernel
     with unlaunched(), patch.object(op, "kernel", lambda name, *_: plain(name, shape, Variant())):
         yield
 
@@ -100,7 +100,7 @@ def test_states_that_were_kept_are_no_remat(made_again: bool) -> None:
 @pytest.mark.usefixtures("kernels_of_the_default")
 def test_the_default_with_sequential_kernels_is_found() -> None:
     """States are handed between super-chunks of which the walks know nothing."""
-    shape = shape_of(make_inputs(CASE, "cpu"), Variant(schedule="sequential"))
+    shape = shape_of(sizes_of(make_inputs(CASE, "cpu")), Variant(schedule="sequential"))
     plain, served = compiled.kernel, op.kernel
     op._attested.cache_clear()
     walks = {name: plain(name, shape, Variant(schedule="sequential")) for name in ("outputs", "gradients")}

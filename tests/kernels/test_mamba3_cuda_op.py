@@ -1,7 +1,10 @@
-"""The CUDA lane as torch operators: traced without a graph break, attested, and equal to the reference lane."""
+"""The CUDA lane as torch operators: traced without a graph break, attested, and equal to the reference lane.
+
+Eager calls, which take none: see test_mamba3_cuda_eager.py.
+"""
 
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,11 +22,13 @@ from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.host.watched import is_watched
 from kernels.scan import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched
 from tests.kernels.scan_cases import each, scan_problem
 from tests.kernels.states import piece
+from tests.kernels.test_mamba3_cuda_eager import Watching
 from tests.scan_inputs import ScanSizes, global_error, random_inputs
 
 CUDA = ScanSwitches(lane=Lane.CUDA)
@@ -164,6 +169,7 @@ def nothing_is_compiled(*_: object) -> None:
         (dict.fromkeys(("q", "k", "v", "z"), torch.float32), "q, k, v and z have dtype torch.float32; allowed"),
         (dict.fromkeys(("q", "k", "v", "z"), torch.float16), "q, k, v and z have dtype torch.float16; allowed"),
         ({"adt": torch.float64}, "adt has dtype torch.float64; allowed for lane 'cuda': torch.float32"),
+        ({"D": torch.int32}, "D has dtype torch.int32; allowed for lane 'cuda': torch.float32"),
     ],
 )
 def test_what_the_kernels_would_round_is_refused(changes, reason, monkeypatch):
@@ -188,7 +194,7 @@ def test_another_gpu_is_refused_before_anything_is_compiled(direction, monkeypat
     monkeypatch.setattr(op, "build", nothing_is_compiled)
     tensors = [SimpleNamespace(device=torch.device("cuda", 6)) for _ in DIFFERENTIABLE]
     with pytest.raises(KernelUnsupported, match="GPU 6 is another one"):
-        op._Launched(direction, (*tensors, None, False, False, *(getattr(CUDA, name) for name in op.SWITCHES)))
+        op._Launched(direction, (*tensors, None), (False, False, *(getattr(CUDA, name) for name in op.SWITCHES)))
 
 
 @pytest.mark.parametrize(
@@ -260,13 +266,16 @@ class TestOnGpu:
         ("case", "variant"),
         each({str(names): (Case(S=500, documents=3, without=names), Variant()) for names in WITHOUT}),
     )
-    def test_equals_the_scan_without_operators_bit_for_bit(self, case, variant):
+    @pytest.mark.parametrize("watched", [False, True], ids=["eager", "operators"])
+    def test_both_ways_equal_the_scan_without_autograd_bit_for_bit(self, case, variant, watched):
         inputs = make_inputs(case)
         grad_out = make_grad(inputs, 1)
         expected = ours(inputs, grad_out, variant)
         leaves = inputs.with_tensors(tuple(t.requires_grad_() for t in inputs.tensors()))
-        result = mamba3_mimo(leaves, CUDA, return_final_state=True)
-        grads = torch.autograd.grad(result.out, leaves.tensors(), grad_out)
+        with Watching() if watched else nullcontext():
+            assert is_watched((grad_out, *leaves.tensors())) is watched
+            result = mamba3_mimo(leaves, CUDA, return_final_state=True)
+            grads = torch.autograd.grad(result.out, leaves.tensors(), grad_out)
         found = {"out": result.out, "state": result.final_state.state} | dict(zip(leaves.names, grads, strict=True))
         assert set(found) == set(expected) == {"out", "state", *inputs.names}
         assert all(torch.equal(found[name], expected[name].to(found[name].dtype)) for name in found)

@@ -11,8 +11,8 @@ from kernels import facts
 from kernels.mamba3_mimo.accuracy import Case, make_inputs
 from kernels.mamba3_mimo.cuda.host import compiled
 from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, chosen, walked
-from kernels.mamba3_mimo.cuda.host.scan import resolved, shape_of
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.sizes import settled, sizes_of
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.scan import ScanFact
 
@@ -39,7 +39,7 @@ def built(case, variant):
     inputs = make_inputs(case, "cpu")
     with facts.collect() as said:
         for direction in ("forward", "backward"):
-            compiled.build(direction, shape_of(inputs, variant), resolved(inputs, variant))
+            compiled.build(direction, *settled(sizes_of(inputs), variant)[:2])
     return said[ScanFact.KERNELS_COMPILED]
 
 

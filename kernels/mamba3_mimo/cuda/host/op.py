@@ -1,4 +1,7 @@
-"""The CUDA scan as two torch operators, forward and backward, so that torch.compile takes it without a graph break.
+"""The CUDA scan for autograd: launched from here in an eager call, as two torch operators where more looks on.
+
+The operators, forward and backward, are what torch.compile takes without a graph break. What is launched, saved and
+handed back is stated once for both ways.
 
 An operator's arguments are the tensors of `ScanInputs`, then the switches: the schema is made from both.
 Its fake kernel is the same host code on tensors without data, with nothing launched, so shapes and strides cannot
@@ -8,7 +11,7 @@ drift from those of the real one. The facts are recorded here, when the kernels 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,12 +21,14 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
-from kernels.mamba3_mimo.cuda.host.beyond import Beyond, beyond_of
+from kernels.mamba3_mimo.cuda.host.beyond import beyond_of
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
 from kernels.mamba3_mimo.cuda.host.lengths import chosen
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, settled
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.host.watched import is_watched
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
 from kernels.mamba3_mimo.support import supports
 from kernels.scan import ScanFact, ScanSwitches
@@ -37,13 +42,25 @@ CAPABILITY = (9, 0)
 PER_PASS = (ScanFact.SOURCE_HASH, ScanFact.BINARY_HASH)
 """Facts that the two passes record apart: their values always differ."""
 
+TENSORS = (*DIFFERENTIABLE, "segment_ids")
+"""What both passes take, None for what is not given; then whether the angles are cumulated, whether the final state is
+asked for, and the switches."""
+_RETURN_FINAL_STATE = 1
+"""Its place behind the tensors."""
+
 _ARGUMENTS = ", ".join((
-    *(f"Tensor{'?' if name in OPTIONAL else ''} {name}" for name in DIFFERENTIABLE),
-    "Tensor? segment_ids",
+    *(f"Tensor{'?' if name in (*OPTIONAL, 'segment_ids') else ''} {name}" for name in TENSORS),
     "bool angles_cumulated",
     "bool return_final_state",
     *(f"{kind} {name}" for name, kind in SWITCHES.items()),
 ))  # fmt: skip
+
+Tensors: TypeAlias = tuple[Tensor | None, ...]
+"""Those of `TENSORS`."""
+Asked: TypeAlias = tuple[Any, ...]
+"""What comes behind them."""
+Ends: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
+"""What the backward pass begins with: the gradient of o, the final state and its gradient."""
 
 
 def scan(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
@@ -56,10 +73,12 @@ def scan(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -
     reason = dtype_refusal(inputs)
     if reason is not None:
         raise KernelUnsupported(reason)
-    chosen = [getattr(switches, name) for name in SWITCHES]
-    tensors = [_prepared(name, getattr(inputs, name)) for name in DIFFERENTIABLE]
-    asked = (inputs.segment_ids, inputs.angles_cumulated, return_final_state, *chosen)
-    out, *rest = _forward(*tensors, *asked)
+    tensors = (*(_prepared(name, getattr(inputs, name)) for name in DIFFERENTIABLE), inputs.segment_ids)
+    asked = (inputs.angles_cumulated, return_final_state, *(getattr(switches, name) for name in SWITCHES))
+    if is_watched(tensors):
+        out, *rest = _forward(*tensors, *asked)
+    else:
+        out, *rest = _with_gradients(_launch_forward, tensors, asked)
     return out, rest[0] if return_final_state else None
 
 
@@ -67,8 +86,11 @@ def dtype_refusal(inputs: ScanInputs) -> str | None:
     """Return which tensor the kernels would round, or None when they take all as they are."""
     if inputs.v.dtype != torch.bfloat16:
         return f"q, k, v and z have dtype {inputs.v.dtype}; allowed for lane 'cuda': torch.bfloat16"
-    wide = (name for name in inputs.names if torch.finfo(getattr(inputs, name).dtype).bits > 32)
-    return next((f"{name} has dtype torch.float64; allowed for lane 'cuda': torch.float32" for name in wide), None)
+    for name in inputs.names:
+        dtype = getattr(inputs, name).dtype
+        if dtype.itemsize > 4 or not dtype.is_floating_point:
+            return f"{name} has dtype {dtype}; allowed for lane 'cuda': torch.float32"
+    return None
 
 
 @lru_cache(maxsize=8)
@@ -90,17 +112,11 @@ def _prepared(name: str, tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else laid_out(tensor, dtype)
 
 
-_RETURN_FINAL_STATE = len(DIFFERENTIABLE) + 2
-"""Place of that argument."""
-
-
-def _read(arguments: tuple[Any, ...]) -> tuple[ScanInputs, Variant]:
-    """Return an operator's arguments as what they were made from."""
-    at = len(DIFFERENTIABLE)
-    tensors = dict(zip(DIFFERENTIABLE, arguments[:at], strict=True))
-    segment_ids, angles_cumulated, _, *switches = arguments[at:]
-    inputs = ScanInputs.unchecked(**tensors, segment_ids=segment_ids, angles_cumulated=angles_cumulated)
-    return inputs, _variant(*switches)
+def _read(tensors: Tensors, asked: Asked) -> tuple[ScanInputs, Variant]:
+    """Return what the arguments of a pass were made from."""
+    angles_cumulated, _, *switches = asked
+    given = dict(zip(TENSORS, tensors, strict=True))
+    return ScanInputs.unchecked(**given, angles_cumulated=angles_cumulated), _variant(*switches)
 
 
 @lru_cache(maxsize=256)
@@ -111,15 +127,15 @@ def _variant(*switches: Any) -> Variant:
 class _Launched(Scan):
     """A scan whose kernels run, and say afterwards what they are."""
 
-    def __init__(self, direction: Direction, arguments: tuple[Any, ...]) -> None:
-        inputs, variant = _read(arguments)
+    def __init__(self, direction: Direction, tensors: Tensors, asked: Asked) -> None:
+        inputs, variant = _read(tensors, asked)
         device = inputs.v.device
         reason = supports(THIS_LANE, device.type)
         if reason is None and device.type == "cuda":
             reason = gpu_refusal(device.index)
         if reason is not None:
             raise KernelUnsupported(reason)
-        self._direction = direction
+        self._direction, self._told = direction, facts.collecting()
         self._launched: list[str] = []
         self._touched: list[int] = []
         self._handed: int | None = None
@@ -128,16 +144,17 @@ class _Launched(Scan):
 
     def run(self, name: str, *arguments: Tensor | int) -> None:
         """Launch one kernel."""
-        super().run(name, *arguments)
+        self.launches[name](*arguments)
+        if not self._told:
+            return
         self._launched.append(name)
         if name in attest.PASSES and isinstance(arguments[0], Tensor):
             self._handed = arguments[0].shape[1]
-        if facts.collecting():
-            self._touched += [tensor.data_ptr() for tensor in arguments if isinstance(tensor, Tensor)]
+        self._touched += [tensor.data_ptr() for tensor in arguments if isinstance(tensor, Tensor)]
 
     def record(self, saved: Sequence[Tensor]) -> None:
         """Record what ran, as its code shows it; `saved` are the tensors kept between the two passes."""
-        if not facts.collecting():
+        if not self._told:
             return
         names = tuple(dict.fromkeys(self._launched))
         rows, found = _attested(self.shape, self.variant, names, self._handed)
@@ -176,8 +193,12 @@ def _attested(
 class _Shapes(Scan):
     """A scan on tensors without data: allocates what the real one does and launches nothing."""
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
-        super().__init__(*_read(arguments))
+    def __init__(self, tensors: Tensors, asked: Asked) -> None:
+        super().__init__(*_read(tensors, asked))
+
+    def settled(self, sizes: Sizes, variant: Variant) -> Settled:
+        """Return what sizes and switches decide, made anew: sizes that the compiler left open cannot be looked up."""
+        return settled.__wrapped__(sizes, variant)
 
     def check(self, variant: Variant) -> None:
         """Refuse nothing: the scan that runs says why, where torch.compile does not wrap the reason."""
@@ -190,105 +211,133 @@ class _Shapes(Scan):
         """Launch nothing."""
 
 
-def _launch_forward(*arguments: Any) -> list[Tensor]:
+def _launch_forward(tensors: Tensors, asked: Asked) -> list[Tensor]:
     # a compiled kernel leaves its own device as the current one
-    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-        launched = _Launched("forward", arguments)
-        results = _flat(launched, arguments)
+    with torch.cuda.device_of(tensors[0]), torch._C._AutoDispatchBelowAutograd():  # type: ignore[no-untyped-call]
+        launched = _Launched("forward", tensors, asked)
+        results = _flat(launched, asked)
     launched.record(results[-len(launched.saved) :])
     return results
 
 
-def _flat(made: Scan, arguments: tuple[Any, ...]) -> list[Tensor]:
+def _flat(made: Scan, asked: Asked) -> list[Tensor]:
     """Return [o, the final state if it is asked for, *what the backward pass needs]."""
-    out, final, saved = made.forward(return_final_state=arguments[_RETURN_FINAL_STATE])
+    out, final, saved = made.forward(return_final_state=asked[_RETURN_FINAL_STATE])
     return [out, *saved] if final is None else [out, final, *saved]
 
 
-def _launch_backward(
-    grad_out: Tensor, final: Tensor | None, grad_final: Tensor | None, saved: list[Tensor], *arguments: Any
-) -> list[Tensor]:
-    with torch.cuda.device_of(grad_out):  # type: ignore[no-untyped-call]
-        launched = _Launched("backward", arguments)
-        grads = _gradients(launched, grad_out, beyond_of(final, grad_final), saved, arguments)
+def _launch_backward(ends: Ends, saved: Sequence[Tensor], tensors: Tensors, asked: Asked) -> list[Tensor]:
+    with torch.cuda.device_of(ends[0]), torch._C._AutoDispatchBelowAutograd():  # type: ignore[no-untyped-call]
+        launched = _Launched("backward", tensors, asked)
+        grads = _gradients(launched, ends, saved, tensors)
     launched.record(saved)
     return grads
 
 
-def _gradients(
-    made: Scan, grad_out: Tensor, beyond: Beyond | None, saved: list[Tensor], arguments: tuple[Any, ...]
-) -> list[Tensor]:
-    """Return one gradient for every tensor of `DIFFERENTIABLE` that is given, in its dtype.
+def _gradients(made: Scan, ends: Ends, saved: Sequence[Tensor], tensors: Tensors) -> list[Tensor]:
+    """Return one gradient for every tensor of `DIFFERENTIABLE` that is given, in the kernels' dtype."""
+    grad_out, final, grad_final = ends
+    grads = made.backward(grad_out, saved, beyond_of(final, grad_final))
+    return [grads[name] for name, tensor in zip(DIFFERENTIABLE, tensors, strict=False) if tensor is not None]
 
-    Those of the weights are parts of common sums, and an operator's results must not share memory: they are copied.
-    """
-    grads = made.backward(grad_out, saved, beyond)
-    grads |= {name: grad.clone() for name, grad in grads.items() if name not in (*TIME_FIRST, *TIME_LAST)}
-    given = zip(DIFFERENTIABLE, arguments[: len(DIFFERENTIABLE)], strict=True)
-    asked = [(grads[name], tensor.dtype) for name, tensor in given if tensor is not None]
-    return [grad if grad.dtype is dtype else grad.to(dtype) for grad, dtype in asked]
+
+Forward: TypeAlias = Callable[[Tensors, Asked], list[Tensor]]
 
 
 class _Pass(torch.autograd.Function):
-    """The forward operator with the backward operator as its gradient."""
+    """The forward pass, run in one of the two ways, with the backward pass as its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        """Run the forward operator; keep the tensors among its arguments and all results but o."""
-        output = _without_gradients(*arguments)
-        ctx.told = 1 + arguments[_RETURN_FINAL_STATE]
-        ctx.is_tensor = [isinstance(value, Tensor) for value in arguments]
-        ctx.plain = [None if isinstance(value, Tensor) else value for value in arguments]
+    def forward(ctx: Any, run: Forward, asked: Asked, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        """Run the forward pass; keep its tensors and all results but o. An operator returns what is kept, too."""
+        tensors = tuple(map(_rounded, TENSORS, tensors))
+        output = tuple(run(tensors, asked))
+        ctx.asked, ctx.told = asked, 1 + asked[_RETURN_FINAL_STATE]
         ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output[1:])
+        if run is _launch_forward:
+            return output[: ctx.told]
         ctx.mark_non_differentiable(*output[ctx.told :])
-        ctx.save_for_backward(*(value for value in arguments if isinstance(value, Tensor)), *output[1:])
-        return tuple(output)
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return one gradient per argument of the forward operator, None for what is not differentiable."""
+        """Return one gradient per argument of `forward`, None for what is not differentiable."""
         grad_out, grad_final = (*grads[: ctx.told], None)[:2]
         if grad_out is None and grad_final is None:
-            return tuple(None for _ in ctx.plain)
-        kept = iter(ctx.saved_tensors)
-        both = zip(ctx.is_tensor, ctx.plain, strict=True)
-        arguments = [next(kept) if is_tensor else plain for is_tensor, plain in both]
-        final = next(kept) if ctx.told > 1 else None
-        if grad_out is None:
-            grad_out = _zeros_of_output(arguments)
-        found = iter(_backward(grad_out, final, grad_final, list(kept), *arguments))
-        at = len(DIFFERENTIABLE)
-        return tuple(next(found) if given else None for given in ctx.is_tensor[:at]) + (None,) * (len(arguments) - at)
+            return (None,) * (2 + len(TENSORS))
+        kept = ctx.saved_tensors
+        tensors, saved, final = kept[: len(TENSORS)], list(kept[len(TENSORS) :]), None
+        if ctx.told > 1:
+            final = saved.pop(0)
+        ends = _zeros_of_output(tensors) if grad_out is None else grad_out, final, grad_final
+        run = _backward_of_operator if is_watched(ends) else _launch_backward
+        found = iter(run(ends, saved, tensors, ctx.asked))
+        given = [tensor is not None for tensor in tensors[: len(DIFFERENTIABLE)]]
+        return None, None, *(next(found) if is_given else None for is_given in given), None
 
 
-def _zeros_of_output(arguments: Sequence[Any]) -> Tensor:
+def _rounded(name: str, tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor as both passes read it: a bias is rounded once, and not where its gradient would be, too."""
+    return tensor.to(torch.bfloat16) if tensor is not None and name in ("q_bias", "k_bias") else tensor
+
+
+def _zeros_of_output(tensors: Tensors) -> Tensor:
     """Return a gradient of o for those who used the final state alone."""
-    given = dict(zip(DIFFERENTIABLE, arguments, strict=False))
+    given: Any = dict(zip(TENSORS, tensors, strict=True))
     v, ranks = given["v"], given["psi"].shape[1:2] if given["phi"] is None else ()
     zeros: Tensor = v.new_zeros(*v.shape[:2], *ranks, *v.shape[2:])
     return zeros
 
 
-def _with_gradients(*arguments: Any) -> list[Tensor]:
-    """Run the forward operator so that autograd can go back through it."""
-    return list(_Pass.apply(*arguments)) if torch.is_grad_enabled() else _without_gradients(*arguments)  # type: ignore[no-untyped-call]
+def _with_gradients(run: Forward, tensors: Tensors, asked: Asked) -> Sequence[Tensor]:
+    """Run the forward pass so that autograd can go back through it."""
+    if not torch.is_grad_enabled():
+        return run(tensors, asked)
+    results: tuple[Tensor, ...] = _Pass.apply(run, asked, *tensors)  # type: ignore[no-untyped-call]
+    return results
 
 
-def _without_gradients(*arguments: Any) -> list[Tensor]:
+def _parted(arguments: tuple[Any, ...]) -> tuple[Tensors, Asked]:
+    return arguments[: len(TENSORS)], arguments[len(TENSORS) :]
+
+
+def _forward_of_operator(tensors: Tensors, asked: Asked) -> list[Tensor]:
     with torch._C._AutoDispatchBelowAutograd():
-        results: list[Tensor] = _forward(*arguments)
+        results: list[Tensor] = _forward(*tensors, *asked)
+    return results
+
+
+def _backward_of_operator(ends: Ends, saved: Sequence[Tensor], tensors: Tensors, asked: Asked) -> list[Tensor]:
+    results: list[Tensor] = _backward(*ends, saved, *tensors, *asked)
     return results
 
 
 def _forward_shapes(*arguments: Any) -> list[Tensor]:
-    return _flat(_Shapes(arguments), arguments)
+    tensors, asked = _parted(arguments)
+    return _flat(_Shapes(tensors, asked), asked)
 
 
 def _backward_shapes(
-    grad_out: Tensor, final: Tensor | None, grad_final: Tensor | None, saved: list[Tensor], *arguments: Any
+    grad_out: Tensor, final: Tensor | None, grad_final: Tensor | None, saved: list[Tensor], *rest: Any
 ) -> list[Tensor]:
-    return _gradients(_Shapes(arguments), grad_out, beyond_of(final, grad_final), saved, arguments)
+    tensors, asked = _parted(rest)
+    return _apart(_gradients(_Shapes(tensors, asked), (grad_out, final, grad_final), saved, tensors), tensors)
+
+
+def _launch_backward_apart(
+    grad_out: Tensor, final: Tensor | None, grad_final: Tensor | None, saved: list[Tensor], *rest: Any
+) -> list[Tensor]:
+    tensors, asked = _parted(rest)
+    return _apart(_launch_backward((grad_out, final, grad_final), saved, tensors, asked), tensors)
+
+
+def _apart(grads: list[Tensor], tensors: Tensors) -> list[Tensor]:
+    """Return the gradients without memory in common, as an operator must: those of the weights are parts of sums."""
+    names = (name for name, tensor in zip(DIFFERENTIABLE, tensors, strict=False) if tensor is not None)
+    own = (*TIME_FIRST, *TIME_LAST)
+    return [grad if name in own else grad.clone() for name, grad in zip(names, grads, strict=True)]
 
 
 def _operator(name: str, arguments: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
@@ -304,11 +353,11 @@ def _operator(name: str, arguments: str, run: Callable[..., Any], shapes: Callab
 
 
 _LIBRARY: Any = torch.library.Library("ablate", "DEF")  # type: ignore[no-untyped-call]
-_forward = _operator("mamba3_scan", _ARGUMENTS, _launch_forward, _forward_shapes)
+_forward = _operator("mamba3_scan", _ARGUMENTS, lambda *given: _launch_forward(*_parted(given)), _forward_shapes)
 _backward = _operator(
     "mamba3_scan_backward",
     f"Tensor grad_out, Tensor? final, Tensor? grad_final, Tensor[] saved, {_ARGUMENTS}",
-    _launch_backward,
+    _launch_backward_apart,
     _backward_shapes,
 )
-_LIBRARY.impl("mamba3_scan", _with_gradients, "Autograd")
+_LIBRARY.impl("mamba3_scan", lambda *given: list(_with_gradients(_forward_of_operator, *_parted(given))), "Autograd")

@@ -19,10 +19,9 @@ from kernels.mamba3_mimo.cuda.backward.reductions import head_block
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
-from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.piece import Piece, pieces, whole
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, settled, sizes_of
 from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
 from kernels.mamba3_mimo.cuda.pieces.scalar import TAU
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
@@ -43,27 +42,25 @@ class Scan:
     """One scan's shape, variant and prepared tensors; `saved` names what `forward` returns for `backward`."""
 
     def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
-        variant = resolved(inputs, variant)
-        self.shape = shape_of(inputs, variant)
-        self.halved = halves.are_needed(self.shape)
+        self.shape, variant, self.halved, self.saved = self.settled(sizes_of(inputs), variant)
         if self.halved:
             inputs = halves.split(inputs)
-            self.shape = shape_of(inputs, variant)
+            self.shape = self.settled(sizes_of(inputs), variant).shape
         self.check(variant)
         self.sizes = tensors(self.shape)
         self.tokens, self.variant, self.angles = inputs.q.shape[1], variant, inputs.angles.shape[-1]
         self.given, self.parallel = inputs.names, variant.schedule == "chunk_parallel"
-        raw = inputs.tensors()
-        if torch.is_grad_enabled():  # not inside an operator
-            raw = tuple(tensor.detach() for tensor in raw)
+        raw = [getattr(inputs, name) for name in self.given]
+        if torch.is_grad_enabled():  # not inside a pass of autograd
+            raw = [tensor.detach() for tensor in raw]
         self.t = {name: self._prepared(name, tensor) for name, tensor in zip(self.given, raw, strict=True)}
         self.segment_ids, self.device = inputs.segment_ids, inputs.v.device
         if inputs.D is None:
             self.t["D"] = torch.zeros(self.shape.H, device=self.device)
-        kept = {"wq": self.parallel, "carry": self.parallel, "psiv": variant.psiv_cache}
-        kept |= {"start": self.parallel and variant.remat, "states": not variant.remat}
-        names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "start", "states", "psiv")
-        self.saved = tuple(name for name in names if kept.get(name, True))
+
+    def settled(self, sizes: Sizes, variant: Variant) -> Settled:
+        """Return what sizes and switches decide."""
+        return settled(sizes, variant)
 
     def check(self, variant: Variant) -> None:
         """Raise KernelUnsupported with the reason when no kernel does `variant` for this shape."""
@@ -74,15 +71,16 @@ class Scan:
 
     def _prepared(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor as the kernels read it: dtype, padding, contiguous."""
-        missing = self.shape.S - self.tokens
-        if name == "angles" and self.angles < self.shape.A:
-            tensor = functional.pad(tensor, (0, self.shape.A - self.angles))
+        s = self.shape
+        missing = s.S - self.tokens
+        if name == "angles" and self.angles < s.A:
+            tensor = functional.pad(tensor, (0, s.A - self.angles))
         if missing and name in TIME_FIRST:
             tensor = functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
         if missing and name in TIME_LAST:
             tensor = functional.pad(tensor, (0, missing))
         ready = self.aligned(laid_out(tensor, torch.bfloat16 if name in NARROW else torch.float32))
-        return ready.view(self.shape.walks, self.shape.L, *tensor.shape[2:]) if name in WALKED else ready
+        return ready.view(s.walks, s.L, *tensor.shape[2:]) if name in WALKED and s.L < s.S else ready
 
     def aligned(self, tensor: Tensor) -> Tensor:
         """Return the tensor at an address that bulk copies and wide loads take: a multiple of 16 bytes."""
@@ -361,34 +359,3 @@ class Scan:
 def laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the tensor contiguous and in `dtype`: itself where it is, which costs no call into torch's dispatcher."""
     return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
-
-
-def resolved(inputs: ScanInputs, variant: Variant) -> Variant:
-    """Return the variant with what it leaves to the sizes of `inputs`: see lengths.py."""
-    B, tokens, H, P = inputs.v.shape
-    return chosen(variant, rows=int(B * H), tokens=int(tokens), state=int(inputs.q.shape[4] * P))
-
-
-def shape_of(inputs: ScanInputs, variant: Variant) -> ScanShape:
-    """Return the sizes of the kernels for `inputs`."""
-    B, tokens, R, G, N = inputs.q.shape
-    H, P = inputs.v.shape[2:]
-    L = walked(resolved(inputs, variant), tokens)
-    shape = ScanShape(
-        B=B,
-        S=-(-tokens // L) * L,
-        H=H,
-        G=G,
-        N=N,
-        P=P,
-        R=R,
-        A=padded_angles(inputs.angles.shape[-1], N),
-        C=variant.chunk_size,
-        L=L,
-        gated=inputs.z is not None,
-        reduced=inputs.phi is not None,
-        cumulated=inputs.angles_cumulated,
-        shared_angles=inputs.angles.shape[2] < H,
-        started=inputs.entering is not None,
-    )
-    return replace(shape, wide=True) if shape.walks >= shape.most_walks else shape
