@@ -42,12 +42,13 @@ class Scan:
     """One scan's shape, variant and prepared tensors; `saved` names what `forward` returns for `backward`."""
 
     def __init__(self, inputs: ScanInputs, variant: Variant) -> None:
-        self.shape, variant, self.halved, self.saved = self.settled(sizes_of(inputs), variant)
-        if self.halved:
+        made = self.settled(sizes_of(inputs), variant)
+        variant, self.halved, self.saved = made.variant, made.halved, made.saved
+        if made.halved:
             inputs = halves.split(inputs)
-            self.shape = self.settled(sizes_of(inputs), variant).shape
+            made = self.settled(sizes_of(inputs), variant)
+        self.shape, self.sizes = made.shape, made.tensors
         self.check(variant)
-        self.sizes = tensors(self.shape)
         self.tokens, self.variant, self.angles = inputs.q.shape[1], variant, inputs.angles.shape[-1]
         self.given, self.parallel = inputs.names, variant.schedule == "chunk_parallel"
         raw = [getattr(inputs, name) for name in self.given]

@@ -1,5 +1,6 @@
 """What the sizes of a scan decide, with its switches: looked up by every pass, since it holds no tensor."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 
@@ -50,6 +52,8 @@ class Settled(NamedTuple):
     """Whether heads are too wide for the kernels."""
     saved: tuple[str, ...]
     """What the forward pass keeps for the backward pass."""
+    tensors: Mapping[str, tuple[tuple[int, ...], str]]
+    """Shape and dtype of the kernels' tensors: see pieces/tensors.py."""
 
 
 @lru_cache(maxsize=256)
@@ -61,7 +65,8 @@ def settled(sizes: Sizes, variant: Variant) -> Settled:
     kept = {"wq": parallel, "carry": parallel, "start": parallel and remat, "states": not remat}
     kept |= {"psiv": variant.psiv_cache}
     names = ("reset", "cs", "lc", "sk", "gm", "wq", "carry", "start", "states", "psiv")
-    return Settled(shape, variant, halves.are_needed(shape), tuple(name for name in names if kept.get(name, True)))
+    saved = tuple(name for name in names if kept.get(name, True))
+    return Settled(shape, variant, halves.are_needed(shape), saved, tensors(shape))
 
 
 def resolved(sizes: Sizes, variant: Variant) -> Variant:
