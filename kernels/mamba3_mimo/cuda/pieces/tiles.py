@@ -141,7 +141,7 @@ PAIRED = ColumnOrder(lambda group: group * 16, 8)
 """A group is followed by the one that turns with it."""
 
 
-class Rotation(NamedTuple):
+class TileRotation(NamedTuple):
     """How a row of q or k gets its bias and is turned, in float32, and rounded to bf16."""
 
     rotated: Any
@@ -152,7 +152,7 @@ class Rotation(NamedTuple):
     """macro(tile_s, raw, held, cos, sin, tx): `rotated` with them."""
 
 
-def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> Rotation:
+def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> TileRotation:
     """Return the rotation of tiles; `at(n, row, column)` is the index in raw_s of chunk n.
 
     The biases are those of `make_bias`. Without `order` columns stay where they are.
@@ -223,7 +223,7 @@ def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None 
     def fetched(tile_s, raw, held, cos, sin, tx):
         every(tile_s, of_registers(raw), held, cos, sin, tx)
 
-    return Rotation(rotated, fetch, fetched)
+    return TileRotation(rotated, fetch, fetched)
 
 
 def make_rotated_shared(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> Any:
