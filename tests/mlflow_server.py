@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,18 +11,13 @@ from pathlib import Path
 
 import httpx
 
+from tests.ports import free_port
+
 START_S = 240
 
 
 class EndedEarly(AssertionError):
     """The server ended instead of starting."""
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

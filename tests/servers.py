@@ -20,7 +20,7 @@ import psycopg
 from redis import Redis, RedisError
 
 from tests import certificates
-from tests.mlflow_server import free_port
+from tests.ports import free_port
 
 START_S = 60
 _numbers = itertools.count()

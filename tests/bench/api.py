@@ -7,7 +7,6 @@ both. The bar is a ratio of 0.80.
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from service.openapi import JSON_EXAMPLE
 from tests.api_stack import ADMIN, WORKER, database_url
+from tests.ports import free_port
 from tests.stopping import leave_when_told
 
 BAR = 0.80
@@ -33,13 +33,6 @@ BODY = json.dumps({key: value for key, value in JSON_EXAMPLE.items() if key != "
 HERE = Path(__file__).parent
 START_S = 180.0
 """A server on a machine with other work may take so long to start."""
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from service.threads import CONNECTIONS
 from tests.chaos.disks import SmallDisk
 from tests.chaos.processes import Part
 from tests.chaos.proxies import Proxies
-from tests.mlflow_server import free_port
+from tests.ports import free_port
 from tests.waiting import until
 
 Rows = list[dict[str, Any]]

@@ -23,7 +23,7 @@ from tests.chaos.moves import OVER
 from tests.chaos.processes import Part, Seen, command_line, descendants, look, signal_all
 from tests.chaos.proxies import HttpProxy, Proxies
 from tests.chaos.trainers import TrainerWatch
-from tests.mlflow_server import free_port
+from tests.ports import free_port
 from tests.waiting import until
 
 ADMIN = "admin-secret-of-the-chaos-run"

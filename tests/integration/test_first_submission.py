@@ -9,7 +9,7 @@ import httpx
 
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api
-from tests.bench.api import free_port
+from tests.ports import free_port
 from tests.waiting import until
 
 SERVES = "Uvicorn running"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.api_stack import ADMIN, WORKER, database_url, nobody_url
 from tests.factories import spec_values
-from tests.mlflow_server import free_port
+from tests.ports import free_port
 
 CLIENTS = 4
 HEADERS = {"Authorization": f"Bearer {ADMIN}"}

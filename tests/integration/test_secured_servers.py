@@ -20,7 +20,7 @@ from service.lifecycle import OutboxKind
 from service.store.session import Store
 from tests import certificates, servers
 from tests.api_stack import ADMIN, WORKER, nobody_url, running_api, served_api
-from tests.mlflow_server import free_port
+from tests.ports import free_port
 from tests.servers import Postgres, RedisServer
 from tests.waiting import until
 

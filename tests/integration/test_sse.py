@@ -21,7 +21,7 @@ from service.outbox_handlers import OutboxHandlers
 from service.store.changes import Mark, ablation_marks
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
-from tests.bench.api import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from tests.waiting import until
 PROGRAM = """
 import signal, sys
 from tests import api_stack
-from tests.bench.api import free_port, server
+from tests.bench.api import server
+from tests.ports import free_port
 from tests.stopping import leave_when_told
 leave_when_told()
 database = [api_stack._postgres().get_pid()] if sys.argv[1] == "postgresql" else []

@@ -7,19 +7,14 @@ from pathlib import Path
 from experiments.outcomes import ExitCode
 from model.config import StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.ports import free_port
 from tests.waiting import until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 
 
-def _free_port() -> int:
-    service = Service()
-    service.close()
-    return service.port
-
-
 def test_worker_waits_for_the_service_and_sigint_releases(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     with worker(tmp_path, f"http://127.0.0.1:{port}") as process:
         until(lambda: b"waiting for the service" in (tmp_path / "worker.log").read_bytes())
         service = Service(port=port)
