@@ -145,7 +145,7 @@ def test_pieces_of_a_row_equal_the_whole(seed):
 
 def test_kernels_that_ask_whether_a_state_enters_are_those_with_it_in_their_key():
     asking = {path.name for path in Path(cuda.__path__[0]).rglob("*.py") if ".started" in path.read_text()}
-    assert asking == {"tensors.py", "time_gradients.py", "scan.py", "beyond.py", "compiled.py"}
+    assert asking == {"tensors.py", "time_gradients.py", "scan.py", "sizes.py", "beyond.py", "compiled.py"}
     by_table = {path.name for path in Path(cuda.__path__[0]).rglob("*.py") if "writes_first(" in path.read_text()}
     assert by_table == {"tensors.py", "gradients.py", "gradients_lifted.py", "gradients_split.py"}
     assert set(KNOW_THE_START) == {"gradients", "time_gradients"}
