@@ -146,12 +146,15 @@ def test_readyz_is_503_only_while_the_database_cannot_be_read(tmp_path: Path) ->
 
 
 def _as_administrator(api: Api, statement: str, ended: str | None) -> None:
-    """Run a statement in the server's own database, then end every connection to the database `ended`."""
+    """Run a statement in the server's own database, then end every connection to the database `ended`.
+
+    Waits until they are gone: one that was only told to end passes for open, and fails in the middle of its next use.
+    """
     engine = create_engine(make_url(api.store.url).set(database="postgres"), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text(statement))
         if ended:
-            end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+            end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = :name"
             connection.execute(text(end), {"name": ended})
     engine.dispose()
 
