@@ -18,6 +18,7 @@ CHUNK_SIZES = (8, 16, 32, 64, 128, 256)
 MAX_SUPERCHUNK = 4096
 """Most tokens per super-chunk that a configuration can have, a multiple of its chunk size."""
 PIPELINE_STAGES = (0, 1, 2)
+HEADS_IN_TURN = (0, 1, 2, 4)
 COMPILER = "kernels.mamba3_mimo.cuda.host.compiled"
 """Module of lane cuda that, once imported, tells how many kernels this process has made ready."""
 
@@ -45,6 +46,9 @@ class ScanSwitches:
     superchunk: int = 0
     """Tokens per super-chunk: what one block of the chunk_parallel schedule walks; the sequential one has none. 0: as
     many as suit the sizes of the scan, where that is a whole row with the kernels of the sequential schedule."""
+    heads_in_turn: int = 0
+    """Heads of a group that a block of the backward walk takes one after another, adding up their gradients of q and k.
+    0: as many as suit the sizes of the scan."""
     pipeline_stages: int = 1
     """Chunks whose tiles are in flight ahead of the arithmetic; 0 loads synchronously."""
     fast_math: bool = True
@@ -52,7 +56,7 @@ class ScanSwitches:
     tma: bool = True
     """Load tiles with the tensor memory accelerator, the bulk tensor copy engine; off: cp.async."""
     warp_specialize: bool = False
-    """Give the warp groups of the backward walk different roles."""
+    """Let a warp group of the backward walk do nothing but copy, while the others compute."""
     aggressive_smem_merge: bool = False
     """Let the compiler overlap shared buffers whose lifetimes do not meet."""
     layout_2d: bool = True
@@ -75,6 +79,9 @@ class ScanFact(StrEnum):
     SUPERCHUNK_OF_SIZES = "mamba3_mimo.superchunk_of_sizes"
     """Tokens per super-chunk that suit the sizes of the scan that ran, whatever was asked for (lane cuda); 0: the
     whole row, walked by one block."""
+    HEADS_IN_TURN = "mamba3_mimo.heads_in_turn"
+    HEADS_IN_TURN_OF_SIZES = "mamba3_mimo.heads_in_turn_of_sizes"
+    """Heads in turn that suit the sizes of the scan that ran, whatever was asked for (lane cuda)."""
     PIPELINE_STAGES = "mamba3_mimo.pipeline_stages"
     FAST_MATH = "mamba3_mimo.fast_math"
     TMA = "mamba3_mimo.tma"

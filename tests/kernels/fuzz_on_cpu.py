@@ -1,7 +1,6 @@
 """`make fuzz`: the problems of the GPU fuzz, small ones, through the interpreted kernels on a CPU.
 
-The interpreter rounds as a GPU does, so that the same criterion applies. The reverse walk with two roles calls
-functions of its own in CUDA, which it cannot run: those problems run forward alone.
+The interpreter rounds as a GPU does, so that the same criterion applies.
 """
 
 import os
@@ -22,8 +21,6 @@ SMALL = DrawLimits(length=150, elements=2**16, chunks=12, share=4)
 
 def answer(problem: ScanProblem, _say: Callable[[object], None] | None = None) -> FuzzOutcome:
     """Run the problem in the interpreter."""
-    if problem.switches.get("warp_specialize"):
-        problem = problem.model_copy(update={"wanted": ()})
     torch.set_num_threads(1)
     with interpreted_lane():
         return trial.run(problem, device="cpu")

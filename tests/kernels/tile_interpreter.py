@@ -24,7 +24,16 @@ from greenlet import getcurrent, greenlet
 
 from tests.kernels.open_sizes import sizes
 from tests.kernels.tile_program import executable
-from tests.kernels.tile_registers import Descriptor, Pointer, accumulate, from_registers, load_matrices, store_matrices
+from tests.kernels.tile_registers import (
+    Descriptor,
+    Pointer,
+    TensorMap,
+    accumulate,
+    from_registers,
+    load_matrices,
+    multiply_in_warps,
+    store_matrices,
+)
 
 AXES = 6
 """Of every value that is not one number: threads, then up to five nested parallel loops."""
@@ -338,6 +347,25 @@ class Machine:
         while len(self.groups) > int(most):
             self.groups.pop(0)()
 
+    def create_tma_descriptor(self, _: int, rank: int, tensor: Any, *rest: Any) -> TensorMap:
+        """Return what names a box of a tensor; sizes are given innermost first."""
+        shape, box = rest[:rank], rest[2 * rank : 3 * rank]
+        if tuple(reversed(shape)) != tensor.shape:
+            raise ProgramError(f"a tensor map of shape {shape}, innermost first, of a tensor {tensor.shape}")
+        return TensorMap(tensor, tuple(reversed(box)))
+
+    def tma_store(self, where: TensorMap, source: Pointer, *rest: Any) -> None:
+        """Add a box of a tile to one of a tensor; only the one thread that issues it counts."""
+        *at, adds, _ = rest
+        if self.active() != 1 or not adds:
+            raise ProgramError("a bulk reduction is issued once, and adds")
+        tile = source.rows(*where.box[-2:])
+        self.copy(where.part(tuple(reversed(at))) + tile.reshape(where.box), where.part(tuple(reversed(at))))
+
+    def tl_shuffle_elect(self, threads: int) -> Any:
+        """Choose one of the first threads."""
+        return (self.lanes == 0) & (threads > 0)
+
     # --- tiles
 
     def region(self, buffer: Buffer, start: Any, access: int, *extents: int) -> Any:
@@ -400,6 +428,11 @@ class Machine:
 
     def ptx_stmatrix(self, turned: bool, count: int, target: Pointer, *rest: Any) -> None:
         store_matrices(target, rest[:count], turned, self._chosen())
+
+    def ptx_mma(self, *rest: Any, **_: Any) -> None:
+        """Add the product of a warp's operands [16,16] and [16,8] to its accumulator [16,8]."""
+        a, a_first, b, b_first, c, c_first = rest[7:13]
+        multiply_in_warps(a, int(a_first), b, int(b_first), c, int(c_first), self._chosen())
 
     def ptx_wgmma_rs(self, form: str, depth_last: bool, *rest: Any) -> None:
         """Add a product to an accumulator at once; the hardware does so until the next wait."""

@@ -20,6 +20,24 @@ class Pointer:
     def __init__(self, buffer: Any, index: Any) -> None:
         self.data, self.index = buffer.data, index if isinstance(index, tuple) else (index,)
 
+    def rows(self, height: int, width: int) -> Any:
+        """Return `height` rows of `width` columns from an element that is the same for every thread."""
+        first, column = (int(np.asarray(at).ravel()[0]) for at in self.index)
+        return self.data[first : first + height, column : column + width]
+
+
+class TensorMap:
+    """How the copy engine addresses boxes of a tensor."""
+
+    def __init__(self, tensor: Any, box: tuple[int, ...]) -> None:
+        self.tensor, self.box = tensor, box
+
+    def part(self, at: tuple[Any, ...]) -> Any:
+        """Return the box that begins `at`."""
+        first = [int(np.asarray(i).ravel()[0]) for i in at]
+        assert all(0 <= i and i + n <= size for i, n, size in zip(first, self.box, self.tensor.shape, strict=True))
+        return self.tensor[tuple(slice(i, i + n) for i, n in zip(first, self.box, strict=True))]
+
 
 class Descriptor:
     """Where the matrix unit reads an operand in shared memory; the only element of its own buffer."""
@@ -77,8 +95,9 @@ def store_matrices(target: Pointer, pairs: Any, turned: bool, active: Any) -> No
     matrices = matrices.reshape(threads // 32, count, 8, 8)
     if turned:
         matrices = matrices.swapaxes(2, 3)
-    index = [place[..., None] for place in places[:-1]] + [places[-1][..., None] + np.arange(8)]
-    target.data[tuple(index)] = matrices
+    warps = np.flatnonzero(active.ravel()[::32])  # a warp stores as a whole
+    index = [place[warps, ..., None] for place in places[:-1]] + [places[-1][warps, ..., None] + np.arange(8)]
+    target.data[tuple(index)] = matrices[warps]
 
 
 def from_registers(a: Any, first: int, threads: Any) -> Any:
@@ -91,6 +110,19 @@ def from_registers(a: Any, first: int, threads: Any) -> Any:
     left = a[threads, first : first + 8].reshape(groups, 4, 8, 4, 2, 2, 2)
     # [group, warp, row, pair, block of columns, block of rows, element] -> rows of the group, columns
     return left.transpose(0, 1, 5, 2, 4, 3, 6).reshape(groups, 64, 16)
+
+
+def multiply_in_warps(a: Any, a_first: int, b: Any, b_first: int, c: Any, c_first: int, active: Any) -> None:
+    """c += a b of every warp, whose threads hold [16,16], [16,8] and [16,8] as for an m16n8k16 product.
+
+    Thread t holds rows t // 4 and 8 below of a and c, columns 2 * (t % 4) and the next of every 8; of b rows
+    2 * (t % 4), the next, and both 8 below, of column t // 4.
+    """
+    chosen = np.flatnonzero(active)
+    left = a[chosen, a_first : a_first + 8].reshape(-1, 8, 4, 2, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 16)
+    right = b[chosen, b_first : b_first + 4].reshape(-1, 8, 4, 2, 2).transpose(0, 3, 2, 4, 1).reshape(-1, 16, 8)
+    added = (left @ right).reshape(-1, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(-1, 4)
+    c[chosen, c_first : c_first + 4] += added
 
 
 def accumulate(c: Any, first: int, threads: Any, product: Any, *, keep: bool) -> None:

@@ -17,6 +17,7 @@ from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import gradients_lifted, groups
 from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, sums_of_thread
 from kernels.mamba3_mimo.cuda.backward.lifted_places import lifts
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
@@ -57,22 +58,22 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
     need, two_groups = shared_bytes(s, v), io.threads_of(s) == 256
     return (
         (
-            not v.warp_specialize and need > SHARED_LIMIT,
+            need > SHARED_LIMIT,
             f"the walk needs {need} bytes of shared memory (N={s.N}, P={s.P}, {s.M} rows); allowed: {SHARED_LIMIT}",
         ),
         (
-            not v.warp_specialize and v.pipeline_stages == 2 and two_groups and 32 in {s.P, s.M},
+            v.pipeline_stages == 2 and two_groups and 32 in {s.P, s.M},
             f"pipeline_stages is 2 with P = {s.P}, {s.M} rows and two warp groups; allowed: 0, 1, since in the layout "
             "the compiler gives to two slots of states one slot is not contiguous (plain SMEM layout is not a "
             "bijection)",
         ),
         (
-            not v.warp_specialize and (s.N, s.P, s.M) == (64, 128, 32),
+            (s.N, s.P, s.M) == (64, 128, 32),
             "chunk_size * rank is 32 with N = 64 and P = 128; allowed: 64, since the compiler finds no layout for the "
             "half tiles (plain SMEM layout is not a bijection)",
         ),
         (
-            not v.warp_specialize and (s.N, s.P, s.M) == (16, 128, 64),
+            (s.N, s.P, s.M) == (16, 128, 64),
             "chunk_size * rank is 64 with N = 16 and P = 128; allowed: 32, since the compiler gives one tile two "
             "layouts (Get different layout for k_s)",
         ),
@@ -98,11 +99,11 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
 def gradients(s: ScanShape, v: Variant) -> Any:
     """B3: walk the chunks of a super-chunk backwards from E and write every gradient or its partial sum.
 
-    dqh, dkh bf16 [B,S,R,H,N] per head; dv, dz bf16; dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per
+    dqh, dkh bf16 [B,sums,S/C,M,N], of each head or, in the lifted form, of `in_turn` heads together; dv, dz bf16; dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per
     token `row_q`, `row_k` = <q~, dq~>, <k~, dk~> with the share `diag` of the same step in both, and `same` = d/dgamma
     of the same step, fp32 [B,H,S]. y is linear in q~ and bilinear in k~ and x, so the first two are <g, y> and <x, dx>.
     Partial sums over one super-chunk: `p_psi`, `p_zeta` (still without its factor phi), `p_phi` [B,H,M/8,P], one per
-    8 rows, and `p_d` [B,H]. `edges`: see edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if
+    8 rows, `p_d` [B,H], and `p_bias` [B,2,H,R,N] of q's bias and k's. `edges`: see edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if
     reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the
     gradient of the state that enters the rows, only in the sequential schedule: else F2 reversed has it.
     """
@@ -112,14 +113,14 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     threads, loads = io.threads_of(s), make_loads(s, v)
     turning, depth = tiles.spread(s, threads).angles, A // 4
     across, along, sums_out = io.columns_of(s, M), io.columns_of(s, N), io.make_sums_out(s)
-    _, stored = make_store(v)
+    (_, stored), (_, bias_out) = make_store(v), make_bias_sums(s, threads)
     x_rows, sum_rows = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
 
     @T.prim_func
     @takes(s, v, d_out="do")
     def b3_gradients(
         q, k, v_, z, d_out, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving, psiv,
-        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first, p_bias, in_turn: T.int32,
     ):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
@@ -156,12 +157,14 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             d_row = T.alloc_fragment((M,), F32)
             total, skip = T.alloc_fragment((1,), F32), T.alloc_local((1,), F32)
             psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sum_rows, P), F32) for _ in range(3))
+            bias = T.alloc_local((sums_of_thread(s, threads),), F32)
             swizzled = (q_raw, k_raw) if loads.two_d else ()
             T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (*swizzled, v_s, z_s, do_s)})
             tensors = groups.Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
             written = groups.Written(
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
-                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, first=first,
+                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, p_bias=p_bias,
+                first=first,
             )  # fmt: skip
             staged = groups.WalkStaging(
                 q_raw=q_raw, k_raw=k_raw, v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s, scalar_s=scalar_s, h_s=h_s, x_s=x_s,
@@ -177,7 +180,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             acc = groups.Products(E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk, g=g, gw=gw, dgate=dgate)
             sums = groups.Sums(
                 row_s=row_s, row=row, part_row=part_row, line_s=line_s, line=line, part_line=part_line, same_s=same_s,
-                dsame_s=dsame_s, d_row=d_row, psi_acc=psi_acc, zeta_acc=zeta_acc, phi_acc=phi_acc,
+                dsame_s=dsame_s, d_row=d_row, psi_acc=psi_acc, zeta_acc=zeta_acc, phi_acc=phi_acc, bias=bias,
             )  # fmt: skip
             rotation = groups.Rotation(cos=cos, sin=sin, turn=turn, turn_s=turn_s)
             sink = T.alloc_local((1,), F32)
@@ -215,6 +218,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             if s.reduced:
                 T.clear(phi_acc)
             T.clear(d_row)
+            for c in T.unroll(bias.shape[0]):
+                bias[c] = 0.0
             T.sync_threads()
             for n in T.serial(nc):
                 chunk(b, h, last - n * C, n, nc, tx)
@@ -226,6 +231,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 sums_out(zeta_acc, p_zeta, b, h)
             if s.reduced:
                 sums_out(phi_acc, p_phi, b, h)
+            bias_out(bias, p_bias, b, h, tx)
             T.reduce_sum(d_row, total, dim=0)
             for i in T.Parallel(1):
                 p_d[b, h] = total[i]

@@ -11,9 +11,10 @@ from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import gradients_tiles as parts
 from kernels.mamba3_mimo.cuda.backward import groups
 from kernels.mamba3_mimo.cuda.backward.edges import make_edge
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads, by_rank, make_store, panels, ranks_of
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store, panels, ranks_of
 from kernels.mamba3_mimo.cuda.pieces.tiles import bf16, make_angles, make_rotated_shared, rank_sum, spread
 
 
@@ -40,6 +41,8 @@ def make_chunk(
     edge, edge_out = make_edge(s, io.columns_of(s, N), staged, acc, sums)
     turn_out, rows_out = parts.make_turn_out(s, threads), io.make_rows_out(s, sums, written)
     store, stored = make_store(v)
+    bias_sum, _ = make_bias_sums(s, threads)
+    dq_ranks = T.view(written.dqh, [*written.dqh.shape[:3], R, C, N])
 
     @T.macro
     def chunk(b, h, t0, n, nc, tx):
@@ -85,10 +88,8 @@ def make_chunk(
         T.fence_proxy_async()
         T.sync_threads()
         for cols in loads.columns():
-            store(
-                ranks_of(staged.q_raw, C)[loads.ranks(n), :, cols],
-                by_rank(written.dqh)[b, :, t0 : t0 + C, h, cols],
-            )
+            store(ranks_of(staged.q_raw, C)[loads.ranks(n), :, cols], dq_ranks[b, h, t0 // C, :, :, cols])
+        bias_sum(sums.bias, staged.q_raw, lambda line, column: loads.at(n, line, column), 0, tx)
         T.copy(acc.dk, ops.q_s)
         values(held)
         if loads.ahead > 0:
@@ -109,8 +110,8 @@ def make_chunk(
         T.fence_proxy_async()
         T.sync_threads()
         for cols in panels(N, split):
-            for r in T.unroll(R):  # a view by ranks would get another layout than the product gives q_s
-                store(ops.q_s[r * C : (r + 1) * C, cols], written.dkh[b, t0 : t0 + C, r, h, cols])
+            store(ops.q_s[:, cols], written.dkh[b, h, t0 // C, :, cols])
+        bias_sum(sums.bias, ops.q_s, lambda line, column: (line, column), 1, tx)
         for c, j in T.Parallel(C, A):
             written.dtheta[b, h, t0 + c, j] = rank_sum(rotation.turn_s, c, j, R, C)
         if loads.ahead == 0:

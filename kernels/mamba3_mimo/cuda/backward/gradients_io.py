@@ -77,13 +77,14 @@ def operand_panels(s: ScanShape, slots: int) -> list[slice]:
 
 
 def make_start(
-    s: ScanShape, v: Variant, loads: Loads, given: Given, staged: WalkStaging | WalkTiles, *, turns_held: bool = False
-) -> Any:
+    s: ScanShape, v: Variant, loads: Loads, given: Given, staged: WalkStaging | WalkTiles, *,
+    turns_held: bool = False, copying: int = 0,
+) -> Any:  # fmt: skip
     """Return macro(b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
 
     Issuing a bulk copy takes one thread some forty instructions, so four warps share them. The first one loads q: its
     thread has waited for the store of dq from the same buffer, which it started itself. `turns_held`: the angles have
-    the slots of what is read until the end of its chunk.
+    the slots of what is read until the end of its chunk. `copying`: the first thread that copies.
     """
     C, N, P, M, depth = s.C, s.N, s.P, s.M, s.A // 4
 
@@ -127,17 +128,17 @@ def make_start(
     def start(b, h, t0, n, tx):
         if v.tma:
             # the compiler elects a thread of every range of threads that it can tell apart
-            if tx < 64:
-                if tx < 32:
+            if tx < copying + 64:
+                if tx < copying + 32:
                     loads.rows(staged.q_raw, given.q, staged.bar, b, h, t0, n)
                 else:
                     loads.rows(staged.k_raw, given.k, staged.bar, b, h, t0, n)
             else:
-                if tx < 96:
+                if tx < copying + 96:
                     states_and_x(b, h, t0, n)
                     outputs(b, h, t0, n)
                 else:
-                    if tx < 128:
+                    if tx < copying + 128:
                         inputs(b, h, t0, n)
         else:
             loads.rows(staged.q_raw, given.q, staged.bar, b, h, t0, n)

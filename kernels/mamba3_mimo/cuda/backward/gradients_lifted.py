@@ -10,7 +10,15 @@ from tilelang import PassConfigKey
 
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import groups, lifted_io
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_settled
 from kernels.mamba3_mimo.cuda.backward.lifted_chunk import make_chunk
+from kernels.mamba3_mimo.cuda.backward.lifted_pace import (
+    COPYING_REGISTERS,
+    computing,
+    computing_registers,
+    make_pace,
+    threads_of,
+)
 from kernels.mamba3_mimo.cuda.backward.lifted_places import (
     WalkTiles,
     annotate_tiles,
@@ -21,7 +29,7 @@ from kernels.mamba3_mimo.cuda.backward.lifted_places import (
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
+from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, row
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
@@ -29,9 +37,9 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 
 def gradients(s: ScanShape, v: Variant) -> Any:
     """B3 of `gradients.gradients`, which says what it takes and writes."""
-    B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
-    alone = groups_of(s) == 1
-    threads, loads, (_, stored) = groups_of(s) * GROUP, make_loads(s, v), make_store(v)
+    B, H, N, P, R, A, C, M, nc = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.chunks
+    alone, roles, threads, loads = groups_of(s) == 1, v.warp_specialize, computing(s), make_loads(s, v)
+    settled = make_settled(v)
 
     @T.macro
     def hold(E, tensor, b, h, tx):
@@ -59,18 +67,42 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             if s.reduced:
                 at.phi_s[p, r] = phi[h, r, p]
 
+    @T.macro
+    def heads(pace, written, sums_out, chunk, at, mine, given, b, i, tx):
+        q_bias, k_bias, psi, zeta, phi, D, leaving = given
+        pace.begin(tx)
+        for step in T.serial(pace.steps):  # of all heads: one loop, so that the compiler keeps descriptors where it should
+            h = pace.head(step)
+            if step % nc == 0:
+                weights(at, q_bias, k_bias, psi, zeta, phi, h)
+                hold(mine.E, leaving, b, h, tx)
+                mine.skip[0] = D[h]
+                for total in (mine.d, mine.psi, mine.zeta, mine.phi, mine.bias):
+                    for c in T.unroll(total.shape[0]):
+                        total[c] = 0.0
+                pace.meet()
+            chunk(b, i, h, (nc - 1 - step % nc) * C, step, tx)
+            if step % nc == nc - 1:
+                settled()
+                if writes_first(s, v):
+                    hand_on(mine.E, written.first, b, h, tx)
+                sums_out(b, h, tx)
+
     @T.prim_func
     @takes(s, v, d_out="do")
     def b3_gradients(
         q, k, v_, z, d_out, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving, psiv,
-        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first, p_bias, in_turn: T.int32,
     ):  # fmt: skip
-        with T.Kernel(H, B, threads=threads) as (h, b):
+        with T.Kernel(s.sums, B, threads=threads_of(s, v)) as (i, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             T.import_source(UNPACKED)
+            if roles:
+                T.annotate_min_blocks_per_sm(2 // groups_of(s))  # what fits: see lifted_places.lifts
             # the compiler lays them out by name: those that need alignment should not stand between others
-            q_raw, k_raw, bar = loads.tile(), loads.tile(), loads.barriers(threads)
+            q_raw, k_raw, bar = loads.tile(), loads.tile(), loads.barriers(GROUP if roles else threads)
+            free = T.alloc_barrier([threads] * loads.slots) if roles else None
             q_s, k_s, e_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((P, N), BF16)
             x_s, g_s, mix_s, dmix_s = (T.alloc_shared((64, 64), BF16) for _ in range(4))
             # two groups: no group has all columns of a left operand, or of rows that lie apart
@@ -99,31 +131,24 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             given = groups.Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
             written = groups.Written(
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
-                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, first=first,
+                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, p_bias=p_bias,
+                first=first,
             )  # fmt: skip
-            start = io.make_start(s, v, loads, given, at, turns_held=True)
-            sums_out = lifted_io.make_sums_out(s, at, mine, written)
-            nc = L // C
-            last = (nc - 1) * C
-            for n in range(loads.ahead):
-                if n < nc:
-                    start(b, h, last - n * C, n, tx)
-            weights(at, q_bias, k_bias, psi, zeta, phi, h)
-            hold(mine.E, leaving, b, h, tx)
-            mine.skip[0] = D[h]
-            mine.d[0] = 0.0
-            for c in T.unroll(2 * R):
-                mine.psi[c] = 0.0
-                mine.zeta[c] = 0.0
-                mine.phi[c] = 0.0
+            start = io.make_start(s, v, loads, given, at, turns_held=True, copying=threads if roles else 0)
+            pace = make_pace(s, v, loads, start, free, b, i, in_turn)
             group = 0 if alone else T.shfl_sync(tx // GROUP, 0)  # the compiler sees that a warp agrees
-            chunk = make_chunk(s, v, loads, start, written, at, mine, make_operands(s, at, group))
-            T.sync_threads()
-            for n in T.serial(nc):
-                chunk(b, h, last - n * C, n, nc, tx)
-            stored()
-            if writes_first(s, v):
-                hand_on(mine.E, first, b, h, tx)
-            sums_out(b, h, tx)
+            chunk = make_chunk(s, v, loads, pace, written, at, mine, make_operands(s, at, group))
+            sums_out = lifted_io.make_sums_out(s, at, mine, written, pace.meet)
+
+            given_head = (q_bias, k_bias, psi, zeta, phi, D, leaving)
+            if roles:
+                if tx < threads:
+                    T.set_max_nreg(computing_registers(s), 1)
+                    heads(pace, written, sums_out, chunk, at, mine, given_head, b, i, tx)
+                else:
+                    T.set_max_nreg(COPYING_REGISTERS, 0)
+                    pace.copies(tx)
+            else:
+                heads(pace, written, sums_out, chunk, at, mine, given_head, b, i, tx)
 
     return b3_gradients

@@ -46,6 +46,7 @@ class Written:
     p_zeta: Buffer
     p_phi: Buffer
     p_d: Buffer
+    p_bias: Buffer
     first: Buffer
 
 
@@ -153,6 +154,8 @@ class Sums:
     """fp32 [rows,P]: partial sums of the gradient of psi; zeta_acc, phi_acc likewise."""
     zeta_acc: Buffer
     phi_acc: Buffer
+    bias: Buffer
+    """Of each thread: sums of the gradients of the biases, see head_sums.py."""
 
 
 @dataclass(frozen=True, kw_only=True)

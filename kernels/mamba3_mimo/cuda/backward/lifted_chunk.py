@@ -14,6 +14,8 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
 from kernels.mamba3_mimo.cuda.backward.groups import Written
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, make_keep
+from kernels.mamba3_mimo.cuda.backward.lifted_pace import Pace, computing
 from kernels.mamba3_mimo.cuda.backward.lifted_places import (
     WalkOperands,
     WalkRegisters,
@@ -25,7 +27,7 @@ from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads, by_rank, make_store, panels, ranks_of
+from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store
 from kernels.mamba3_mimo.cuda.pieces.matrices import put, put_turned, take_turned
 from kernels.mamba3_mimo.cuda.pieces.products import end_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16
@@ -39,59 +41,63 @@ def narrowed(out, values):
             out[c * 2 + e] = bf16(values[c * 2 + e])
 
 
-@T.macro
-def met():
-    """Let all threads meet, before products read what they have written."""
-    T.fence_proxy_async()
-    T.sync_threads()
-
-
 def make_chunk(
     s: ScanShape,
     v: Variant,
     loads: Loads,
-    start: Any,
+    pace: Pace,
     written: Written,
     at: WalkTiles,
     mine: WalkRegisters,
     by: WalkOperands,
 ) -> Any:
-    """Return macro(b, h, t0, n, nc, tx): the gradients of chunk n of nc, which begins at token t0."""
-    before, outputs = make_turned(s, v, loads, at, mine), make_outputs(s, loads, at, mine, by)
-    entries = make_entries(s, v, loads, written, at, mine, by)
-    inputs = make_inputs(s, v, loads, start, written, at, mine, by)
+    """Return macro(b, i, h, t0, n, tx): the gradients of step n, a chunk from token t0 on, for sum i over heads."""
+    met = make_met(pace)
+    before, outputs = make_turned(s, v, loads, pace, at, mine), make_outputs(s, loads, met, at, mine, by)
+    entries = make_entries(s, v, loads, met, written, at, mine, by)
+    inputs = make_inputs(s, v, loads, pace, written, at, mine, by)
     _, stored = make_store(v)
 
     @T.macro
-    def chunk(b, h, t0, n, nc, tx):
-        if loads.ahead == 0:
-            start(b, h, t0, n, tx)
-        before(n, nc, tx)
+    def chunk(b, i, h, t0, n, tx):
+        pace.entered(n, tx)
+        before(n, tx)
         outputs(n, tx)
         entries(b, h, t0, n, tx)
-        inputs(b, h, t0, n, nc, tx)
+        inputs(b, i, h, t0, n, tx)
         if loads.ahead == 0:
             stored()
-            T.sync_threads()
+            pace.meet()
 
     return chunk
 
 
-def make_turned(s: ScanShape, v: Variant, loads: Loads, at: WalkTiles, mine: WalkRegisters) -> Any:
-    """Return macro(n, nc, tx): E rounded into e_s; wait for the copies; q~ and k~, and the thread's v, z and dO."""
+def make_met(pace: Pace) -> Any:
+    """Return macro(): the threads meet, before products read what they have written."""
+
+    @T.macro
+    def met():
+        T.fence_proxy_async()
+        pace.meet()
+
+    return met
+
+
+def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: Pace, at: WalkTiles, mine: WalkRegisters) -> Any:
+    """Return macro(n, tx): E rounded into e_s; wait for the copies; q~ and k~, and the thread's v, z and dO."""
     C, M, depth, (groups, blocks, parts, _) = s.C, s.M, s.A // 4, split_of(s)
     threads = groups * GROUP
     order = tiles.ColumnOrder(lambda group: panel_column(s, group), 32)
     angles, hold = tiles.make_angles(s, threads), tiles.make_bias(s, threads)
     rotation, columns = tiles.make_rotated(s, threads, loads.at, order), tiles.spread(s, threads).held
-    _, stored = make_store(v)
+    (_, stored), met = make_store(v), make_met(pace)
 
     @T.macro
-    def before(n, nc, tx):
+    def before(n, tx):
         held, one = loads.held_slot(n), loads.slot(n)
         narrowed(mine.wide, mine.E)
         put(at.e_s, mine.wide, 8, groups, tx, panel=64)
-        loads.wait(at.bar, n, nc, io.copies_of(s, v, loads))
+        loads.wait(at.bar, n, pace.steps, io.copies_of(s, v, loads))
         angles(mine.cos, mine.sin, at.cs_s, held * depth, tx)
         q, k, q_bias, k_bias = (T.alloc_local((columns,), BF16) for _ in range(4))
         rotation.fetch(k, at.k_raw, tx, n)  # all before the first is written: to the compiler they might be one memory
@@ -119,7 +125,7 @@ def by_columns(tile, scale):
                 tile[block * 4 + lower * 2 + e] *= scale[block % (scale.shape[0] // 2) * 2 + e]
 
 
-def make_outputs(s: ScanShape, loads: Loads, at: WalkTiles, mine: WalkRegisters, by: WalkOperands) -> Any:
+def make_outputs(s: ScanShape, loads: Loads, met: Any, at: WalkTiles, mine: WalkRegisters, by: WalkOperands) -> Any:
     """Return macro(n, tx): the scores, y and, through the gate, g. Before: q~, k~, e_s of every thread."""
     C, M, N, (groups, blocks, parts, _) = s.C, s.M, s.N, split_of(s)
     alone, width = groups == 1, 64 // groups
@@ -167,7 +173,14 @@ def make_outputs(s: ScanShape, loads: Loads, at: WalkTiles, mine: WalkRegisters,
 
 
 def make_entries(
-    s: ScanShape, v: Variant, loads: Loads, written: Written, at: WalkTiles, mine: WalkRegisters, by: WalkOperands
+    s: ScanShape,
+    v: Variant,
+    loads: Loads,
+    met: Any,
+    written: Written,
+    at: WalkTiles,
+    mine: WalkRegisters,
+    by: WalkOperands,
 ) -> Any:
     """Return macro(b, h, t0, n, tx): E of the chunk before, dx, weighted gradients of the scores, part of dq~.
 
@@ -217,36 +230,33 @@ def make_inputs(
     s: ScanShape,
     v: Variant,
     loads: Loads,
-    start: Any,
+    pace: Pace,
     written: Written,
     at: WalkTiles,
     mine: WalkRegisters,
     by: WalkOperands,
 ) -> Any:
-    """Return macro(b, h, t0, n, nc, tx): the gradients of q, k and v, and all per-token numbers.
+    """Return macro(b, i, h, t0, n, tx): the gradients of q, k and v, and all per-token numbers.
 
     Before: dmix_s and line_s of every thread; nobody reads the slots of chunk n any more but v and the angles.
     """
-    C, M, N, P, depth, (groups, _, parts, _) = s.C, s.M, s.N, s.P, s.A // 4, split_of(s)
+    C, M, P, depth, (groups, _, parts, _) = s.C, s.M, s.P, s.A // 4, split_of(s)
     scales, (*_, values) = lifted.make_scales(s), lifted.make_gate(s)
     turned_back, (_, edge_out) = lifted.make_turned_back(s), lifted.make_edge(s)
     rows, rows_out = lifted_io.make_rows_out(s, at, mine, written)
     turns, turns_out = lifted_io.make_turns_out(s, at, mine, written)
-    store, _ = make_store(v)
+    (store, _), met, keep = make_store(v), make_met(pace), make_keep(s, v, computing(s))
+    bias_sum, _ = make_bias_sums(s, computing(s))
+
+    def of_tile(line: Any, column: Any) -> tuple[Any, Any]:
+        return line, column
 
     @T.macro
-    def save(tile, heads, b, h, t0):
-        for cols in panels(N):
-            store(ranks_of(tile, C)[:, :, cols], by_rank(heads)[b, :, t0 : t0 + C, h, cols])
-
-    @T.macro
-    def queries(b, h, t0, n, nc, tx):
+    def queries(b, h, t0, n, tx):
         held = loads.held_slot(n)
         lifted.product(mine.dn, mine.left if groups == 1 else by.dmix, by.k_states, 64, M, False)
         lifted.product(mine.dk, by.x, by.e_states, 64, P, True)
-        if loads.ahead > 0 and n + loads.ahead < nc:
-            later = t0 - loads.ahead * C
-            start(b, h, later, n + loads.ahead, tx)
+        pace.released(n, tx)
         edge_out(at.line_s, written.edges, b, h, t0, tx)
         for c in T.unroll(mine.turn.shape[0]):
             mine.turn[c] = 0.0
@@ -256,9 +266,9 @@ def make_inputs(
         put(at.dq_s, mine.wide, 8, groups, tx)
 
     @T.macro
-    def inputs(b, h, t0, n, nc, tx):
+    def inputs(b, i, h, t0, n, tx):
         held = loads.held_slot(n)
-        queries(b, h, t0, n, nc, tx)
+        queries(b, h, t0, n, tx)
         end_batch(0, mine.dk)
         scales.by_write(mine.dk, at.scalar_s, held * 3, tx)
         lifted.product(mine.dk, by.dmixt, by.q_states, 64, M, False)
@@ -267,8 +277,9 @@ def make_inputs(
         put_turned(at.v_s, held * C, mine.out, parts, groups, tx)
         rows(tx)
         met()  # nobody reads x_s any more, where dk_s may lie
-        save(at.dq_s, written.dqh, b, h, t0)
+        keep(at.dq_s, written.dqh, b, i, t0 // C, n < s.chunks)
         store(at.v_s[held * C : (held + 1) * C, :], written.dv[b, t0 : t0 + C, h, :])
+        bias_sum(mine.bias, at.dq_s, of_tile, 0, tx)
         end_batch(0, mine.dk)
         turned_back(mine.dk, at.k_s, mine.turn, at.cs_s, held * depth, tx)
         narrowed(mine.wide, mine.dk)
@@ -276,7 +287,8 @@ def make_inputs(
         turns(tx)
         rows_out(b, h, t0)
         met()
-        save(at.dk_s, written.dkh, b, h, t0)
+        keep(at.dk_s, written.dkh, b, i, t0 // C, n < s.chunks)
+        bias_sum(mine.bias, at.dk_s, of_tile, 1, tx)
         turns_out(b, h, t0)
 
     return inputs

@@ -10,6 +10,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Written
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums
 from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkRegisters, WalkTiles, split_of
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
@@ -64,9 +65,10 @@ def make_turns_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wr
     return gather, out
 
 
-def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written) -> Any:
+def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written, meet: Any) -> Any:
     """Return macro(b, h, tx): write the partial sums of the walk."""
     C, R, (groups, _, parts, _) = s.C, s.R, split_of(s)
+    _, bias_out = make_bias_sums(s, groups * GROUP)
 
     there = [(mine.psi, written.p_psi)]
     there += [(mine.zeta, written.p_zeta)] if s.gated else []
@@ -88,8 +90,9 @@ def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wri
             mine.d[0] += T.shfl_xor(mine.d[0], lanes)
         if tx % 32 == 0:
             at.total_s[tx // 32] = mine.d[0]
-        T.sync_threads()
+        meet()
         if tx == 0:
             written.p_d[b, h] = reduce(add, (at.total_s[warp] for warp in range(4 * groups)))
+        bias_out(mine.bias, written.p_bias, b, h, tx)
 
     return sums_out

@@ -12,6 +12,7 @@ import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward.groups import Buffer
+from kernels.mamba3_mimo.cuda.backward.head_sums import sums_of_thread
 from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE, SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -37,8 +38,35 @@ def lifts(s: ScanShape, v: Variant) -> bool:
     """
     groups = groups_of(s)
     square = s.M == s.P == 64 and s.N in {64, 128} and 8 * groups <= s.C <= 32
-    plain = not (v.warp_specialize or v.psiv_cache or v.aggressive_smem_merge)
+    plain = not (v.psiv_cache or v.aggressive_smem_merge)
     return square and plain and (shared_bytes(s, v) + BESIDES) * (2 // groups) <= OF_A_PROCESSOR
+
+
+def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
+    """Return what only this form can do, and not for every size or switch."""
+    sizes = f"state size {s.N}, head width {s.P} and {s.M} rows in a chunk of {s.C} tokens"
+    return (
+        (v.warp_specialize and not v.tma, "warp_specialize with tma off: a warp group of its own issues bulk copies only"),
+        (
+            v.warp_specialize and v.pipeline_stages == 0,
+            "warp_specialize with pipeline_stages 0: the warp group that copies runs at least one chunk ahead",
+        ),
+        (
+            v.warp_specialize and not lifts(s, v),
+            f"warp_specialize with {sizes}, psiv_cache {v.psiv_cache}, aggressive_smem_merge {v.aggressive_smem_merge} "
+            f"and pipeline_stages {v.pipeline_stages}; allowed: what the lifted form of the walk does, state size 64 or "
+            "128, head width 64, 64 rows, no cache, no merge, one stage",
+        ),
+        (
+            s.in_turn > 1 and not lifts(s, v),
+            f"heads_in_turn is {s.in_turn} with {sizes} or with the switches asked for; allowed: 0, 1, since only the "
+            "lifted form of the walk adds heads up",
+        ),
+        (
+            s.heads_per_group % s.in_turn > 0,
+            f"heads_in_turn is {s.in_turn} with {s.heads_per_group} heads in a group; allowed: a divisor of that",
+        ),
+    )
 
 
 def shared_bytes(s: ScanShape, v: Variant) -> int:
@@ -208,6 +236,8 @@ class WalkRegisters:
     d: Buffer
     """[1]: the gradient of D; skip is D."""
     skip: Buffer
+    bias: Buffer
+    """Sums over the walk of the gradients of the biases, see head_sums.py."""
     cos: Buffer
     """fp16: of the row that the thread turns; sin likewise."""
     sin: Buffer
@@ -232,8 +262,8 @@ def make_registers(s: ScanShape) -> WalkRegisters:
         do=narrow(parts * 4 if s.reduced else blocks * 4), out=narrow(parts * 4), ranks=fp32(parts * 4),
         w=fp32(parts * 4), scale=fp32(parts * 2), rows=fp32(parts * 4), turn=fp32(angles * 4),
         own=fp32(2 // groups * R), d_own=fp32(2 // groups * R), ends=fp32(2), psi=fp32(2 * R), zeta=fp32(2 * R),
-        phi=fp32(2 * R), d=fp32(1), skip=fp32(1), cos=T.alloc_local((turning,), F16),
-        sin=T.alloc_local((turning,), F16),
+        phi=fp32(2 * R), d=fp32(1), skip=fp32(1), bias=fp32(sums_of_thread(s, groups * GROUP)),
+        cos=T.alloc_local((turning,), F16), sin=T.alloc_local((turning,), F16),
     )  # fmt: skip
 
 

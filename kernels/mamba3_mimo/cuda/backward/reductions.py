@@ -1,87 +1,60 @@
-"""Sums after the walk: heads into groups, partial sums of weights and biases.
+"""Sums after the walk: heads into groups, what walks have summed of weights and biases.
 
 Letters: see shape.py.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
-# ruff: noqa: C901, N812, PLR0912
+# ruff: noqa: C901, N812
 
-from functools import reduce
-from operator import add
 from typing import Any
 
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 THREADS = 128
 ROWS = 8
-"""Tokens of one thread of `reduce_heads`."""
-
-
-def head_block(s: ScanShape) -> int:
-    """Return the tokens of one block of `reduce_heads`, whose rows of N / 8 threads work on ROWS tokens each."""
-    return ROWS * 8 * THREADS // s.N
+"""Eights of columns of one thread of `reduce_heads`: so many loads are in flight."""
 
 
 def reduce_heads(s: ScanShape) -> Any:
-    """B4: sum per-head dq or dk [B,S,R,H,N] bf16 over the heads of a group -> [B,S,R,G,N] bf16.
+    """B4: add up B3's sums over heads, of dq or dk, bf16 [B,sums,S/C,M,N], by groups -> bf16 [B,S,R,G,N].
 
-    Also `p_bias` fp32 [B,S/head_block,H,R,N]: the sum over the block's tokens, per head.
+    A block takes ROWS * THREADS eights of columns of a walk, in the order of B3's rows.
     """
-    B, S, H, G, N, R = s.B, s.S, s.H, s.G, s.N, s.R
-    per_group, block, lanes = s.heads_per_group, head_block(s), s.N // 8
-    rows, blocks = THREADS // lanes, -(-S // block)
+    B, S, G, N, R, C, M = s.B, s.S, s.G, s.N, s.R, s.C, s.M
+    lanes, eights = N // 8, S * R * N // 8
 
     @T.prim_func
-    def b4_reduce_heads(
-        per_head: T.Tensor((B, S, R, H, N), BF16),
-        grouped: T.Tensor((B, S, R, G, N), BF16),
-        p_bias: T.Tensor((B, blocks, H, R, N), F32),
-    ):
-        with T.Kernel(blocks, R * G, B, threads=THREADS) as (blk, rg, b):
+    @takes(s, per_head="dqh", grouped="q")
+    def b4_reduce_heads(per_head, grouped):
+        with T.Kernel(-(-eights // (ROWS * THREADS)), G, B, threads=THREADS) as (blk, g, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             tx = T.get_thread_binding()
-            total = T.alloc_local((ROWS * 8,), F32)
-            one = T.alloc_local((ROWS * 8,), BF16)
-            column = T.alloc_local((8,), F32)
-            bias_s = T.alloc_shared((2, rows, N + 4), F32)
+            total, one = T.alloc_local((ROWS * 8,), F32), T.alloc_local((ROWS * 8,), BF16)
             for e in T.vectorized(ROWS * 8):
                 total[e] = 0.0
-            for i in T.serial(per_group):
-                h = (rg % G) * per_group + i
+            for i in T.serial(s.sums // G):
                 for u in T.unroll(ROWS):
-                    at = T.min(blk * block + u * rows + tx // lanes, S - 1)
+                    at = T.min((blk * ROWS + u) * THREADS + tx, eights - 1)
                     for e in T.vectorized(8):
-                        one[u * 8 + e] = per_head[b, at, rg // G, h, tx % lanes * 8 + e]
-                for e in T.unroll(8):
-                    column[e] = 0.0
-                for u in T.unroll(ROWS):
-                    keep = T.if_then_else(blk * block + u * rows + tx // lanes < S, 1.0, 0.0)
-                    for e in T.unroll(8):
-                        total[u * 8 + e] += f32(one[u * 8 + e])
-                        column[e] += f32(one[u * 8 + e]) * keep
-                for half in (0, 4):
-                    for e in T.vectorized(4):
-                        bias_s[i % 2, tx // lanes, tx % lanes * 8 + half + e] = column[half + e]
-                T.sync_threads()
-                for u in T.unroll(-(-N // THREADS)):
-                    if u * THREADS + tx < N:
-                        p_bias[b, blk, h, rg // G, u * THREADS + tx] = line_sum(bias_s, i % 2, u * THREADS + tx, rows)
+                        one[u * 8 + e] = per_head[
+                            b, g * (s.sums // G) + i, at // (lanes * M), at // lanes % M, at % lanes * 8 + e
+                        ]
+                for e in T.unroll(ROWS * 8):
+                    total[e] += f32(one[e])
             for u in T.unroll(ROWS):
-                if blk * block + u * rows + tx // lanes < S:
+                at = (blk * ROWS + u) * THREADS + tx
+                if at < eights:
+                    row = at // lanes % M
                     for e in T.vectorized(8):
-                        grouped[b, blk * block + u * rows + tx // lanes, rg // G, rg % G, tx % lanes * 8 + e] = bf16(
+                        grouped[b, at // (lanes * M) * C + row % C, row // C, g, at % lanes * 8 + e] = bf16(
                             total[u * 8 + e]
                         )
 
     return b4_reduce_heads
-
-
-def line_sum(tile: Any, which: Any, n: Any, rows: int) -> Any:
-    """Return the sum of tile[which, :, n]."""
-    return reduce(add, (tile[which, row, n] for row in range(rows)))
 
 
 def column_sums(kinds: int, rows: int, inner: int, width: int) -> Any:
@@ -128,5 +101,5 @@ def sum_weights(s: ScanShape) -> Any:
 
 
 def sum_biases(s: ScanShape) -> Any:
-    """B6: the partial sums of `reduce_heads` for q and k -> [2,H*R,N]."""
-    return column_sums(2, s.H * s.R, 1, s.N)
+    """B6: the walk's sums of the gradients of q's bias and of k's -> [1,2*H*R,N]."""
+    return column_sums(1, 2 * s.H * s.R, 1, s.N)

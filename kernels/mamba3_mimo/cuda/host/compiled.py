@@ -13,7 +13,7 @@ import tilelang.language as T  # noqa: N812  (the language's own name)
 from tilelang import PassConfigKey
 
 from kernels import facts
-from kernels.mamba3_mimo.cuda.backward import gradients, gradients_split, local_gradients, reductions, time_gradients
+from kernels.mamba3_mimo.cuda.backward import gradients, local_gradients, reductions, time_gradients
 from kernels.mamba3_mimo.cuda.forward import outputs, prefix
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -33,7 +33,7 @@ KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
     "outputs": lambda s, v: outputs.outputs(s, v),
     "local_gradients": lambda s, v: local_gradients.local_gradients(s, v),
     "pass_gradients": lambda s, v: outputs.pass_states(s, reverse=True),
-    "gradients": lambda s, v: _walk(v)(s, v),
+    "gradients": lambda s, v: gradients.gradients(s, v),
     "reduce_heads": lambda s, v: reductions.reduce_heads(s),
     "sum_weights": lambda s, v: reductions.sum_weights(s),
     "sum_biases": lambda s, v: reductions.sum_biases(s),
@@ -62,12 +62,6 @@ _writing = Lock()
 """TileLang's builder is Python, so programs are written one at a time; its compiler and nvcc run beside each other."""
 
 
-def _walk(variant: Variant) -> Callable[..., Any]:
-    if variant.warp_specialize:
-        return gradients_split.gradients
-    return gradients.gradients
-
-
 def program(name: str, shape: ScanShape, variant: Variant) -> Any:
     """Return the TileLang program of kernel `name`, for every batch and length."""
     return KERNELS[name](_opened(name, shape), variant)
@@ -76,9 +70,18 @@ def program(name: str, shape: ScanShape, variant: Variant) -> Any:
 def _opened(name: str, s: ScanShape) -> ScanShape:
     """Return the sizes as the kernel sees them, those that are known when it is launched as variables."""
     if name in OF_WALKS:
-        return replace(s, B=T.dynamic("walks"), S=s.L)
+        return _OpenWalks(**vars(s) | {"B": T.dynamic("walks"), "S": s.L, "open_sums": T.dynamic("sums")})
     super_chunks = T.dynamic("super_chunks")
     return _OpenRows(**vars(s) | {"B": T.dynamic("batch"), "S": super_chunks * s.L, "super_chunks": super_chunks})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpenWalks(ScanShape):
+    open_sums: Any
+
+    @property
+    def sums(self) -> Any:
+        return self.open_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ def pass_configs(name: str, variant: Variant) -> dict[Any, Any]:
     variant = _that_changes(name, variant)
     merged = variant.aggressive_smem_merge
     return {
-        PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: not variant.warp_specialize,
+        PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True,  # roles are written by hand
         PassConfigKey.TL_ENABLE_FAST_MATH: variant.fast_math,
         PassConfigKey.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: merged,
         PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE: not merged,
@@ -142,14 +145,14 @@ def for_any_size(name: str, shape: ScanShape, variant: Variant) -> tuple[str, Sc
     """Return what the kernel is compiled for."""
     length = shape.C if name in OF_ANY_SUPER_CHUNKS else shape.L
     started = shape.started and name in KNOW_THE_START
-    variant = replace(_that_changes(name, variant), superchunk=0, remat=False)
-    return name, replace(shape, B=0, S=0, L=length, started=started), variant
+    variant = replace(_that_changes(name, variant), superchunk=0, remat=False, heads_in_turn=0)
+    return name, replace(shape, B=0, S=0, L=length, started=started, in_turn=1), variant
 
 
 def _that_changes(name: str, variant: Variant) -> Variant:
     """Return the variant without what does not change kernel `name`.
 
-    Only B3 has buffers that may lie on each other, and warp groups that may have two roles.
+    Only B3 has buffers that may lie on each other, and a warp group that may do nothing but copy.
     """
     if name in OF_SIZES:
         schedule = variant.schedule if name == "decays" else Variant.schedule

@@ -27,6 +27,7 @@ from kernels.mamba3_mimo.cuda.host.lengths import chosen
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, settled
+from kernels.mamba3_mimo.cuda.host.turns import in_turn
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.host.watched import is_watched
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
@@ -139,6 +140,7 @@ class _Launched(Scan):
         self._launched: list[str] = []
         self._touched: list[int] = []
         self._handed: int | None = None
+        self._sums: int | None = None
         super().__init__(inputs, variant)
         build(direction, self.shape, self.variant)
 
@@ -150,6 +152,8 @@ class _Launched(Scan):
         self._launched.append(name)
         if name in attest.PASSES and isinstance(arguments[0], Tensor):
             self._handed = arguments[0].shape[1]
+        if name == "reduce_heads" and isinstance(arguments[0], Tensor):
+            self._sums = arguments[0].shape[1]
         self._touched += [tensor.data_ptr() for tensor in arguments if isinstance(tensor, Tensor)]
 
     def record(self, saved: Sequence[Tensor]) -> None:
@@ -165,6 +169,9 @@ class _Launched(Scan):
         s, left_open = self.shape, replace(self.variant, schedule="chunk_parallel", superchunk=0)
         suited = chosen(left_open, rows=s.B * s.H, tokens=self.tokens, state=s.N * s.P)
         facts.record(ScanFact.SUPERCHUNK_OF_SIZES, suited.superchunk)
+        if self._sums is not None:
+            facts.record(ScanFact.HEADS_IN_TURN, s.H // self._sums)
+            facts.record(ScanFact.HEADS_IN_TURN_OF_SIZES, in_turn(replace(self.variant, heads_in_turn=0), s))
         for row in rows:
             facts.describe(str(row["name"]), row)
         for name, value in found.items():

@@ -51,7 +51,7 @@ def pieces(s: ScanShape) -> tuple[Piece, ...]:
     blocks, unit = at_once(s.N * s.P), ALIGNMENT // gcd(4 * s.H, ALIGNMENT)
 
     def waves(size: int) -> int:
-        return sum(-(-piece.walks * s.H // blocks) for piece in _of_size(s, size))
+        return sum(-(-piece.walks * s.sums // blocks) for piece in _of_size(s, size))
 
     sizes = sorted({-(-s.walks // (count * unit)) * unit for count in range(1, MOST_PIECES + 1)})
     return _of_size(s, next(size for size in sizes if waves(size) <= waves(s.walks)))

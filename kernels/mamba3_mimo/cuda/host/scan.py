@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.cuda.backward.reductions import head_block
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
@@ -268,8 +267,8 @@ class Scan:
         walked |= {"D": self.new("p_d"), "edges": self.new("edges")}
         if s.started and first is None:
             walked["entering"] = self.new("first")
+        walked["biases"] = self.new("p_bias")
         sums: Tensors = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
-        sums["biases"] = self.empty(2, s.walks, -(-s.L // head_block(s)), s.H, s.R, s.N)
         for piece in pieces(s) if self.variant.remat else whole(s):
             self._walk_piece(piece, pre, (do, leaving), walked, sums)
         if s.started:
@@ -303,9 +302,10 @@ class Scan:
             *piece.of((leaving, *(pre[name] for name in ("psiv",) if name in pre))),
             *heads.values(),
             *(part for name, made in walked.items() for part in piece.of(made if name == "weights" else (made,))),
+            self.shape.in_turn,
         )
-        for name, bias in zip(heads, sums["biases"], strict=True):
-            self.run("reduce_heads", heads[name], *piece.of((sums[name], bias)))
+        for name, grad in sums.items():
+            self.run("reduce_heads", heads[name], *piece.of((grad,)))
 
     def _weight_gradients(self, walked: Tensors) -> Tensors:
         """Return the gradients of psi, zeta and phi."""
@@ -318,10 +318,10 @@ class Scan:
         return grads
 
     def _bias_gradients(self, partial: Tensor) -> Tensors:
-        """Return the gradients of the biases of q and k from the sums of `reduce_heads`."""
+        """Return the gradients of the biases of q and k from the walks' sums."""
         s = self.shape
-        sums = self.empty(2, s.H * s.R, s.N)
-        self.run("sum_biases", partial.view(2, -1, s.H * s.R, s.N), sums)
+        sums = self.empty(1, 2 * s.H * s.R, s.N)
+        self.run("sum_biases", partial.view(1, s.walks, -1, s.N), sums)
         return dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
 
     def _weights(self) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ class ScanShape:
     """Whether the raw angles given are one set for all heads, [B,S,1,A]."""
     started: bool = False
     """Whether a state enters the rows: see `compiled.KNOW_THE_START`."""
+    in_turn: int = 1
+    """Heads of a group that one block of B3 walks one after another, adding up their gradients of q and k."""
     wide: bool = False
     """Whether some tensor has more than 2^31 numbers, so that offsets need 64 bits."""
 
@@ -86,6 +88,11 @@ class ScanShape:
         """More walks than there are: what a kernel's program may assume of its place in the grid."""
         per_token = max(self.R * self.H * self.N, self.R * self.H * self.P, self.H * self.N * self.P // self.C)
         return MOST_BLOCKS + 1 if self.wide else (2**31 - 1) // (self.L * per_token)
+
+    @property
+    def sums(self) -> Any:
+        """Sums over heads that B3 writes of the gradients of q and k."""
+        return self.H // self.in_turn
 
     @property
     def heads_per_group(self) -> int:

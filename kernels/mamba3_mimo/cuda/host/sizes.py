@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kernels.mamba3_mimo.cuda.host import halves
 from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.turns import in_turn
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from kernels.mamba3_mimo.inputs import ScanInputs
@@ -97,4 +98,5 @@ def shape_of(sizes: Sizes, variant: Variant) -> ScanShape:
         shared_angles=sizes.angles[2] < H,
         started=sizes.started,
     )
+    shape = replace(shape, in_turn=in_turn(variant, shape))
     return replace(shape, wide=True) if shape.walks >= shape.most_walks else shape

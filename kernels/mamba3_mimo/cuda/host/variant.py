@@ -8,11 +8,11 @@ from importlib import import_module
 from kernels import scan
 from kernels.backends import Lane
 from kernels.mamba3_mimo.cuda.host.shape import MOST_BLOCKS, ScanShape
-from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
+from kernels.scan import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
 CHUNK_SIZES = tuple(size for size in scan.CHUNK_SIZES if size <= 64)
-KERNEL_FILES = ("backward.gradients", "backward.gradients_split")
+KERNEL_FILES = ("backward.gradients", "backward.lifted_places")
 """Files of the kernels with refusals(variant, shape): what their kernels cannot do."""
 
 
@@ -63,6 +63,10 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
         (
             v.pipeline_stages not in PIPELINE_STAGES,
             f"pipeline_stages is {v.pipeline_stages}; allowed: {_listed(PIPELINE_STAGES)}",
+        ),
+        (
+            v.heads_in_turn not in HEADS_IN_TURN,
+            f"heads_in_turn is {v.heads_in_turn}; allowed: {_listed(HEADS_IN_TURN)}",
         ),
         (
             v.psiv_cache and v.remat,

@@ -23,7 +23,8 @@ def tensors(s: ScanShape) -> dict[str, tuple[tuple[Any, ...], str]]:
     """Return shape and dtype of every tensor, also of those that are not `there`."""
     W, H, L, N, P, R, A, C = s.walks, s.H, s.L, s.N, s.P, s.R, s.A, s.C
     row, rows, token, chunk, state = (s.B, H, s.S), (W, L), (W, H, L), (W, H, s.chunks), (W, H, N, P)
-    shared, head, out = (*rows, R, s.G, N), (*rows, R, H, N), (*rows, H, P) if s.reduced else (*rows, R, H, P)
+    shared, head = (*rows, R, s.G, N), (W, s.sums, s.chunks, s.M, N)
+    out = (*rows, H, P) if s.reduced else (*rows, R, H, P)
     angles, weight, partial = (s.B, s.S, s.angle_heads, A), (H, R, P), (W, H, s.M // 8, P)
     shapes: dict[str, dict[str, tuple[Any, ...]]] = {
         BF16: {
@@ -39,6 +40,7 @@ def tensors(s: ScanShape) -> dict[str, tuple[tuple[Any, ...], str]]:
             "local": state, "entering": state, "final": state, "leaving": state, "first": state,
             "row_q": token, "row_k": token, "same": token, "diag": token, "dtheta": (*token, A),
             "edges": (W, H, -(-L // EDGE), 2, N), "p_psi": partial, "p_zeta": partial, "p_phi": partial, "p_d": (W, H),
+            "p_bias": (W, 2, H, R, N),
             "dadt": row, "ddt": row, "dtrap": row, "dangles": angles,
         },
         "int32": {"reset": (s.B, s.S)},
