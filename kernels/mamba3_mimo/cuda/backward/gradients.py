@@ -17,7 +17,7 @@ from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import gradients_lifted, groups
 from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, sums_of_thread
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, place_of_d, sums_of_thread
 from kernels.mamba3_mimo.cuda.backward.lifted_places import lifts
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
@@ -102,10 +102,11 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     dqh, dkh bf16 [B,sums,S/C,M,N], of each head or, in the lifted form, of `in_turn` heads together; dv, dz bf16; dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per
     token `row_q`, `row_k` = <q~, dq~>, <k~, dk~> with the share `diag` of the same step in both, and `same` = d/dgamma
     of the same step, fp32 [B,H,S]. y is linear in q~ and bilinear in k~ and x, so the first two are <g, y> and <x, dx>.
-    Partial sums over one super-chunk: `p_psi`, `p_zeta` (still without its factor phi), `p_phi` [B,H,M/8,P], one per
-    8 rows, `p_d` [B,H], and `p_bias` [B,2,H,R,N] of q's bias and k's. `edges`: see edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if
+    Partial sums over one super-chunk: `p_psi`, `p_zeta`, `p_phi` [B,H,M/8,P], one per 8 rows, and `p_heads`, of q's
+    bias, k's and D: see `place_of_d`. `edges`: see edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if
     reduced, otherwise dO is [B,S,R,H,P]; psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the
-    gradient of the state that enters the rows, only in the sequential schedule: else F2 reversed has it.
+    gradient of the state that enters the rows, only in the sequential schedule: else F2 reversed has it. `leaves`: 0
+    where nothing leaves, and `leaving` holds no numbers.
     """
     if lifts(s, v):
         return gradients_lifted.gradients(s, v)
@@ -120,7 +121,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     @takes(s, v, d_out="do")
     def b3_gradients(
         q, k, v_, z, d_out, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving, psiv,
-        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first, p_bias, in_turn: T.int32,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, edges, first, p_heads, in_turn: T.int32, leaves: T.int32,
     ):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
@@ -163,7 +164,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             tensors = groups.Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
             written = groups.Written(
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
-                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, p_bias=p_bias,
+                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_heads=p_heads,
                 first=first,
             )  # fmt: skip
             staged = groups.WalkStaging(
@@ -210,7 +211,10 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                     phi_s[r, p] = phi[h, r, p]
             if v.aggressive_smem_merge:
                 sink[0] = firsts(own)
-            T.copy(leaving[b, h, :, :], E)
+            if leaves > 0:
+                T.copy(leaving[b, h, :, :], E)
+            else:
+                T.clear(E)
             skip[0] = D[h]
             T.clear(psi_acc)
             if s.gated:
@@ -228,13 +232,13 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 T.copy(E, first[b, h, :, :])
             sums_out(psi_acc, p_psi, b, h)
             if s.gated:
-                sums_out(zeta_acc, p_zeta, b, h)
+                sums_out(zeta_acc, p_zeta, b, h, phi_s if s.reduced else None)
             if s.reduced:
                 sums_out(phi_acc, p_phi, b, h)
-            bias_out(bias, p_bias, b, h, tx)
+            bias_out(bias, p_heads, b, h, tx)
             T.reduce_sum(d_row, total, dim=0)
             for i in T.Parallel(1):
-                p_d[b, h] = total[i]
+                p_heads[b, *place_of_d(s, h)] = total[i]
             if v.aggressive_smem_merge:
                 sink[0] = firsts(own)
 

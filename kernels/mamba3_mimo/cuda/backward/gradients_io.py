@@ -177,18 +177,22 @@ def make_rows_out(s: ScanShape, sums: Sums, written: Written) -> Any:
 
 
 def make_sums_out(s: ScanShape) -> Any:
-    """Return macro(acc, out [B,H,M/8,P], b, h): write the sums over 8 rows of a fragment, in lanes 4 apart."""
-    M, P = s.M, s.P
+    """Return macro(acc, out [B,H,M/8,P], b, h, factor): write the sums over 8 rows of a fragment, in lanes 4 apart.
+
+    Times `factor` [R,P], if there is one.
+    """
+    M, P, C = s.M, s.P, s.C
     rows = fold_of(s)(M - 1) + 1
 
     @T.macro
-    def sums_out(acc, out, b, h):
+    def sums_out(acc, out, b, h, factor=None):
         for lanes in (4, 8, 16):
             for i, p in T.Parallel(rows, P):
                 acc[i, p] += T.shfl_xor(acc[i, p], lanes)
         for i, p in T.Parallel(rows, P):
             if i % 8 == 0:
-                out[b, h, i // 8 * (M // rows), p] = acc[i, p]
+                scale = 1.0 if factor is None else factor[i // 8 * (M // rows) * 8 // C, p]
+                out[b, h, i // 8 * (M // rows), p] = acc[i, p] * scale
                 if rows < M:
                     out[b, h, i // 8 * 2 + 1, p] = 0.0
 

@@ -69,13 +69,17 @@ def gradients(s: ScanShape, v: Variant) -> Any:
 
     @T.macro
     def heads(pace, written, sums_out, chunk, at, mine, given, b, i, tx):
-        q_bias, k_bias, psi, zeta, phi, D, leaving = given
+        q_bias, k_bias, psi, zeta, phi, D, leaving, leaves = given
         pace.begin(tx)
         for step in T.serial(pace.steps):  # of all heads: one loop, so that the compiler keeps descriptors where it should
             h = pace.head(step)
             if step % nc == 0:
                 weights(at, q_bias, k_bias, psi, zeta, phi, h)
-                hold(mine.E, leaving, b, h, tx)
+                if leaves > 0:
+                    hold(mine.E, leaving, b, h, tx)
+                else:
+                    for c in T.unroll(32):
+                        mine.E[c] = 0.0
                 mine.skip[0] = D[h]
                 for total in (mine.d, mine.psi, mine.zeta, mine.phi, mine.bias):
                     for c in T.unroll(total.shape[0]):
@@ -92,7 +96,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     @takes(s, v, d_out="do")
     def b3_gradients(
         q, k, v_, z, d_out, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving, psiv,
-        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, p_d, edges, first, p_bias, in_turn: T.int32,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, edges, first, p_heads, in_turn: T.int32, leaves: T.int32,
     ):  # fmt: skip
         with T.Kernel(s.sums, B, threads=threads_of(s, v)) as (i, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
@@ -131,7 +135,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             given = groups.Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
             written = groups.Written(
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
-                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_d=p_d, p_bias=p_bias,
+                edges=edges, p_psi=p_psi, p_zeta=p_zeta, p_phi=p_phi, p_heads=p_heads,
                 first=first,
             )  # fmt: skip
             start = io.make_start(s, v, loads, given, at, turns_held=True, copying=threads if roles else 0)
@@ -140,7 +144,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             chunk = make_chunk(s, v, loads, pace, written, at, mine, make_operands(s, at, group))
             sums_out = lifted_io.make_sums_out(s, at, mine, written, pace.meet)
 
-            given_head = (q_bias, k_bias, psi, zeta, phi, D, leaving)
+            given_head = (q_bias, k_bias, psi, zeta, phi, D, leaving, leaves)
             if roles:
                 if tx < threads:
                     T.set_max_nreg(computing_registers(s), 1)

@@ -45,8 +45,7 @@ class Written:
     p_psi: Buffer
     p_zeta: Buffer
     p_phi: Buffer
-    p_d: Buffer
-    p_bias: Buffer
+    p_heads: Buffer
     first: Buffer
 
 

@@ -77,6 +77,11 @@ def make_settled(v: Variant) -> Any:
     return settled
 
 
+def place_of_d(s: ScanShape, h: Any) -> tuple[Any, Any]:
+    """Return the row and column of D's gradient among a walk's sums: behind q's bias and k's, [2,H,R,N]."""
+    return 2 * s.H * s.R + h // s.N, h % s.N
+
+
 def blocks_of_warp(s: ScanShape, threads: int) -> int:
     """Return how many blocks of 8 columns a warp adds up."""
     return -(-s.N // (8 * threads // 32))
@@ -88,7 +93,7 @@ def sums_of_thread(s: ScanShape, threads: int) -> int:
 
 
 def make_bias_sums(s: ScanShape, threads: int) -> tuple[Any, Any]:
-    """Return macros add(sums, tile, at, which, tx) and out(sums, p_bias, b, h, tx).
+    """Return macros add(sums, tile, at, which, tx) and out(sums, p_heads, b, h, tx).
 
     `add`: the rows of a bf16 tile whose place [row, column] is tile[at(row, column)], of q (`which` 0) or k (1).
     The matrix unit adds: 16 rows of one rank, times a left operand of ones in row i, go to row i of a result [16,8] in
@@ -137,14 +142,15 @@ def make_bias_sums(s: ScanShape, threads: int) -> tuple[Any, Any]:
                     of_block(sums, tile, at, which, block, tx)
 
     @T.macro
-    def out(sums, p_bias, b, h, tx):
+    def out(sums, p_heads, b, h, tx):
         for result in tuple(range(sums_of_thread(s, threads) // 4)):
             for lower in (0, 1):
                 row = result * 16 + lower * 8 + tx % 32 // 4
                 if (row < rows) & (column(row // R % blocks, tx) < N):
                     for e in T.vectorized(2):
-                        p_bias[b, row // (blocks * R), h, row % R, column(row // R % blocks, tx) + tx % 4 * 2 + e] = (
-                            sums[result * 4 + lower * 2 + e]
-                        )
+                        p_heads[
+                            b, (row // (blocks * R) * s.H + h) * R + row % R,
+                            column(row // R % blocks, tx) + tx % 4 * 2 + e,
+                        ] = sums[result * 4 + lower * 2 + e]  # fmt: skip
 
     return add, out

@@ -10,7 +10,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Written
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, place_of_d
 from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkRegisters, WalkTiles, split_of
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
@@ -70,29 +70,30 @@ def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wri
     C, R, (groups, _, parts, _) = s.C, s.R, split_of(s)
     _, bias_out = make_bias_sums(s, groups * GROUP)
 
-    there = [(mine.psi, written.p_psi)]
-    there += [(mine.zeta, written.p_zeta)] if s.gated else []
-    there += [(mine.phi, written.p_phi)] if s.reduced else []
+    there = [(mine.psi, written.p_psi, None)]
+    there += [(mine.zeta, written.p_zeta, at.phi_s if s.reduced else None)] if s.gated else []
+    there += [(mine.phi, written.p_phi, None)] if s.reduced else []
 
     @T.macro
     def sums_out(b, h, tx):
         for lower in (0, 1):
             for r in T.unroll(R):
-                for acc, _ in there:
+                for acc, _, _ in there:
                     for lanes in (1, 2):
                         acc[r * 2 + lower] += T.shfl_xor(acc[r * 2 + lower], lanes)
                 # one partial sum for every 8 rows is wanted: here one lane has all of a rank
                 if tx % 4 < parts:
                     line, p = r * (C // 8) + column(tx, tx % 4, groups) // 8, row(tx, lower)
-                    for acc, out in there:
-                        out[b, h, line, p] = T.if_then_else(tx % 4 == 0, acc[r * 2 + lower], 0.0)
+                    for acc, out, factor in there:
+                        scale = 1.0 if factor is None else factor[p, r]
+                        out[b, h, line, p] = T.if_then_else(tx % 4 == 0, acc[r * 2 + lower] * scale, 0.0)
         for lanes in (16, 8, 4, 2, 1):
             mine.d[0] += T.shfl_xor(mine.d[0], lanes)
         if tx % 32 == 0:
             at.total_s[tx // 32] = mine.d[0]
         meet()
         if tx == 0:
-            written.p_d[b, h] = reduce(add, (at.total_s[warp] for warp in range(4 * groups)))
-        bias_out(mine.bias, written.p_bias, b, h, tx)
+            written.p_heads[b, *place_of_d(s, h)] = reduce(add, (at.total_s[warp] for warp in range(4 * groups)))
+        bias_out(mine.bias, written.p_heads, b, h, tx)
 
     return sums_out

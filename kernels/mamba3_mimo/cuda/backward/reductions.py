@@ -100,6 +100,6 @@ def sum_weights(s: ScanShape) -> Any:
     return column_sums(1 + s.gated + s.reduced, s.H * s.R, s.C // 8, s.P)
 
 
-def sum_biases(s: ScanShape) -> Any:
-    """B6: the walk's sums of the gradients of q's bias and of k's -> [1,2*H*R,N]."""
-    return column_sums(1, 2 * s.H * s.R, 1, s.N)
+def sum_heads(s: ScanShape) -> Any:
+    """B6: the walks' sums of the gradients of q's bias, of k's and of D -> [1,rows,N]: see head_sums.py."""
+    return column_sums(1, 2 * s.H * s.R + -(-s.H // s.N), 1, s.N)

@@ -143,7 +143,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
 
     o is [B,S,H,P], or [B,S,R,H,P] without phi. Also the state that enters every chunk, bf16 [B,H,S/C,N,P]. With
     `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential schedule also the state that leaves the last chunk,
-    `final` fp32 [B,H,N,P].
+    `final` fp32 [B,H,N,P]. `enters`: 0 where nothing enters, and `start` holds no numbers.
     """
     if lifts(s):
         return outputs_lifted.outputs(s, v)
@@ -162,7 +162,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
 
     @T.prim_func
     @takes(s, v)
-    def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final):
+    def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final,
+                   enters: T.int32):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             if N * P <= 64 * 64 and M == 64 and ahead <= 1:
@@ -203,7 +204,10 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     phi_s[r, p] = phi[h, r, p]
             if L == W:
                 fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, 0)
-            T.copy(entering[b, h, :, :], state)
+            if enters > 0:
+                T.copy(entering[b, h, :, :], state)
+            else:
+                T.clear(state)
             skip[0] = D[h]
             factor(psi_l, psi, h, tx)
             for u in T.unroll(part.units):

@@ -41,7 +41,8 @@ def outputs(s: ScanShape, v: Variant) -> Any:
 
     @T.prim_func
     @takes(s, v)
-    def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final):
+    def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final,
+                   enters: T.int32):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
             T.import_source(UNPACKED)
@@ -82,7 +83,11 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             if L == W:
                 fill(lc_s, sk_s, gm_s, read_s, write_s, lc, sk, gm, b, h, 0)
                 T.sync_threads()
-            read_state(state, entering, b, h, tx)
+            if enters > 0:
+                read_state(state, entering, b, h, tx)
+            else:
+                for c in T.unroll(N * P // 128):
+                    state[c] = 0.0
             skip[0] = D[h]
             prepare(entering_d, written_d, left_d, right_d, values_d, h_s, k_s, x_s, xw_s)
             for u in T.unroll(part.units):

@@ -36,19 +36,19 @@ KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
     "gradients": lambda s, v: gradients.gradients(s, v),
     "reduce_heads": lambda s, v: reductions.reduce_heads(s),
     "sum_weights": lambda s, v: reductions.sum_weights(s),
-    "sum_biases": lambda s, v: reductions.sum_biases(s),
+    "sum_heads": lambda s, v: reductions.sum_heads(s),
     "time_gradients": lambda s, v: time_gradients.time_gradients(s),
 }
 """Name -> builder of the TileLang program for (shape, variant)."""
 
 OF_WALKS = ("local_states", "outputs", "local_gradients", "gradients", "reduce_heads")
 """Kernels to which every super-chunk is a row."""
-OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", "sum_weights", "sum_biases")
+OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", "sum_weights", "sum_heads")
 """Kernels that do not depend on how long a super-chunk is."""
 
 OF_SIZES = (
     *("angle_sums", "tables", "decays", "pass_states", "pass_gradients"),
-    *("reduce_heads", "sum_weights", "sum_biases", "time_gradients"),
+    *("reduce_heads", "sum_weights", "sum_heads", "time_gradients"),
 )
 """Kernels of which no switch changes the program, but the schedule that of the decays; `fast_math` is an option of the
 compiler."""
@@ -170,7 +170,7 @@ def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[st
         },
         "backward": {
             "outputs": variant.remat, "local_gradients": parallel, "pass_gradients": parallel, "gradients": True,
-            "reduce_heads": True, "sum_weights": True, "sum_biases": True, "time_gradients": True,
+            "reduce_heads": True, "sum_weights": True, "sum_heads": True, "time_gradients": True,
         },
     }[direction]  # fmt: skip
     return tuple(name for name, does in launched.items() if does)

@@ -164,15 +164,16 @@ class Scan:
             states,
             *piece.of(pre[name] for name in ("psiv",) if name in pre),
             *(() if self.parallel else piece.of((final,))),
+            int(self.parallel or "entering" in self.t),
         )
         return out, states
 
     def _one(self, outside: Tensor | None) -> Tensor:
-        """Return what enters or leaves the one super-chunk of the sequential schedule, fp32 [B,H,N,P]."""
-        s = self.shape
-        if outside is None:
-            return torch.zeros(s.B, s.H, s.N, s.P, device=self.device)
-        return outside
+        """Return what enters or leaves the one super-chunk of the sequential schedule, fp32 [B,H,N,P].
+
+        Where there is nothing, memory that nobody reads.
+        """
+        return self.new("final") if outside is None else outside
 
     def _rows(self, walked: Tensor) -> Tensor:
         """Return a tensor [B*K,L,...] of tokens as [B,S,...]."""
@@ -226,7 +227,7 @@ class Scan:
             known = {"reset": pre["reset"], "sk": pre["sk"], "adt": self.t["adt"]}
             add_beyond(walked, self.shape, self.tokens, known | beyond._asdict())
         grads: Tensors = {name: walked[name] for name in ("q", "k", "v", "z", "entering") if name in walked}
-        grads |= {"D": walked["D"].sum(0)} | self._weight_gradients(walked) | self._bias_gradients(walked["biases"])
+        grads |= self._weight_gradients(walked) | self._head_gradients(walked["heads"])
         grads |= self._time_gradients(pre, walked)
         grads = {name: self._trimmed(name, grads[name]) for name in self.given}
         if self.halved:
@@ -260,17 +261,19 @@ class Scan:
     def _walk(self, pre: Tensors, do: Tensor, beyond: Beyond | None) -> Tensors:
         """Run the walk: gradients of q, k, v, z and the biases of q and k, and what the others are summed from."""
         s = self.shape
-        leaving, first = self._leaving(pre, do, self._behind(pre, beyond))
+        behind = self._behind(pre, beyond)
+        leaving, first = self._leaving(pre, do, behind)
+        given = do, leaving, int(self.parallel or behind is not None)
         walked: Tensors = {name: torch.empty_like(self.t[name]) for name in ("v", "z") if name in self.t}
         walked |= {name: self.new(name) for name in ("dtheta", "row_q", "row_k", "same", "diag")}
         walked["weights"] = self.empty(len(self._weights()), *self.sizes["p_psi"][0])
-        walked |= {"D": self.new("p_d"), "edges": self.new("edges")}
+        walked["edges"] = self.new("edges")
         if s.started and first is None:
             walked["entering"] = self.new("first")
-        walked["biases"] = self.new("p_bias")
+        walked["heads"] = self.new("p_heads")
         sums: Tensors = {name: torch.empty_like(self.t[name]) for name in ("q", "k")}
         for piece in pieces(s) if self.variant.remat else whole(s):
-            self._walk_piece(piece, pre, (do, leaving), walked, sums)
+            self._walk_piece(piece, pre, given, walked, sums)
         if s.started:
             walked["entering"] = walked["entering"] if first is None else first
             torch.unflatten(walked["edges"], 0, (s.B, s.K))[:, 0, :, 0] = edge(walked["entering"], self.t["entering"])
@@ -285,13 +288,13 @@ class Scan:
         return self._outputs(pre, torch.empty_like(pre["start"]), piece)[1]
 
     def _walk_piece(
-        self, piece: Piece, pre: Tensors, given: tuple[Tensor, Tensor], walked: Tensors, sums: Tensors
+        self, piece: Piece, pre: Tensors, given: tuple[Tensor, Tensor, int], walked: Tensors, sums: Tensors
     ) -> None:
         """Walk some walks: fill their parts of `walked`, in the kernel's order, and sum their heads' into `sums`.
 
-        `given` are the gradients of o and of what leaves the super-chunks.
+        `given` are the gradients of o and of what leaves the super-chunks, 0 if nothing does.
         """
-        do, leaving = given
+        do, leaving, leaves = given
         heads = {"q": self.new("dqh", piece), "k": self.new("dkh", piece)}
         self.run(
             "gradients",
@@ -303,6 +306,7 @@ class Scan:
             *heads.values(),
             *(part for name, made in walked.items() for part in piece.of(made if name == "weights" else (made,))),
             self.shape.in_turn,
+            leaves,
         )
         for name, grad in sums.items():
             self.run("reduce_heads", heads[name], *piece.of((grad,)))
@@ -312,17 +316,15 @@ class Scan:
         s, partial = self.shape, walked["weights"]
         sums = self.empty(partial.shape[0], s.H * s.R, s.P)
         self.run("sum_weights", partial.view(partial.shape[0], s.walks, -1, s.P), sums)
-        grads = dict(zip(self._weights(), sums.view(-1, s.H, s.R, s.P), strict=True))
-        if s.gated and s.reduced:
-            grads["zeta"] *= self.t["phi"]
-        return grads
+        return dict(zip(self._weights(), sums.view(-1, s.H, s.R, s.P), strict=True))
 
-    def _bias_gradients(self, partial: Tensor) -> Tensors:
-        """Return the gradients of the biases of q and k from the walks' sums."""
+    def _head_gradients(self, partial: Tensor) -> Tensors:
+        """Return the gradients of the biases of q and k and of D from the walks' sums."""
         s = self.shape
-        sums = self.empty(1, 2 * s.H * s.R, s.N)
-        self.run("sum_biases", partial.view(1, s.walks, -1, s.N), sums)
-        return dict(zip(("q_bias", "k_bias"), sums.view(2, s.H, s.R, s.N), strict=True))
+        sums = self.empty(*partial.shape[1:])
+        self.run("sum_heads", partial.unsqueeze(0), sums.unsqueeze(0))
+        biases = sums[: 2 * s.H * s.R].view(2, s.H, s.R, s.N)
+        return {"q_bias": biases[0], "k_bias": biases[1], "D": sums[2 * s.H * s.R :].flatten()[: s.H]}
 
     def _weights(self) -> tuple[str, ...]:
         """Return which of psi, zeta and phi are given."""
