@@ -31,7 +31,6 @@ from tests.kernels.tile_registers import (
     accumulate,
     from_registers,
     load_matrices,
-    multiply_in_warps,
     store_matrices,
 )
 
@@ -428,11 +427,6 @@ class Machine:
 
     def ptx_stmatrix(self, turned: bool, count: int, target: Pointer, *rest: Any) -> None:
         store_matrices(target, rest[:count], turned, self._chosen())
-
-    def ptx_mma(self, *rest: Any, **_: Any) -> None:
-        """Add the product of a warp's operands [16,16] and [16,8] to its accumulator [16,8]."""
-        a, a_first, b, b_first, c, c_first = rest[7:13]
-        multiply_in_warps(a, int(a_first), b, int(b_first), c, int(c_first), self._chosen())
 
     def ptx_wgmma_rs(self, form: str, depth_last: bool, *rest: Any) -> None:
         """Add a product to an accumulator at once; the hardware does so until the next wait."""

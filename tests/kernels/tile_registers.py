@@ -112,19 +112,6 @@ def from_registers(a: Any, first: int, threads: Any) -> Any:
     return left.transpose(0, 1, 5, 2, 4, 3, 6).reshape(groups, 64, 16)
 
 
-def multiply_in_warps(a: Any, a_first: int, b: Any, b_first: int, c: Any, c_first: int, active: Any) -> None:
-    """c += a b of every warp, whose threads hold [16,16], [16,8] and [16,8] as for an m16n8k16 product.
-
-    Thread t holds rows t // 4 and 8 below of a and c, columns 2 * (t % 4) and the next of every 8; of b rows
-    2 * (t % 4), the next, and both 8 below, of column t // 4.
-    """
-    chosen = np.flatnonzero(active)
-    left = a[chosen, a_first : a_first + 8].reshape(-1, 8, 4, 2, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 16)
-    right = b[chosen, b_first : b_first + 4].reshape(-1, 8, 4, 2, 2).transpose(0, 3, 2, 4, 1).reshape(-1, 16, 8)
-    added = (left @ right).reshape(-1, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(-1, 4)
-    c[chosen, c_first : c_first + 4] += added
-
-
 def accumulate(c: Any, first: int, threads: Any, product: Any, *, keep: bool) -> None:
     """Add products [groups, 64, n] to the registers of the threads, or replace them; order as in `from_registers`."""
     groups, width = threads.size // 128, product.shape[-1]

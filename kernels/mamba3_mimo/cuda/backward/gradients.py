@@ -17,7 +17,7 @@ from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import gradients_lifted, groups
 from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, place_of_d, sums_of_thread
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, place_of_d
 from kernels.mamba3_mimo.cuda.backward.lifted_places import lifts
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
@@ -114,7 +114,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     threads, loads = io.threads_of(s), make_loads(s, v)
     turning, depth = tiles.spread(s, threads).angles, A // 4
     across, along, sums_out = io.columns_of(s, M), io.columns_of(s, N), io.make_sums_out(s)
-    (_, stored), (_, bias_out) = make_store(v), make_bias_sums(s, threads)
+    (_, stored), (_, bias_out) = make_store(v), make_bias_sums(s)
     x_rows, sum_rows = io.x_slots(v, loads) * M, io.fold_of(s)(M - 1) + 1
 
     @T.prim_func
@@ -158,7 +158,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             d_row = T.alloc_fragment((M,), F32)
             total, skip = T.alloc_fragment((1,), F32), T.alloc_local((1,), F32)
             psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sum_rows, P), F32) for _ in range(3))
-            bias = T.alloc_local((sums_of_thread(s, threads),), F32)
+            dq_bias, dk_bias = T.alloc_fragment((R, N), F32), T.alloc_fragment((R, N), F32)
             swizzled = (q_raw, k_raw) if loads.two_d else ()
             T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (*swizzled, v_s, z_s, do_s)})
             tensors = groups.Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
@@ -181,7 +181,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             acc = groups.Products(E=E, score=score, dscore=dscore, y=y, dn=dn, dk=dk, g=g, gw=gw, dgate=dgate)
             sums = groups.Sums(
                 row_s=row_s, row=row, part_row=part_row, line_s=line_s, line=line, part_line=part_line, same_s=same_s,
-                dsame_s=dsame_s, d_row=d_row, psi_acc=psi_acc, zeta_acc=zeta_acc, phi_acc=phi_acc, bias=bias,
+                dsame_s=dsame_s, d_row=d_row, psi_acc=psi_acc, zeta_acc=zeta_acc, phi_acc=phi_acc,
+                q_bias=dq_bias, k_bias=dk_bias,
             )  # fmt: skip
             rotation = groups.Rotation(cos=cos, sin=sin, turn=turn, turn_s=turn_s)
             sink = T.alloc_local((1,), F32)
@@ -222,8 +223,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             if s.reduced:
                 T.clear(phi_acc)
             T.clear(d_row)
-            for c in T.unroll(bias.shape[0]):
-                bias[c] = 0.0
+            T.clear(dq_bias)
+            T.clear(dk_bias)
             T.sync_threads()
             for n in T.serial(nc):
                 chunk(b, h, last - n * C, n, nc, tx)
@@ -235,7 +236,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 sums_out(zeta_acc, p_zeta, b, h, phi_s if s.reduced else None)
             if s.reduced:
                 sums_out(phi_acc, p_phi, b, h)
-            bias_out(bias, p_heads, b, h, tx)
+            bias_out(dq_bias, p_heads, 0, b, h)
+            bias_out(dk_bias, p_heads, 1, b, h)
             T.reduce_sum(d_row, total, dim=0)
             for i in T.Parallel(1):
                 p_heads[b, *place_of_d(s, h)] = total[i]

@@ -41,7 +41,7 @@ def make_chunk(
     edge, edge_out = make_edge(s, io.columns_of(s, N), staged, acc, sums)
     turn_out, rows_out = parts.make_turn_out(s, threads), io.make_rows_out(s, sums, written)
     store, stored = make_store(v)
-    bias_sum, _ = make_bias_sums(s, threads)
+    bias_sum, _ = make_bias_sums(s)
     dq_ranks = T.view(written.dqh, [*written.dqh.shape[:3], R, C, N])
 
     @T.macro
@@ -89,7 +89,7 @@ def make_chunk(
         T.sync_threads()
         for cols in loads.columns():
             store(ranks_of(staged.q_raw, C)[loads.ranks(n), :, cols], dq_ranks[b, h, t0 // C, :, :, cols])
-        bias_sum(sums.bias, staged.q_raw, lambda line, column: loads.at(n, line, column), 0, tx)
+        bias_sum(sums.q_bias, staged.q_raw, lambda line, column: loads.at(n, line, column))
         T.copy(acc.dk, ops.q_s)
         values(held)
         if loads.ahead > 0:
@@ -111,7 +111,7 @@ def make_chunk(
         T.sync_threads()
         for cols in panels(N, split):
             store(ops.q_s[:, cols], written.dkh[b, h, t0 // C, :, cols])
-        bias_sum(sums.bias, ops.q_s, lambda line, column: (line, column), 1, tx)
+        bias_sum(sums.k_bias, ops.q_s, lambda line, column: (line, column))
         for c, j in T.Parallel(C, A):
             written.dtheta[b, h, t0 + c, j] = rank_sum(rotation.turn_s, c, j, R, C)
         if loads.ahead == 0:

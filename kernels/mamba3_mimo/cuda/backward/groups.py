@@ -153,8 +153,9 @@ class Sums:
     """fp32 [rows,P]: partial sums of the gradient of psi; zeta_acc, phi_acc likewise."""
     zeta_acc: Buffer
     phi_acc: Buffer
-    bias: Buffer
-    """Of each thread: sums of the gradients of the biases, see head_sums.py."""
+    q_bias: Buffer
+    """fp32 [R,N]: the gradient of the bias; k_bias likewise."""
+    k_bias: Buffer
 
 
 @dataclass(frozen=True, kw_only=True)

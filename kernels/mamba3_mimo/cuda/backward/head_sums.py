@@ -82,75 +82,23 @@ def place_of_d(s: ScanShape, h: Any) -> tuple[Any, Any]:
     return 2 * s.H * s.R + h // s.N, h % s.N
 
 
-def blocks_of_warp(s: ScanShape, threads: int) -> int:
-    """Return how many blocks of 8 columns a warp adds up."""
-    return -(-s.N // (8 * threads // 32))
+def make_bias_sums(s: ScanShape) -> tuple[Any, Any]:
+    """Return macros add(sums, tile, at) and out(sums, p_heads, which, b, h), for fp32 fragments [R,N].
 
-
-def sums_of_thread(s: ScanShape, threads: int) -> int:
-    """Return how many fp32 sums a thread has: 4 for every 16 rows of results."""
-    return -(-2 * blocks_of_warp(s, threads) * s.R // 16) * 4
-
-
-def make_bias_sums(s: ScanShape, threads: int) -> tuple[Any, Any]:
-    """Return macros add(sums, tile, at, which, tx) and out(sums, p_heads, b, h, tx).
-
-    `add`: the rows of a bf16 tile whose place [row, column] is tile[at(row, column)], of q (`which` 0) or k (1).
-    The matrix unit adds: 16 rows of one rank, times a left operand of ones in row i, go to row i of a result [16,8] in
-    4 registers. A warp has `blocks` blocks of 8 columns; rows of its results: (tensor, block, rank).
+    `add`: the rows of a bf16 tile over the tokens of each rank; tile[at(row, column)] is an element. `out`: the sums of
+    a walk, of q (`which` 0) or k (1).
     """
-    R, C, M, N, warps, blocks = s.R, s.C, s.M, s.N, threads // 32, blocks_of_warp(s, threads)
-    rows = 2 * blocks * R
-
-    def column(block: Any, tx: Any) -> Any:
-        return (tx // 32 * blocks + block) * 8
+    R, C, N = s.R, s.C, s.N
 
     @T.macro
-    def summed(sums, right, step, which, block, tx):
-        ones = T.alloc_local((8,), BF16)
-        result = (which * blocks + block) * R + step * 16 // C
-        for half in (0, 1):
-            row = (which * blocks + block) * R + (step * 16 + half * 8) // C
-            for lower in (0, 1):
-                for e in T.vectorized(2):
-                    ones[half * 4 + lower * 2 + e] = bf16(
-                        T.if_then_else(tx % 32 // 4 == row % 8, 1.0, 0.0) if row % 16 // 8 == lower else 0.0
-                    )
-        T.ptx_mma(
-            F32, "m16n8k16", "row", "col", "bf16", "bf16", "fp32", ones.data, 0, right.data, step % 2 * 4,
-            sums.data, result // 16 * 4, T.bool(False),
-        )  # fmt: skip
+    def add(sums, tile, at):
+        for r, n in T.Parallel(R, N):
+            for c in T.serial(C):
+                sums[r, n] += f32(tile[at(r * C + c, n)])
 
     @T.macro
-    def of_block(sums, tile, at, which, block, tx):
-        right = T.alloc_local((8,), BF16)
-        for pair in tuple(range(M // 32)):
-            source = tile[at(pair * 32 + tx % 32, column(block, tx))]
-            T.ptx_ldmatrix(
-                T.bool(True), 4, T.access_ptr(source, "r", extent=8), T.access_ptr(right[0], "w", extent=8)
-            )  # fmt: skip
-            for step in (0, 1):
-                summed(sums, right, pair * 2 + step, which, block, tx)
-
-    @T.macro
-    def add(sums, tile, at, which, tx):
-        for block in tuple(range(blocks)):
-            if warps * blocks * 8 == N:
-                of_block(sums, tile, at, which, block, tx)
-            else:
-                if column(block, tx) < N:
-                    of_block(sums, tile, at, which, block, tx)
-
-    @T.macro
-    def out(sums, p_heads, b, h, tx):
-        for result in tuple(range(sums_of_thread(s, threads) // 4)):
-            for lower in (0, 1):
-                row = result * 16 + lower * 8 + tx % 32 // 4
-                if (row < rows) & (column(row // R % blocks, tx) < N):
-                    for e in T.vectorized(2):
-                        p_heads[
-                            b, (row // (blocks * R) * s.H + h) * R + row % R,
-                            column(row // R % blocks, tx) + tx % 4 * 2 + e,
-                        ] = sums[result * 4 + lower * 2 + e]  # fmt: skip
+    def out(sums, p_heads, which, b, h):
+        for r, n in T.Parallel(R, N):
+            p_heads[b, (which * s.H + h) * R + r, n] = sums[r, n]
 
     return add, out

@@ -14,7 +14,7 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
 from kernels.mamba3_mimo.cuda.backward.groups import Written
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, make_keep
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_keep
 from kernels.mamba3_mimo.cuda.backward.lifted_pace import Pace, computing
 from kernels.mamba3_mimo.cuda.backward.lifted_places import (
     WalkOperands,
@@ -111,6 +111,7 @@ def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: Pace, at: WalkTile
             take_turned(mine.z, at.z_s, one * C, parts, groups, tx)
         take_turned(mine.do, at.do_s, one * (C if s.reduced else M), parts if s.reduced else blocks, groups, tx)
         stored()  # what the chunk before wrote: dq_s, dk_s and v_s may change
+        end_batch(0, mine.q_bias, mine.k_bias)
         met()
 
     return before
@@ -246,10 +247,6 @@ def make_inputs(
     rows, rows_out = lifted_io.make_rows_out(s, at, mine, written)
     turns, turns_out = lifted_io.make_turns_out(s, at, mine, written)
     (store, _), met, keep = make_store(v), make_met(pace), make_keep(s, v, computing(s))
-    bias_sum, _ = make_bias_sums(s, computing(s))
-
-    def of_tile(line: Any, column: Any) -> tuple[Any, Any]:
-        return line, column
 
     @T.macro
     def queries(b, h, t0, n, tx):
@@ -279,8 +276,8 @@ def make_inputs(
         met()  # nobody reads x_s any more, where dk_s may lie
         keep(at.dq_s, written.dqh, b, i, t0 // C, n < s.chunks)
         store(at.v_s[held * C : (held + 1) * C, :], written.dv[b, t0 : t0 + C, h, :])
-        bias_sum(mine.bias, at.dq_s, of_tile, 0, tx)
-        end_batch(0, mine.dk)
+        lifted.product(mine.q_bias, by.dq_states, by.q_ranks, 8, M, False)
+        end_batch(1, mine.dk)
         turned_back(mine.dk, at.k_s, mine.turn, at.cs_s, held * depth, tx)
         narrowed(mine.wide, mine.dk)
         put(at.dk_s, mine.wide, 8, groups, tx)
@@ -288,7 +285,7 @@ def make_inputs(
         rows_out(b, h, t0)
         met()
         keep(at.dk_s, written.dkh, b, i, t0 // C, n < s.chunks)
-        bias_sum(mine.bias, at.dk_s, of_tile, 1, tx)
+        lifted.product(mine.k_bias, by.dk_states, by.k_ranks, 8, M, False)
         turns_out(b, h, t0)
 
     return inputs

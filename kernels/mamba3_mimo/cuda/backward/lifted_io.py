@@ -10,11 +10,12 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Written
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, place_of_d
-from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkRegisters, WalkTiles, split_of
+from kernels.mamba3_mimo.cuda.backward.head_sums import place_of_d
+from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkRegisters, WalkTiles, ranks_together, split_of
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, row, scatter_sums
+from kernels.mamba3_mimo.cuda.pieces.products import end_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import rank_sum, row_sum
 
 
@@ -68,11 +69,23 @@ def make_turns_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wr
 def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written, meet: Any) -> Any:
     """Return macro(b, h, tx): write the partial sums of the walk."""
     C, R, (groups, _, parts, _) = s.C, s.R, split_of(s)
-    _, bias_out = make_bias_sums(s, groups * GROUP)
 
     there = [(mine.psi, written.p_psi, None)]
     there += [(mine.zeta, written.p_zeta, at.phi_s if s.reduced else None)] if s.gated else []
     there += [(mine.phi, written.p_phi, None)] if s.reduced else []
+
+    @T.macro
+    def bias_out(sums, first, which, b, h, tx):
+        for lower in (0, 1):
+            for e in (0, 1):
+                rank, state = tx % 4 * 2 + e - first, tx // GROUP * 64 + row(tx, lower)
+                if (rank >= 0) & (rank < R):
+                    written.p_heads[b, (which * s.H + h) * R + rank, state] = sums[lower * 2 + e]
+
+    @T.macro
+    def biases_out(b, h, tx):
+        bias_out(mine.q_bias, 0, 0, b, h, tx)
+        bias_out(mine.k_bias, R if ranks_together(s) else 0, 1, b, h, tx)
 
     @T.macro
     def sums_out(b, h, tx):
@@ -94,6 +107,7 @@ def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wri
         meet()
         if tx == 0:
             written.p_heads[b, *place_of_d(s, h)] = reduce(add, (at.total_s[warp] for warp in range(4 * groups)))
-        bias_out(mine.bias, written.p_heads, b, h, tx)
+        end_batch(0, mine.q_bias, mine.k_bias)
+        biases_out(b, h, tx)
 
     return sums_out

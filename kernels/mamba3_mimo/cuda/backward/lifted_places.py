@@ -12,7 +12,6 @@ import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward.groups import Buffer
-from kernels.mamba3_mimo.cuda.backward.head_sums import sums_of_thread
 from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE, SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -69,12 +68,18 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
     )
 
 
+def ranks_together(s: ScanShape) -> bool:
+    """Return whether the ranks of q and of k are the 8 columns of one product."""
+    return 2 * s.R <= 8
+
+
 def shared_bytes(s: ScanShape, v: Variant) -> int:
     """Return the bytes of shared memory of a block."""
     C, M, N, P, R, A, two = s.C, s.M, s.N, s.P, s.R, s.A, s.N > 64
     slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
     halves = (2 * slots + 2 + 2 * two) * M * N + (slots + 1) * N * P + (4 + 2 * two) * 64 * 64
     halves += C * P * (held + slots * s.gated) + slots * (C if s.reduced else M) * P + held * A * C * 2 + 2 * R * N
+    halves += 8 * 64 * (1 + ranks_together(s))
     words = M * (A + 8) + 3 * held * C + 2 * M + 8 * C + 8 * N + 8 + P * R * (1 + 2 * s.gated + s.reduced)
     return 2 * halves + 4 * words
 
@@ -181,6 +186,8 @@ class WalkTiles:
     half_zeta_s: Buffer
     zeta_s: Buffer
     phi_s: Buffer
+    ranks_s: Buffer
+    """[8 tensors,64]: row i of q's, then of k's, is 1 at the rows of a tile that have rank i (k: with q's before)."""
     bar: Buffer
     """The barriers that the copies report to."""
 
@@ -188,6 +195,7 @@ class WalkTiles:
 def annotate_tiles(at: WalkTiles, loads: Loads) -> None:
     """Lay out the tiles that the matrix unit and bulk copies touch."""
     swizzled = [at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s, at.h_s, at.v_s, at.z_s, at.do_s]
+    swizzled += [at.ranks_s]
     swizzled += [] if at.gw_s is None else [at.gw_s, at.mixt_s, at.dq_s, at.dk_s]
     swizzled += [at.q_raw, at.k_raw] if loads.two_d else []
     T.annotate_layout({tile: make_swizzled_layout(tile) for tile in swizzled})
@@ -236,8 +244,10 @@ class WalkRegisters:
     d: Buffer
     """[1]: the gradient of D; skip is D."""
     skip: Buffer
-    bias: Buffer
-    """Sums over the walk of the gradients of the biases, see head_sums.py."""
+    q_bias: Buffer
+    """[4] of [N,8]: sums over the walk of the gradients of q's bias, by rank, and behind them, where there is room, of
+    k's: k_bias is the same then."""
+    k_bias: Buffer
     cos: Buffer
     """fp16: of the row that the thread turns; sin likewise."""
     sin: Buffer
@@ -254,7 +264,7 @@ def make_registers(s: ScanShape) -> WalkRegisters:
     def narrow(size: int) -> Buffer:
         return T.alloc_local((size,), BF16)
 
-    dk = fp32(32)
+    dk, q_bias = fp32(32), fp32(4)
     return WalkRegisters(
         E=fp32(32), dn=fp32(32), dk=dk, y=fp32(blocks * 4), dx=fp32(blocks * 4),
         score=dk if groups == 1 else fp32(blocks * 4), wide=narrow(32), left=narrow(blocks * 4), g=narrow(blocks * 4),
@@ -262,7 +272,8 @@ def make_registers(s: ScanShape) -> WalkRegisters:
         do=narrow(parts * 4 if s.reduced else blocks * 4), out=narrow(parts * 4), ranks=fp32(parts * 4),
         w=fp32(parts * 4), scale=fp32(parts * 2), rows=fp32(parts * 4), turn=fp32(angles * 4),
         own=fp32(2 // groups * R), d_own=fp32(2 // groups * R), ends=fp32(2), psi=fp32(2 * R), zeta=fp32(2 * R),
-        phi=fp32(2 * R), d=fp32(1), skip=fp32(1), bias=fp32(sums_of_thread(s, groups * GROUP)),
+        phi=fp32(2 * R), d=fp32(1), skip=fp32(1), q_bias=q_bias,
+        k_bias=q_bias if ranks_together(s) else fp32(4),
         cos=T.alloc_local((turning,), F16), sin=T.alloc_local((turning,), F16),
     )  # fmt: skip
 
@@ -293,6 +304,12 @@ class WalkOperands:
     k_states: Operand
     e_states: Operand
     h_states: Operand
+    dq_states: Operand
+    """The group's states of the gradients of q, as rows of the product; dk_states likewise."""
+    dk_states: Operand
+    q_ranks: Operand
+    """Which rows of a tile have which rank, as columns of the product; k_ranks likewise."""
+    k_ranks: Operand
 
 
 def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
@@ -306,6 +323,8 @@ def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
         return desc
 
     q, k, x, g, e, mix, dmix = map(described, (at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s))
+    dq, dk = (g, x) if groups == 1 else (described(at.dq_s), described(at.dk_s))
+    ranks = described(at.ranks_s)
     spread = (at.q_s, at.k_s, at.x_s, at.mix_s, at.h_s)
     q_o, k_o, x_o, mix_o, h_o = (
         (q, k, x, mix, described(at.h_s)) if groups == 1 else [described(tile, groups) for tile in spread]
@@ -318,5 +337,6 @@ def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
         mix_rows=Operand(mix_o, True, mine),
         mixt_rows=Operand(mix, False) if groups == 1 else Operand(described(at.mixt_s, groups), True, mine),
         q_states=Operand(q, False, panel), k_states=Operand(k, False, panel), e_states=Operand(e, False, panel),
-        h_states=Operand(h_o, True, mine),
+        h_states=Operand(h_o, True, mine), dq_states=Operand(dq, False, panel), dk_states=Operand(dk, False, panel),
+        q_ranks=Operand(ranks, True), k_ranks=Operand(ranks, True, ranks_together(s) * (8 * LINE >> 4)),
     )  # fmt: skip
