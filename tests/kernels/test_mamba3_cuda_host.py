@@ -9,7 +9,6 @@ pytest.importorskip("tilelang")
 
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs
-from kernels.mamba3_mimo.cuda.backward.reductions import head_block
 from kernels.mamba3_mimo.cuda.forward.prefix import lanes_for
 from kernels.mamba3_mimo.cuda.host import piece, scan
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
@@ -177,12 +176,6 @@ def test_edges_cover_the_sequence_at_the_distance_of_a_warp():
     assert tensors(replace(SHAPE, S=32, L=16))["edges"][0] == (4, 4, 1, 2, 64)
 
 
-@pytest.mark.parametrize("state_size", STATE_SIZES)
-def test_a_block_that_reduces_heads_holds_whole_rows(state_size):
-    shape = replace(SHAPE, N=state_size)
-    assert head_block(shape) * state_size == 8192
-
-
 def test_the_default_variant_runs_the_reference_shape():
     assert refusal(Variant(), SHAPE) is None
 
@@ -225,27 +218,18 @@ def test_the_default_variant_runs_the_reference_shape():
             "32 rows in a chunk and pipeline_stages 0, which takes two warp groups",
         ),
         (Variant(), replace(SHAPE, N=32, P=128, R=2), "rank 2 with N = 32, P = 128 and chunk_size 16; allowed: chunk_"),
-        (
-            Variant(warp_specialize=True, chunk_size=8),
-            replace(SHAPE, R=8, C=8),
-            "warp_specialize with rank 8; allowed: 1, 2, 4",
-        ),
-        (
-            Variant(warp_specialize=True, superchunk=32),
-            replace(SHAPE, L=32),
-            "warp_specialize with 2 chunks in a super-chunk",
-        ),
+        (Variant(warp_specialize=True), replace(SHAPE, P=128), "warp_specialize with state size 64, head width 128 and"),
+        (Variant(warp_specialize=True, pipeline_stages=0), SHAPE, "the warp group that copies runs at least one chunk"),
+        (Variant(warp_specialize=True, psiv_cache=True), SHAPE, "psiv_cache True.*; allowed: what the lifted form"),
+        (Variant(heads_in_turn=3), SHAPE, "heads_in_turn is 3; allowed: 0, 1, 2, 4"),
+        (Variant(heads_in_turn=2), replace(SHAPE, in_turn=2, P=128), "heads_in_turn is 2 with state size 64, head width"),
+        (Variant(heads_in_turn=4), replace(SHAPE, in_turn=4, H=6), "heads_in_turn is 4 with 6 heads in a group"),
         (
             Variant(pipeline_stages=2, chunk_size=8),
             replace(SHAPE, N=128, C=8),
             "pipeline_stages is 2 with P = 64, 32 rows and two warp groups; allowed: 0, 1",
         ),
-        (
-            Variant(warp_specialize=True),
-            replace(SHAPE, B=8, S=65536, H=64),
-            r"warp_specialize with B \* S \* H \* P = 2147483648; allowed: 2146435072, since",
-        ),
-        (Variant(warp_specialize=True, tma=False), SHAPE, "warp_specialize with tma off: the two warp groups wait for"),
+        (Variant(warp_specialize=True, tma=False), SHAPE, "warp_specialize with tma off: a warp group of its own issues"),
     ],
 )
 def test_what_no_kernel_does_is_refused_with_what_is_allowed(variant, shape, reason):

@@ -38,7 +38,7 @@ SIZES = {"B": 1, "S": 256, "H": 2, "G": 1, "N": 64, "P": 64, "R": 4, "A": 16, "C
         ({}, {"pipeline_stages": 2}, False),
         ({}, {"psiv_cache": True}, False),
         ({}, {"aggressive_smem_merge": True}, False),
-        ({}, {"warp_specialize": True}, False),
+        ({}, {"warp_specialize": True}, True),
     ],
 )
 def test_form_is_taken_where_it_fits(sizes, switches, lifted):

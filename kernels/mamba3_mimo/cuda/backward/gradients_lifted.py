@@ -25,7 +25,6 @@ from kernels.mamba3_mimo.cuda.backward.lifted_places import (
     groups_of,
     make_operands,
     make_registers,
-    ranks_together,
 )
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
@@ -33,7 +32,7 @@ from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, row
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:
@@ -72,8 +71,6 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     def heads(pace, written, sums_out, chunk, at, mine, given, b, i, tx):
         q_bias, k_bias, psi, zeta, phi, D, leaving, leaves = given
         pace.begin(tx)
-        for which, line in T.Parallel(at.ranks_s.shape[0], 64):
-            at.ranks_s[which, line] = bf16(T.if_then_else(line // C == which % 8 - which // 8 * R, 1.0, 0.0))
         for step in T.serial(pace.steps):  # of all heads: one loop, so that the compiler keeps descriptors where it should
             h = pace.head(step)
             if step % nc == 0:
@@ -126,13 +123,12 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             line_s, total_s = T.alloc_shared((4, 2, N), F32), T.alloc_shared((threads // 32,), F32)
             qb_s, kb_s = T.alloc_shared((1, R, N), BF16), T.alloc_shared((1, R, N), BF16)
             psi_s, half_zeta_s, zeta_s, phi_s = (T.alloc_shared((P, R), F32) for _ in range(4))
-            ranks_s = T.alloc_shared((8 * (1 + ranks_together(s)), 64), BF16)
             at = WalkTiles(
                 q_raw=q_raw, k_raw=k_raw, q_s=q_s, k_s=k_s, x_s=x_s, g_s=g_s, gw_s=gw_s, e_s=e_s, mix_s=mix_s,
                 mixt_s=mixt_s, dmix_s=dmix_s, h_s=h_s, dq_s=dq_s, dk_s=dk_s, v_s=v_s, z_s=z_s, do_s=do_s, cs_s=cs_s,
                 scalar_s=scalar_s, turn_s=turn_s, row_s=row_s, sum_s=sum_s, line_s=line_s, total_s=total_s,
                 q_bias_s=qb_s, k_bias_s=kb_s, psi_s=psi_s, half_zeta_s=half_zeta_s, zeta_s=zeta_s, phi_s=phi_s,
-                ranks_s=ranks_s, bar=bar,
+                bar=bar,
             )  # fmt: skip
             annotate_tiles(at, loads)
             mine, tx = make_registers(s), T.get_thread_binding()

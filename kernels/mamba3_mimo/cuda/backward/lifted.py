@@ -308,6 +308,22 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     return weights, spread, gate, values
 
 
+def make_ranks(s: ScanShape) -> Any:
+    """Return macro(tile, tx): 16 rows of it, which are 1 at the rows of another tile that have one rank, else 0.
+
+    Row i is that of rank i, row 8 + i of rank i - R: with q's ranks before them the columns of one product.
+    """
+
+    @T.macro
+    def ranks(tile, tx):
+        if tx < GROUP:
+            which, first = tx // 8, tx % 8 * 8  # of 8 columns, which have the same rank
+            for e in T.vectorized(8):
+                tile[which, first + e] = bf16(T.if_then_else(first // s.C == which % 8 - which // 8 * s.R, 1.0, 0.0))
+
+    return ranks
+
+
 def make_turned_back(s: ScanShape) -> Any:
     """Return macro(grad [32], tile_s [M,N], turn, cs_s, first, tx): undo the rotation, in registers.
 

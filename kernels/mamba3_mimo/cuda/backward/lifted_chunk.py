@@ -243,7 +243,7 @@ def make_inputs(
     """
     C, M, P, depth, (groups, _, parts, _) = s.C, s.M, s.P, s.A // 4, split_of(s)
     scales, (*_, values) = lifted.make_scales(s), lifted.make_gate(s)
-    turned_back, (_, edge_out) = lifted.make_turned_back(s), lifted.make_edge(s)
+    turned_back, ranks, (_, edge_out) = lifted.make_turned_back(s), lifted.make_ranks(s), lifted.make_edge(s)
     rows, rows_out = lifted_io.make_rows_out(s, at, mine, written)
     turns, turns_out = lifted_io.make_turns_out(s, at, mine, written)
     (store, _), met, keep = make_store(v), make_met(pace), make_keep(s, v, computing(s))
@@ -273,6 +273,7 @@ def make_inputs(
         narrowed(mine.out, mine.ranks)
         put_turned(at.v_s, held * C, mine.out, parts, groups, tx)
         rows(tx)
+        ranks(at.mix_s, tx)
         met()  # nobody reads x_s any more, where dk_s may lie
         keep(at.dq_s, written.dqh, b, i, t0 // C, n < s.chunks)
         store(at.v_s[held * C : (held + 1) * C, :], written.dv[b, t0 : t0 + C, h, :])

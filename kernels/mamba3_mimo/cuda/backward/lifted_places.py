@@ -79,7 +79,6 @@ def shared_bytes(s: ScanShape, v: Variant) -> int:
     slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
     halves = (2 * slots + 2 + 2 * two) * M * N + (slots + 1) * N * P + (4 + 2 * two) * 64 * 64
     halves += C * P * (held + slots * s.gated) + slots * (C if s.reduced else M) * P + held * A * C * 2 + 2 * R * N
-    halves += 8 * 64 * (1 + ranks_together(s))
     words = M * (A + 8) + 3 * held * C + 2 * M + 8 * C + 8 * N + 8 + P * R * (1 + 2 * s.gated + s.reduced)
     return 2 * halves + 4 * words
 
@@ -150,7 +149,8 @@ class WalkTiles:
     e_s: Buffer
     """[P,N]: E, in the columns of `panel_column`."""
     mix_s: Buffer
-    """[M,M]: the weighted scores; mixt_s, with two groups, the same turned; dmix_s their gradients, weighted too."""
+    """[M,M]: the weighted scores, in the end what `make_ranks` writes; mixt_s, with two groups, the same turned; dmix_s
+    their gradients, weighted too."""
     mixt_s: Buffer
     dmix_s: Buffer
     h_s: Buffer
@@ -186,8 +186,6 @@ class WalkTiles:
     half_zeta_s: Buffer
     zeta_s: Buffer
     phi_s: Buffer
-    ranks_s: Buffer
-    """[8 tensors,64]: row i of q's, then of k's, is 1 at the rows of a tile that have rank i (k: with q's before)."""
     bar: Buffer
     """The barriers that the copies report to."""
 
@@ -195,7 +193,6 @@ class WalkTiles:
 def annotate_tiles(at: WalkTiles, loads: Loads) -> None:
     """Lay out the tiles that the matrix unit and bulk copies touch."""
     swizzled = [at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s, at.h_s, at.v_s, at.z_s, at.do_s]
-    swizzled += [at.ranks_s]
     swizzled += [] if at.gw_s is None else [at.gw_s, at.mixt_s, at.dq_s, at.dk_s]
     swizzled += [at.q_raw, at.k_raw] if loads.two_d else []
     T.annotate_layout({tile: make_swizzled_layout(tile) for tile in swizzled})
@@ -324,7 +321,6 @@ def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
 
     q, k, x, g, e, mix, dmix = map(described, (at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s))
     dq, dk = (g, x) if groups == 1 else (described(at.dq_s), described(at.dk_s))
-    ranks = described(at.ranks_s)
     spread = (at.q_s, at.k_s, at.x_s, at.mix_s, at.h_s)
     q_o, k_o, x_o, mix_o, h_o = (
         (q, k, x, mix, described(at.h_s)) if groups == 1 else [described(tile, groups) for tile in spread]
@@ -338,5 +334,5 @@ def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
         mixt_rows=Operand(mix, False) if groups == 1 else Operand(described(at.mixt_s, groups), True, mine),
         q_states=Operand(q, False, panel), k_states=Operand(k, False, panel), e_states=Operand(e, False, panel),
         h_states=Operand(h_o, True, mine), dq_states=Operand(dq, False, panel), dk_states=Operand(dk, False, panel),
-        q_ranks=Operand(ranks, True), k_ranks=Operand(ranks, True, ranks_together(s) * (8 * LINE >> 4)),
+        q_ranks=Operand(mix, True), k_ranks=Operand(mix, True, ranks_together(s) * (8 * LINE >> 4)),
     )  # fmt: skip
