@@ -383,12 +383,6 @@ def test_fast_math_is_not_asked_of_the_source():
     assert "fast_math" not in told([made("outputs", read_from="source", fast_math=None)])
 
 
-def test_walk_with_two_roles_need_not_show_how_it_stages_q_and_k():
-    two_roles = made("gradients", warp_specialize=True, layout_2d=None, pipeline_stages=None)
-    found = told([made("local_gradients", warp_specialize=True), made("pass_gradients"), two_roles])
-    assert (found["layout_2d"], found["pipeline_stages"], found["warp_specialize"]) == (True, 1, True)
-
-
 def test_walk_of_one_chunk_need_not_show_how_many_are_ahead():
     one = {"superchunk": 16, "chunk_size": 16, "pipeline_stages": None}
     assert "pipeline_stages" not in told([made("outputs", **one)])
@@ -433,5 +427,5 @@ def test_every_switch_is_read_by_the_kernels():
 
 
 def test_every_switch_is_read_from_the_code_unless_the_launch_itself_shows_it():
-    of_the_launch = {"lane", "schedule", "remat"}
+    of_the_launch = {"lane", "schedule", "remat", "heads_in_turn"}
     assert {switch.name for switch in fields(ScanSwitches)} - of_the_launch == set(attest.SHOWN_BY) - {"dtype"}

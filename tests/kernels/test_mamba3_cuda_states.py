@@ -147,10 +147,10 @@ def test_kernels_that_ask_whether_a_state_enters_are_those_with_it_in_their_key(
     asking = {path.name for path in Path(cuda.__path__[0]).rglob("*.py") if ".started" in path.read_text()}
     assert asking == {"tensors.py", "time_gradients.py", "scan.py", "sizes.py", "beyond.py", "compiled.py"}
     by_table = {path.name for path in Path(cuda.__path__[0]).rglob("*.py") if "writes_first(" in path.read_text()}
-    assert by_table == {"tensors.py", "gradients.py", "gradients_lifted.py", "gradients_split.py"}
+    assert by_table == {"tensors.py", "gradients.py", "gradients_lifted.py"}
     assert set(KNOW_THE_START) == {"gradients", "time_gradients"}
     shape = ScanShape(B=1, S=64, H=1, G=1, N=32, P=32, R=2, A=16, C=16, L=32)
-    names = ("reduce_heads", "sum_weights", "sum_biases", "time_gradients")  # B4 to B6
+    names = ("reduce_heads", "sum_weights", "sum_heads", "time_gradients")  # B4 to B6
     texts = [[program(n, replace(shape, started=s), Variant(**SWITCHES)).script() for n in names] for s in (0, 1)]
     assert {name for name, without, started in zip(names, *texts, strict=True) if started != without} == {
         "time_gradients"

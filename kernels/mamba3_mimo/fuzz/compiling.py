@@ -38,7 +38,9 @@ def every() -> Iterator[ScanProblem]:
     """Yield all problems of the enumeration."""
     values: dict[str, tuple[Any, ...]] = {
         "schedule": ALLOWED["schedule"], "pipeline_stages": ALLOWED["pipeline_stages"], "superchunk": (64, 1024),
+        "heads_in_turn": (),
     }  # fmt: skip
+    # how many heads a block takes in turn is known when a kernel is launched
     flips: list[dict[str, Any]] = [{}]
     for name, default in SWITCHES.items():
         if name != "chunk_size":

@@ -16,17 +16,21 @@ from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
-from kernels.scan import PIPELINE_STAGES, SCHEDULES, ScanSwitches
+from kernels.scan import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
 HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33)
 SWITCHES = {field.name: field.default for field in fields(ScanSwitches) if field.name != "lane"}
 """Switch of the lane -> its default."""
+OF_A_PROBLEM = ("chunk_size", "heads_in_turn")
+"""Switches that are drawn by themselves: with the sizes, and for every problem, since no kernel depends on it."""
 CHUNK_ROWS = (32, 64, 128)
 """Rows (time, rank) of a chunk, most of the time."""
 SUPERCHUNKS = (64, 128, 256, 512, 1024)
 SIDEWAYS = 0.3
 """Share of the sets whose backward walk takes its lifted form, if their stages allow it: else one in fifty would."""
-OTHER_WALKS = ("warp_specialize", "psiv_cache", "aggressive_smem_merge")
+LIFTED = ((64, 4), (64, 4), (64, 8), (128, 2), (128, 4))
+"""(N, R) whose walk takes it, with P 64 and 64 rows in a chunk."""
+OTHER_WALKS = ("psiv_cache", "aggressive_smem_merge")
 """Switches with which it takes another form."""
 
 
@@ -66,25 +70,33 @@ def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
     switches = {name: value for name, value in _switches(rnd, chunk).items() if value != SWITCHES[name]}
     without = [name for name in ("z", "phi") if rnd.random() < 0.15]
     if switches.get("warp_specialize") and rnd.random() < 0.8:  # else nearly every draw of it is refused
-        N, P, without = rnd.choice((64, 128)), 64, []
+        (N, R), P = rnd.choice(LIFTED), 64
         switches = {"warp_specialize": True, "chunk_size": 64 // R, "superchunk": rnd.choice(SUPERCHUNKS)}
+        switches = {name: value for name, value in switches.items() if value != SWITCHES[name]}
     elif rnd.random() < SIDEWAYS:
-        (N, R), P = rnd.choice(((64, 4), (64, 4), (64, 8), (128, 2), (128, 4))), 64
+        (N, R), P = rnd.choice(LIFTED), 64
         switches = {name: value for name, value in switches.items() if name not in OTHER_WALKS} | {
             "chunk_size": 64 // R
         }
         switches = {name: value for name, value in switches.items() if value != SWITCHES[name]}
     shape = ScanProblem(N=N, P=P, R=R, H=1, switches=switches)
     S = _length(rnd, _units(shape), limits.length)
-    H = rnd.choice([heads for heads in HEADS if heads <= _rows(shape, S, limits)])
+    H, G = _heads(rnd, _rows(shape, S, limits))
     return ScanProblem(
-        B=_batch(rnd, shape.model_copy(update={"H": H}), S, limits), S=S, H=H,
-        G=rnd.choice([groups for groups in range(1, H + 1) if H % groups == 0]), N=N, P=P, R=R,
+        B=_batch(rnd, shape.model_copy(update={"H": H}), S, limits), S=S, H=H, G=G, N=N, P=P, R=R,
         full_rotary=rnd.random() < 0.3, cumulated=(cumulated := rnd.random() < 0.25),
         shared_angles=not cumulated and rnd.random() < 0.4,
         without=tuple(name for missing in without for name in ((missing, "zeta") if missing == "z" else (missing,))),
         switches=switches, started=rnd.random() < 0.3,
     )  # fmt: skip
+
+
+def _heads(rnd: Random, most: int) -> tuple[int, int]:
+    """Draw H and G; often so that a block may take four heads of a group in turn, which few draws allow."""
+    drawn = [(H, G) for H in HEADS if H <= most for G in range(1, H + 1) if H % G == 0]
+    in_turn = [(H, G) for H, G in drawn if H // G % max(HEADS_IN_TURN) == 0]
+    H = rnd.choice([heads for heads in HEADS if heads <= most])
+    return rnd.choice(in_turn if in_turn and rnd.random() < 0.4 else [pair for pair in drawn if pair[0] == H])
 
 
 def _rows(p: ScanProblem, tokens: int, limits: DrawLimits) -> int:
@@ -117,7 +129,7 @@ def _switches(rnd: Random, chunk: int) -> dict[str, Any]:
     }  # fmt: skip
     for name, default in SWITCHES.items():
         likely = 0.4 if name in choices else 0.2
-        if name != "chunk_size" and rnd.random() < likely:
+        if name not in OF_A_PROBLEM and rnd.random() < likely:
             drawn[name] = (not default) if isinstance(default, bool) else rnd.choice(choices[name])
     return drawn
 
@@ -145,6 +157,7 @@ def _own(rnd: Random, shared: ScanProblem, limits: DrawLimits, *, nonsense: bool
         "other_stream": rnd.random() < 0.2, "other_device": rnd.random() < 0.2,
         "ended": rnd.random() < 0.3,
     }  # fmt: skip
+    own["switches"] |= _in_turn(rnd, shared)
     if rnd.random() < 0.65:
         own |= {"documents": min(int(64 ** rnd.random()) + 1, 64), "cuts": rnd.choice(get_args(Cuts))}
     if nonsense:
@@ -183,6 +196,14 @@ def _bucketed(rnd: Random, walks: Variant, tokens: int, longest: int) -> int:
     most = min(walked(walks, tokens), longest)
     least = next(size for size in range(tokens, 0, -1) if size == 1 or walked(walks, size - 1) < walked(walks, tokens))
     return rnd.choice((least, most, max(least, most - 1), rnd.randint(least, most), tokens))
+
+
+def _in_turn(rnd: Random, shared: ScanProblem) -> dict[str, int]:
+    """Draw how many heads a block takes in turn: rarely what the sizes or the walk do not allow."""
+    lifted = (shared.N, shared.R) in LIFTED and shared.P == 64 and not set(OTHER_WALKS) & set(shared.switches)
+    fits = [n for n in HEADS_IN_TURN if n > 1 and lifted and shared.H // shared.G % n == 0]
+    drawn = rnd.choice((*fits, *fits, 0, 1)) if rnd.random() < 0.97 else rnd.choice(HEADS_IN_TURN)
+    return {"heads_in_turn": drawn} if drawn != SWITCHES["heads_in_turn"] else {}
 
 
 def _wanted(rnd: Random, without: tuple[str, ...], shared: ScanProblem) -> tuple[str, ...] | None:

@@ -82,6 +82,7 @@ def parsed(line: str) -> ScanProblem:
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "N": (16, 32, 64, 128, 256), "P": (32, 64, 128), "R": (1, 2, 4, 8), "dtype": ("bfloat16",),
     "chunk_size": (8, 16, 32, 64), "schedule": ("chunk_parallel", "sequential"), "pipeline_stages": (0, 1, 2),
+    "heads_in_turn": (0, 1, 2, 4),
 }  # fmt: skip
 """What the lane promises at most, said once more and independently of the code that refuses."""
 
@@ -89,6 +90,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 def must_be_refused(problem: ScanProblem) -> str | None:
     """Return the first reason why no lane could run the problem, or None; the lane may have more reasons."""
     given: dict[str, Any] = {"schedule": "chunk_parallel", "chunk_size": 16, "pipeline_stages": 1, "superchunk": 0}
+    given["heads_in_turn"] = 0
     given |= problem.switches | problem.model_dump(include={"N", "P", "R", "dtype"})
     for name, values in ALLOWED.items():
         if given[name] not in values:
@@ -97,6 +99,8 @@ def must_be_refused(problem: ScanProblem) -> str | None:
         return "a row or the batch is empty"
     if problem.G < 1 or problem.H % problem.G:
         return "H is no multiple of G"
+    if given["heads_in_turn"] > 1 and problem.H // problem.G % given["heads_in_turn"]:
+        return "the heads of a group are no multiple of heads_in_turn"
     if ("z" in problem.without) != ("zeta" in problem.without):
         return "z or zeta alone"
     length = given["superchunk"]

@@ -16,7 +16,7 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.backward.groups import Products, Sums, WalkStaging
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces.places import EDGE
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, f32
+from kernels.mamba3_mimo.cuda.pieces.tiles import f32
 
 
 def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, sums: Sums) -> tuple[Any, Any]:
@@ -51,48 +51,3 @@ def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, su
                 )
 
     return summed, written
-
-
-def make_edge_from_tile(s: ScanShape, threads: int) -> Any:
-    """Return macro(e_s, first, states, edges, b, h, t, tx) of `threads` threads: write the edge at token t, if any.
-
-    e_s holds from row `first` on the gradient of the state that enters t, bf16 [N,P] in shared memory, ready to be
-    read; states [B,H,S/C,N,P] bf16 those that enter the chunks. Row n of `edges`: sum over p of E[n] H[n], and of
-    E[n] H[(n + N/2) % N].
-    """
-    S, N, P, C = s.S, s.N, s.P, s.C
-    lanes = max(min(threads // N, P // 8), 1)
-    width, rounds = P // lanes, -(-N * lanes // threads)
-
-    @T.macro
-    def row(e_s, first, states, edges, b, h, t, n, column):
-        grad, own, far = (T.alloc_local((8,), BF16) for _ in range(3))
-        sums = T.alloc_local((2,), F32)
-        sums[0] = 0.0
-        sums[1] = 0.0
-        for i in T.serial(width // 8):
-            for e in T.vectorized(8):
-                grad[e] = e_s[first + n, column + i * 8 + e]
-            for e in T.vectorized(8):
-                own[e] = states[b, h, t // C, n, column + i * 8 + e]
-            for e in T.vectorized(8):
-                far[e] = states[b, h, t // C, (n + N // 2) % N, column + i * 8 + e]
-            for e in T.unroll(8):
-                sums[0] += f32(grad[e]) * f32(own[e])
-                sums[1] += f32(grad[e]) * f32(far[e])
-        for near in (1, 2, 4):
-            if near < lanes:
-                sums[0] += T.shfl_xor(sums[0], near)
-                sums[1] += T.shfl_xor(sums[1], near)
-        if column == 0:
-            edges[b, h, t // EDGE, 0, n] = sums[0]
-            edges[b, h, t // EDGE, 1, n] = sums[1]
-
-    @T.macro
-    def edge(e_s, first, states, edges, b, h, t, tx):
-        if (t % EDGE == 0) & (t < S):
-            for i in T.serial(rounds):
-                if (rounds > 1) | (tx < N * lanes):
-                    row(e_s, first, states, edges, b, h, t, (i * threads + tx) // lanes, tx % lanes * width)
-
-    return edge

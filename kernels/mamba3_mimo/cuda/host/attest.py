@@ -135,17 +135,15 @@ def facts(rows: Iterable[Row]) -> dict[str, Fact]:
 def _must_show(gate: str, row: Row, *, handed: bool) -> bool:
     """Tell whether the kernel of this row would show the gate.
 
-    Whether float instructions flush denormal numbers is not in the source; the walk with two roles reads q and k
-    without staging them; where no states are `handed` on there are no super-chunks; and a walk of one chunk has none
-    ahead.
+    Whether float instructions flush denormal numbers is not in the source; where no states are `handed` on there are no
+    super-chunks; and a walk of one chunk has none ahead.
     """
     if gate == "fast_math":
         return row["read_from"] == "sass"
     if gate == "superchunk":
         return handed
-    if gate == "pipeline_stages" and "superchunk" in row and row["superchunk"] == row.get("chunk_size"):
-        return False
-    return not (gate in ("layout_2d", "pipeline_stages") and row["name"] == "gradients" and row.get("warp_specialize"))
+    one_chunk = "superchunk" in row and row["superchunk"] == row.get("chunk_size")
+    return not (gate == "pipeline_stages" and one_chunk)
 
 
 def _schedule(rows: Iterable[Row]) -> str:

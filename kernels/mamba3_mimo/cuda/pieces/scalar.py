@@ -89,16 +89,6 @@ def silu_slope(silu_u: Expr, bent_u: Expr) -> Expr:
     return silu_u * (0.5 - 0.5 * bent_u) + (0.5 + 0.5 * bent_u)
 
 
-def sigmoid(bent_u: Expr) -> Expr:
-    """Return the sigmoid of u from tanh(u / 2)."""
-    return 0.5 * bent_u + 0.5
-
-
-def silu_slope_by(silu_u: Expr, sigmoid_u: Expr) -> Expr:
-    """Return silu'(u) as `silu_slope` does, rounded otherwise: the form of B3 in two roles, kept for equal code."""
-    return silu_u - silu_u * sigmoid_u + sigmoid_u
-
-
 def tanh(x: Expr) -> Expr:
     """Return the hyperbolic tangent with an absolute error near 1e-7: angles add up over the sequence."""
     return 1.0 - 2.0 / (1.0 + T.exp2(x * (2 * LOG2E)))
