@@ -10,6 +10,7 @@ from tilelang import PassConfigKey
 
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import groups, lifted_io
+from kernels.mamba3_mimo.cuda.backward.head_sums import make_settled
 from kernels.mamba3_mimo.cuda.backward.lifted_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.lifted_pace import (
     COPYING_REGISTERS,
@@ -28,7 +29,7 @@ from kernels.mamba3_mimo.cuda.backward.lifted_places import (
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
+from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, row
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
@@ -38,7 +39,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     """B3 of `gradients.gradients`, which says what it takes and writes."""
     B, H, N, P, R, A, C, M, nc = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.chunks
     alone, roles, threads, loads = groups_of(s) == 1, v.warp_specialize, computing(s), make_loads(s, v)
-    _, stored = make_store(v)
+    settled = make_settled(v)
 
     @T.macro
     def hold(E, tensor, b, h, tx):
@@ -67,37 +68,38 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 at.phi_s[p, r] = phi[h, r, p]
 
     @T.macro
-    def walk(pace, written, sums_out, chunk, at, mine, given, b, i, h, tx):
+    def heads(pace, written, sums_out, chunk, at, mine, given, b, i, tx):
         q_bias, k_bias, psi, zeta, phi, D, leaving, leaves = given
         pace.begin(tx)
-        weights(at, q_bias, k_bias, psi, zeta, phi, h)
-        if leaves > 0:
-            hold(mine.E, leaving, b, h, tx)
-        else:
-            for c in T.unroll(32):
-                mine.E[c] = 0.0
-        mine.skip[0] = D[h]
-        for total in (mine.d, mine.psi, mine.zeta, mine.phi, mine.q_bias, mine.k_bias):
-            for c in T.unroll(total.shape[0]):
-                total[c] = 0.0
-        pace.meet()
-        for n in T.serial(nc):
-            chunk(b, i, h, (nc - 1 - n) * C, n, tx)
-        stored()
-        if writes_first(s, v):
-            hand_on(mine.E, written.first, b, h, tx)
-        sums_out(b, h, tx)
+        for step in T.serial(pace.steps):  # of all heads: one loop, so that the compiler keeps descriptors where it should
+            h = pace.head(step)
+            if step % nc == 0:
+                weights(at, q_bias, k_bias, psi, zeta, phi, h)
+                if leaves > 0:
+                    hold(mine.E, leaving, b, h, tx)
+                else:
+                    for c in T.unroll(32):
+                        mine.E[c] = 0.0
+                mine.skip[0] = D[h]
+                for total in (mine.d, mine.psi, mine.zeta, mine.phi, mine.q_bias, mine.k_bias):
+                    for c in T.unroll(total.shape[0]):
+                        total[c] = 0.0
+                pace.meet()
+            chunk(b, i, h, (nc - 1 - step % nc) * C, step, tx)
+            if step % nc == nc - 1:
+                settled()
+                if writes_first(s, v):
+                    hand_on(mine.E, written.first, b, h, tx)
+                sums_out(b, h, tx)
 
     @T.prim_func
     @takes(s, v, d_out="do")
     def b3_gradients(
         q, k, v_, z, d_out, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving, psiv,
-        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, edges, first, p_heads, in_turn: T.int32, turn: T.int32,
-        leaves: T.int32,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, edges, first, p_heads, in_turn: T.int32, leaves: T.int32,
     ):  # fmt: skip
         with T.Kernel(s.sums, B, threads=threads_of(s, v)) as (i, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
-            h = (i * in_turn + turn) % H  # the rest changes nothing: the compiler sees that it is a head
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             T.import_source(UNPACKED)
             if roles:
@@ -137,20 +139,20 @@ def gradients(s: ScanShape, v: Variant) -> Any:
                 first=first,
             )  # fmt: skip
             start = io.make_start(s, v, loads, given, at, turns_held=True, copying=threads if roles else 0)
-            pace = make_pace(s, v, loads, start, free, b, h)
+            pace = make_pace(s, v, loads, start, free, b, i, in_turn)
             group = 0 if alone else T.shfl_sync(tx // GROUP, 0)  # the compiler sees that a warp agrees
-            chunk = make_chunk(s, v, loads, pace, written, at, mine, make_operands(s, at, group), turn == 0)
+            chunk = make_chunk(s, v, loads, pace, written, at, mine, make_operands(s, at, group))
             sums_out = lifted_io.make_sums_out(s, at, mine, written, pace.meet)
 
             given_head = (q_bias, k_bias, psi, zeta, phi, D, leaving, leaves)
             if roles:
                 if tx < threads:
                     T.set_max_nreg(computing_registers(s), 1)
-                    walk(pace, written, sums_out, chunk, at, mine, given_head, b, i, h, tx)
+                    heads(pace, written, sums_out, chunk, at, mine, given_head, b, i, tx)
                 else:
                     T.set_max_nreg(COPYING_REGISTERS, 0)
                     pace.copies(tx)
             else:
-                walk(pace, written, sums_out, chunk, at, mine, given_head, b, i, h, tx)
+                heads(pace, written, sums_out, chunk, at, mine, given_head, b, i, tx)
 
     return b3_gradients

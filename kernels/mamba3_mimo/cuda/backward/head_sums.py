@@ -1,7 +1,7 @@
 """What B3 adds up of the gradients of q and k: over heads in memory, over tokens, for the biases, in registers.
 
-Heads of a group that are walked in turn share one sum: the first one stores its tiles, the copy engine adds those of
-the others, rounded to bf16 after each. The gradient of a bias is the sum over all tokens of one head alone. Letters:
+Heads of a group that one block walks in turn share one sum: the first one stores its tiles, the copy engine adds those
+of the others, rounded to bf16 after each. The gradient of a bias is the sum over all tokens of one head alone. Letters:
 see shape.py. Rows are i = r * C + c.
 """
 
@@ -36,7 +36,7 @@ def _map_of(out: Any, box: tuple[int, ...]) -> Any:
 def make_keep(s: ScanShape, v: Variant, threads: int) -> Any:
     """Return macro(tile [M,N], sums [B,sums,S/C,M,N], b, i, n, first): store a chunk's tile, or add it to sum i.
 
-    Swizzled tiles; a bulk copy runs on, see `make_store`. What is added to was stored by a kernel before.
+    Swizzled tiles; a bulk copy runs on, see `make_store`. What is added to must be written, see `make_settled`.
     """
     M, N = s.M, s.N
     store, _ = make_store(v)
@@ -64,6 +64,17 @@ def make_keep(s: ScanShape, v: Variant, threads: int) -> Any:
                 added(tile, sums, cols, b, i, n)
 
     return keep
+
+
+def make_settled(v: Variant) -> Any:
+    """Return macro(): what this thread has begun to store is written, so that it may be added to."""
+
+    @T.macro
+    def settled():
+        if v.tma:
+            T.tma_store_wait(0, read=False)
+
+    return settled
 
 
 def place_of_d(s: ScanShape, h: Any) -> tuple[Any, Any]:

@@ -50,16 +50,12 @@ def make_chunk(
     at: WalkTiles,
     mine: WalkRegisters,
     by: WalkOperands,
-    first: Any,
 ) -> Any:
-    """Return macro(b, i, h, t0, n, tx): the gradients of chunk n, from token t0 on, for sum i over heads.
-
-    `first`: whether h is the first head of that sum.
-    """
+    """Return macro(b, i, h, t0, n, tx): the gradients of step n, a chunk from token t0 on, for sum i over heads."""
     met = make_met(pace)
     before, outputs = make_turned(s, v, loads, pace, at, mine), make_outputs(s, loads, met, at, mine, by)
     entries = make_entries(s, v, loads, met, written, at, mine, by)
-    inputs = make_inputs(s, v, loads, pace, written, at, mine, by, first)
+    inputs = make_inputs(s, v, loads, pace, written, at, mine, by)
     _, stored = make_store(v)
 
     @T.macro
@@ -101,7 +97,7 @@ def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: Pace, at: WalkTile
         held, one = loads.held_slot(n), loads.slot(n)
         narrowed(mine.wide, mine.E)
         put(at.e_s, mine.wide, 8, groups, tx, panel=64)
-        loads.wait(at.bar, n, s.chunks, io.copies_of(s, v, loads))
+        loads.wait(at.bar, n, pace.steps, io.copies_of(s, v, loads))
         angles(mine.cos, mine.sin, at.cs_s, held * depth, tx)
         q, k, q_bias, k_bias = (T.alloc_local((columns,), BF16) for _ in range(4))
         rotation.fetch(k, at.k_raw, tx, n)  # all before the first is written: to the compiler they might be one memory
@@ -240,7 +236,6 @@ def make_inputs(
     at: WalkTiles,
     mine: WalkRegisters,
     by: WalkOperands,
-    first: Any,
 ) -> Any:
     """Return macro(b, i, h, t0, n, tx): the gradients of q, k and v, and all per-token numbers.
 
@@ -280,7 +275,7 @@ def make_inputs(
         rows(tx)
         ranks(at.mix_s, tx)
         met()  # nobody reads x_s any more, where dk_s may lie
-        keep(at.dq_s, written.dqh, b, i, t0 // C, first)
+        keep(at.dq_s, written.dqh, b, i, t0 // C, n < s.chunks)
         store(at.v_s[held * C : (held + 1) * C, :], written.dv[b, t0 : t0 + C, h, :])
         lifted.product(mine.q_bias, by.dq_states, by.q_ranks, 8, M, False)
         end_batch(1, mine.dk)
@@ -290,7 +285,7 @@ def make_inputs(
         turns(tx)
         rows_out(b, h, t0)
         met()
-        keep(at.dk_s, written.dkh, b, i, t0 // C, first)
+        keep(at.dk_s, written.dkh, b, i, t0 // C, n < s.chunks)
         lifted.product(mine.k_bias, by.dk_states, by.k_ranks, 8, M, False)
         turns_out(b, h, t0)
 

@@ -1,7 +1,8 @@
-"""Who copies in the walk of B3 in the lifted form, and when: all threads, or a warp group that does nothing else.
+"""How the walk of B3 in the lifted form goes on: from chunk to chunk, from head to head, and who copies.
 
-With `warp_specialize` that group runs as far ahead as there are slots, and the others say when they have read one.
-Letters: see shape.py.
+A block takes `in_turn` heads of a group one after another, every chunk of each from the last to the first: one row of
+steps, so that copies run ahead over a head's end. With `warp_specialize` a warp group of its own copies, as far ahead
+as there are slots, and the others say when they have read one. Letters: see shape.py.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
@@ -39,53 +40,74 @@ def computing_registers(s: ScanShape) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """When chunks are copied."""
+    """The steps of a block."""
 
+    head: Any
+    """Function(step) -> the head that it belongs to."""
+    in_turn: Any
+    """How many heads it takes."""
+    steps: Any
+    """All chunks of all its heads."""
     meet: Any
     """Function(): the threads that compute wait for each other."""
     begin: Any
-    """macro(tx): start the copies of the first chunks."""
+    """macro(tx): start the copies of the first steps."""
     entered: Any
-    """macro(n, tx): where no copies run ahead, those of chunk n are started, and nothing else is done."""
+    """macro(step, tx): where no copies run ahead, those of this step are started and nothing else."""
     released: Any
-    """macro(n, tx): everybody has read the slots of chunk n; those of a later one are filled."""
+    """macro(step, tx): everybody has read the slots of this step; those of a later one are filled."""
     copies: Any
     """macro(tx): what the warp group that copies does."""
 
 
-def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: Any, h: Any) -> Pace:
-    """Return the pace of walk b of head h; `start` is that of gradients_io.make_start, `free` a barrier a slot."""
-    nc, ahead, roles, threads = s.chunks, loads.ahead, v.warp_specialize, computing(s)
+def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: Any, i: Any, in_turn: Any) -> Pace:
+    """Return the pace of block (i, b), which takes `in_turn` heads.
+
+    `start` is that of gradients_io.make_start, `free` a barrier for every slot.
+    """
+    nc, ahead = s.chunks, loads.ahead
+    steps, roles, threads = in_turn * nc, v.warp_specialize, computing(s)
 
     def meet() -> None:
         T.evaluate(T.sync_threads(1, threads) if roles else T.sync_threads())
 
+    def head(step: Any) -> Any:  # the rest changes nothing: the compiler sees a contiguous copy of cs
+        return (i * in_turn + step // nc) % s.H
+
     @T.macro
-    def copied(n, tx):
-        start(b, h, (nc - 1 - n) * s.C, n, tx)
+    def copied(step, tx):
+        # else the compiler sees no contiguous copy of cs
+        start(b, head(step), (nc - 1 - step % nc) * s.C, step, tx)
 
     @T.macro
     def begin(tx):
-        for n in tuple(range(0 if roles else min(ahead, nc))):
-            copied(n, tx)
+        if not roles:
+            for step in tuple(range(ahead)):
+                if step < nc:
+                    copied(step, tx)
+                else:
+                    if step < steps:
+                        copied(step, tx)
 
     @T.macro
-    def entered(n, tx):
+    def entered(step, tx):
         if ahead == 0:
-            copied(n, tx)
+            copied(step, tx)
 
     @T.macro
-    def released(n, tx):
+    def released(step, tx):
         if roles:
-            T.mbarrier_arrive(free[loads.slot(n)])
+            T.mbarrier_arrive(free[loads.slot(step)])
         else:
-            if ahead > 0 and n + ahead < nc:
-                copied(n + ahead, tx)
+            if ahead > 0 and step + ahead < steps:
+                copied(step + ahead, tx)
 
     @T.macro
     def copies(tx):
-        for n in T.serial(nc):
-            T.mbarrier_wait_parity(free[loads.slot(n)], (n // loads.slots + 1) % 2)
-            copied(n, tx)
+        for step in T.serial(steps):
+            T.mbarrier_wait_parity(free[loads.slot(step)], (step // loads.slots + 1) % 2)
+            copied(step, tx)
 
-    return Pace(meet=meet, begin=begin, entered=entered, released=released, copies=copies)
+    return Pace(
+        head=head, in_turn=in_turn, steps=steps, meet=meet, begin=begin, entered=entered, released=released, copies=copies
+    )

@@ -49,13 +49,13 @@ def chunks_walked(source: str) -> int | None:
     """Return how many chunks the blocks of a walk take, from generated source; the last block may take fewer.
 
     A loop over chunks waits for the loads of each; None when its trips are known at run time only. A walk of one chunk
-    has no loop. Of two roles one may go round once more.
+    has no loop. A block that takes several heads in turn goes round as often for each of them.
     """
     bounds = [bound for bound, lines in _outer_loops(source) if bound and any(WAIT.search(line) for line in lines)]
     if not bounds:
         return 1 if WAIT.search(source) else None
-    found = [re.fullmatch(r"(?:min\()?(\d+)(?:,.*)?", bound) for bound in bounds]
-    return min((int(match[1]) for match in found if match), default=None)
+    found = [re.fullmatch(r"(?:min\()?(\d+)(?:,.*)?|\(?in_turn(?: \* (\d+)\))?", bound) for bound in bounds]
+    return min((int(match[1] or match[2] or 1) for match in found if match), default=None)
 
 
 def chunks_ahead(source: str) -> int | None:

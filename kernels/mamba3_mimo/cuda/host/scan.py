@@ -296,7 +296,8 @@ class Scan:
         """
         do, leaving, leaves = given
         heads = {"q": self.new("dqh", piece), "k": self.new("dkh", piece)}
-        arguments = (
+        self.run(
+            "gradients",
             *piece.of((*self._some("q", "k", "v", "z"), do)),
             *self._some("q_bias", "k_bias", "psi", "zeta", "phi", "D"),
             *piece.of(pre[name] for name in ("cs", "lc", "sk", "gm")),
@@ -304,9 +305,9 @@ class Scan:
             *piece.of((leaving, *(pre[name] for name in ("psiv",) if name in pre))),
             *heads.values(),
             *(part for name, made in walked.items() for part in piece.of(made if name == "weights" else (made,))),
+            self.shape.in_turn,
+            leaves,
         )
-        for turn in range(self.shape.in_turn):
-            self.run("gradients", *arguments, self.shape.in_turn, turn, leaves)
         for name, grad in sums.items():
             self.run("reduce_heads", heads[name], *piece.of((grad,)))
 
