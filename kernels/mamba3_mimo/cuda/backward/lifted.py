@@ -210,7 +210,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     Weights lie as [P,R] fp32 in shared memory, psi of a thread's two rows as [2 R], sums over the walk likewise, sums
     over ranks as [C / 2].
     """
-    R, parts = s.R, split_of(s).parts
+    R, (groups, blocks, parts, _) = s.R, split_of(s)
     wide = min(R, 4)
 
     @T.macro
@@ -282,8 +282,9 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 
     @T.macro
     def values(mine, at, tx):
-        psi, v2 = T.alloc_local((R,), F32), T.alloc_local((2,), F32)
-        x2, xb = T.alloc_local((2,), F32), T.alloc_local((2,), BF16)
+        psi, v2, x2 = T.alloc_local((R,), F32), T.alloc_local((2,), F32), T.alloc_local((2,), F32)
+        x = T.alloc_local((blocks * 4,), BF16)
+        take_turned(x, at.x_s, 0, blocks, groups, tx)  # fewer instructions than to make it again
         for c in T.unroll(parts * 2):
             mine.rows[parts * 2 + c] = 0.0
         for c in T.unroll(parts * 4):
@@ -297,9 +298,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                 for r in T.unroll(R):
                     i = (r * parts + part) * 4 + lower * 2
                     for e in T.vectorized(2):
-                        xb[e] = bf16(scalar.psiv(v2[e], psi[r]))
-                    for e in T.vectorized(2):
-                        x2[e] = f32(xb[e])
+                        x2[e] = f32(x[i + e])
                     for e in T.unroll(2):
                         mine.psi[r * 2 + lower] += mine.dx[i + e] * v2[e]
                         mine.ranks[here + e] += scalar.psiv(mine.dx[i + e], psi[r])

@@ -211,14 +211,15 @@ def make_entries(
         end_batch(2, mine.score)
         scores.own(mine.d_own, mine.score, tx)
         scores.weighed(mine.left, mine.score, mine.w)
-        if not alone:
-            lifted.product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
+        if not alone:  # with the decay in it: what the product adds need not be multiplied
+            lifted.product(mine.dn, by.gwt, by.h_states.moved(entering), 64, P, True)
         same_step(at, mine, held * 3, tx)
         put(at.dmix_s, mine.left, blocks, groups, tx)
         if alone:  # sooner it would take registers that there are not
             lifted.product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
         end_batch(0, mine.dn, mine.E, mine.gw, mine.dx)
-        scales.by_read(mine.dn, at.scalar_s, held * 3, tx)
+        if alone:
+            scales.by_read(mine.dn, at.scalar_s, held * 3, tx)
         edge(mine.E, at.h_s, one * N, at.line_s, t0, tx)
         if loads.ahead > 0:
             stored()  # dz: z_s may be loaded again

@@ -280,12 +280,13 @@ class WalkOperands:
     """The tiles as the matrix unit takes them. With two groups a right operand is what the thread's group has of it."""
 
     q: Operand
-    """All of it, a left operand; x, xt (turned), g, gt, gw, e, dmix, dmixt likewise, h of the state that enters."""
+    """All of it, a left operand; x, xt (turned), g, gt, gw, gwt, e, dmix, dmixt likewise, h of the state that enters."""
     x: Operand
     xt: Operand
     g: Operand
     gt: Operand
     gw: Operand
+    gwt: Operand
     e: Operand
     dmix: Operand
     dmixt: Operand
@@ -321,13 +322,14 @@ def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
 
     q, k, x, g, e, mix, dmix = map(described, (at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s))
     dq, dk = (g, x) if groups == 1 else (described(at.dq_s), described(at.dk_s))
+    gw = None if groups == 1 else described(at.gw_s)
     spread = (at.q_s, at.k_s, at.x_s, at.mix_s, at.h_s)
     q_o, k_o, x_o, mix_o, h_o = (
         (q, k, x, mix, described(at.h_s)) if groups == 1 else [described(tile, groups) for tile in spread]
     )
     return WalkOperands(
         q=Operand(q, True), x=Operand(x, True), xt=Operand(x, False), g=Operand(g, True), gt=Operand(g, False),
-        gw=Operand(described(at.gw_s) if groups > 1 else None, True), e=Operand(e, True), dmix=Operand(dmix, True),
+        gw=Operand(gw, True), gwt=Operand(gw, False), e=Operand(e, True), dmix=Operand(dmix, True),
         dmixt=Operand(dmix, False), h=Operand(h_o, False, spread=groups),
         q_rows=Operand(q_o, True, mine), k_rows=Operand(k_o, True, mine), x_rows=Operand(x_o, True, mine),
         mix_rows=Operand(mix_o, True, mine),

@@ -16,7 +16,7 @@ from tvm.ir import Op
 
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 
-_STORE, _PACK = Op.get("tl.ptx_stmatrix"), Op.get("tl.pack_b16")
+_STORE = Op.get("tl.ptx_stmatrix")
 
 
 def row(tx: Any, lower: Any) -> Any:
@@ -35,7 +35,8 @@ def _block(tx: Any, block: Any, groups: int) -> Any:
 
 def store_matrices(target: Any, values: Any, first: Any, count: int, *, turned: bool) -> None:
     """stmatrix: lane t gives the address of row t % 8 of matrix t // 8; `count` of them from values[first] on."""
-    pairs = (T.call_intrin("int32", _PACK, values[first + 2 * i], values[first + 2 * i + 1]) for i in range(count))
+    words = T.view(values, (values.shape[0] // 2,), "int32")  # as they are: packed anew, they would be moved
+    pairs = (words[first // 2 + i] for i in range(count))
     T.evaluate(
         T.call_intrin("handle", _STORE, T.bool(turned), count, T.access_ptr(target, "w", extent=8), *pairs, "m8n8")
     )
