@@ -17,8 +17,9 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.host.machine import LINE, SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.pieces.matrices import store_matrices
 from kernels.mamba3_mimo.cuda.pieces.products import begin_batch
-from kernels.mamba3_mimo.cuda.pieces.tiles import F32, bf16, f32
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 
 class Rows:
@@ -127,10 +128,15 @@ def make_state(s: ScanShape) -> tuple[Any, Any, Any]:
 
     @T.macro
     def write(target, state, tx):
+        narrow = T.alloc_local((N * P // 128,), BF16)
+        for c in T.unroll(N * P // 256):
+            for e in T.vectorized(2):
+                narrow[c * 2 + e] = bf16(state[c * 2 + e])
         for j in T.unroll(N // 64):
-            for c in T.unroll(P // 4):
-                for e in T.vectorized(2):
-                    target[row(j, c, tx), c // 2 * 8 + tx % 4 * 2 + e] = bf16(state[j * (P // 2) + c * 2 + e])
+            for pair in T.unroll(P // 16):
+                line = (j * 4 + tx // 32) * 8 + tx % 8 + tx // 8 % 2 * (N // 2)
+                place = target[line, (pair * 2 + tx // 16 % 2) * 8]
+                store_matrices(place, narrow, j * (P // 2) + pair * 8, 4, turned=False)
 
     @T.macro
     def hand_on(target, state, b, h, tx):
@@ -262,18 +268,29 @@ def make_epilogue(s: ScanShape) -> tuple[Any, Any]:
                     gates_s[at // P, at % P // 2 * 4 + 2 + at % 2] = phi[h, at // P, at % P]
 
     @T.macro
+    def fetched(z, z_s, first, tx):
+        for which in tuple(range(rows.different)):
+            for quad in T.unroll(P // 32):
+                source = z_s[first + rows.token(tx // 32, tx % 8, which), (quad * 4 + tx // 8 % 4) * 8]
+                T.ptx_ldmatrix(
+                    T.bool(False), 4, T.access_ptr(source, "r", extent=8),
+                    T.access_ptr(z[(which * (P // 8) + quad * 4) * 2], "w", extent=8),
+                )  # fmt: skip
+
+    @T.macro
     def gate(y, z_s, gates_s, first, tx):
         zeta, half_u = T.alloc_local((4,), F32), T.alloc_local((2,), F32)
-        for upper in (0, 1):
-            line = tx % 32 // 4
-            for block in T.unroll(P // 8):
+        z, line = T.alloc_local((rows.different * P // 4,), BF16), tx % 32 // 4
+        if s.gated:
+            fetched(z, z_s, first, tx)
+        for block in T.unroll(P // 8):
+            for upper in (0, 1):
                 for e in T.vectorized(4):
                     zeta[e] = gates_s[rows.rank(line, upper), (block * 4 + tx % 4) * 4 + e]
                 if s.gated:
+                    here = (upper * (rows.different - 1) * (P // 8) + block) * 2
                     for e in T.vectorized(2):
-                        half_u[e] = (
-                            f32(z_s[first + rows.token(tx // 32, line, upper), block * 8 + tx % 4 * 2 + e]) * zeta[e]
-                        )
+                        half_u[e] = f32(z[here + e]) * zeta[e]
                     for e in T.unroll(2):
                         y[block * 4 + upper * 2 + e] *= scalar.silu(half_u[e], scalar.bent(half_u[e]))
                 if s.reduced:
