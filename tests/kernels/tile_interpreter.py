@@ -118,18 +118,6 @@ def _same_for_all_threads(value: Any) -> Any:
     return first if value.shape[0] > 1 and np.array_equal(np.broadcast_to(first, value.shape), value) else value
 
 
-class Words:
-    """A thread's numbers as words of two: a register holds both."""
-
-    def __init__(self, buffer: Buffer, words: int) -> None:
-        if buffer.data.shape[1:] != (2 * words,):
-            raise ProgramError(f"{words} words of {buffer.data.shape[1:]} numbers")
-        self.buffer = buffer
-
-    def __getitem__(self, index: Any) -> tuple[Any, Any]:
-        return self.buffer[2 * index], self.buffer[2 * index + 1]
-
-
 class Handle:
     """The address of a buffer that is allocated after it was named."""
 
@@ -212,10 +200,8 @@ class Machine:
         self.counts = attributes.get("barrier_init", self.counts)
         self.groups, self.named = [], {}
 
-    def Buffer(self, shape: Any, *_: Any, data: Any, strides: Any, scope: str = "", **__: Any) -> Any:  # noqa: N802
-        """Return memory under another shape, its dimensions perhaps in another order; a thread's as words of two."""
-        if scope == "local":
-            return Words(Buffer(self, "words", data, local=True), *shape)
+    def Buffer(self, shape: Any, *_: Any, data: Any, strides: Any, **__: Any) -> "Buffer":  # noqa: N802
+        """Return memory under another shape, its dimensions perhaps in another order."""
         whole = data.buffer.data if isinstance(data, Handle) else data
         return Buffer(self, "view", np.ndarray(shape, whole.dtype, whole, 0, [n * whole.itemsize for n in strides]))
 
@@ -431,6 +417,14 @@ class Machine:
 
     def increase_descriptor_offset(self, descriptor: Descriptor, distance: Any) -> None:
         descriptor.offset += int(distance)
+
+    def call_extern(self, _: str, name: str, numbers: Pointer) -> Any:
+        """Return two numbers that a register holds."""
+        if name != "word":
+            raise ProgramError(f"the interpreter does not know the function '{name}'")
+        (first,) = numbers.index
+        lanes = np.arange(numbers.data.shape[0]).reshape(self.lanes.shape)
+        return numbers.data[lanes, first], numbers.data[lanes, first + 1]
 
     def ptx_ldmatrix(self, turned: bool, count: int, source: Pointer, target: Pointer) -> None:
         load_matrices(source, target, count, turned, self._chosen())

@@ -66,9 +66,9 @@ class RoundingMachine(Machine):
             data.buffer = buffer
         return buffer
 
-    def Buffer(self, shape: Any, *rest: Any, data: Any, **named: Any) -> Any:  # noqa: N802
+    def Buffer(self, shape: Any, *rest: Any, data: Any, **named: Any) -> Buffer:  # noqa: N802
         view = super().Buffer(shape, *rest, data=data, **named)
-        return self._typed(view, self._type(view.data)) if isinstance(view, Buffer) else view
+        return self._typed(view, self._type(view.data))
 
     def _typed(self, buffer: Buffer, dtype: str) -> Buffer:
         typed = RoundedBuffer(buffer.machine, buffer.name, buffer.data, local=buffer.local)

@@ -128,15 +128,14 @@ def make_state(s: ScanShape) -> tuple[Any, Any, Any]:
 
     @T.macro
     def write(target, state, tx):
-        narrow = T.alloc_local((N * P // 128,), BF16)
-        for c in T.unroll(N * P // 256):
-            for e in T.vectorized(2):
-                narrow[c * 2 + e] = bf16(state[c * 2 + e])
+        narrow = T.alloc_local((8,), BF16)
         for j in T.unroll(N // 64):
             for pair in T.unroll(P // 16):
+                for c in T.unroll(4):
+                    for e in T.vectorized(2):
+                        narrow[c * 2 + e] = bf16(state[j * (P // 2) + pair * 8 + c * 2 + e])
                 line = (j * 4 + tx // 32) * 8 + tx % 8 + tx // 8 % 2 * (N // 2)
-                place = target[line, (pair * 2 + tx // 16 % 2) * 8]
-                store_matrices(place, narrow, j * (P // 2) + pair * 8, 4, turned=False)
+                store_matrices(target[line, (pair * 2 + tx // 16 % 2) * 8], narrow, 0, 4, turned=False)
 
     @T.macro
     def hand_on(target, state, b, h, tx):

@@ -24,8 +24,9 @@ static __device__ __forceinline__ float2 unpacked(__nv_bfloat162 pair) {
   return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
 }
 #define __bfloat1622float2 unpacked
+static __device__ __forceinline__ int word(const void *pair) { return *reinterpret_cast<const int *>(pair); }
 """
-"""CUDA source for `T.import_source`: two bfloat16 become float32 in two instructions instead of three."""
+"""CUDA source for `T.import_source`: two bfloat16 become float32 in two instructions instead of three, or one word."""
 
 
 def f32(value: Any) -> Any:
