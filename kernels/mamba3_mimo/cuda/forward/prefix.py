@@ -23,6 +23,8 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32
 
 RESET = -92.0
 THREADS = 128
+AHEAD = 8
+"""Sums of blocks before its own that a thread of `tables` loads at a time."""
 
 
 class Lanes(NamedTuple):
@@ -168,9 +170,12 @@ def tables(s: ScanShape) -> Any:
             tx = T.get_thread_binding()
             warp, lane = tx // 32, tx % 32
             before[0] = 0.0
-            for i in T.serial(T.ceildiv(blk, parts)):
-                if i * parts + tx // A < blk:
-                    before[0] = wrapped(before[0] + sums[b, h, i * parts + tx // A, tx % A])
+            for i in T.serial(T.ceildiv(blk, parts * AHEAD)):
+                for u in T.unroll(AHEAD):
+                    at = (i * AHEAD + u) * parts + tx // A
+                    step[u] = T.if_then_else(at < blk, sums[b, h, T.min(at, blocks - 1), tx % A], 0.0)
+                for u in T.unroll(AHEAD):
+                    before[0] = wrapped(before[0] + step[u])
             before_s[tx // A, tx % A] = before[0]
             for turns in T.serial(lanes.rounds):
                 j0 = turns * lanes.width + lane % lanes.groups * 8
