@@ -17,7 +17,6 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.host.machine import LINE, SWIZZLE_128
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.matrices import store_matrices
 from kernels.mamba3_mimo.cuda.pieces.products import begin_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
@@ -128,14 +127,10 @@ def make_state(s: ScanShape) -> tuple[Any, Any, Any]:
 
     @T.macro
     def write(target, state, tx):
-        narrow = T.alloc_local((8,), BF16)
         for j in T.unroll(N // 64):
-            for pair in T.unroll(P // 16):
-                for c in T.unroll(4):
-                    for e in T.vectorized(2):
-                        narrow[c * 2 + e] = bf16(state[j * (P // 2) + pair * 8 + c * 2 + e])
-                line = (j * 4 + tx // 32) * 8 + tx % 8 + tx // 8 % 2 * (N // 2)
-                store_matrices(target[line, (pair * 2 + tx // 16 % 2) * 8], narrow, 0, 4, turned=False)
+            for c in T.unroll(P // 4):
+                for e in T.vectorized(2):
+                    target[row(j, c, tx), c // 2 * 8 + tx % 4 * 2 + e] = bf16(state[j * (P // 2) + c * 2 + e])
 
     @T.macro
     def hand_on(target, state, b, h, tx):
