@@ -13,7 +13,7 @@ from kernels.mamba3_mimo.cuda.forward.prefix import lanes_for
 from kernels.mamba3_mimo.cuda.host import piece, scan
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
-from kernels.mamba3_mimo.cuda.host.variant import CHUNK_ROWS, RANKS, STATE_SIZES, Variant, refusal
+from kernels.mamba3_mimo.cuda.host.variant import CHUNK_ROWS, RANKS, Variant, refusal
 from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from tests.kernels import scan_cases
@@ -218,18 +218,30 @@ def test_the_default_variant_runs_the_reference_shape():
             "32 rows in a chunk and pipeline_stages 0, which takes two warp groups",
         ),
         (Variant(), replace(SHAPE, N=32, P=128, R=2), "rank 2 with N = 32, P = 128 and chunk_size 16; allowed: chunk_"),
-        (Variant(warp_specialize=True), replace(SHAPE, P=128), "warp_specialize with state size 64, head width 128 and"),
+        (
+            Variant(warp_specialize=True),
+            replace(SHAPE, P=128),
+            "warp_specialize with state size 64, head width 128 and",
+        ),
         (Variant(warp_specialize=True, pipeline_stages=0), SHAPE, "the warp group that copies runs at least one chunk"),
         (Variant(warp_specialize=True, psiv_cache=True), SHAPE, "psiv_cache True.*; allowed: what the lifted form"),
         (Variant(heads_in_turn=3), SHAPE, "heads_in_turn is 3; allowed: 0, 1, 2, 4"),
-        (Variant(heads_in_turn=2), replace(SHAPE, in_turn=2, P=128), "heads_in_turn is 2 with state size 64, head width"),
+        (
+            Variant(heads_in_turn=2),
+            replace(SHAPE, in_turn=2, P=128),
+            "heads_in_turn is 2 with state size 64, head width",
+        ),
         (Variant(heads_in_turn=4), replace(SHAPE, in_turn=4, H=6), "heads_in_turn is 4 with 6 heads in a group"),
         (
             Variant(pipeline_stages=2, chunk_size=8),
             replace(SHAPE, N=128, C=8),
             "pipeline_stages is 2 with P = 64, 32 rows and two warp groups; allowed: 0, 1",
         ),
-        (Variant(warp_specialize=True, tma=False), SHAPE, "warp_specialize with tma off: a warp group of its own issues"),
+        (
+            Variant(warp_specialize=True, tma=False),
+            SHAPE,
+            "warp_specialize with tma off: a warp group of its own issues",
+        ),
     ],
 )
 def test_what_no_kernel_does_is_refused_with_what_is_allowed(variant, shape, reason):

@@ -35,7 +35,7 @@ class TensorMap:
     def part(self, at: tuple[Any, ...]) -> Any:
         """Return the box that begins `at`."""
         first = [int(np.asarray(i).ravel()[0]) for i in at]
-        assert all(0 <= i and i + n <= size for i, n, size in zip(first, self.box, self.tensor.shape, strict=True))
+        assert all(i >= 0 and i + n <= size for i, n, size in zip(first, self.box, self.tensor.shape, strict=True))
         return self.tensor[tuple(slice(i, i + n) for i, n in zip(first, self.box, strict=True))]
 
 

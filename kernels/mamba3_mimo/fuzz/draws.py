@@ -93,7 +93,7 @@ def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
 
 def _heads(rnd: Random, most: int) -> tuple[int, int]:
     """Draw H and G; often so that a block may take four heads of a group in turn, which few draws allow."""
-    drawn = [(H, G) for H in HEADS if H <= most for G in range(1, H + 1) if H % G == 0]
+    drawn = [(H, G) for H in HEADS if most >= H for G in range(1, H + 1) if H % G == 0]
     in_turn = [(H, G) for H, G in drawn if H // G % max(HEADS_IN_TURN) == 0]
     H = rnd.choice([heads for heads in HEADS if heads <= most])
     return rnd.choice(in_turn if in_turn and rnd.random() < 0.4 else [pair for pair in drawn if pair[0] == H])

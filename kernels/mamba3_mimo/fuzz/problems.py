@@ -90,21 +90,24 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 def must_be_refused(problem: ScanProblem) -> str | None:
     """Return the first reason why no lane could run the problem, or None; the lane may have more reasons."""
     given: dict[str, Any] = {"schedule": "chunk_parallel", "chunk_size": 16, "pipeline_stages": 1, "superchunk": 0}
-    given["heads_in_turn"] = 0
-    given |= problem.switches | problem.model_dump(include={"N", "P", "R", "dtype"})
+    given |= {"heads_in_turn": 0} | problem.switches | problem.model_dump(include={"N", "P", "R", "dtype"})
     for name, values in ALLOWED.items():
         if given[name] not in values:
             return f"{name} is {given[name]}"
-    if problem.B < 1 or problem.S < 1:
-        return "a row or the batch is empty"
-    if problem.G < 1 or problem.H % problem.G:
-        return "H is no multiple of G"
-    if given["heads_in_turn"] > 1 and problem.H // problem.G % given["heads_in_turn"]:
-        return "the heads of a group are no multiple of heads_in_turn"
-    if ("z" in problem.without) != ("zeta" in problem.without):
-        return "z or zeta alone"
     length = given["superchunk"]
     fits = length % given["chunk_size"] == 0 and (length % 64 == 0 or length in {8, 16, 32}) and length >= 0
     if given["schedule"] == "chunk_parallel" and not fits:
         return "superchunk is no multiple of chunk_size, or neither a divisor nor a multiple of 64"
+    return _wrong_sizes(problem, in_turn=max(1, given["heads_in_turn"]))
+
+
+def _wrong_sizes(problem: ScanProblem, in_turn: int) -> str | None:
+    if problem.B < 1 or problem.S < 1:
+        return "a row or the batch is empty"
+    if problem.G < 1 or problem.H % problem.G:
+        return "H is no multiple of G"
+    if problem.H // problem.G % in_turn:
+        return "the heads of a group are no multiple of heads_in_turn"
+    if ("z" in problem.without) != ("zeta" in problem.without):
+        return "z or zeta alone"
     return None

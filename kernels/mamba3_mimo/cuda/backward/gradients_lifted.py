@@ -37,7 +37,7 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 
 def gradients(s: ScanShape, v: Variant) -> Any:
     """B3 of `gradients.gradients`, which says what it takes and writes."""
-    B, H, N, P, R, A, C, M, nc = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.chunks
+    B, N, P, R, A, C, M, nc = s.B, s.N, s.P, s.R, s.A, s.C, s.M, s.chunks
     alone, roles, threads, loads = groups_of(s) == 1, v.warp_specialize, computing(s), make_loads(s, v)
     settled = make_settled(v)
 
@@ -71,7 +71,9 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     def heads(pace, written, sums_out, chunk, at, mine, given, b, i, tx):
         q_bias, k_bias, psi, zeta, phi, D, leaving, leaves = given
         pace.begin(tx)
-        for step in T.serial(pace.steps):  # of all heads: one loop, so that the compiler keeps descriptors where it should
+        for step in T.serial(
+            pace.steps
+        ):  # of all heads: one loop, so that the compiler keeps descriptors where it should
             h = pace.head(step)
             if step % nc == 0:
                 weights(at, q_bias, k_bias, psi, zeta, phi, h)
@@ -96,7 +98,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     @takes(s, v, d_out="do")
     def b3_gradients(
         q, k, v_, z, d_out, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, states, leaving, psiv,
-        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, edges, first, p_heads, in_turn: T.int32, leaves: T.int32,
+        dqh, dkh, dv, dz, dtheta, row_q, row_k, same, diag, p_psi, p_zeta, p_phi, edges, first, p_heads,
+        in_turn: T.int32, leaves: T.int32,
     ):  # fmt: skip
         with T.Kernel(s.sums, B, threads=threads_of(s, v)) as (i, b):
             T.assume(b < s.most_walks)  # so offsets have 32 bits where these do

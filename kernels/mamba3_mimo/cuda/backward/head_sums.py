@@ -6,7 +6,7 @@ see shape.py. Rows are i = r * C + c.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
-# ruff: noqa: C901, N812, PLR0913, PLR0917
+# ruff: noqa: N812
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tvm.ir import Op
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import make_store, panels
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
+from kernels.mamba3_mimo.cuda.pieces.tiles import bf16, f32
 
 _TMA_STORE = Op.get("tl.tma_store")
 _BFLOAT16, _SWIZZLE_128, _L2_128 = 9, 3, 2

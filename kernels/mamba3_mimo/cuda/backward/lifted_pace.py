@@ -6,7 +6,7 @@ as there are slots, and the others say when they have read one. Letters: see sha
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
-# ruff: noqa: N812
+# ruff: noqa: C901, N812, PLR0913, PLR0917
 
 from dataclasses import dataclass
 from typing import Any
@@ -109,5 +109,12 @@ def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: 
             copied(step, tx)
 
     return Pace(
-        head=head, in_turn=in_turn, steps=steps, meet=meet, begin=begin, entered=entered, released=released, copies=copies
+        head=head,
+        in_turn=in_turn,
+        steps=steps,
+        meet=meet,
+        begin=begin,
+        entered=entered,
+        released=released,
+        copies=copies,
     )

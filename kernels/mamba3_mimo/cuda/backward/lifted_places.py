@@ -45,7 +45,10 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
     """Return what only this form can do, and not for every size or switch."""
     sizes = f"state size {s.N}, head width {s.P} and {s.M} rows in a chunk of {s.C} tokens"
     return (
-        (v.warp_specialize and not v.tma, "warp_specialize with tma off: a warp group of its own issues bulk copies only"),
+        (
+            v.warp_specialize and not v.tma,
+            "warp_specialize with tma off: a warp group of its own issues bulk copies only",
+        ),
         (
             v.warp_specialize and v.pipeline_stages == 0,
             "warp_specialize with pipeline_stages 0: the warp group that copies runs at least one chunk ahead",
@@ -53,8 +56,8 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
         (
             v.warp_specialize and not lifts(s, v),
             f"warp_specialize with {sizes}, psiv_cache {v.psiv_cache}, aggressive_smem_merge {v.aggressive_smem_merge} "
-            f"and pipeline_stages {v.pipeline_stages}; allowed: what the lifted form of the walk does, state size 64 or "
-            "128, head width 64, 64 rows, no cache, no merge, one stage",
+            f"and pipeline_stages {v.pipeline_stages}; allowed: what the lifted form of the walk does, state size 64 "
+            "or 128, head width 64, 64 rows, no cache, no merge, one stage",
         ),
         (
             s.in_turn > 1 and not lifts(s, v),
@@ -280,7 +283,7 @@ class WalkOperands:
     """The tiles as the matrix unit takes them. With two groups a right operand is what the thread's group has of it."""
 
     q: Operand
-    """All of it, a left operand; x, xt (turned), g, gt, gw, gwt, e, dmix, dmixt likewise, h of the state that enters."""
+    """All of it, a left operand; x, xt (turned), g, gt, gw, gwt, e, dmix, dmixt likewise, h of the entering state."""
     x: Operand
     xt: Operand
     g: Operand

@@ -36,9 +36,7 @@ def _block(tx: Any, block: Any, groups: int) -> Any:
 def store_matrices(target: Any, values: Any, first: Any, count: int, *, turned: bool) -> None:
     """stmatrix: lane t gives the address of row t % 8 of matrix t // 8; `count` of them from values[first] on."""
     # two numbers of a register as they are: packed anew, they would be moved
-    pairs = (
-        T.call_extern("int32", "word", T.access_ptr(values[first + 2 * i], "r", extent=2)) for i in range(count)
-    )
+    pairs = (T.call_extern("int32", "word", T.access_ptr(values[first + 2 * i], "r", extent=2)) for i in range(count))
     T.evaluate(
         T.call_intrin("handle", _STORE, T.bool(turned), count, T.access_ptr(target, "w", extent=8), *pairs, "m8n8")
     )
