@@ -6,7 +6,9 @@ import torch
 pytest.importorskip("tilelang")
 
 import tilelang.language as T  # noqa: N812
+from tvm.ir import Op
 
+from kernels.mamba3_mimo.cuda.backward.head_sums import map_of
 from tests.kernels.tile_interpreter import ProgramError, run
 
 F32 = "float32"
@@ -209,3 +211,60 @@ def test_groups_of_copies_land_in_order():
     x, y = result(body, (2, 8))
     assert torch.equal(y[0], x[0])
     assert y[1].isnan().all()
+
+
+def test_copy_of_more_axes_than_a_tensor_map_has_is_found():
+    @T.macro
+    def body(x, y, tx):
+        tile_s = T.alloc_shared((1, 1, 1, 1, 1, 32), F32)
+        bar = T.alloc_barrier([32])
+        T.tma_copy(T.view(x, [1, 1, 1, 1, 1, 32]), tile_s, barrier=bar[0])
+
+    with pytest.raises(ProgramError, match="5 axes at most"):
+        result(body, (32,))
+
+
+def reduced(body_of):
+    """Return what a bulk reduction leaves, added to a tensor [2,8,64] of ones: `body_of(tile, y, tx)` issues it."""
+
+    @T.prim_func
+    def one_block(y: T.Tensor((2, 8, 64), "bfloat16")):
+        with T.Kernel(1, threads=128) as _:
+            tx = T.get_thread_binding()
+            tile_s = T.alloc_shared((8, 64), "bfloat16")
+            for i, j in T.Parallel(8, 64):
+                tile_s[i, j] = T.cast(i + j, "bfloat16")
+            T.sync_threads()
+            body_of(tile_s, y, tx)
+
+    y = torch.ones(2, 8, 64, dtype=torch.bfloat16)
+    run(one_block, y)
+    return y
+
+
+def added(tile_s, y, where):
+    return T.evaluate(
+        T.call_intrin(
+            "handle", Op.get("tl.tma_store"), where, T.access_ptr(tile_s[0, 0], "r", extent=512), 0, 0, 1, 1, 0
+        )
+    )
+
+
+def test_bulk_reduction_adds_one_box():
+    @T.macro
+    def body(tile_s, y, tx):
+        if T.shuffle_elect(128):
+            added(tile_s, y, map_of(y, (64, 8, 1)))
+
+    y = reduced(body)
+    assert (y[0] == 1).all()
+    assert torch.equal(y[1], (torch.arange(8.0)[:, None] + torch.arange(64.0) + 1).bfloat16())
+
+
+def test_bulk_reduction_issued_by_every_thread_is_found():
+    @T.macro
+    def body(tile_s, y, tx):
+        added(tile_s, y, map_of(y, (64, 8, 1)))
+
+    with pytest.raises(ProgramError, match="issued once"):
+        reduced(body)

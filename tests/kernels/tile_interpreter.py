@@ -55,6 +55,8 @@ NOTHING_TO_DO = {
     "annotate_consumer_reg_alloc", "ptx_fence_barrier_init", "ptx_commit_group", "tma_store_arrive", "tma_store_wait",
 }  # fmt: skip
 """Calls about time and registers: here every statement is finished before the next one starts."""
+MAP_AXES = 5
+"""Most axes of a tensor map, what the copy engine knows a tensor by: the driver takes no more."""
 
 
 class ProgramError(AssertionError):
@@ -334,6 +336,10 @@ class Machine:
         self.block(lambda: barrier.phase > phase)
 
     def tma_copy(self, source: Any, target: Any, barrier: Any = None, **_: Any) -> None:
+        if max(source.ndim, target.ndim) > MAP_AXES:
+            raise ProgramError(
+                f"a bulk copy {source.shape} -> {target.shape}: a tensor map has {MAP_AXES} axes at most"
+            )
         if barrier is None:
             self.copy(source, target)
         else:
@@ -349,6 +355,8 @@ class Machine:
     def create_tma_descriptor(self, _: int, rank: int, tensor: Any, *rest: Any) -> TensorMap:
         """Return what names a box of a tensor; sizes are given innermost first."""
         shape, box = rest[:rank], rest[2 * rank : 3 * rank]
+        if rank > MAP_AXES:
+            raise ProgramError(f"a tensor map of {rank} axes: {MAP_AXES} at most")
         if tuple(reversed(shape)) != tensor.shape:
             raise ProgramError(f"a tensor map of shape {shape}, innermost first, of a tensor {tensor.shape}")
         return TensorMap(tensor, tuple(reversed(box)))

@@ -100,13 +100,14 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     """B3: walk the chunks of a super-chunk backwards from E and write every gradient or its partial sum.
 
     dqh, dkh bf16 [B,sums,S/C,M,N], of each head or, in the lifted form, of `in_turn` heads together; dv, dz bf16;
-    dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per token `row_q`, `row_k` = <q~, dq~>, <k~, dk~> with the
-    share `diag` of the same step in both, and `same` = d/dgamma of the same step, fp32 [B,H,S]. y is linear in q~ and
-    bilinear in k~ and x, so the first two are <g, y> and <x, dx>. Partial sums over one super-chunk: `p_psi`, `p_zeta`,
-    `p_phi` [B,H,M/8,P], one per 8 rows, and `p_heads`, of q's bias, k's and D: see `place_of_d`. `edges`: see edges.py.
-    z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if reduced, otherwise dO is [B,S,R,H,P]; psiv bf16
-    [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the gradient of the state that enters the rows, only in
-    the sequential schedule: else F2 reversed has it. `leaves`: 0 where nothing leaves, and `leaving` holds no numbers.
+    dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per token `row_q`, `row_k` = <q~, dq~>, <k~, dk~>, with
+    the share `diag` of the same step in both, and `same` = d/dgamma of the same step, fp32 [B,H,S]. y is linear in q~
+    and bilinear in k~ and x, so the first two are <g, y> and <x, dx>. Partial sums over one super-chunk: `p_psi`,
+    `p_zeta`, `p_phi` [B,H,M/8,P], one per 8 rows, and `p_heads`, of q's bias, k's and D: see `place_of_d`. `edges`: see
+    edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if reduced, otherwise dO is [B,S,R,H,P];
+    psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the gradient of the state that enters the
+    rows, only in the sequential schedule: else F2 reversed has it. `leaves`: 0 where nothing leaves, and `leaving`
+    holds no numbers.
     """
     if lifts(s, v):
         return gradients_lifted.gradients(s, v)

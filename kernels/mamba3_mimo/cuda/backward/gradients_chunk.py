@@ -42,7 +42,11 @@ def make_chunk(
     turn_out, rows_out = parts.make_turn_out(s, threads), io.make_rows_out(s, sums, written)
     store, stored = make_store(v)
     bias_sum, _ = make_bias_sums(s)
-    dq_ranks = T.view(written.dqh, [*written.dqh.shape[:3], R, C, N])
+    walks, heads, chunks = written.dqh.shape[:3]
+    dq_ranks = T.view(written.dqh, [walks, heads, chunks * R, C, N])  # a tensor map has at most five dimensions
+
+    def ranks_at(t0):
+        return slice(t0 // C * R, (t0 // C + 1) * R)
 
     @T.macro
     def chunk(b, h, t0, n, nc, tx):
@@ -88,7 +92,7 @@ def make_chunk(
         T.fence_proxy_async()
         T.sync_threads()
         for cols in loads.columns():
-            store(ranks_of(staged.q_raw, C)[loads.ranks(n), :, cols], dq_ranks[b, h, t0 // C, :, :, cols])
+            store(ranks_of(staged.q_raw, C)[loads.ranks(n), :, cols], dq_ranks[b, h, ranks_at(t0), :, cols])
         bias_sum(sums.q_bias, staged.q_raw, lambda line, column: loads.at(n, line, column))
         T.copy(acc.dk, ops.q_s)
         values(held)

@@ -23,7 +23,7 @@ _BFLOAT16, _SWIZZLE_128, _L2_128 = 9, 3, 2
 """The driver's names of what a tensor map describes: its dtype, the swizzle of the tile, what L2 fetches at once."""
 
 
-def _map_of(out: Any, box: tuple[int, ...]) -> Any:
+def map_of(out: Any, box: tuple[int, ...]) -> Any:
     """Return the tensor map of parts `box` of a contiguous bf16 tensor, innermost axis first, for swizzled tiles."""
     shape = tuple(reversed(out.shape))
     strides = [2]
@@ -46,7 +46,7 @@ def make_keep(s: ScanShape, v: Variant, threads: int) -> Any:
         if v.tma:
             if T.shuffle_elect(threads):
                 source = T.access_ptr(tile[0, cols.start], "r", extent=M * (cols.stop - cols.start))
-                where = _map_of(sums, (cols.stop - cols.start, M, 1, 1, 1))
+                where = map_of(sums, (cols.stop - cols.start, M, 1, 1, 1))
                 T.evaluate(T.call_intrin("handle", _TMA_STORE, where, source, cols.start, 0, n, i, b, 1, 0))
                 T.tma_store_arrive()
         else:
