@@ -56,7 +56,7 @@ NOTHING_TO_DO = {
 }  # fmt: skip
 """Calls about time and registers: here every statement is finished before the next one starts."""
 MAP_AXES = 5
-"""Most axes of a tensor map, what the copy engine knows a tensor by: the driver takes no more."""
+"""Most axes of a tensor map, what the copy engine knows a tensor by unless it copies one stretch of memory."""
 
 
 class ProgramError(AssertionError):
@@ -336,7 +336,7 @@ class Machine:
         self.block(lambda: barrier.phase > phase)
 
     def tma_copy(self, source: Any, target: Any, barrier: Any = None, **_: Any) -> None:
-        if max(source.ndim, target.ndim) > MAP_AXES:
+        if any(part.ndim > MAP_AXES and not part.flags.c_contiguous for part in (source, target)):
             raise ProgramError(
                 f"a bulk copy {source.shape} -> {target.shape}: a tensor map has {MAP_AXES} axes at most"
             )
