@@ -56,8 +56,8 @@ def make_spec(**changes: Any) -> AblationSpec:
     return AblationSpec.model_validate(spec_values(**changes))
 
 
-SUPERCHUNK_OF_SIZES = 1024
-"""What lane cuda chooses for its reference shape where the super-chunk is left to it."""
+SUPERCHUNK_OF_SIZES, HEADS_IN_TURN_OF_SIZES = 1024, 4
+"""What lane cuda chooses for its reference shape where these are left to it."""
 
 
 def make_plan(spec: AblationSpec | None = None) -> Plan:
@@ -81,6 +81,8 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
         facts |= {ScanFact.of(name): gates[name] for name in switches}
         facts[ScanFact.SUPERCHUNK_OF_SIZES] = SUPERCHUNK_OF_SIZES
         facts[ScanFact.SUPERCHUNK] = gates["superchunk"] or SUPERCHUNK_OF_SIZES
+        facts[ScanFact.HEADS_IN_TURN_OF_SIZES] = HEADS_IN_TURN_OF_SIZES
+        facts[ScanFact.HEADS_IN_TURN] = gates["heads_in_turn"] or HEADS_IN_TURN_OF_SIZES
     if gates["schedule"] == "chunk_parallel":
         facts[ScanFact.CHUNK_SIZE] = gates["chunk_size"]
         facts[ScanFact.PSIV_SAVED_BYTES if gates["psiv_cache"] else ScanFact.PSIV_RECOMPUTES] = 4096

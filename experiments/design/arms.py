@@ -201,8 +201,8 @@ def _gate_problems(
     reason = gate.supports(node_class, Lane(gates["lane"]), value) if used or asked else None
     if reason is not None:
         found.append(SpecProblem(pointer=where.pointer(gate.name), detail=reason, hint=_support_hint(gate, node_class)))
-    for other, needed in gate.requires.items():
-        if used and value != gate.default and gates[other] != needed:
+    for other, needed in gate.needs(value).items():
+        if used and gates[other] != needed:
             detail = f"gate '{gate.name}' = {show(value)} requires {other} = {show(needed)}; it is {show(gates[other])}"
             hint = f"add {other}: {show(needed)}"
             found.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=hint))

@@ -48,7 +48,9 @@ class Gate:
     tpu_kernels: tuple[GateValue, ...] = ()
     """Values that on an XLA device are kernels for TPUs, which XLA on other processors cannot run."""
     requires: Mapping[str, GateValue] = field(default_factory=dict)
-    """Values that other gates must have when this one is not at its default."""
+    """Values that other gates must have when this one is neither at its default nor `free`."""
+    free: tuple[GateValue, ...] = ()
+    """Values besides the default that need nothing of other gates."""
     unused_with: tuple[Mapping[str, GateValue], ...] = ()
     """Settings of other gates, each as a whole, under which this one has no effect: naming it is a contradiction."""
     in_kernels: bool = False
@@ -80,6 +82,10 @@ class Gate:
         """Return this gate's value in `config`."""
         value = read_field(config, self.path)
         return str(value) if isinstance(value, StrEnum) else value
+
+    def needs(self, value: GateValue) -> Mapping[str, GateValue]:
+        """Return the values that other gates must have with this one at `value`."""
+        return {} if value in (self.default, *self.free) else self.requires
 
     def allows(self, value: object) -> bool:
         """Tell whether `value` is one of the gate's values, of exactly the same type (true is not 1)."""
@@ -136,6 +142,8 @@ class GatePublic(BaseModel):
     claim: Claim
     field: str
     requires: dict[str, GateValue]
+    """What a value needs of other gates that is neither the default nor `free`."""
+    free: tuple[GateValue, ...]
     unused_with: tuple[dict[str, GateValue], ...]
     node_classes: dict[str, tuple[str, ...]]
     """For each value (as written in a spec): the node classes that can run it today."""

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from experiments.design.gate import Claim, Facts, Gate, GatePublic, GateValue, show
 from experiments.design.recipes import RECIPES
 from kernels.backends import Lane
-from kernels.scan import CHUNK_SIZES, PIPELINE_STAGES, SCHEDULES, ScanFact
+from kernels.scan import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
 from model.facts import ModelFact
 
@@ -55,6 +55,10 @@ def _superchunk_shown(asked: Mapping[str, Any], facts: Facts) -> Any:
     return asked["superchunk"] or facts.get(ScanFact.SUPERCHUNK_OF_SIZES)
 
 
+def _in_turn_shown(asked: Mapping[str, Any], facts: Facts) -> Any:
+    return asked["heads_in_turn"] or facts.get(ScanFact.HEADS_IN_TURN_OF_SIZES)
+
+
 def _dtype(facts: Facts) -> str | None:
     """Return the dtype of the scan, if there is one, and of the last hidden states."""
     hidden = facts.get(ModelFact.HIDDEN_DTYPE)
@@ -73,6 +77,7 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
     fields: dict[str, Any] = {
         "values": (False, True),
         "claim": Claim.SCHEDULE_ONLY,
+        "in_kernels": True,
         "unused_with": NOT_CUDA,
         **changes,
     }
@@ -81,7 +86,6 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
         question=question,
         path=f"model.scan.{name}",
         lanes=dict.fromkeys(fields["values"], ON_CUDA),
-        in_kernels=True,
         block="M",
         **_told_by(ScanFact.of(name)),
         **fields,
@@ -90,6 +94,9 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
 
 _GENERAL_WALK = "the backward walk takes its general form with it"
 """What a switch costs besides that the faster form of the kernel cannot do: see docs/kernels.md."""
+
+_OF_THE_LIFTED_WALK: dict[str, GateValue] = {"psiv_cache": False, "aggressive_smem_merge": False}
+"""What the faster form of the backward walk needs, and so what it alone can do."""
 
 _ENTRIES = (
     Gate(
@@ -187,10 +194,10 @@ _ENTRIES = (
     ),
     _kernel_gate(
         "warp_specialize",
-        "Do warp groups with different roles overlap loads, exchange and arithmetic?",
-        requires={"tma": True, "layout_2d": True, "pipeline_stages": 1, "psiv_cache": False},
+        "Does a warp group that only copies free the others of waiting, and what do its registers cost them?",
+        requires=_OF_THE_LIFTED_WALK | {"tma": True, "pipeline_stages": 1},
         proof="branches on the thread that each wait at barriers, in the CUDA source of the backward walk",
-        blind_to="whether the roles overlap in time",
+        blind_to="whether the copies overlap with arithmetic in time",
     ),
     _kernel_gate(
         "aggressive_smem_merge",
@@ -203,7 +210,7 @@ _ENTRIES = (
         "layout_2d",
         "Do two-dimensional shared-memory tiles cost anything by themselves?",
         proof="the shape of the shared buffers that q and k are loaded into, in the program of every walk that was "
-        "launched; the one with two roles stages neither",
+        "launched",
         blind_to="how the compiler swizzles them",
     ),
     _kernel_gate(
@@ -218,11 +225,25 @@ _ENTRIES = (
         blind_to="how much of a row's last super-chunk is padding",
     ),
     _kernel_gate(
+        "heads_in_turn",
+        "How many heads should a block of the backward walk add up before they leave it, at what cost in accuracy?",
+        values=HEADS_IN_TURN,
+        free=(1,),
+        shown_as=_in_turn_shown,
+        claim=Claim.RE_ASSOCIATES,
+        in_kernels=False,
+        requires=_OF_THE_LIFTED_WALK,
+        proof="how many sums the tensors hold that the backward walk was launched with, and that the kernel behind it "
+        "adds up by groups; 0: as many as the rule of the sizes gives for those that ran",
+        blind_to="whether a block takes the heads of a sum one after another: the kernel reads their number from the "
+        "tensor",
+    ),
+    _kernel_gate(
         "pipeline_stages",
         "How many chunks ahead of the arithmetic should tiles be loaded?",
         values=PIPELINE_STAGES,
         proof="loads that start before the loop over chunks for each load inside it, in the CUDA source of every walk "
-        "that was launched; the one with two roles loads in another way",
+        "that was launched; where a warp group only copies: the slots of its ring",
         blind_to="whether a load has arrived when it is waited for; and how much of the cost of two is that "
         f"{_GENERAL_WALK}",
     ),
@@ -332,6 +353,7 @@ def catalogue() -> list[GatePublic]:
             claim=gate.claim,
             field=gate.path,
             requires=dict(gate.requires),
+            free=gate.free,
             unused_with=tuple(dict(setting) for setting in gate.unused_with),
             node_classes={show(value): gate.node_classes(value) for value in gate.values},
             attested_by=gate.attested_by,

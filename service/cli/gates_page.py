@@ -31,7 +31,8 @@ def _section(gate: GatePublic) -> str:
         f"- proof: {gate.proof}",
         f"- the proof cannot see: {gate.blind_to}",
     ]
-    lines += [f"- needs: {_pairs(gate.requires)}"] if gate.requires else []
+    free = "".join(f", but not at `{show(value)}`" for value in gate.free)
+    lines += [f"- needs: {_pairs(gate.requires)}{free}"] if gate.requires else []
     settings = ", or ".join(_pairs(setting) for setting in gate.unused_with)
     lines += [f"- has no effect with: {settings}"] if settings else []
     lines += ["", "| value | runs today on |", "|---|---|"]

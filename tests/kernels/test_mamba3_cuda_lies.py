@@ -43,6 +43,8 @@ ASKED: dict[str, Any] = {
     "pipeline_stages": 2,
     "fast_math": False,
 }
+OF_THE_HOST: dict[str, Any] = {"remat": True, "heads_in_turn": 2}
+"""What the same kernels do, launched in another way."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +69,7 @@ def readings(**switches: Any) -> dict[str, GateReading]:
     with facts.collect() as said:
         out = mamba3_mimo(leaves, asked).out
         torch.autograd.grad(out, leaves.tensors(), make_grad(inputs, 1))
-    return read_gates({"lane": "cuda"} | {name: getattr(asked, name) for name in (*ASKED, "remat")}, said)
+    return read_gates({"lane": "cuda"} | {name: getattr(asked, name) for name in (*ASKED, *OF_THE_HOST)}, said)
 
 
 def test_every_gate_of_the_kernels_is_lied_about() -> None:
@@ -89,12 +91,15 @@ def test_a_switch_that_was_asked_for_and_is_not_live_is_found(gate: str) -> None
 
 
 @pytest.mark.usefixtures("kernels_of_the_default")
-@pytest.mark.parametrize("made_again", [True, False])
-def test_states_that_were_kept_are_no_remat(made_again: bool) -> None:
-    asked = op._variant
-    with patch.object(op, "_variant", lambda *switches: replace(asked(*switches), remat=made_again)):
-        reading = readings(remat=True)["remat"]
-    assert (reading.observed, reading.live) == (made_again, made_again)
+@pytest.mark.parametrize(
+    ("gate", "live"), [("remat", True), ("remat", False), ("heads_in_turn", 1), ("heads_in_turn", 2)]
+)
+def test_what_the_host_does_is_seen(gate: str, live: Any) -> None:
+    """States that were kept are no remat; two sums are no sum of two heads."""
+    asked, wanted = op._variant, OF_THE_HOST[gate]
+    with patch.object(op, "_variant", lambda *switches: replace(asked(*switches), **{gate: live})):
+        reading = readings(**{gate: wanted})[gate]
+    assert (reading.observed, reading.live) == (live, live == wanted)
 
 
 @pytest.mark.usefixtures("kernels_of_the_default")

@@ -116,7 +116,8 @@ def not_live(home: Path, dataset: Dataset, changes: dict[str, Any]) -> list[str]
 def test_every_gate_is_lied_about_somewhere() -> None:
     of_kernels = {name for name, gate in GATES.items() if gate.in_kernels}
     of_xla = {name for name, gate in GATES.items() if any(map(_not_in_the_reference, gate.lanes.values()))}
-    assert set(LIES) | of_kernels | of_xla == set(GATES)  # test_mamba3_cuda_lies.py, test_xla_lies.py
+    of_launches = {"heads_in_turn"}
+    assert set(LIES) | of_kernels | of_launches | of_xla == set(GATES)  # test_mamba3_cuda_lies.py, test_xla_lies.py
 
 
 def _not_in_the_reference(lanes: tuple[Lane, ...]) -> bool:

@@ -15,7 +15,7 @@ from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
 from kernels.mamba3_mimo.cuda.backward.groups import Written
 from kernels.mamba3_mimo.cuda.backward.head_sums import make_keep
-from kernels.mamba3_mimo.cuda.backward.lifted_pace import Pace, computing
+from kernels.mamba3_mimo.cuda.backward.lifted_pace import CopyPace, computing
 from kernels.mamba3_mimo.cuda.backward.lifted_places import (
     WalkOperands,
     WalkRegisters,
@@ -45,7 +45,7 @@ def make_chunk(
     s: ScanShape,
     v: Variant,
     loads: Loads,
-    pace: Pace,
+    pace: CopyPace,
     written: Written,
     at: WalkTiles,
     mine: WalkRegisters,
@@ -72,7 +72,7 @@ def make_chunk(
     return chunk
 
 
-def make_met(pace: Pace) -> Any:
+def make_met(pace: CopyPace) -> Any:
     """Return macro(): the threads meet, before products read what they have written."""
 
     @T.macro
@@ -83,7 +83,7 @@ def make_met(pace: Pace) -> Any:
     return met
 
 
-def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: Pace, at: WalkTiles, mine: WalkRegisters) -> Any:
+def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: CopyPace, at: WalkTiles, mine: WalkRegisters) -> Any:
     """Return macro(n, tx): E rounded into e_s; wait for the copies; q~ and k~, and the thread's v, z and dO."""
     C, M, depth, (groups, blocks, parts, _) = s.C, s.M, s.A // 4, split_of(s)
     threads = groups * GROUP
@@ -232,7 +232,7 @@ def make_inputs(
     s: ScanShape,
     v: Variant,
     loads: Loads,
-    pace: Pace,
+    pace: CopyPace,
     written: Written,
     at: WalkTiles,
     mine: WalkRegisters,

@@ -39,7 +39,7 @@ def computing_registers(s: ScanShape) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class CopyPace:
     """The steps of a block."""
 
     head: Any
@@ -60,7 +60,7 @@ class Pace:
     """macro(tx): what the warp group that copies does."""
 
 
-def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: Any, i: Any, in_turn: Any) -> Pace:
+def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: Any, i: Any, in_turn: Any) -> CopyPace:
     """Return the pace of block (i, b), which takes `in_turn` heads.
 
     `start` is that of gradients_io.make_start, `free` a barrier for every slot.
@@ -108,7 +108,7 @@ def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: 
             T.mbarrier_wait_parity(free[loads.slot(step)], (step // loads.slots + 1) % 2)
             copied(step, tx)
 
-    return Pace(
+    return CopyPace(
         head=head,
         in_turn=in_turn,
         steps=steps,

@@ -74,7 +74,15 @@ def test_gate_supports_tells_a_wrong_lane_from_a_missing_one() -> None:
 
 def test_kernel_gates_have_no_effect_in_another_lane() -> None:
     values = {gate.name: gate.default for gate in GATES.values()}
-    for name in ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math"):
+    for name in (
+        "tma",
+        "warp_specialize",
+        "aggressive_smem_merge",
+        "layout_2d",
+        "pipeline_stages",
+        "fast_math",
+        "heads_in_turn",
+    ):
         assert GATES[name].unused_because(values) == "lane = reference"
         assert GATES[name].unused_because({**values, "lane": "cuda"}) is None
     sequential = {**values, "lane": "cuda", "schedule": "sequential"}
@@ -86,6 +94,12 @@ def test_gate_supports_names_the_node_class_that_a_value_needs() -> None:
     reason = GATES["attention"].supports(NODE_CLASSES["cpu"], Lane.REFERENCE, "flash")
     assert reason == "gate 'attention' = flash needs node class h200 or tpu-v6e or tpu-v6e-compile; this is 'cpu'"
     assert GATES["attention"].supports(NODE_CLASSES["h200"], Lane.REFERENCE, "flash") is None
+
+
+def test_heads_in_turn_need_the_lifted_walk_unless_they_go_one_by_one() -> None:
+    gate = GATES["heads_in_turn"]
+    assert gate.needs(4) == {"psiv_cache": False, "aggressive_smem_merge": False}
+    assert gate.needs(0) == gate.needs(1) == {}
 
 
 def test_gate_claims_are_those_of_the_design() -> None:
