@@ -1,7 +1,8 @@
 """The least time that each kernel of ours could take: bytes it must move, FLOPs it must do, at the GPU's ceilings.
 
-A tensor counts once for every kernel that reads or writes it, whatever the number of blocks that do. Only matrix
-products are counted as FLOPs. Letters: see ../cuda/host/shape.py.
+A tensor counts once for every kernel that reads or writes it, whatever the number of blocks that do: B3's sums over
+heads too, which all heads of a sum but the first read and write again. Only matrix products are counted as FLOPs.
+Letters: see ../cuda/host/shape.py.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def sizes(s: ScanShape) -> dict[str, int]:
     tokens = s.B * s.S
     return {
         "direction": 2 * tokens * s.R * s.G * s.N,  # q, k and their gradients
-        "per_head": 2 * tokens * s.R * s.H * s.N,  # gradients of q, k before the sum over heads
+        "summed": 2 * tokens * s.R * s.sums * s.N,  # gradients of q, k as B3 adds up heads
         "value": 2 * tokens * s.H * s.P,  # v, z, o and their gradients
         "psiv": 2 * tokens * s.H * s.R * s.P,
         "scalar": 4 * tokens * s.H,  # decays, step sizes, row sums
@@ -56,10 +57,10 @@ MOVED: dict[str, dict[str, int]] = {
     "f3_outputs": {"direction": 2, "value": 3, "rotation": 1, "scalar": 3, "state": 1, "chunk_state": 1},
     "b1_local_gradients": {"direction": 1, "value": 2, "rotation": 1, "scalar": 1, "state": 1},
     "b3_gradients": {
-        "direction": 2, "value": 5, "rotation": 1, "scalar": 7, "chunk_state": 1, "state": 1, "per_head": 2, "angle": 1,
+        "direction": 2, "value": 5, "rotation": 1, "scalar": 7, "chunk_state": 1, "state": 1, "summed": 2, "angle": 1,
         "partial": 3,
     },
-    "b4_reduce_heads": {"per_head": 1, "direction": 1},
+    "b4_reduce_heads": {"summed": 1, "direction": 1},
     "b5_time_gradients": {"scalar": 10, "reset": 1, "raw_angle": 2, "angle": 1},
     "b6_column_sums": {"partial": 3},
 }  # fmt: skip

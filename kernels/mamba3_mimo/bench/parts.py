@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from kernels.backends import Lane
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.accuracy import Errors
+from kernels.mamba3_mimo.accuracy import Errors, make_inputs
 from kernels.mamba3_mimo.bench.cases import BenchCase
 from kernels.mamba3_mimo.bench.floors import floors, whole_pass
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess
 from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow, Times
 from kernels.mamba3_mimo.bench.runs import PASSES, Passes
-from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.sizes import settled, sizes_of
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 
 PROFILER_SUFFIX = "_kernel"
@@ -196,13 +198,9 @@ def _kernel_rows(bench: BenchRun, problem: BenchCase, lane: Lane, times: dict[st
 
 def shape_run(problem: BenchCase) -> ScanShape:
     """Return the sizes with which our lane runs a problem: the walk is the one that it chooses for them."""
-    case, asked = problem.case, Variant(**problem.options(Lane.CUDA))
-    variant = chosen(asked, rows=case.B * case.H, tokens=case.S, state=case.N * case.P)
-    walk = walked(variant, case.S)
-    return ScanShape(
-        B=case.B, S=-(-case.S // walk) * walk, H=case.H, G=case.G, N=case.N, P=case.P, R=case.R, C=variant.chunk_size,
-        L=walk, A=padded_angles(int(case.N * case.rope) // 2, case.N),
-    )  # fmt: skip
+    with FakeTensorMode():
+        sizes = sizes_of(make_inputs(problem.case, "cpu"))
+    return settled(sizes, Variant(**problem.options(Lane.CUDA))).shape
 
 
 def gpu(query: str) -> str:

@@ -91,7 +91,8 @@ def test_sizes_of_the_reference_problem_by_hand() -> None:
     size = sizes(REFERENCE)
     assert size["direction"] == 8 * 8192 * 4 * 64 * 2  # 32 MiB
     assert size["value"] == 8 * 8192 * 16 * 64 * 2  # 128 MiB
-    assert size["per_head"] == 16 * size["direction"]
+    assert size["summed"] == 16 * size["direction"]
+    assert sizes(replace(REFERENCE, in_turn=4))["summed"] == 4 * size["direction"]
     assert size["state"] == 8 * 16 * 32 * 64 * 64 * 4  # 64 MiB: 32 super-chunks of 256
     assert size["chunk_state"] == 8 * 16 * 512 * 64 * 64 * 2  # 512 MiB
     assert size["scalar"] == 8 * 8192 * 16 * 4
@@ -110,7 +111,7 @@ def test_floors_of_the_reference_problem_by_hand() -> None:
     assert least["f1_local_states"].bytes == 31 / 32 * (32 + 128 + 64 + 4 + 64) * 2**20
     assert least["b1_local_gradients"].bytes == 31 / 32 * (32 + 256 + 64 + 4 + 64) * 2**20
     assert least["f2_pass_states"].bytes == 2 * 2 * 64 * 2**20
-    # q and k; v, z, dO, dv, dz; rotations; seven scalars; chunk states; states; dq, dk per head; angle gradients; sums
+    # q and k; v, z, dO, dv, dz; rotations; seven scalars; chunk states; states; dq, dk by head; angle gradients; sums
     assert least["b3_gradients"].bytes == (64 + 640 + 64 + 28 + 512 + 64 + 1024 + 64 + 24) * 2**20
     assert least["b3_gradients"].ms(CEILINGS) == pytest.approx(1e3 * 2484 * 2**20 / 4.28e12)
     slow = least["b3_gradients"].ms({**CEILINGS, "flops_per_s": 1e12})
@@ -142,9 +143,9 @@ def test_whole_pass_reads_inputs_once_and_writes_results_once() -> None:
 
 
 def test_floors_are_of_the_walks_that_run() -> None:
-    walks = {problem.name: (shape.L, shape.K) for problem in cases.SPEED for shape in (parts.shape_run(problem),)}
-    assert walks == {
-        "B8 S8192 H16 N64": (1024, 8), "B1 S65536 H16 N64": (1024, 64), "B8 S2048 H32 N128": (2048, 1),
+    shapes = {problem.name: parts.shape_run(problem) for problem in cases.SPEED}
+    assert {name: (shape.L, shape.K, shape.sums) for name, shape in shapes.items()} == {
+        "B8 S8192 H16 N64": (1024, 8, 4), "B1 S65536 H16 N64": (1024, 64, 4), "B8 S2048 H32 N128": (2048, 1, 16),
     }  # fmt: skip
 
 
