@@ -76,7 +76,6 @@ def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: 
 
     @T.macro
     def copied(step, tx):
-        # else the compiler sees no contiguous copy of cs
         start(b, head(step), (nc - 1 - step % nc) * s.C, step, tx)
 
     @T.macro
