@@ -39,7 +39,7 @@ SHAPES = {
 VARIANTS = {
     "default": {},
     "tma off": {"tma": False},
-    "two roles": {"warp_specialize": True},
+    "a group that copies": {"warp_specialize": True},
     "layout_2d off": {"layout_2d": False},
     "no stages": {"pipeline_stages": 0},
     "two stages": {"pipeline_stages": 2},

@@ -58,9 +58,10 @@ STATE_CASES: Mapping[str, tuple[Case, Mapping[str, Any]]] = {
     "sequential": (STATES, {"schedule": "sequential"}),
     "sequential_cached": (STATES, {"schedule": "sequential", "psiv_cache": True}),
     "sequential_general": (replace(STATES, N=32, R=2), {"schedule": "sequential"}),
-    "two_roles": (STATES, {"warp_specialize": True}),
-    "two_roles_sequential": (STATES, {"warp_specialize": True, "schedule": "sequential"}),
-    "two_roles_sequential_wide": (replace(STATES, N=128), {"warp_specialize": True, "schedule": "sequential"}),
+    "copying": (STATES, {"warp_specialize": True}),
+    "copying_sequential_wide": (replace(STATES, N=128), {"warp_specialize": True, "schedule": "sequential"}),
+    "in_turn": (STATES, {"heads_in_turn": 4}),
+    "in_turn_sequential_wide": (replace(STATES, N=128), {"heads_in_turn": 2, "schedule": "sequential"}),
     "halved": (replace(STATES, P=128, R=1), {"chunk_size": 64}),
     "per_rank_one_token": (replace(STATES, S=1, without=("phi",)), {}),
 }
@@ -69,6 +70,11 @@ STATE_CASES: Mapping[str, tuple[Case, Mapping[str, Any]]] = {
 SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "tma_off": {"tma": False},
     "warp_specialize": {"warp_specialize": True},
+    "heads_in_turn_2": {"heads_in_turn": 2},
+    "heads_in_turn_4": {"heads_in_turn": 4, "superchunk": 64},
+    "heads_in_turn_4_tma_off": {"heads_in_turn": 4, "tma": False},
+    "heads_in_turn_4_synchronous": {"heads_in_turn": 4, "pipeline_stages": 0},
+    "heads_in_turn_4_copying": {"heads_in_turn": 4, "warp_specialize": True},
     "aggressive_smem_merge": {"aggressive_smem_merge": True},
     "layout_3d": {"layout_2d": False},
     "layout_3d_tma_off": {"layout_2d": False, "tma": False},
@@ -97,7 +103,10 @@ MERGED = {
 }
 """Problems and switches beside `aggressive_smem_merge`."""
 
-WIDE = ("tma_off", "aggressive_smem_merge", "layout_3d", "psiv_cache_synchronous", "synchronous")
+WIDE = (
+    *("tma_off", "aggressive_smem_merge", "layout_3d", "psiv_cache_synchronous", "synchronous", "warp_specialize"),
+    *("heads_in_turn_4", "heads_in_turn_4_tma_off", "heads_in_turn_4_copying"),
+)
 """Those of SWITCHES that `switched_wide` tries with two warp groups."""
 
 

@@ -127,7 +127,7 @@ def test_no_switch_changes_a_kernel_of_sizes_alone(name):
     shape = ScanShape(B=1, S=128, H=2, G=1, N=32, P=32, R=2, A=8, C=16, L=64)
     plain = Variant(fast_math=False)
     others = {"psiv_cache": True, "remat": True, "superchunk": 64, "pipeline_stages": 2, "tma": False, "chunk_size": 8}
-    others |= {"warp_specialize": True, "aggressive_smem_merge": True, "layout_2d": False}
+    others |= {"warp_specialize": True, "aggressive_smem_merge": True, "layout_2d": False, "heads_in_turn": 2}
     others |= {} if name == "decays" else {"schedule": "sequential"}
     changed = Variant(fast_math=False, **others)
     assert program(name, shape, plain).script() == program(name, shape, changed).script()

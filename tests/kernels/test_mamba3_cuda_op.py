@@ -116,6 +116,7 @@ FAKE = {
     "psiv_cache": ({"psiv_cache": True}, {}),
     "sequential": ({"schedule": "sequential"}, {}),
     "warp_specialize": ({"warp_specialize": True}, {}),
+    "heads_in_turn": ({"heads_in_turn": 2}, {}),
     "documents": ({}, {"segment_ids": torch.arange(1000).view(2, 500) // 123}),
     "no_skip": ({}, {"D": None}),
     "no_gate": ({}, {"z": None, "zeta": None}),

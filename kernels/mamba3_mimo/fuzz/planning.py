@@ -62,7 +62,7 @@ def walk(problem: ScanProblem) -> str:
     if "backward" not in _directions(problem):
         return "none"
     if scan.variant.warp_specialize:
-        return "lifted, two roles"
+        return "lifted, a group copies"
     return "lifted" if lifts(scan.shape, scan.variant) else "general"
 
 
