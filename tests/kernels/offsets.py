@@ -7,8 +7,8 @@ from math import prod
 _WIDE = re.compile(r"\(int64_t\)(?:\(\(int\)(?:blockIdx|threadIdx)\.[xyz]\)|\w+)")
 """A number, a variable or an index of the launch as 64 bits."""
 
-WALKS = 9 * 65536 // 256
-"""Super-chunks of all rows."""
+OPEN = {"walks": 9 * 65536 // 256, "sums": 64}
+"""Sizes that a program leaves open: super-chunks of all rows, sums over heads, of one head each."""
 
 
 def long_rows(name: str, **switches: bool) -> tuple[str, dict[str, int]]:
@@ -28,7 +28,7 @@ def long_rows(name: str, **switches: bool) -> tuple[str, dict[str, int]]:
     with tilelang.tvm.target.Target(TARGET), tilelang.tvm.transform.PassContext(opt_level=3, config=options):
         source = tilelang.lower(text, target=TARGET).kernel_source
     sizes = {buffer.name: [str(size) for size in buffer.shape] for buffer in text.buffer_map.values()}
-    return source, {name: prod(WALKS if size == "walks" else int(size) for size in of) for name, of in sizes.items()}
+    return source, {name: prod(OPEN.get(size) or int(size) for size in of) for name, of in sizes.items()}
 
 
 def parameters(source: str) -> list[str]:

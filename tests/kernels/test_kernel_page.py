@@ -57,7 +57,7 @@ def test_buffers_of_the_page_have_the_sizes_and_types_of_the_programs():
     rows = ScanShape(B=2, S=128, H=6, G=1, N=64, P=32, R=4, A=16, L=128)
     types = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16", "int32": "int32"}
     known, of_rows = tensors(s), tensors(rows)
-    letters = {name: getattr(s, name) for name in "BSHNPRAMCL"} | {"W": s.walks}
+    letters = {name: getattr(s, name) for name in (*"BSHNPRAMCL", "sums")} | {"W": s.walks}
     said = {name: row for row in table("buffer") for name in re.findall(r"`(\w+)`", row["buffer"])}
     assert said.keys() - known.keys() == {"start"}
     for name in said.keys() & known.keys():

@@ -9,6 +9,7 @@ pytest.importorskip("tilelang")
 
 import tilelang.language as T  # noqa: N812
 
+from kernels.mamba3_mimo.cuda.backward.lifted_pace import threads_of
 from kernels.mamba3_mimo.cuda.backward.lifted_places import BESIDES, OF_A_PROCESSOR, groups_of, lifts, shared_bytes
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -64,7 +65,7 @@ def test_two_blocks_fit_a_processor_or_one_with_two_groups():
     for shape, variant, cost in rows:
         assert shared_bytes(shape, variant) <= cost["shared_bytes"] <= shared_bytes(shape, variant) + BESIDES
         assert cost["shared_bytes"] * (2 // groups_of(shape)) <= OF_A_PROCESSOR
-        assert cost["threads"] == 128 * groups_of(shape)
+        assert cost["threads"] == threads_of(shape, variant) == 128 * (groups_of(shape) + variant.warp_specialize)
 
 
 def run(body, groups):
