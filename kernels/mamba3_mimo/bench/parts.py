@@ -4,22 +4,21 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels.backends import Lane
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.accuracy import Errors, make_inputs
+from kernels.mamba3_mimo.accuracy import Errors
 from kernels.mamba3_mimo.bench.cases import BenchCase
 from kernels.mamba3_mimo.bench.floors import floors, whole_pass
 from kernels.mamba3_mimo.bench.lane_process import LaneProcess
 from kernels.mamba3_mimo.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow, Times
 from kernels.mamba3_mimo.bench.runs import PASSES, Passes
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.sizes import settled, sizes_of
+from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.scan import ScanFact
 
 PROFILER_SUFFIX = "_kernel"
 
@@ -66,7 +65,7 @@ def speed(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[SpeedRow |
         yield from (job.row for job in jobs if job.row.refused is not None)
         for job in jobs:
             if job.row.refused is None:
-                yield from _kernel_rows(bench, problem, job.lane.lane, job.kernels["both"])
+                yield from _kernel_rows(bench, problem, job.row, job.kernels["both"])
         for lane in bench.lanes:
             lane.ask("forget")
 
@@ -135,7 +134,7 @@ def _prepared(
         return row.model_copy(update={"refused": str(error)})
     bad = judged["wrong"] if lane.lane == Lane.CUDA else _not_finite(judged["errors"])
     refused = f"the check failed: {', '.join(bad)}; no speed is measured" if bad else None
-    return row.model_copy(update={**judged, "peak_gib": ready["peak_gib"], "refused": refused})
+    return row.model_copy(update={**judged, **ready, "refused": refused})
 
 
 def _not_finite(errors: Errors) -> list[str]:
@@ -182,8 +181,9 @@ def _sampled(bench: BenchRun, jobs: list[Job]) -> list[SpeedRow]:
     return [job.row.model_copy(update={passes: job.times(passes) for passes in PASSES}) for job in jobs]
 
 
-def _kernel_rows(bench: BenchRun, problem: BenchCase, lane: Lane, times: dict[str, float]) -> list[KernelRow]:
-    shape = shape_run(problem)
+def _kernel_rows(bench: BenchRun, problem: BenchCase, speed: SpeedRow, times: dict[str, float]) -> list[KernelRow]:
+    lane, in_turn = speed.lane, int(speed.facts.get(ScanFact.HEADS_IN_TURN, 1))
+    shape = replace(shape_run(problem), in_turn=in_turn)
     least = floors(shape) | {TOGETHER: whole_pass(shape, backward=True)}
     rows = []
     for kernel, ms in {TOGETHER: sum(times.values()), **times}.items():
@@ -197,10 +197,14 @@ def _kernel_rows(bench: BenchRun, problem: BenchCase, lane: Lane, times: dict[st
 
 
 def shape_run(problem: BenchCase) -> ScanShape:
-    """Return the sizes with which our lane runs a problem: the walk is the one that it chooses for them."""
-    with FakeTensorMode():
-        sizes = sizes_of(make_inputs(problem.case, "cpu"))
-    return settled(sizes, Variant(**problem.options(Lane.CUDA))).shape
+    """Return the sizes with which our lane runs a problem, of one head in turn: the walk that it chooses for them."""
+    case, asked = problem.case, Variant(**problem.options(Lane.CUDA))
+    variant = chosen(asked, rows=case.B * case.H, tokens=case.S, state=case.N * case.P)
+    walk = walked(variant, case.S)
+    return ScanShape(
+        B=case.B, S=-(-case.S // walk) * walk, H=case.H, G=case.G, N=case.N, P=case.P, R=case.R, C=variant.chunk_size,
+        L=walk, A=padded_angles(int(case.N * case.rope) // 2, case.N),
+    )  # fmt: skip
 
 
 def gpu(query: str) -> str:

@@ -6,6 +6,7 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
+from kernels.facts import Fact
 from kernels.mamba3_mimo.accuracy import Errors
 
 SCHEMA = 2
@@ -88,6 +89,8 @@ class SpeedRow(_Judged):
     """Forward and backward together."""
     peak_gib: float | None = None
     """Peak of allocated memory of forward and backward, inputs included."""
+    facts: dict[str, Fact] = {}
+    """What the lane said about the passes: see ScanFact."""
     refused: str | None = None
     """Why nothing was timed."""
 

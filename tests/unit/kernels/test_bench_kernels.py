@@ -1,6 +1,8 @@
 """The kernel table: floors against numbers worked out by hand, the order of checks and speeds, the page, the files."""
 
 import json
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,7 @@ from kernels.mamba3_mimo.bench.report import (
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.fuzz.criterion import Yardstick
+from kernels.scan import ScanFact
 
 REFERENCE = ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16, C=16, L=256)
 CEILINGS = {"bytes_per_s": 4.28e12, "flops_per_s": 790e12}
@@ -73,7 +76,7 @@ class FakeLane:
             "check": judged(self._errors),
             "check_like": judged(self._errors),
             "errors": judged(self._errors),
-            "prepare": {"peak_gib": 1.5, "facts": {}},
+            "prepare": {"peak_gib": 1.5, "facts": {ScanFact.HEADS_IN_TURN: 2}},
             "capture": self._no_graph,
             "sample_ms": [passes if "eager" in arguments else 0.9 * passes] * 2,
             "kernels_ms": {"b3_gradients_kernel": 2.0, "void at::native::something": 0.1},
@@ -143,10 +146,23 @@ def test_whole_pass_reads_inputs_once_and_writes_results_once() -> None:
 
 
 def test_floors_are_of_the_walks_that_run() -> None:
-    shapes = {problem.name: parts.shape_run(problem) for problem in cases.SPEED}
-    assert {name: (shape.L, shape.K, shape.sums) for name, shape in shapes.items()} == {
-        "B8 S8192 H16 N64": (1024, 8, 4), "B1 S65536 H16 N64": (1024, 64, 4), "B8 S2048 H32 N128": (2048, 1, 16),
+    walks = {problem.name: (shape.L, shape.K) for problem in cases.SPEED for shape in (parts.shape_run(problem),)}
+    assert walks == {
+        "B8 S8192 H16 N64": (1024, 8), "B1 S65536 H16 N64": (1024, 64), "B8 S2048 H32 N128": (2048, 1),
     }  # fmt: skip
+
+
+def test_floors_are_of_the_heads_in_turn_that_ran() -> None:
+    found = {
+        row.kernel: row for row in parts.speed(bench(FakeLane(Lane.CUDA)), [PROBLEM]) if isinstance(row, KernelRow)
+    }
+    least = floors(replace(parts.shape_run(PROBLEM), in_turn=2))
+    assert found["b3_gradients"].bytes == least["b3_gradients"].bytes
+
+
+def test_the_bench_imports_no_tilelang_since_the_official_kernels_process_needs_another() -> None:
+    code = "import sys, kernels.mamba3_mimo.bench.__main__; sys.exit('tilelang' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_official_problems_are_the_eleven_and_the_hard_ones() -> None:
