@@ -13,6 +13,9 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 LAUNCHES = {"f2_pass_states": 2, "b4_reduce_heads": 2}
 """Kernels that one forward and backward pass launches twice on equal sizes: forwards and in reverse; for q and k."""
 
+L2_BYTES = 50 * 2**20
+"""L2 of an H100 or H200: a launch that moves no more may find its tensors there, and take less than its floor."""
+
 SUMS = ("f1_local_states", "b1_local_gradients")
 """Kernels that leave out a super-chunk of every row that has several: what leaves the row there is not asked for."""
 
