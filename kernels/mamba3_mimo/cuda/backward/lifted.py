@@ -211,7 +211,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     over ranks as [C / 2].
     """
     R, (groups, blocks, parts, _) = s.R, split_of(s)
-    wide = min(R, 4)
+    wide, shared = min(R, 4), s.gated and s.reduced  # all ranks share dO: it is multiplied into their sum
 
     @T.macro
     def weights(out, first, tile, tx, lower):
@@ -233,7 +233,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     @T.macro
     def gate(mine, at, tx):
         half_zeta, zeta, phi = (T.alloc_local((R,), F32) for _ in range(3))
-        z2, d2, g2 = (T.alloc_local((2,), F32) for _ in range(3))
+        z2, d2, g2, dz2 = (T.alloc_local((2,), F32) for _ in range(4))
         half_u, bent, silu, du = (T.alloc_local((1,), F32) for _ in range(4))
         for c in T.unroll(parts * 2):
             mine.rows[c] = 0.0
@@ -253,6 +253,8 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                 if s.reduced:
                     for e in T.vectorized(2):
                         d2[e] = f32(mine.do[here + e])
+                for e in T.unroll(2):
+                    dz2[e] = d2[e] * z2[e] if shared else z2[e]
                 for r in T.unroll(R):
                     i = (r * parts + part) * 4 + lower * 2
                     if not s.reduced:
@@ -263,8 +265,9 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                             half_u[0] = z2[e] * half_zeta[r]
                             bent[0] = scalar.bent(half_u[0])
                             silu[0] = scalar.silu(half_u[0], bent[0])
-                            du[0] = d2[e] * mine.y[i + e] * scalar.silu_slope(silu[0], bent[0])
-                            mine.zeta[r * 2 + lower] += du[0] * z2[e]
+                            grad = mine.y[i + e] if shared else d2[e] * mine.y[i + e]
+                            du[0] = scalar.twice_sloped(grad, silu[0], bent[0])
+                            mine.zeta[r * 2 + lower] += du[0] * dz2[e]
                             mine.ranks[here + e] += du[0] * zeta[r]
                         g2[e] = d2[e] * silu[0] if s.gated else d2[e]
                         if s.reduced:
@@ -279,6 +282,9 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                         g2[e] = f32(mine.g[i + e])
                     for e in T.unroll(2):
                         mine.rows[part * 2 + e] += g2[e] * mine.y[i + e]
+                if shared:
+                    for e in T.unroll(2):
+                        mine.ranks[here + e] *= d2[e]
 
     @T.macro
     def values(mine, at, tx):
