@@ -54,6 +54,13 @@ def put(tile, values, blocks, groups, tx, panel=0):
         store_matrices(tile[tx % GROUP // 32 * 16 + tx % 16, at], values, step * 8, 4, turned=False)
 
 
+@T.macro
+def take(values, tile, column, far, tx):
+    """Read 16 x 8 of a shared tile, as the thread of an accumulator has them, and the same `far` columns behind."""
+    source = tile[tx % GROUP // 32 * 16 + tx % 16, column + tx // 16 % 2 * far]
+    T.ptx_ldmatrix(T.bool(False), 4, T.access_ptr(source, "r", extent=8), T.access_ptr(values[0], "w", extent=8))
+
+
 def _turned(tile: Any, first: Any, step: Any, blocks: int, groups: int, tx: Any) -> Any:
     block = step * 2 + (tx // 16 % 2 if blocks > 1 else 0)
     return tile[first + _block(tx, block, groups) * 8 + tx % 8, tx % GROUP // 32 * 16 + tx // 8 % 2 * 8]
