@@ -92,6 +92,12 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
 }
 """Variants that are allowed for `switched`."""
 
+SCHEDULE_ONLY = (
+    *("tma_off", "warp_specialize", "aggressive_smem_merge", "layout_3d", "psiv_cache", "synchronous"),
+    *("double_buffered", "heads_in_turn_2"),
+)
+"""Those of SWITCHES that change no bit of the forward pass."""
+
 MERGED = {
     "rank_2": (replace(PLAIN, R=2, documents=2), {"chunk_size": 32}),
     "rank_2_layout_3d": (replace(PLAIN, R=2, documents=2), {"chunk_size": 32, "layout_2d": False}),

@@ -14,13 +14,14 @@ from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz import criterion
 from kernels.scan import ScanSwitches
 from tests.kernels.checked import ours, wrong
-from tests.kernels.scan_cases import CASES, COMPARED, each, scan_problem
+from tests.kernels.scan_cases import CASES, COMPARED, SCHEDULE_ONLY, each, scan_problem, switched
 from tests.kernels.states import chained
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 scans = pytest.mark.scans
 ANY_SIZES = [Case(B=batch, S=length, H=4) for batch, length in ((2, 300), (3, 1000), (1, 1), (5, 64), (1, 65))]
 LARGE = Case(B=8, S=8192, H=16)
+GENERAL = replace(CASES["documents"], N=32)
 
 
 @pytest.fixture(autouse=True)
@@ -120,11 +121,26 @@ def test_another_batch_or_length_compiles_nothing_and_is_right():
     assert kernels_made() == before
 
 
-@scans(*(scan_problem(CASES["documents"], Variant(psiv_cache=cache)) for cache in (True, False)))
-def test_psiv_cache_changes_no_bit():
-    inputs = make_inputs(CASES["documents"])
+@scans(*(scan_problem(GENERAL, Variant(psiv_cache=cache)) for cache in (True, False)))
+def test_psiv_cache_changes_no_bit_where_the_backward_walk_has_one_form():
+    inputs = make_inputs(GENERAL)
     cached, made = (ours(inputs, make_grad(inputs, 1), Variant(psiv_cache=cache)) for cache in (True, False))
     assert all(torch.equal(cached[name], made[name]) for name in made)
+
+
+def both_ways(name):
+    """Return the scans of a problem with a switch of SWITCHES and without it."""
+    case, variant = switched(name)
+    return [scan_problem(case, given) for given in (variant, Variant())]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=scans(*both_ways(name))) for name in SCHEDULE_ONLY])
+def test_switch_that_claims_it_changes_no_bit_of_the_forward_pass(name):
+    """As a training step takes it: the claim is about the loss of step 1."""
+    case, variant = switched(name)
+    inputs = make_inputs(case)
+    there, plain = (ours(inputs, make_grad(inputs, 1), given)["out"] for given in (variant, Variant()))
+    assert torch.equal(there, plain)
 
 
 @scans(scan_problem(CASES["documents"]))
