@@ -54,8 +54,6 @@ class NodeClass:
     tells: frozenset[str] = frozenset()
     """What its driver and system can tell of a trial: events by the field names of receipts, `clock_mhz`,
     `foreign_load`. A receipt that lacks one of these is not believed."""
-    ceilings: Mapping[str, float] = field(default_factory=dict)
-    """What one device was measured to reach: `copy` in bytes/s (read and write), a dtype in FLOP/s of a product."""
 
     def __str__(self) -> str:
         return self.name
@@ -105,6 +103,21 @@ _NVIDIA_EVENTS = (
     "foreign_processes",
 )
 
+
+def _hopper(name: str, *, device_name: str) -> NodeClass:
+    """Return the class of one kind of Hopper card."""
+    return NodeClass(
+        name=name,
+        lanes=(Lane.CUDA, Lane.PEER, Lane.REFERENCE),
+        device_type="cuda",
+        probe="nvidia",
+        device_name=device_name,
+        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # an index then means the same to CUDA and to nvidia-smi
+        peak_flops={"bfloat16": 989.5e12},
+        tells=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
+    )
+
+
 _TABLE = (
     NodeClass(
         name="cpu",
@@ -114,17 +127,8 @@ _TABLE = (
         slices=True,
         tells=frozenset({"foreign_load"}),
     ),
-    NodeClass(
-        name="h200",
-        lanes=(Lane.CUDA, Lane.PEER, Lane.REFERENCE),
-        device_type="cuda",
-        probe="nvidia",
-        device_name=r"\bH200\b",
-        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # an index then means the same to CUDA and to nvidia-smi
-        peak_flops={"bfloat16": 989.5e12},
-        tells=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
-        ceilings={"copy": 4.28e12, "bfloat16": 790e12},
-    ),
+    _hopper("h200", device_name=r"\bH200\b"),
+    _hopper("h100", device_name=r"\bH100 80GB HBM3\b"),  # SXM: the others do not reach that peak
     NodeClass(
         name="xla-cpu",
         lanes=(Lane.XLA,),

@@ -13,7 +13,18 @@ from kernels.mamba3_mimo.cuda.backward.lifted_pace import threads_of
 from kernels.mamba3_mimo.cuda.backward.lifted_places import BESIDES, OF_A_PROCESSOR, groups_of, lifts, shared_bytes
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, put, put_turned, row, scatter_sums, take, take_turned
+from kernels.mamba3_mimo.cuda.pieces.matrices import (
+    column,
+    kept,
+    lane_row,
+    put,
+    put_turned,
+    row,
+    scatter_sums,
+    second,
+    take,
+    take_turned,
+)
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32
 from tests.kernels import tile_interpreter
 from tests.kernels.resources import CASES, committed
@@ -120,7 +131,7 @@ def test_sixteen_rows_are_taken_with_those_far_columns_behind():
                     values[block * 4 + lower * 2 + e] = row(tx, lower) * 64 + column(tx, block, 1) + e
         put(tile, values, 8, 1, tx)
         T.sync_threads()
-        take(taken, tile, 8, 40, tx)
+        take(taken, tile[lane_row(tx), 8 + second(tx) * 40])
         T.sync_threads()
         for c in T.unroll(32):
             values[c] = taken[c % 8]

@@ -26,7 +26,8 @@ def test_device_refusal_asks_every_class_with_that_kind_of_device(monkeypatch):
     monkeypatch.setitem(NODE_CLASSES, small.name, small)
     assert device_refusal(Lane.CUDA, "cuda") is None
     assert device_refusal(Lane.XLA, "cuda") == (
-        "lane 'xla' has no implementation on node class 'h200' or 'small'; implemented there: cuda, peer, reference"
+        "lane 'xla' has no implementation on node class 'h200' or 'h100' or 'small'; "
+        "implemented there: cuda, peer, reference"
     )
     assert device_refusal(Lane.CUDA, "mps") == "device type 'mps' is unknown; known: cpu, cuda, xla"
 
@@ -37,6 +38,14 @@ def test_device_refusal_asks_every_class_with_that_kind_of_device(monkeypatch):
 )
 def test_h200_fits_its_own_devices_only(name, fits):
     assert NODE_CLASSES["h200"].fits(name) is fits
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [("NVIDIA H100 80GB HBM3", True), ("NVIDIA H100 PCIe", False), ("NVIDIA H100 NVL", False), ("NVIDIA H200", False)],
+)
+def test_h100_fits_those_that_reach_its_peak(name, fits):
+    assert NODE_CLASSES["h100"].fits(name) is fits
 
 
 def test_backends_import_needs_no_torch():

@@ -19,14 +19,14 @@ def test_find_devices_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert found.lacks == ()
 
 
-@pytest.mark.parametrize("name", ["NVIDIA T4", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"])
+@pytest.mark.parametrize("name", ["NVIDIA T4", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB"])
 def test_find_devices_unknown_gpu_is_cpu_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     put_gpus(tmp_path, monkeypatch, f"0, {name}, 1, 15360, 0, 550.1, GPU-1\n")
     found = find_devices()
     assert found.node_class is NODE_CLASSES["cpu"]
-    assert found.lacks == (f"device '{name}' has no node class (known: h200); registered as cpu",)
+    assert found.lacks == (f"device '{name}' has no node class (known: h200, h100); registered as cpu",)
     assert found.first.name != name
 
 

@@ -18,11 +18,10 @@ from kernels.mamba3_mimo.cuda.backward.lifted_places import Operand, groups_of, 
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, row, scatter_sums, take, take_turned
+from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, row, scatter_sums, take_turned
 from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 from kernels.mamba3_mimo.cuda.pieces.products import begin_batch
-from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
+from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 
 @T.macro
@@ -327,45 +326,6 @@ def make_ranks(s: ScanShape) -> Any:
                 tile[which, first + e] = bf16(T.if_then_else(first // s.C == which % 8 - which // 8 * s.R, 1.0, 0.0))
 
     return ranks
-
-
-def make_turned_back(s: ScanShape) -> Any:
-    """Return macro(grad [32], tile_s [M,N], turn, cs_s, first, tx): undo the rotation, in registers.
-
-    grad is the gradient of the rotated tile_s, whose columns are those of `panel_column`; adds the gradient of the
-    thread's angles, of blocks `split_of(s).angles`, to `turn`.
-    """
-    C, (groups, _, _, blocks) = s.C, split_of(s)
-
-    @T.macro
-    def turned_back(grad, tile_s, turn, cs_s, first, tx):
-        pair, cs = T.alloc_local((8,), BF16), T.alloc_local((8,), F16)
-        cos, sin, lo, hi = (T.alloc_local((2,), F32) for _ in range(4))
-        for block in T.unroll(blocks):
-            take(pair, tile_s, tx // GROUP * 64 + block * 8, 32, tx)
-            angle = first + column(tx, block, groups) // 8 * 2 + tx // 16 % 2
-            source = cs_s[angle, (tx % GROUP // 32 * 16 + tx % 16) % C, 0]
-            T.ptx_ldmatrix(T.bool(False), 4, T.access_ptr(source, "r", extent=8), T.access_ptr(cs[0], "w", extent=8))
-            for lower in (0, 1):
-                for e in T.vectorized(2):
-                    cos[e] = f32(cs[lower * 2 + e])
-                for e in T.vectorized(2):
-                    sin[e] = f32(cs[4 + lower * 2 + e])
-                for e in T.vectorized(2):
-                    lo[e] = f32(pair[lower * 2 + e])
-                for e in T.vectorized(2):
-                    hi[e] = f32(pair[4 + lower * 2 + e])
-                for e in T.unroll(2):
-                    i = block * 4 + lower * 2 + e
-                    turn[(lower * blocks + block) * 2 + e] += scalar.moment(
-                        RotaryPair(grad[i], grad[i + 16]), RotaryPair(lo[e], hi[e])
-                    )
-                    # lo is free now
-                    lo[e] = scalar.turned_back(grad[i], grad[i + 16], cos[e], sin[e]).lo
-                    grad[i + 16] = scalar.turned_back(grad[i], grad[i + 16], cos[e], sin[e]).hi
-                    grad[i] = lo[e]
-
-    return turned_back
 
 
 def make_edge(s: ScanShape) -> tuple[Any, Any]:

@@ -92,7 +92,9 @@ def test_kernel_gates_have_no_effect_in_another_lane() -> None:
 
 def test_gate_supports_names_the_node_class_that_a_value_needs() -> None:
     reason = GATES["attention"].supports(NODE_CLASSES["cpu"], Lane.REFERENCE, "flash")
-    assert reason == "gate 'attention' = flash needs node class h200 or tpu-v6e or tpu-v6e-compile; this is 'cpu'"
+    assert (
+        reason == "gate 'attention' = flash needs node class h200 or h100 or tpu-v6e or tpu-v6e-compile; this is 'cpu'"
+    )
     assert GATES["attention"].supports(NODE_CLASSES["h200"], Lane.REFERENCE, "flash") is None
 
 
