@@ -71,11 +71,12 @@ def find_devices(asked_for: str | None = None) -> Devices:
         if not found.devices:
             continue
         classes = [entry for entry in NODE_CLASSES.values() if entry.probe == name]
-        chosen = next((entry for entry in classes if entry.fits(found.devices[0].name)), None)
+        chosen = next((entry for entry in classes if _all_fit(entry, found)), None)
         if chosen is not None:
             return _devices(chosen, probe, found, lacks)
-        known = ", ".join(map(str, classes))
-        lacks.append(f"device '{found.devices[0].name}' has no node class (known: {known}); registered as cpu")
+        names = [f"'{name}'" for name in dict.fromkeys(device.name for device in found.devices)]
+        which = f"device {names[0]} has no" if len(names) == 1 else f"devices {' and '.join(names)} have no common"
+        lacks.append(f"{which} node class (known: {', '.join(map(str, classes))}); registered as cpu")
     raise DeviceMissing("no probe found a device here, not even the host's")
 
 
@@ -84,11 +85,16 @@ def _find(wanted: NodeClass) -> Devices:
         raise DeviceMissing(f"node class '{wanted}' was asked for, and no probe finds its devices yet")
     probe = PROBES[wanted.probe]
     found = probe.find()
-    if not found.devices or not wanted.fits(found.devices[0].name):
+    if not _all_fit(wanted, found):
         names = ", ".join(device.name for device in found.devices) or "nothing"
         what = "; ".join((f"its probe found {names}", *found.lacks))
         raise DeviceMissing(f"node class '{wanted}' was asked for, and no probe finds its device here: {what}")
     return _devices(wanted, probe, found, found.lacks)
+
+
+def _all_fit(node_class: NodeClass, found: Found) -> bool:
+    """Tell whether there are devices and every one is of this class: a trial may get any of them."""
+    return bool(found.devices) and all(node_class.fits(device.name) for device in found.devices)
 
 
 def _devices(node_class: NodeClass, probe: Probe, found: Found, lacks: Iterable[str]) -> Devices:

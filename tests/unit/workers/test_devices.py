@@ -19,6 +19,29 @@ def test_find_devices_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert found.lacks == ()
 
 
+def test_find_devices_tells_an_h100_from_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "NVIDIA H100 80GB HBM3"
+    put_gpus(tmp_path, monkeypatch, f"0, {name}, 1, 81559, 0, 580.159.04, GPU-1\n")
+    for found in (find_devices(), find_devices("h100")):
+        assert found.node_class is NODE_CLASSES["h100"]
+        assert found.first.name == name
+    with pytest.raises(DeviceMissing, match=f"'h200' was asked for, and no probe finds its device here: .* {name}"):
+        find_devices("h200")
+
+
+def test_find_devices_of_two_classes_in_one_machine_is_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+    lines = [f"{index}, {name}, {index}, 81559, 0, 580.159.04, GPU-{index}\n" for index, name in enumerate(names)]
+    put_gpus(tmp_path, monkeypatch, "".join(lines))
+    found = find_devices()
+    assert found.node_class is NODE_CLASSES["cpu"]
+    said = f"devices '{names[0]}' and '{names[1]}' have no common node class (known: h200, h100); registered as cpu"
+    assert found.lacks == (said,)
+    for name in ("h200", "h100"):
+        with pytest.raises(DeviceMissing, match=f"its probe found {', '.join(names)}"):
+            find_devices(name)
+
+
 @pytest.mark.parametrize("name", ["NVIDIA T4", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB"])
 def test_find_devices_unknown_gpu_is_cpu_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
