@@ -13,18 +13,7 @@ from kernels.mamba3_mimo.cuda.backward.lifted_pace import threads_of
 from kernels.mamba3_mimo.cuda.backward.lifted_places import BESIDES, OF_A_PROCESSOR, groups_of, lifts, shared_bytes
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.matrices import (
-    column,
-    kept,
-    lane_row,
-    put,
-    put_turned,
-    row,
-    scatter_sums,
-    second,
-    take,
-    take_turned,
-)
+from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, put, put_turned, row, scatter_sums, take_turned
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32
 from tests.kernels import tile_interpreter
 from tests.kernels.resources import CASES, committed
@@ -119,26 +108,6 @@ def test_accumulator_reaches_the_tile_where_its_thread_says(groups, turned):
 
     expected = torch.arange(64.0 * 64).view(64, 64)
     assert torch.equal(run(body, groups), expected.T if turned else expected)
-
-
-def test_sixteen_rows_are_taken_with_those_far_columns_behind():
-    @T.macro
-    def body(tile, tx):
-        values, taken = T.alloc_local((32,), BF16), T.alloc_local((8,), BF16)
-        for block in T.unroll(8):
-            for lower in T.unroll(2):
-                for e in T.unroll(2):
-                    values[block * 4 + lower * 2 + e] = row(tx, lower) * 64 + column(tx, block, 1) + e
-        put(tile, values, 8, 1, tx)
-        T.sync_threads()
-        take(taken, tile[lane_row(tx), 8 + second(tx) * 40])
-        T.sync_threads()
-        for c in T.unroll(32):
-            values[c] = taken[c % 8]
-        put(tile, values, 8, 1, tx)
-
-    near, far = torch.arange(64.0 * 64).view(64, 64)[:, 8:16], torch.arange(64.0 * 64).view(64, 64)[:, 48:56]
-    assert torch.equal(run(body, 1), torch.cat([near, far] * 4, dim=1))
 
 
 def test_groups_put_their_columns_side_by_side():

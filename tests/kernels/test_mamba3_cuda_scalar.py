@@ -104,7 +104,6 @@ def test_the_gate_and_its_slope(u):
     silu = value(scalar.silu, u / 2, bent)
     assert silu == pytest.approx(gate(u), abs=1e-12)
     assert value(scalar.silu_slope, silu, bent) == pytest.approx(slope(gate, u), abs=1e-8)
-    assert value(scalar.twice_sloped, 3.0, silu, bent) == pytest.approx(6 * slope(gate, u), abs=1e-7)
 
 
 @pytest.mark.parametrize("angle", [-40.0, -3.2, 0.1, 3.0, 3.2, 700.0])

@@ -21,6 +21,7 @@ from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, row, scatter_sums, take_turned
 from kernels.mamba3_mimo.cuda.pieces.places import EDGE
 from kernels.mamba3_mimo.cuda.pieces.products import begin_batch
+from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
 
 
@@ -210,7 +211,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     over ranks as [C / 2].
     """
     R, (groups, blocks, parts, _) = s.R, split_of(s)
-    wide, shared = min(R, 4), s.gated and s.reduced  # all ranks share dO: it is multiplied into their sum
+    wide = min(R, 4)
 
     @T.macro
     def weights(out, first, tile, tx, lower):
@@ -232,7 +233,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     @T.macro
     def gate(mine, at, tx):
         half_zeta, zeta, phi = (T.alloc_local((R,), F32) for _ in range(3))
-        z2, d2, g2, dz2 = (T.alloc_local((2,), F32) for _ in range(4))
+        z2, d2, g2 = (T.alloc_local((2,), F32) for _ in range(3))
         half_u, bent, silu, du = (T.alloc_local((1,), F32) for _ in range(4))
         for c in T.unroll(parts * 2):
             mine.rows[c] = 0.0
@@ -252,8 +253,6 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                 if s.reduced:
                     for e in T.vectorized(2):
                         d2[e] = f32(mine.do[here + e])
-                for e in T.unroll(2):
-                    dz2[e] = d2[e] * z2[e] if shared else z2[e]
                 for r in T.unroll(R):
                     i = (r * parts + part) * 4 + lower * 2
                     if not s.reduced:
@@ -264,9 +263,8 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                             half_u[0] = z2[e] * half_zeta[r]
                             bent[0] = scalar.bent(half_u[0])
                             silu[0] = scalar.silu(half_u[0], bent[0])
-                            grad = mine.y[i + e] if shared else d2[e] * mine.y[i + e]
-                            du[0] = scalar.twice_sloped(grad, silu[0], bent[0])
-                            mine.zeta[r * 2 + lower] += du[0] * dz2[e]
+                            du[0] = d2[e] * mine.y[i + e] * scalar.silu_slope(silu[0], bent[0])
+                            mine.zeta[r * 2 + lower] += du[0] * z2[e]
                             mine.ranks[here + e] += du[0] * zeta[r]
                         g2[e] = d2[e] * silu[0] if s.gated else d2[e]
                         if s.reduced:
@@ -281,9 +279,6 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                         g2[e] = f32(mine.g[i + e])
                     for e in T.unroll(2):
                         mine.rows[part * 2 + e] += g2[e] * mine.y[i + e]
-                if shared:
-                    for e in T.unroll(2):
-                        mine.ranks[here + e] *= d2[e]
 
     @T.macro
     def values(mine, at, tx):
@@ -326,6 +321,41 @@ def make_ranks(s: ScanShape) -> Any:
                 tile[which, first + e] = bf16(T.if_then_else(first // s.C == which % 8 - which // 8 * s.R, 1.0, 0.0))
 
     return ranks
+
+
+def make_turned_back(s: ScanShape) -> Any:
+    """Return macro(grad [32], tile_s [M,N], turn, cs_s, first, tx): undo the rotation, in registers.
+
+    grad is the gradient of the rotated tile_s, whose columns are those of `panel_column`; adds the gradient of the
+    thread's angles, of blocks `split_of(s).angles`, to `turn`.
+    """
+    C, (groups, _, _, blocks) = s.C, split_of(s)
+
+    @T.macro
+    def turned_back(grad, tile_s, turn, cs_s, first, tx):
+        cos, sin, lo, hi = (T.alloc_local((2,), F32) for _ in range(4))
+        for lower in (0, 1):
+            for block in T.unroll(blocks):
+                at, angle = tx // GROUP * 64 + block * 8 + tx % 4 * 2, column(tx, block, groups)
+                for e in T.vectorized(2):
+                    cos[e] = f32(cs_s[first + angle // 8 * 2, row(tx, lower) % C, tx % 4 * 2 + e])
+                for e in T.vectorized(2):
+                    sin[e] = f32(cs_s[first + angle // 8 * 2 + 1, row(tx, lower) % C, tx % 4 * 2 + e])
+                for e in T.vectorized(2):
+                    lo[e] = f32(tile_s[row(tx, lower), at + e])
+                for e in T.vectorized(2):
+                    hi[e] = f32(tile_s[row(tx, lower), at + 32 + e])
+                for e in T.unroll(2):
+                    i = block * 4 + lower * 2 + e
+                    turn[(lower * blocks + block) * 2 + e] += scalar.moment(
+                        RotaryPair(grad[i], grad[i + 16]), RotaryPair(lo[e], hi[e])
+                    )
+                    # lo is free now
+                    lo[e] = scalar.turned_back(grad[i], grad[i + 16], cos[e], sin[e]).lo
+                    grad[i + 16] = scalar.turned_back(grad[i], grad[i + 16], cos[e], sin[e]).hi
+                    grad[i] = lo[e]
+
+    return turned_back
 
 
 def make_edge(s: ScanShape) -> tuple[Any, Any]:

@@ -23,7 +23,6 @@ from kernels.mamba3_mimo.cuda.backward.lifted_places import (
     panel_column,
     split_of,
 )
-from kernels.mamba3_mimo.cuda.backward.lifted_rotation import make_turned_back
 from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
@@ -245,7 +244,7 @@ def make_inputs(
     """
     C, M, P, depth, (groups, _, parts, _) = s.C, s.M, s.P, s.A // 4, split_of(s)
     scales, (*_, values) = lifted.make_scales(s), lifted.make_gate(s)
-    turned_back, ranks, (_, edge_out) = make_turned_back(s), lifted.make_ranks(s), lifted.make_edge(s)
+    turned_back, ranks, (_, edge_out) = lifted.make_turned_back(s), lifted.make_ranks(s), lifted.make_edge(s)
     rows, rows_out = lifted_io.make_rows_out(s, at, mine, written)
     turns, turns_out = lifted_io.make_turns_out(s, at, mine, written)
     (store, _), met, keep = make_store(v), make_met(pace), make_keep(s, v, computing(s))

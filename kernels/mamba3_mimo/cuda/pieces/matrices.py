@@ -49,29 +49,13 @@ def put(tile, values, blocks, groups, tx, panel=0):
     With `panel` a group's columns lie side by side, those of the next group that many columns behind.
     """
     for step in T.unroll(blocks // 2):
-        block = step * 2 + second(tx)
+        block = step * 2 + tx // 16 % 2
         at = tx // GROUP * panel + block * 8 if panel > 0 else _block(tx, block, groups) * 8
-        store_matrices(tile[lane_row(tx), at], values, step * 8, 4, turned=False)
-
-
-def lane_row(tx: Any) -> Any:
-    """Return the row that a lane gives the address of, and `second` whether in the second of two parts of 8 columns."""
-    return tx % GROUP // 32 * 16 + tx % 16
-
-
-def second(tx: Any) -> Any:
-    """Return 1 in the lanes that give the addresses of the second part, else 0."""
-    return tx // 16 % 2
-
-
-@T.macro
-def take(values, source):
-    """Read two parts of 8 columns of a warp's 16 rows: `source` is where the `lane_row` begins in the lane's part."""
-    T.ptx_ldmatrix(T.bool(False), 4, T.access_ptr(source, "r", extent=8), T.access_ptr(values[0], "w", extent=8))
+        store_matrices(tile[tx % GROUP // 32 * 16 + tx % 16, at], values, step * 8, 4, turned=False)
 
 
 def _turned(tile: Any, first: Any, step: Any, blocks: int, groups: int, tx: Any) -> Any:
-    block = step * 2 + (second(tx) if blocks > 1 else 0)
+    block = step * 2 + (tx // 16 % 2 if blocks > 1 else 0)
     return tile[first + _block(tx, block, groups) * 8 + tx % 8, tx % GROUP // 32 * 16 + tx // 8 % 2 * 8]
 
 

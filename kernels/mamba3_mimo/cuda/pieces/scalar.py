@@ -89,14 +89,6 @@ def silu_slope(silu_u: Expr, bent_u: Expr) -> Expr:
     return silu_u * (0.5 - 0.5 * bent_u) + (0.5 + 0.5 * bent_u)
 
 
-def twice_sloped(grad: Expr, silu_u: Expr, bent_u: Expr) -> Expr:
-    """Return `grad` times 2 silu'(u), an instruction less than once times `silu_slope`; who sums it up halves the sum.
-
-    In the other form of the backward walk, with all it has in registers, this order of operations makes them spill.
-    """
-    return grad * (bent_u + (silu_u - silu_u * bent_u)) + grad
-
-
 def tanh(x: Expr) -> Expr:
     """Return the hyperbolic tangent with an absolute error near 1e-7: angles add up over the sequence."""
     return 1.0 - 2.0 / (1.0 + T.exp2(x * (2 * LOG2E)))
