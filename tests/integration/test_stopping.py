@@ -17,6 +17,7 @@ from tests import api_stack
 from tests.bench.api import server
 from tests.ports import free_port
 from tests.stopping import leave_when_told
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and stays so
 leave_when_told()
 database = [api_stack._postgres().get_pid()] if sys.argv[1] == "postgresql" else []
 port = free_port()
