@@ -74,9 +74,7 @@ def find_devices(asked_for: str | None = None) -> Devices:
         chosen = next((entry for entry in classes if _all_fit(entry, found)), None)
         if chosen is not None:
             return _devices(chosen, probe, found, lacks)
-        names = [f"'{name}'" for name in dict.fromkeys(device.name for device in found.devices)]
-        which = f"device {names[0]} has no" if len(names) == 1 else f"devices {' and '.join(names)} have no common"
-        lacks.append(f"{which} node class (known: {', '.join(map(str, classes))}); registered as cpu")
+        lacks.append(f"{_no_class(found)} (known: {', '.join(map(str, classes))}); registered as cpu")
     raise DeviceMissing("no probe found a device here, not even the host's")
 
 
@@ -95,6 +93,13 @@ def _find(wanted: NodeClass) -> Devices:
 def _all_fit(node_class: NodeClass, found: Found) -> bool:
     """Tell whether there are devices and every one is of this class: a trial may get any of them."""
     return bool(found.devices) and all(node_class.fits(device.name) for device in found.devices)
+
+
+def _no_class(found: Found) -> str:
+    names = [f"'{name}'" for name in dict.fromkeys(device.name for device in found.devices)]
+    if len(names) == 1:
+        return f"device {names[0]} has no node class"
+    return f"devices {' and '.join(names)} have no common node class"
 
 
 def _devices(node_class: NodeClass, probe: Probe, found: Found, lacks: Iterable[str]) -> Devices:
