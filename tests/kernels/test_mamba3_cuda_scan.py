@@ -134,9 +134,11 @@ def both_ways(name):
     return [scan_problem(case, given) for given in (variant, Variant())]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=scans(*both_ways(name))) for name in SCHEDULE_ONLY])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=scans(*both_ways(name))) for name in (*SCHEDULE_ONLY, "heads_in_turn_2")]
+)
 def test_switch_that_claims_it_changes_no_bit_of_the_forward_pass(name):
-    """As a training step takes it: the claim is about the loss of step 1."""
+    """As a training step takes it: the claim is about the loss of step 1. Heads in turn re-associate behind it."""
     case, variant = switched(name)
     inputs = make_inputs(case)
     there, plain = (ours(inputs, make_grad(inputs, 1), given)["out"] for given in (variant, Variant()))
