@@ -1,4 +1,4 @@
-# The service: API (the default command), background process (`python -m service.background`) and migration
+# The service: API (the default command), background process (`python -m service.background.main`) and migration
 # (`python -m service.store.migrate`). Settings come from the environment or from files below /run/secrets.
 FROM python:3.11-slim-bookworm AS code
 WORKDIR /src

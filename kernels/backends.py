@@ -2,7 +2,7 @@
 
 A *lane* is one implementation family of an operation. Asking for one that a node class does not have is refused with
 the reason below, never replaced silently. A new node class is one entry of the table, and a probe in
-`workers/probes.py` where none of those can find its devices.
+`workers/devices/probes.py` where none of those can find its devices.
 """
 
 import re
@@ -32,7 +32,7 @@ class NodeClass:
     lanes: tuple[Lane, ...]
     """Lanes that have an implementation there, best first."""
     device_type: str
-    """Torch's name for the kind of device to train on; model/measurement.py reads clock and peak memory by it."""
+    """Torch's name for the kind of device; model/training/measurement.py reads clock and peak memory by it."""
     probe: str | None
     """Which of the workers' probes finds the devices and reads their memory and state; None while there is none."""
     device_name: str = ""

@@ -7,7 +7,7 @@ heads, G B/C groups, N state size per head, P head width, R MIMO rank, C chunk l
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from kernels.scan import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
+from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
 from model.errors import ConfigError
 
 AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex", "splash", "pallas_softcap"]
@@ -92,7 +92,7 @@ class AttentionConfig:
 
     num_heads: int = 4
     backend: AttentionBackend = "sdpa"
-    """`sdpa` writes the document mask out and lets torch choose; see model/attention.py."""
+    """`sdpa` writes the document mask out and lets torch choose; see model/layers/attention.py."""
     softcap: float = 0.0
     """Scores s are capped to softcap * tanh(s / softcap) before they are masked; 0 caps nothing."""
     rope_theta: float = 10_000.0

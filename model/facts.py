@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class ModelFact(StrEnum):
-    """What ran outside the scan, whose own facts are `kernels.scan.ScanFact`."""
+    """What ran outside the scan, whose own facts are `kernels.scan_switches.ScanFact`."""
 
     ATTENTION = "attention.implementation"
     """Backend whose attention ran."""

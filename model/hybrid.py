@@ -13,12 +13,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from model.attention import CausalAttention
 from model.config import HybridConfig, MambaConfig, TrainConfig
-from model.layer_loops import LayerLoops
-from model.layers import Linear, RMSNorm
-from model.mamba3 import Mamba3
-from model.mlp import GatedMLP
+from model.layers.attention import CausalAttention
+from model.layers.layer_loops import LayerLoops
+from model.layers.linear import Linear, RMSNorm
+from model.layers.mamba3 import Mamba3
+from model.layers.mlp import GatedMLP
 
 MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
     "M": Mamba3,
@@ -66,7 +66,7 @@ class Hybrid(nn.Module):
         """Return the hidden states [B,S,D] after the final norm, in the compute dtype.
 
         `tokens_BS` int64 ids; `segment_ids_BS` int64, constant over a document. The head is not applied: the loss
-        does it (model.loss), so that the logits of all tokens need not exist at once.
+        does it (model.training.loss), so that the logits of all tokens need not exist at once.
         """
         x_BSD = nn.functional.embedding(tokens_BS, self.embedding)
         if self._layers is not None:

@@ -19,21 +19,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import BaseRoute
 
 from experiments.runtime.logs import configure_logging
-from service import call_limits, openapi, problems, routes
-from service.deps import Services
-from service.dispatch import WakePublisher
+from service import routes
 from service.errors import ConfigurationError
-from service.http_limits import BoundedHttp
-from service.middleware import RequestMiddleware
-from service.operator_pages import OperatorPages
-from service.outlook import Outlook
-from service.rate_limit import RateLimiter
+from service.http import call_limits, openapi, problems
+from service.http.authentication import Authenticator, bootstrap
+from service.http.connection_limits import BoundedHttp
+from service.http.deps import Services
+from service.http.event_streams import Streams
+from service.http.middleware import RequestMiddleware
+from service.http.operator_pages import OperatorPages
+from service.http.outlook import Outlook
+from service.http.rate_limit import RateLimiter
+from service.queue.wake_ups import WakePublisher
 from service.settings import ServiceSettings, get_settings
-from service.sse import Streams
 from service.store.migrate import upgrade
 from service.store.session import Store
 from service.threads import OTHERS_AT_ONCE
-from service.tokens import Authenticator, bootstrap
 from service.web import actions, docs_page, html, pages, sign_in, static_files
 
 log = logging.getLogger(__name__)

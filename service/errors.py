@@ -1,6 +1,6 @@
 """Errors of the service, and the one table that turns them into HTTP answers.
 
-A class's docstring is its default message. Routes and the store raise these; only `service.problems` knows HTTP.
+A class's docstring is its default message. Routes and the store raise these; only `service.http.problems` knows HTTP.
 """
 
 from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.runtime.container_secrets import secrets_folder
 from experiments.runtime.logs import LogFormat
-from service.client_settings import PREFIX, HomePath
+from service.client.settings import PREFIX, HomePath
 from service.errors import ConfigurationError
 
 PLACEHOLDERS = frozenset(

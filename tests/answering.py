@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from tests.api_stack import Api
 from tests.factories import GIB, make_receipt
 

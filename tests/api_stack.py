@@ -25,7 +25,7 @@ from experiments.design.spec import AblationSpec
 from experiments.records.messages import BlockReport, ClaimedBlock
 from experiments.records.signing import Signer
 from service.app import create_app
-from service.http_limits import BoundedHttp
+from service.http.connection_limits import BoundedHttp
 from service.settings import ServiceSettings
 from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.design.calibration import CONTENT_TYPE, calibration_spec
+from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.spec import AblationSpec
 from experiments.records.calibration import AABlock, CalibrationKey

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.runtime.groups import GROUP, build
-from service.client_settings import get_client_settings
+from service.client.settings import get_client_settings
 from tests.api_stack import ADMIN, Api
 
 PROGRAM = Path(sys.executable).with_name("ablate")

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 from model.config import DataConfig
-from model.corpus import TORCH_HEADERS, corpus_root
-from model.data import Dataset, prepare
+from model.data.corpus import TORCH_HEADERS, corpus_root
+from model.data.dataset import Dataset, prepare
 
 
 def copy_headers(folder: Path, *, num_files: int = 24) -> Path:

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, event
 from experiments.design.slices import running_order
 from tests.api_stack import Api, receipts_of
 from workers.paths import TrialPaths
-from workers.trial_output import BlockOutput
+from workers.processes.trial_output import BlockOutput
 
 _UNIX_EPOCH_JD = 2440587.5
 

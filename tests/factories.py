@@ -17,7 +17,7 @@ from experiments.outcomes import FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
 from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, Step, read_gates, seal, summarise
 from kernels.backends import NODE_CLASSES
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 from model.facts import ModelFact
 from model.flops import step_flops
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from experiments.reporting.mlflow_content import ID_TAG, RUN_TAG
+from experiments.reporting.mlflow.content import ID_TAG, RUN_TAG
 
 _PAGE = 1000
 

@@ -1,6 +1,6 @@
 """A projector for tests that run in this process, which no alarm may end."""
 
-from service.projector import ProjectionSink, Projector
+from service.background.projector import ProjectionSink, Projector
 from service.store.session import Store
 
 

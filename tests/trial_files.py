@@ -8,12 +8,12 @@ from experiments.design.fields import read_config
 from experiments.records.messages import ClaimedBlock
 from model.flops import step_flops
 from tests.factories import make_steps, observed_facts
-from workers.device_state import changes
-from workers.node import Node
+from workers.devices.device_state import changes
+from workers.identity.node import Node
 from workers.paths import WorkPaths, write_whole
+from workers.processes.result import TrialResult
+from workers.processes.runner import Ending
 from workers.receipt import TrialRecord
-from workers.result import TrialResult
-from workers.runner import Ending
 
 
 def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) -> TrialRecord:

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import update
 
 from experiments.outcomes import Outcome
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from service.store.tables import ablations
 from tests.api_stack import Api, receipts_of
 

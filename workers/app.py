@@ -8,7 +8,7 @@ import sys
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    from workers.serve import serve
+    from workers.leases.serve import serve
 
     return serve()
 

@@ -17,18 +17,18 @@ from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
 from experiments.records.signing import Signer
 from kernels.backends import NodeClass
-from workers.device_state import DeviceState, changes
+from workers.devices.device_state import DeviceState, changes
+from workers.devices.release import ReleaseProof
 from workers.errors import BlockBroken, BlockStopped
-from workers.foreign_processes import ProcessTimes, busiest, process_times
+from workers.identity.node import Node, load_average
 from workers.lease import Lease, StopReason
-from workers.node import Node, load_average
 from workers.paths import WorkPaths, write_whole
+from workers.processes.foreign_processes import ProcessTimes, busiest, process_times
+from workers.processes.result import TrialOrder, TrialResult, read_result
+from workers.processes.runner import Ending, TrialRunner
+from workers.processes.slices import SlicedBlock, SlicedTrial
+from workers.processes.trial_output import BlockOutput, say_stopped
 from workers.receipt import TrialRecord, dead_gate, how_far
-from workers.release import ReleaseProof
-from workers.result import TrialOrder, TrialResult, read_result
-from workers.runner import Ending, TrialRunner
-from workers.slices import SlicedBlock, SlicedTrial
-from workers.trial_output import BlockOutput, say_stopped
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
 from workers.doctor import Finding, examine
 from workers.errors import WorkerError
+from workers.identity.node_key import KEY_FILE, node_signer
 from workers.install import Installation, check_account
-from workers.node_key import KEY_FILE, node_signer
 from workers.settings import Settings, check_token, get_settings
 
 app = typer.Typer(name="worker", help="Run and examine a worker on this machine.", no_args_is_help=True)

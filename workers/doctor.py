@@ -8,16 +8,16 @@ from pathlib import Path
 from experiments.design.metrics import GIB
 from experiments.errors import SigningUnavailable
 from experiments.records.signing import signing_problem
-from workers import node
-from workers.device_lock import DeviceLock
-from workers.devices import find_devices
+from workers.devices.device_lock import DeviceLock
+from workers.devices.inventory import find_devices
+from workers.devices.node_health import free_gib_at
+from workers.devices.probes import memory_limit_bytes
 from workers.errors import DeviceBusy, DeviceMissing, PreloadError, SettingsError, WorkerError
-from workers.forkserver import ForkServer
-from workers.lanes import keep_lanes, run_lanes
-from workers.node_health import free_gib_at
-from workers.node_key import KEY_FILE, node_signer
-from workers.probes import memory_limit_bytes
-from workers.service_api import ServiceApi
+from workers.identity import node
+from workers.identity.node_key import KEY_FILE, node_signer
+from workers.leases.service_api import ServiceApi
+from workers.processes.forkserver import ForkServer
+from workers.processes.lanes import keep_lanes, run_lanes
 from workers.settings import Settings
 
 _LEAST_MEMORY_GIB = 4

@@ -25,13 +25,13 @@ from experiments.records.receipts import (
     summarise,
 )
 from experiments.records.trial_guards import cache_problems, timing_problems
-from workers import failures
 from workers.errors import BlockBroken
+from workers.identity.node import Node
 from workers.lease import StopReason
-from workers.node import Node
 from workers.paths import TrialPaths
-from workers.result import TrialResult, read_result, read_steps
-from workers.runner import Ending
+from workers.processes import failures
+from workers.processes.result import TrialResult, read_result, read_steps
+from workers.processes.runner import Ending
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from experiments.analysis.sizing import noise_of, size_of
-from experiments.design.calibration import ADMITTING_BLOCKS, CONTENT_TYPE
+from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
 from experiments.design.load import load_values, parse_spec
 from experiments.design.plan import make_plan, unsized
 from experiments.design.power import FEWER_BLOCKS

@@ -16,7 +16,7 @@ from experiments.records.identity import mismatches, planned_fields
 from experiments.records.receipt_slices import slice_problems
 from experiments.records.receipts import Receipt
 from experiments.records.trial_guards import cache_problems, timing_problems, trial_problems
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,

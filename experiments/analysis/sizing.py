@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
-from experiments.analysis.calibration import estimator_digest, shape_digest
 from experiments.analysis.dependence import dependence_of, widening
+from experiments.analysis.noise.calibrate import estimator_digest, shape_digest
 from experiments.analysis.statistics import log_ratio, percent
-from experiments.design.calibration import ADMITTING_BLOCKS
+from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.plan import Plan
 from experiments.design.power import (
     FEWER_BLOCKS,

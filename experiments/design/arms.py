@@ -17,7 +17,7 @@ from experiments.documents import Frozen
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE, VARIANT, ArmRole
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
-from kernels.scan import CHUNK_SIZES
+from kernels.scan_switches import CHUNK_SIZES
 from model.config import BLOCK_KINDS, StepsConfig, TrainConfig, check_mesh
 from model.errors import ConfigError
 

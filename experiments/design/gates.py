@@ -10,7 +10,7 @@ from typing import Any, get_args
 from experiments.design.gate import Claim, Facts, Gate, GatePublic, GateValue, show
 from experiments.design.recipes import RECIPES
 from kernels.backends import Lane
-from kernels.scan import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
+from kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
 from model.facts import ModelFact
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kernels.backends import Lane
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from model.config import (
     BLOCK_KINDS,
     AttentionConfig,

@@ -1,6 +1,6 @@
 """The service's own rate of false words, in a sentence."""
 
-from experiments.analysis.ledger import needed
+from experiments.analysis.noise.ledger import needed
 from experiments.design.power import ALPHA
 from experiments.records.calibration import Ledger
 from experiments.reporting import wording

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
-from experiments.analysis.admission import admission_of, mending_command
 from experiments.analysis.arm_summary import summarise_arm
-from experiments.analysis.calibration import calibrations_of, join_calibrations
 from experiments.analysis.evidence import WholeBlocks
 from experiments.analysis.judge import judge
-from experiments.analysis.ledger import keep_ledger
+from experiments.analysis.noise.admission import admission_of, mending_command
+from experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
+from experiments.analysis.noise.ledger import keep_ledger
 from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, Verdict
 from experiments.design.plan import Plan

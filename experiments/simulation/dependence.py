@@ -8,7 +8,7 @@ from scipy import signal
 
 from experiments.analysis.dependence import corrected, widening
 from experiments.analysis.statistics import Array, fit
-from experiments.design.calibration import ADMITTING_BLOCKS
+from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.power import alpha_of
 from experiments.simulation.draws import places_of
 from experiments.simulation.noise import SD, TRIAL_SD

@@ -16,7 +16,7 @@ from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from kernels.mamba3_mimo.state import ScanState, entered, left_behind
 from kernels.mamba3_mimo.support import LANES, run_cuda, supports
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 
 __all__ = [
     "DIFFERENTIABLE",

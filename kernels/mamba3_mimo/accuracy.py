@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.errors import KernelError
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 
 _poison: Any = torch.utils.deterministic
 

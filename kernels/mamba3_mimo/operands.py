@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels import facts
 from kernels.documents import document_starts
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 _SUM_BLOCK = 256
 

@@ -26,7 +26,7 @@ from kernels.documents import document_starts, documents, once_per_batch
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import cumulated_angles, dtype_name, handed_on
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 MAMBA_SSM, TILELANG = "2.3.2.post1", "0.1.8"
 """The release whose limits are written down here, and the TileLang that it pins."""

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from kernels import facts
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import psiv
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 Form: TypeAlias = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]
 """Step or chunk-parallel form: (inputs, PsiV) -> (o, final state)."""

@@ -16,7 +16,7 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import Operands, gated_output, handed_on, operands, running_sum
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs, outputs, scanned
 from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.support import supports
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 
 CASE = Case(B=1, S=128, H=2)
 """A shape that every lane can run, with N = P = 64 and R = 4."""

@@ -12,7 +12,7 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import Operands, gated_output, handed_on, operands
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 
 def step_form(inputs: ScanInputs, x_BHSRP: Tensor) -> tuple[Tensor, Tensor]:

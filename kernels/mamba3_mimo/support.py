@@ -14,7 +14,7 @@ from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.recompute import Form, scan
 from kernels.mamba3_mimo.reference import chunk_parallel
 from kernels.mamba3_mimo.step import step_form
-from kernels.scan import SCHEDULES, ScanSwitches
+from kernels.scan_switches import SCHEDULES, ScanSwitches
 
 
 @lru_cache(maxsize=1024)

@@ -6,8 +6,8 @@ from pathlib import Path
 from pydantic import ValidationError
 from rich.markup import escape
 
-from experiments.analysis.calibration import calibration_problems, calibrations_of, join_calibrations
 from experiments.analysis.dependence import strength, widening
+from experiments.analysis.noise.calibrate import calibration_problems, calibrations_of, join_calibrations
 from experiments.documents import first_problem
 from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle_paths import is_bundle

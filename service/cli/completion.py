@@ -12,7 +12,7 @@ from experiments.block_numbers import block_number
 from experiments.errors import ExperimentError
 
 if TYPE_CHECKING:
-    from service.client import Client
+    from service.client.api import Client
 
 LATEST = "latest"
 _MOST = 50
@@ -97,7 +97,7 @@ def _trials(client: "Client", incomplete: str) -> Iterator[str]:
 
 
 def _asked(ask: Callable[["Client"], Iterable[str]], incomplete: str) -> list[str]:
-    from service.client import Client, ClientError
+    from service.client.api import Client, ClientError
 
     try:
         with Client() as client:

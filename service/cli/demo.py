@@ -16,7 +16,7 @@ from service.cli import show_verdict
 from service.cli.output import err, problem_lines
 from service.cli.spec_argument import read_spec
 from service.cli.watch import follow
-from service.client import Client, Refused
+from service.client.api import Client, Refused
 from service.errors import StackError
 from service.schemas.ablations import AblationPublic
 from service.stack import control

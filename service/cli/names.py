@@ -18,7 +18,7 @@ from service.cli.output import err
 from service.errors import Ambiguous, NotFound
 
 if TYPE_CHECKING:
-    from service.client import Client
+    from service.client.api import Client
     from service.schemas.ablations import TrialPublic
 
 CALLED = "its name, its id, a beginning that only it has, or `latest`"

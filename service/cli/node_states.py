@@ -7,7 +7,7 @@ import typer
 from service.cli import show
 from service.cli.names import RegisteredNodeArgument, node_name
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
+from service.client.api import Client
 from service.schemas.nodes import NodePublic
 
 app = typer.Typer()

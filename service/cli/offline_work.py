@@ -44,7 +44,7 @@ def judge(path: Path, calibrations: Sequence[Calibration] = ()) -> Verdict:
 
 def report(path: Path, calibrations: Sequence[Calibration] = ()) -> tuple[str, str]:
     """Return (ablation id, report page) of the bundle at `path`."""
-    from experiments.reporting.report import render  # with matplotlib
+    from experiments.reporting.pages.report import render  # with matplotlib
 
     view = bundle_view(read_bundle(path)[1], calibrations)
     return view.ablation_id, render(view)

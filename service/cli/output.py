@@ -117,14 +117,14 @@ def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def _told() -> tuple[type[Exception], ...]:
     """Return what a user can cause."""
-    from service.connection import ClientError
+    from service.client.connection import ClientError
 
     return (ClientError, ExperimentError, ServiceError, OSError)
 
 
 def problem_of(error: Exception) -> "Problem":
     """Describe an error as a problem document."""
-    from service.connection import ClientError
+    from service.client.connection import ClientError
     from service.schemas.problems import Problem, ProblemDetail
 
     if isinstance(error, ClientError):

@@ -15,7 +15,7 @@ from experiments.records.bundle_reader import open_bundle
 from experiments.records.signed_receipt import SignedReceipt, verify_signed
 from experiments.reporting import wording
 from service.cli.names import ablation_id, trial_id
-from service.client import Client, ClientError
+from service.client.api import Client, ClientError
 from service.errors import ServiceError
 
 NOBODY = "nobody"

@@ -13,7 +13,7 @@ from experiments.block_numbers import block_number, place_number
 from experiments.design.power import FEWER_BLOCKS
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting import wording
-from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
+from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
 
 if TYPE_CHECKING:
     from service.schemas.ablations import AblationPublic, TrialPublic

@@ -9,7 +9,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
-from experiments.reporting.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
+from experiments.reporting.terminal.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
 from experiments.reporting.verdict_layout import lay_out
 from service.cli.show import facts
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from experiments.outcomes import ExitCode
 from experiments.reporting import wording
-from experiments.reporting.terminal_table import TerminalTable, names, numbers, texts
+from experiments.reporting.terminal.terminal_table import TerminalTable, names, numbers, texts
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.settings import get_settings
 from service.stack import control

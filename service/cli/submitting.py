@@ -12,7 +12,7 @@ from experiments.reporting import wording
 from service.cli import show
 from service.cli.output import err, out, print_json_line
 from service.cli.watch import follow, follow_as_json
-from service.client import Client
+from service.client.api import Client
 from service.schemas.ablations import AblationPublic
 from service.schemas.submissions import AblationAccepted, SpecBody
 

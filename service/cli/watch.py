@@ -18,7 +18,7 @@ from experiments.outcomes import BlockState, TrialState
 from experiments.reporting import wording
 from service.cli import show
 from service.cli.output import print_json_line
-from service.client import Client
+from service.client.api import Client
 from service.lifecycle import OVER, EventKind
 from service.schemas.ablations import AblationPublic, TrialPublic
 from service.schemas.events import Event

@@ -13,20 +13,21 @@ from sqlalchemy import Connection, Row
 from experiments.analysis.verdicts import Verdict
 from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
-from service.deps import AblationId, Reader, Services, ServicesDep, Submitter
 from service.errors import NotYet
+from service.http.deps import AblationId, Reader, Services, ServicesDep, Submitter
+from service.http.event_streams import streams_of
+from service.http.pagination import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
+from service.http.responses import document, html_page, secured
+from service.http.serializers import ablation_public, block_public, silent_limit_s, trial_public
 from service.lifecycle import OVER
-from service.pages import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
-from service.responses import document, html_page, secured
+from service.queue.waiting import waiting
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.schemas.public import Page
 from service.schemas.submissions import SpecText
-from service.serializers import ablation_public, block_public, silent_limit_s, trial_public
 from service.settings import ServiceSettings
-from service.sse import streams_of
-from service.store import ablations as store_ablations
-from service.store import results, tokens
-from service.waiting import waiting
+from service.store.ablations import ablations as store_ablations
+from service.store.ablations import results
+from service.store.access import tokens
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 

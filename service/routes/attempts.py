@@ -7,13 +7,16 @@ from fastapi import APIRouter, Depends, Response
 from experiments.outcomes import AttemptState, BlockState, FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
 from experiments.retries import SPEAKS_AGAINST_NODE
-from service.call_limits import WorkerRoute
-from service.deps import AttemptId, Services, ServicesDep, Worker, json_only
-from service.responses import secured
+from service.http.block_wire import claimed_block, report_digest, verify_report
+from service.http.call_limits import WorkerRoute
+from service.http.deps import AttemptId, Services, ServicesDep, Worker, json_only
+from service.http.responses import secured
+from service.http.signatures import checked_signature
 from service.schemas.attempts import AttemptClosed
-from service.signatures import checked_signature
-from service.store import attempts, claims, keys, late_results, logs, node_states, nodes, reports
-from service.verification import claimed_block, report_digest, verify_report
+from service.store.ablations import logs
+from service.store.access import keys
+from service.store.blocks import attempts, claims, late_results, reports
+from service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=WorkerRoute)
 

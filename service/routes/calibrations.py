@@ -5,13 +5,13 @@ import time
 from fastapi import APIRouter
 from sqlalchemy import Connection
 
-from experiments.analysis.admission import mending_command, standing_problems
+from experiments.analysis.noise.admission import mending_command, standing_problems
 from experiments.records.calibration import Calibration
 from experiments.reporting.ledger_words import false_words
-from service.deps import Reader, ServicesDep
-from service.responses import secured
+from service.http.deps import Reader, ServicesDep
+from service.http.responses import secured
 from service.schemas.calibrations import CalibrationList, CalibrationPublic
-from service.store import calibrations
+from service.store.nodes import calibrations
 
 router = APIRouter(prefix="/v1", tags=["calibrations"])
 

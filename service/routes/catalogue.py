@@ -9,8 +9,8 @@ from fastapi import APIRouter, Response
 from experiments.design.gate import GatePublic
 from experiments.design.gates import catalogue
 from experiments.design.spec import ablation_json_schema
-from service.deps import Reader
-from service.responses import problems, secured
+from service.http.deps import Reader
+from service.http.responses import problems, secured
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 

@@ -8,8 +8,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from experiments.errors import SpecProblem
 from service.errors import Unavailable
-from service.operator_pages import OperatorPages
-from service.responses import problems
+from service.http.operator_pages import OperatorPages
+from service.http.responses import problems
 from service.schemas.health import Readiness, Version
 
 router = APIRouter(tags=["health"])

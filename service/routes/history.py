@@ -5,16 +5,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from experiments.analysis.history import history_of
 from experiments.analysis.history_series import HistorySeries
+from experiments.analysis.noise.history import history_of
 from experiments.design.metrics import METRIC_LABELS, METRICS
 from experiments.design.problems import listed, nearest, shown
 from experiments.design.recipes import RECIPES
 from experiments.errors import SpecProblem
-from service.deps import Reader, ServicesDep
 from service.errors import Invalid
-from service.responses import secured
-from service.store.history import baseline_runs
+from service.http.deps import Reader, ServicesDep
+from service.http.responses import secured
+from service.store.ablations.history import baseline_runs
 
 router = APIRouter(prefix="/v1", tags=["ablations"])
 

@@ -13,17 +13,17 @@ from experiments.records.bundle import Bundle, join_bundles
 from experiments.records.bundle_paths import PLAN
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import differences
-from service.call_limits import ImportRoute
-from service.deps import Operator, Services, ServicesDep, json_only
 from service.errors import ImportedOtherwise, Invalid
-from service.responses import secured
+from service.http.block_wire import verified
+from service.http.call_limits import ImportRoute
+from service.http.deps import Operator, Services, ServicesDep, json_only
+from service.http.responses import secured
+from service.http.serializers import links_of
+from service.http.signatures import check_bundle
 from service.schemas.imports import BundleFiles, ImportPublic, ImportRequest
-from service.serializers import links_of
-from service.signatures import check_bundle
-from service.store.ablations import get_ablation
-from service.store.imports import Import, known_bundles, store_import
-from service.store.submissions import Submission
-from service.verification import verified
+from service.store.ablations.ablations import get_ablation
+from service.store.ablations.imports import Import, known_bundles, store_import
+from service.store.ablations.submissions import Submission
 
 router = APIRouter(prefix="/v1", tags=["submissions"], dependencies=[Depends(json_only)], route_class=ImportRoute)
 

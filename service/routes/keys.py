@@ -5,12 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Depends, Path
 
 from experiments.records.signing import KEY_PATTERN, PublicKey
-from service.deps import Operator, Reader, Services, ServicesDep, json_only
-from service.responses import secured
+from service.http.deps import Operator, Reader, Services, ServicesDep, json_only
+from service.http.responses import secured
+from service.http.serializers import key_public
 from service.schemas.nodes import KeyList
 from service.schemas.tokens import REASON
-from service.serializers import key_public
-from service.store import keys
+from service.store.access import keys
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 

@@ -5,11 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from experiments.ids import CALLED_PATTERN
-from service.deps import Reader, ServicesDep
-from service.responses import document, secured
+from service.http.deps import Reader, ServicesDep
+from service.http.responses import document, secured
 from service.routes.ablations import load
 from service.schemas.ablations import AblationPublic
-from service.store.names import find_ablation
+from service.store.ablations.names import find_ablation
 
 router = APIRouter(prefix="/v1", tags=["ablations"])
 

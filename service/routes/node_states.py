@@ -4,12 +4,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Path
 
-from service.deps import Operator, ServicesDep, json_only
-from service.responses import secured
+from service.http.deps import Operator, ServicesDep, json_only
+from service.http.responses import secured
 from service.routes.nodes import node_list
 from service.schemas.nodes import NodeList
 from service.schemas.tokens import NODE_NAME, REASON
-from service.store import node_states
+from service.store.nodes import node_states
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 

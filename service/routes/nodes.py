@@ -10,14 +10,15 @@ from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecProblem
 from experiments.records.messages import NodeRegistered, NodeRegistration
 from kernels.backends import NODE_CLASSES
-from service.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
 from service.errors import Invalid
-from service.responses import secured
+from service.http.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
+from service.http.responses import secured
+from service.http.serializers import node_public, silent_limit_s
 from service.schemas.nodes import NodeList, NodePublic
 from service.schemas.tokens import NODE_NAME, NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
-from service.serializers import node_public, silent_limit_s
 from service.settings import ServiceSettings
-from service.store import keys, node_states, nodes, tokens
+from service.store.access import keys, tokens
+from service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 

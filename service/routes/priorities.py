@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter, Depends
 
-from service.deps import AblationId, ServicesDep, Submitter, json_only
-from service.responses import secured
+from service.http.deps import AblationId, ServicesDep, Submitter, json_only
+from service.http.responses import secured
 from service.routes.ablations import load
 from service.schemas.ablations import AblationPublic, PriorityChange
-from service.store import tokens, turns
+from service.store.access import tokens
+from service.store.blocks import turns
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 

@@ -5,12 +5,12 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request
 
-from service.deps import Reader, ServicesDep, json_only
 from service.errors import Forbidden
+from service.http.deps import Reader, ServicesDep, json_only
+from service.http.responses import secured
 from service.principals import Scope
-from service.responses import secured
 from service.schemas.tokens import SignInLink, SignInRequest
-from service.store import tokens, web_sessions
+from service.store.access import tokens, web_sessions
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
 

@@ -17,21 +17,28 @@ from experiments.ids import new_id
 from experiments.records.sizing import Sizing
 from experiments.reporting import wording
 from kernels.backends import NODE_CLASSES, NodeClass
-from service.call_limits import SubmissionRoute
-from service.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.errors import IdempotencyInFlight
-from service.openapi import JSON_EXAMPLE, YAML_EXAMPLE
-from service.outlook import Outlook
-from service.plan_cost import check_budget, expected_device_minutes, warnings_of
+from service.http.call_limits import SubmissionRoute
+from service.http.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
+from service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE
+from service.http.outlook import Outlook
+from service.http.responses import etag_of, secured
+from service.http.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.principals import Principal
-from service.responses import etag_of, secured
+from service.queue.eligible_nodes import Takers, needs_of, takers_of
+from service.queue.plan_cost import check_budget, expected_device_minutes, warnings_of
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
-from service.serializers import accepted_public, links_of, plan_public, silent_limit_s
-from service.store.calibrations import read_calibrations, read_sizing
-from service.store.nodes import count_live
-from service.store.quotas import check_quota
-from service.store.submissions import GivenAnswer, IdempotencyKey, KeyKnown, Submission, find_answer, store_submission
-from service.takers import Takers, needs_of, takers_of
+from service.store.ablations.quotas import check_quota
+from service.store.ablations.submissions import (
+    GivenAnswer,
+    IdempotencyKey,
+    KeyKnown,
+    Submission,
+    find_answer,
+    store_submission,
+)
+from service.store.nodes.calibrations import read_calibrations, read_sizing
+from service.store.nodes.nodes import count_live
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=SubmissionRoute)
 

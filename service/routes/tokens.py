@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path
 from sqlalchemy import Connection, Row
 
-from service.deps import Admin, Anyone, Operator, Services, ServicesDep, json_only
-from service.responses import secured
+from service.http.deps import Admin, Anyone, Operator, Services, ServicesDep, json_only
+from service.http.responses import secured
+from service.http.serializers import secret_public, token_public
 from service.schemas.tokens import (
     HELD_NAME,
     Identity,
@@ -21,8 +22,8 @@ from service.schemas.tokens import (
     TokenRequest,
     TokenSecret,
 )
-from service.serializers import secret_public, token_public
-from service.store import quotas, tokens
+from service.store.ablations import quotas
+from service.store.access import tokens
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
 

@@ -5,14 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from experiments.records.signed_receipt import SignedReceipt
-from service.deps import Reader, ServicesDep, TrialId
 from service.errors import NotYet
-from service.pages import text_like
-from service.responses import secured
-from service.sse import LogPosition, streams_of
-from service.store.ablations import get_receipt
-from service.store.block_signatures import block_signature
-from service.store.logs import read_log
+from service.http.deps import Reader, ServicesDep, TrialId
+from service.http.event_streams import LogPosition, streams_of
+from service.http.pagination import text_like
+from service.http.responses import secured
+from service.store.ablations.ablations import get_receipt
+from service.store.ablations.logs import read_log
+from service.store.access.keys import block_signature
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"])
 

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.client_settings import get_client_settings
+from service.client.settings import get_client_settings
 from service.errors import StackError
 
 MAX_SOCKET_BYTES = 100

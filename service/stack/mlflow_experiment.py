@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from experiments.reporting.mlflow_views import experiment_tags, tags_to_set
+from experiments.reporting.mlflow.views import experiment_tags, tags_to_set
 
 _API = "/api/2.0/mlflow/experiments"
 _ANSWER_S = 30.0

@@ -169,7 +169,7 @@ def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[S
         ours(API, "service.app", lambda: is_ok(where.api_url, "/healthz"), port=where.api_port),
         ours(
             BACKGROUND,
-            "service.background",
+            "service.background.main",
             lambda: _is_on_duty(where.api_url),
             depends=True,
             knows=(WEBHOOK_KEY,),

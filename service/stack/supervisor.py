@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 
 import httpx
 
-from service import mlflow_links
-from service.client import Client, ClientError
-from service.client_settings import get_client_settings
+from service.client.api import Client, ClientError
+from service.client.settings import get_client_settings
 from service.errors import PartFailed, StackBusy
+from service.http import mlflow_links
 from service.settings import get_settings
 from service.stack import broker, processes
 from service.stack.layout import StackFiles

@@ -18,8 +18,9 @@ from service.lifecycle import OVER
 from service.routes.ablations import public
 from service.schemas.ablations import AblationPublic
 from service.settings import ServiceSettings
-from service.store import ablations, failures, results, running
-from service.store.changes import last_event
+from service.store.ablations import ablations, failures, results
+from service.store.ablations.changes import last_event
+from service.store.nodes import running
 from service.web import curve
 from service.web.answers import ShortAnswer, read_answer
 from service.web.curve import Curve

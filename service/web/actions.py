@@ -9,8 +9,8 @@ from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
 from experiments.reporting import wording
-from service.deps import AblationId, ServicesDep
 from service.errors import Invalid
+from service.http.deps import AblationId, ServicesDep
 from service.routes.ablations import cancel_ablation, load
 from service.routes.node_states import NodeName, drain_node, resume_node
 from service.routes.priorities import set_priority

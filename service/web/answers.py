@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from experiments.analysis.verdicts import Verdict
-from experiments.reporting.first_screen import headline, word_of
+from experiments.reporting.pages.first_screen import headline, word_of
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import lay_out
 

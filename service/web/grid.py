@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 from experiments.block_numbers import block_number
 from experiments.outcomes import BlockState, Outcome, TrialState
 from experiments.reporting.table import Tone
+from service.http.serializers import block_public, trial_public
 from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
-from service.serializers import block_public, trial_public
-from service.store import ablations
+from service.store.ablations import ablations
 
 MOST_CELLS = 900
 """Larger grids show the blocks around the first that is not over."""

@@ -7,20 +7,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.history import history_of
 from experiments.analysis.history_series import MIN_POINTS, HistorySeries, LevelChange
+from experiments.analysis.noise.history import history_of
 from experiments.analysis.verdicts import Verdict
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.recipes import RECIPES
 from experiments.digest import canonical_json
 from experiments.reporting import wording
-from experiments.reporting.first_screen import headline, word_of
+from experiments.reporting.pages.first_screen import headline, word_of
 from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
 from experiments.reporting.verdict_layout import lay_out
 from service.routes.history import check_known
+from service.store.ablations.history import baseline_runs, judged_with
 from service.store.columns import rfc3339
-from service.store.history import baseline_runs, judged_with
 from service.web.ablation_page import changed_gates
 
 METRIC = "tokens_per_s"

@@ -12,9 +12,9 @@ from jinja2 import Environment
 from starlette.exceptions import HTTPException
 
 from experiments.reporting import wording
-from experiments.reporting.page_templates import make_environment
+from experiments.reporting.pages.page_templates import make_environment
 from experiments.reporting.wording import duration
-from service import problems
+from service.http import problems
 from service.schemas.problems import Problem
 from service.web import static_files
 from service.web.sending import POLICY, sent

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.calibration import device_serial
+from experiments.analysis.noise.calibrate import device_serial
 from experiments.block_numbers import block_name
-from experiments.design.calibration import ADMITTING_BLOCKS
+from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.outcomes import AblationState
 from experiments.reporting.wording import duration
 from service.lifecycle import OVER
@@ -18,8 +18,8 @@ from service.schemas.ablations import AblationPublic
 from service.schemas.calibrations import CalibrationPublic
 from service.schemas.nodes import NodePublic
 from service.settings import ServiceSettings
-from service.store import ablations
 from service.store import tables as stored
+from service.store.ablations import ablations
 from service.web.answers import VariantLine, read_answer
 from service.web.durations import age_s
 

@@ -7,15 +7,15 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service import mlflow_links
-from service.deps import AblationId, ServicesDep
+from service.http import mlflow_links
+from service.http.deps import AblationId, ServicesDep
+from service.http.event_streams import streams_of
+from service.http.shared_answer import SharedAnswer
 from service.routes.calibrations import read_noise
 from service.schemas.calibrations import CalibrationPublic
-from service.shared_answer import SharedAnswer
-from service.sse import streams_of
-from service.store import names
-from service.store.changes import last_event
-from service.store.results import latest_experiment
+from service.store.ablations import names
+from service.store.ablations.changes import last_event
+from service.store.ablations.results import latest_experiment
 from service.store.session import Store
 from service.web.ablation_page import ablation_page, live_part
 from service.web.history_page import history_page

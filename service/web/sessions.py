@@ -11,12 +11,12 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request, Response
 from sqlalchemy import Row
 
-from service.deps import Services, ServicesDep, media_type
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
+from service.http.deps import Services, ServicesDep, media_type
 from service.principals import Principal, Scope
-from service.store import web_sessions
+from service.store.access import web_sessions
+from service.store.access.web_sessions import SESSION_S, SecretKind
 from service.store.session import Store
-from service.store.web_sessions import SESSION_S, SecretKind
 
 COOKIE = "ablate_session"
 FORM_TYPE = "application/x-www-form-urlencoded"

@@ -7,12 +7,12 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.deps import ServicesDep
 from service.errors import Unauthorized
+from service.http.deps import ServicesDep
 from service.routes.sign_ins import SIGN_IN
-from service.store import web_sessions
+from service.store.access import web_sessions
+from service.store.access.web_sessions import SecretKind
 from service.store.session import Store
-from service.store.web_sessions import SecretKind
 from service.web.html import PageRoute, page
 from service.web.sessions import COOKIE, FormDep, ReadingVisitor, check_form, found, principal_of, set_cookie
 

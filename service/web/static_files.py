@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from experiments.reporting.page_templates import TEMPLATES
-from experiments.reporting.theme import theme_css
+from experiments.reporting.pages.page_templates import TEMPLATES
+from experiments.reporting.pictures.theme import theme_css
 from service.errors import NotFound
 from service.web.sending import compressed
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.design.calibration import CONTENT_TYPE
+from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.outcomes import ExitCode
 from experiments.records.plan_file import make_plan_file
 from experiments.runtime import groups
-from service.client_settings import get_client_settings
+from service.client.settings import get_client_settings
 from service.settings import get_settings
 from tests.api_stack import SIGNER
 from tests.architecture.pages import ROOT

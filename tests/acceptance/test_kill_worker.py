@@ -98,7 +98,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
             running.callback(stack.http.close)
             running.enter_context(_process("service.app", tmp_path, environment))
             until(stack.is_up)
-            running.enter_context(_process("service.background", tmp_path, environment))
+            running.enter_context(_process("service.background.main", tmp_path, environment))
             yield stack
     finally:
         server.stop()

@@ -7,7 +7,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from experiments.outcomes import AblationState
-from experiments.reporting import pictures, report
+from experiments.reporting.pages import report
+from experiments.reporting.pictures import registry
 from experiments.reporting.view import AblationView
 from tests import browser as browsers
 from tests import views
@@ -104,7 +105,7 @@ def test_the_answer_and_every_picture_are_there(open_report: Open) -> None:
     tables = page.locator("main table")
     assert tables.count() >= 8
     figures = page.locator("figure svg")
-    assert figures.count() == len(pictures.DRAWN)
+    assert figures.count() == len(registry.DRAWN)
     for i in range(figures.count()):
         box = figures.nth(i).bounding_box()
         assert box is not None

@@ -27,8 +27,8 @@ _OUTSIDE = {
     "docker/README.md": "images, how they are built and tested",
 }
 _WITHOUT_COMMENTS = {
-    "experiments/reporting/templates/report.html": "Skeleton of the report page",
-    "experiments/reporting/templates/report.css": "Its look: light, dark and print",
+    "experiments/reporting/pages/templates/report.html": "Skeleton of the report page",
+    "experiments/reporting/pages/templates/report.css": "Its look: light, dark and print",
     "service/store/migrations/script.py.mako": "What a new migration starts from",
 }
 
@@ -36,13 +36,13 @@ _WITHOUT_COMMENTS = {
 def settings_page() -> str:
     """Every environment variable that is read, by settings class."""
     parts = [
-        "# Settings\n\nGenerated from `service/settings.py`, `service/client_settings.py` and `workers/settings.py` by "
+        "# Settings\n\nGenerated from `service/settings.py`, `service/client/settings.py` and `workers/settings.py` by "
         "`make docs`. All is read from the environment, nowhere else, and everything has a default that runs the "
         "embedded stack.\n"
     ]
     for path, name, who in (
         ("service/settings.py", "ServiceSettings", "API and background process"),
-        ("service/client_settings.py", "ClientSettings", "`ablate` and the Python client"),
+        ("service/client/settings.py", "ClientSettings", "`ablate` and the Python client"),
         ("workers/settings.py", "Settings", "worker"),
     ):
         rows = [

@@ -28,14 +28,14 @@ def test_kernels_is_ours_and_not_the_package_of_that_name() -> None:
     assert Path(kernels.__file__ or "").is_relative_to(ROOT)
 
 
-@pytest.mark.parametrize("module", ["service.app", "service.background", "experiments.runtime.console"])
+@pytest.mark.parametrize("module", ["service.app", "service.background.main", "experiments.runtime.console"])
 def test_program_starts_without_heavy_packages(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'jax', 'tilelang', 'mlflow'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["experiments.design.plan", "workers.offline.cli", "workers.serve"])
+@pytest.mark.parametrize("module", ["experiments.design.plan", "workers.offline.cli", "workers.leases.serve"])
 def test_what_a_node_imports_needs_no_scipy(module: str) -> None:
     code = f"import sys; sys.modules['scipy'] = None; import {module}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -75,7 +75,7 @@ MOST_MODULES = 480
         (["plan", "--help"], UNUSED),
         (["history", "--help"], (*HEAVY, SETTINGS, "yaml", "experiments.records.receipts")),
         (["status", "--help"], (*HEAVY, "experiments.design.spec")),
-        (["worker", "--help"], ("service.cli.client", "sqlalchemy", "fastapi")),
+        (["worker", "--help"], ("service.cli.command_group", "sqlalchemy", "fastapi")),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

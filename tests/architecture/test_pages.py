@@ -7,7 +7,13 @@ from tests.architecture import pages
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 DOCUMENTS = sorted(
     path.relative_to(pages.ROOT).as_posix()
-    for path in [*pages.ROOT.glob("*.md"), *(pages.ROOT / "docs").glob("*.md"), *(pages.ROOT / "docker").glob("*.md")]
+    for path in [
+        *pages.ROOT.glob("*.md"),
+        *(pages.ROOT / "docs").glob("*.md"),
+        *(pages.ROOT / "docs/why").glob("*.md"),
+        *(pages.ROOT / "docs/log").glob("*.md"),
+        *(pages.ROOT / "docker").glob("*.md"),
+    ]
 )
 
 

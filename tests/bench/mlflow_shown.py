@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.digest import digest_bytes
-from experiments.reporting.mlflow_content import ID_TAG, RUN_TAG
+from experiments.reporting.mlflow.content import ID_TAG, RUN_TAG
 
 _RUNS = """SELECT run_uuid, runs.name, status, start_time, end_time, artifact_uri FROM runs
     JOIN experiments USING (experiment_id) WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'"""

@@ -19,13 +19,13 @@ from unittest.mock import patch
 import typer
 import yaml
 
-from experiments.analysis.admission import admission_of, mending_command
-from experiments.analysis.calibration import calibrations_of
 from experiments.analysis.judge import judge
-from experiments.analysis.ledger import keep_ledger
+from experiments.analysis.noise.admission import admission_of, mending_command
+from experiments.analysis.noise.calibrate import calibrations_of
+from experiments.analysis.noise.ledger import keep_ledger
 from experiments.analysis.statistics import log_ratio
 from experiments.analysis.verdicts import VariantVerdict
-from experiments.design.calibration import ADMITTING_BLOCKS, CONTENT_TYPE, REPEAT, calibration_spec
+from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, REPEAT, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect

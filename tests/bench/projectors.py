@@ -20,10 +20,10 @@ from pathlib import Path
 import psutil
 from sqlalchemy import func, select, update
 
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from service.store import outbox, projections
-from service.store.completion import NOT_SHOWN
+from service.store.blocks.completion import NOT_SHOWN
 from service.store.session import Store
 from service.store.tables import ablations
 from service.store.tables import outbox as outbox_table
@@ -83,7 +83,7 @@ def backgrounds(place: Place, experiment: str, count: int) -> Iterator[list[psut
     settings = {"ABLATE_HOME": str(place.home), "ABLATE_DATABASE_URL": place.store.url, "ABLATE_SENTINEL_DAYS": "0"}
     settings |= {"ABLATE_MLFLOW_URL": place.mlflow, "ABLATE_MLFLOW_EXPERIMENT": experiment}
     settings |= {"ABLATE_BROKER_URL": "memory://", "ABLATE_PROJECTOR_LEASE_S": str(LEASE_S)}
-    command = [sys.executable, "-m", "service.background"]
+    command = [sys.executable, "-m", "service.background.main"]
     processes = []
     with (place.home / f"{experiment}.log").open("ab") as log:
         try:

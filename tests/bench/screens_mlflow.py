@@ -6,14 +6,14 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page
 
-from experiments.analysis.calibration import calibrate
+from experiments.analysis.noise.calibrate import calibrate
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import Admission, Circumstances
-from experiments.reporting import report
-from experiments.reporting.mlflow_sink import Projection, Sink
-from experiments.reporting.mlflow_views import VARIANTS
+from experiments.reporting.mlflow.sink import Projection, Sink
+from experiments.reporting.mlflow.views import VARIANTS
+from experiments.reporting.pages import report
 from experiments.reporting.view import AblationView
-from service import mlflow_links
+from service.http import mlflow_links
 from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from sqlalchemy import text
 
-from experiments.reporting.mlflow_parent import parent
-from experiments.reporting.mlflow_runs import children
-from experiments.reporting.mlflow_sink import Check, Projection
+from experiments.reporting.mlflow.parent import parent
+from experiments.reporting.mlflow.runs import children
+from experiments.reporting.mlflow.sink import Check, Projection
 from experiments.reporting.view import AblationView
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from service.store.session import Store
 from tests.chaos.books import Books, Run
 from tests.chaos.databases import TABLES

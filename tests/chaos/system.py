@@ -106,7 +106,7 @@ class System:
         )
         yield self._part("api", [sys.executable, "-m", "service.app"], environment, works=b"Uvicorn running")
         for name in BACKGROUNDS:
-            yield self._part(name, [sys.executable, "-m", "service.background"], environment, works=b"running: ")
+            yield self._part(name, [sys.executable, "-m", "service.background.main"], environment, works=b"running: ")
 
     @property
     def _faked_clock(self) -> dict[str, str]:
@@ -206,7 +206,7 @@ class System:
             return [pid for pid in (self.parts[kind].pid,) if pid]
         if kind == "trainer":
             return self.trainers.pids(node)
-        words = {"guardian": "workers.guardian", "forkserver": "multiprocessing.forkserver"}[kind]
+        words = {"guardian": "workers.processes.guardian", "forkserver": "multiprocessing.forkserver"}[kind]
         worker = self.parts[node].pid
         below = [] if worker is None else descendants(worker)
         return [seen.pid for seen in below if seen.parent == worker and words in command_line(seen.pid)]

@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 
 from tests.integration.worker_service import block, config_json, corpus
-from workers import node as nodes
 from workers.blocks import BlockRunner, NodeContext
-from workers.forkserver import ForkServer
-from workers.guardian import Guardian
+from workers.identity import node as nodes
 from workers.lease import Lease, boot_time_s
 from workers.paths import WorkPaths
-from workers.runner import TrialRunner
-from workers.trial_output import BlockOutput
-from workers.wake_event import WakeEvent
+from workers.processes.forkserver import ForkServer
+from workers.processes.guardian import Guardian
+from workers.processes.runner import TrialRunner
+from workers.processes.trial_output import BlockOutput
+from workers.processes.wake_event import WakeEvent
 
 
 def main() -> None:

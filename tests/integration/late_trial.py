@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 from tests.integration.worker_family import order
-from workers import trial
-from workers.forkserver import ForkServer
-from workers.result import TrialOrder
+from workers.processes import trial
+from workers.processes.forkserver import ForkServer
+from workers.processes.result import TrialOrder
 
 
 def late(order: TrialOrder) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from experiments.reporting.mlflow_content import ID_TAG, RUN_TAG
+from experiments.reporting.mlflow.content import ID_TAG, RUN_TAG
 
 EXPERIMENT = "1"
 
@@ -65,7 +65,7 @@ class Client:
 
     def get_experiment_by_name(self, _name: str) -> Any:
         self._before()
-        from experiments.reporting.mlflow_views import experiment_tags
+        from experiments.reporting.mlflow.views import experiment_tags
 
         return SimpleNamespace(experiment_id=EXPERIMENT, lifecycle_stage="active", tags=experiment_tags())
 

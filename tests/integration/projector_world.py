@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
-from experiments.reporting.mlflow_sink import Check, Projection, Sink
+from experiments.reporting.mlflow.sink import Check, Projection, Sink
 from experiments.reporting.view import AblationView
-from service.projector import Projector
+from service.background.projector import Projector
 from service.store.columns import db_now
 from service.store.session import Store
 from service.store.tables import leaders

@@ -15,15 +15,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from workers.forkserver import ForkServer
-from workers.guardian import Guardian
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.paths import WorkPaths
-from workers.result import TrialOrder
-from workers.runner import Ending, TrialRunner
-from workers.slice_pipe import yield_to_others
-from workers.slices import SlicedBlock, SlicedTrial
-from workers.wake_event import WakeEvent
+from workers.processes.forkserver import ForkServer
+from workers.processes.guardian import Guardian
+from workers.processes.result import TrialOrder
+from workers.processes.runner import Ending, TrialRunner
+from workers.processes.slice_pipe import yield_to_others
+from workers.processes.slices import SlicedBlock, SlicedTrial
+from workers.processes.wake_event import WakeEvent
 
 HOWS = ("returns", "exits", "is killed", "hangs")
 TIMEOUT_S = 4.0
@@ -136,7 +136,7 @@ def main() -> None:
     home, draws = Path(sys.argv[1]), int(sys.argv[2])
     chance = random.Random(20261123)  # noqa: S311 - reproducible by design
     with Guardian() as guardian:
-        server = ForkServer(preload="workers.slices", target=trainer)
+        server = ForkServer(preload="workers.processes.slices", target=trainer)
         runner = TrialRunner(server, guardian, WakeEvent(), grace_s=5.0, preempted=lambda: False)
         wrong, seen = [], set()
         for number in range(draws):

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from experiments.design.metrics import METRICS
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OVER, OutboxKind
-from service.outbox_handlers import OutboxHandlers
-from service.store.results import ablation_view
+from service.store.ablations.results import ablation_view
 from tests.api_stack import WORKER, Api, served_api
 from tests.integration.worker_service import corpus, processes_of, worker
 

@@ -8,13 +8,13 @@ import httpx
 import numpy as np
 import pytest
 
-from experiments.design.calibration import CONTENT_TYPE
+from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.spec import AblationSpec
 from experiments.ids import new_id
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from service.routes.submissions import _has_control
 from tests.api_stack import Api, running_api
 from tests.calibrations import aa_spec, aa_text

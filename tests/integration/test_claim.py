@@ -13,13 +13,13 @@ from experiments.outcomes import FailureClass
 from experiments.records.bundle import breaks, used_up_by
 from experiments.reporting import wording
 from experiments.retries import RETRY_RULES, final_failures
+from service.background.outbox_handlers import OutboxHandlers
+from service.background.reconciler import Reconciler
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
-from service.reconciler import Reconciler
-from service.store.breaks import broken_attempts
-from service.store.circumstances import circumstances_of
+from service.store.ablations.circumstances import circumstances_of
+from service.store.ablations.results import ablation_view
+from service.store.blocks.breaks import broken_attempts
 from service.store.columns import db_now
-from service.store.results import ablation_view
 from service.store.tables import attempts, blocks, events, outbox, receipts
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import broken_attempt, make_file

@@ -12,8 +12,8 @@ from experiments.records.bundle_files import write_tar
 from experiments.records.bundle_paths import RECEIPT
 from experiments.records.plan_file import read_plan_file
 from experiments.records.signing import Signer
-from service.cli.client import app
-from service.client_settings import get_client_settings
+from service.cli.command_group import app
+from service.client.settings import get_client_settings
 from tests.api_stack import Api, served_api
 from tests.bundles import make_bundle, make_file, write_folder
 from tests.cli import speak_to

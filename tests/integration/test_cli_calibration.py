@@ -12,14 +12,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.analysis.calibration import calibrate, key_of
+from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import read_plan_file
-from service.cli.client import app
-from service.client_settings import get_client_settings
+from service.background.outbox_handlers import OutboxHandlers
+from service.cli.command_group import app
+from service.client.settings import get_client_settings
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from tests.api_stack import Api, served_api
 from tests.calibrations import noisy_blocks
 from tests.cli import speak_to

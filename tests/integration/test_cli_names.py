@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.client_settings import get_client_settings
+from service.client.settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, nobody_url, served_api
 from tests.cli import ablate, speak_to, start

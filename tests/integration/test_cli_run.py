@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from service.client import Client, Refused, StillRunning
-from service.client_settings import get_client_settings
+from service.client.api import Client, Refused, StillRunning
+from service.client.settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, served_api
 from tests.cli import ablate, speak_to, start

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from experiments.outcomes import ExitCode
 from service.cli import node_states
-from service.cli.client import app
+from service.cli.command_group import app
 from service.cli.commands import nodes, tokens
-from service.client import Client, Refused
+from service.client.api import Client, Refused
 from tests.api_stack import ADMIN, Api, served_api
 
 

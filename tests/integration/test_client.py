@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.client import Client, Refused, ServiceFailed, Unreachable
+from service.client.api import Client, Refused, ServiceFailed, Unreachable
 from service.schemas.submissions import SpecBody
 from tests.api_stack import nobody_url
 

@@ -13,12 +13,12 @@ from experiments.outcomes import ExitCode
 from tests.architecture.pages import ROOT
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
 from tests.waiting import until
-from workers.device_lock import DeviceLock, lock_addresses
+from workers.devices.device_lock import DeviceLock, lock_addresses
 from workers.errors import DeviceBusy
 
 _HOLD = """
 import sys, time
-from workers.device_lock import DeviceLock, lock_addresses
+from workers.devices.device_lock import DeviceLock, lock_addresses
 held = DeviceLock(lock_addresses(sys.argv[2:], holder="trainer", scope=sys.argv[1]))
 held.take(patience_s=5)
 print("held", flush=True)

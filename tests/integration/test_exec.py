@@ -15,10 +15,10 @@ from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_paths import RECEIPT
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import PlanFile, plan_file_text
-from experiments.reporting.mlflow_sink import Sink
+from experiments.reporting.mlflow.sink import Sink
 from experiments.reporting.view import judge_bundle
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from tests import mlflow_server
 from tests.api_stack import running_api
 from tests.bundles import make_file
@@ -244,7 +244,7 @@ def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path
 
 def test_exec_imports_nothing_that_an_air_gapped_node_lacks() -> None:
     code = (
-        "import sys, workers.offline.__main__, workers.offline.cli, workers.preload\n"
+        "import sys, workers.offline.__main__, workers.offline.cli, workers.processes.preload\n"
         f"print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -57,7 +57,7 @@ def background(settings: ServiceSettings, log: Path) -> Iterator[subprocess.Pope
         "ABLATE_LEASE_S": str(settings.lease_s),
     }
     with log.open("wb") as out:
-        command = [sys.executable, "-m", "service.background"]
+        command = [sys.executable, "-m", "service.background.main"]
         process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=out)
     try:
         until(lambda: "running: " in log.read_text())

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from service.cli.client import app
+from service.cli.command_group import app
 from service.cli.commands import history
-from service.client import Client
+from service.client.api import Client
 from tests.api_stack import ADMIN, running_api, served_api
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.http_limits import MAX_HEAD_BYTES
+from service.http.connection_limits import MAX_HEAD_BYTES
 from tests.api_stack import ADMIN, WORKER, Api, served_api
 from tests.factories import spec_values
 from tests.waiting import until
@@ -190,7 +190,7 @@ def test_many_requests_sent_at_once_are_all_answered(api: Api) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Api]:
     for name in ("HEAD_S", "BODY_S", "STUCK_S"):
-        monkeypatch.setattr(f"service.http_limits.{name}", 0.5)
+        monkeypatch.setattr(f"service.http.connection_limits.{name}", 0.5)
     with served_api("sqlite", tmp_path, max_report_bytes=16 * MIB) as running:
         yield running
 

@@ -12,8 +12,8 @@ from sqlalchemy import func, select
 from experiments.outcomes import FailureClass
 from experiments.records.bundle_paths import PLAN, RECEIPT
 from experiments.records.plan_file import PlanFile, plan_file_text
+from service.http.patient_json import AT_ONCE_BYTES, parse
 from service.lifecycle import OutboxKind
-from service.patient_json import AT_ONCE_BYTES, parse
 from service.store.session import Store
 from service.store.tables import ablations, attempts, receipts
 from service.store.tables import outbox as outbox_table
@@ -191,7 +191,7 @@ def test_a_large_body_is_parsed_in_another_thread_than_requests_are_answered_fro
         parsed.append(len(body) > AT_ONCE_BYTES)
         return parse(body)
 
-    monkeypatch.setattr("service.patient_json.parse", note)
+    monkeypatch.setattr("service.http.patient_json.parse", note)
     for text in ("small", LARGE):
         found = problems(send(api, {"x": text.encode()}))
         assert list(found) == ["#/bundles/0/files/manifest.json"]

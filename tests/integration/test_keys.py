@@ -11,8 +11,8 @@ from experiments.outcomes import FailureClass
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.circumstances import BlockSigner
 from experiments.records.signing import Signer
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from tests.api_stack import SIGNER, Api, receipts_of, running_api, signed
 from tests.bundles import broken_attempt, make_bundle, make_file, sealed
 

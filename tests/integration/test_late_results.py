@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from service.reconciler import Reconciler
-from service.store.breaks import broken_attempts
-from service.store.claims import BESIDE_TRIAL_S
+from service.background.reconciler import Reconciler
+from service.store.blocks.breaks import broken_attempts
+from service.store.blocks.claims import BESIDE_TRIAL_S
 from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, receipts
 from tests.api_stack import Api, receipts_of, running_api

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import func, select, update
 
-from service.reconciler import Reconciler
+from service.background.reconciler import Reconciler
 from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, receipts
 from tests.api_stack import receipts_of, running_api

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import func, select, update
 
 from experiments.outcomes import FailureClass
+from service.background.outbox_handlers import OutboxHandlers
+from service.background.reconciler import Reconciler
 from service.lifecycle import OVER, OutboxKind
-from service.outbox_handlers import OutboxHandlers
-from service.reconciler import Reconciler
 from service.store import outbox
 from service.store.columns import db_now
 from service.store.tables import attempts, blocks, events, receipts, trials

@@ -12,11 +12,16 @@ import pytest
 
 from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.outcomes import AblationState, TrialState
-from experiments.reporting import mlflow_names, mlflow_runs, mlflow_sink, mlflow_views, pictures, report
-from experiments.reporting.mlflow_content import DONE_TAG, ID_TAG, RUN_TAG
-from experiments.reporting.mlflow_sink import Sink
+from experiments.reporting.mlflow import names as mlflow_names
+from experiments.reporting.mlflow import runs as mlflow_runs
+from experiments.reporting.mlflow import sink as mlflow_sink
+from experiments.reporting.mlflow import views as mlflow_views
+from experiments.reporting.mlflow.content import DONE_TAG, ID_TAG, RUN_TAG
+from experiments.reporting.mlflow.sink import Sink
+from experiments.reporting.pages import report
+from experiments.reporting.pictures import registry
 from experiments.reporting.view import AblationView
-from service import mlflow_links
+from service.http import mlflow_links
 from service.stack.mlflow_experiment import make_experiment
 from tests import browser as browsers
 from tests import mlflow_server, views
@@ -87,7 +92,7 @@ def test_projecting_writes_the_answer_where_reviewers_look(server: str, client: 
     files = {file.path for file in client.list_artifacts(done.parent_run_id)}
     assert files == {"report.html", "verdict.json", "plan.json", "spec.json", "plots"}
     assert Path(client.download_artifacts(done.parent_run_id, "report.html", str(tmp_path))).read_text() == html
-    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(pictures.DRAWN)
+    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(registry.DRAWN)
 
     runs = runs_of(client, view.ablation_id)
     assert len(runs) == 1 + len(view.trials) + len(arms)

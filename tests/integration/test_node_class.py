@@ -15,12 +15,12 @@ from tests.api_stack import SIGNER, Api, running_api
 from tests.bundles import make_file
 from tests.factories import GIB, make_spec
 from tests.trial_files import left_behind
-from workers.device_state import DeviceState
-from workers.devices import find_devices
-from workers.node import Node, find_node
+from workers.devices.device_state import DeviceState
+from workers.devices.inventory import find_devices
+from workers.devices.probe_types import Found
+from workers.devices.probes import PROBES, HostProbe
+from workers.identity.node import Node, find_node
 from workers.offline.checks import refusals
-from workers.probe_types import Found
-from workers.probes import PROBES, HostProbe
 from workers.settings import Settings
 
 ENTRY = NodeClass(
@@ -49,7 +49,7 @@ class SimProbe(HostProbe):
 @pytest.fixture
 def new_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NODE_CLASSES, ENTRY.name, ENTRY)
-    monkeypatch.setattr("workers.devices.PROBES", {"sim": SimProbe(), **PROBES})
+    monkeypatch.setattr("workers.devices.inventory.PROBES", {"sim": SimProbe(), **PROBES})
 
 
 @pytest.fixture

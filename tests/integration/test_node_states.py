@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from service.reconciler import Reconciler
+from service.background.reconciler import Reconciler
 from service.store.columns import db_now
 from service.store.tables import blocks
 from tests.api_stack import SIGNER, Api, receipts_of, running_api

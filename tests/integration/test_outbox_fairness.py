@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from experiments.errors import ProjectionUnfinished
-from experiments.reporting.mlflow_sink import Check, Projection
+from experiments.reporting.mlflow.sink import Check, Projection
 from experiments.reporting.view import AblationView
-from service import duties
-from service.duties import Duty, Keeper
+from service.background import leadership
+from service.background.leadership import Duty, Keeper
+from service.background.outbox_handlers import LAST_FIRST_EVERY, OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import LAST_FIRST_EVERY, OutboxHandlers
 from service.store import leaders, outbox, projections
 from service.store.columns import db_now
 from service.store.outbox import Rank
@@ -167,9 +167,9 @@ def test_a_row_in_hand_stays_hidden_for_as_long_as_its_taker_works(api: Api) -> 
 
 
 def test_a_duty_whose_round_takes_long_is_not_taken_over(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duties, "DUTY_LEASE_S", 3.0)
-    monkeypatch.setattr(duties, "RENEW_EVERY_S", 0.2)
-    monkeypatch.setattr(duties, "TRY_EVERY_S", 0.1)
+    monkeypatch.setattr(leadership, "DUTY_LEASE_S", 3.0)
+    monkeypatch.setattr(leadership, "RENEW_EVERY_S", 0.2)
+    monkeypatch.setattr(leadership, "TRY_EVERY_S", 0.1)
     stop, busy, leave = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> bool:
@@ -195,7 +195,7 @@ def test_a_duty_whose_round_takes_long_is_not_taken_over(api: Api, monkeypatch: 
 
 
 def test_a_lease_that_cannot_be_renewed_ends_the_duty(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duties, "DUTY_LEASE_S", 1.0)
+    monkeypatch.setattr(leadership, "DUTY_LEASE_S", 1.0)
     rounds: list[float] = []
     stop = threading.Event()
     duty = Duty(api.store, "judge", lambda: bool(rounds.append(time.monotonic())), stop=stop)

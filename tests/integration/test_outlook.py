@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 
 from experiments.design.plan import Plan
 from kernels.backends import NODE_CLASSES, Lane
-from service.outlook import Outlook
-from service.plan_cost import expected_device_minutes
-from service.store.placement import lanes_of
+from service.http.outlook import Outlook
+from service.queue.eligible_nodes import needs_of, takers_of
+from service.queue.plan_cost import expected_device_minutes
+from service.store.nodes.placement import lanes_of
 from service.store.session import Store
-from service.takers import needs_of, takers_of
 from tests.api_stack import Api, running_api, settings_for
 from tests.factories import make_plan, spec_values
 

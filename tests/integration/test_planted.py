@@ -21,9 +21,10 @@ from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipt_check import verify
 from experiments.records.receipts import Receipt, Step
-from model import data, loss, optim
-from model.data import Dataset
-from model.train import train
+from model.data import dataset as prepared_data
+from model.data.dataset import Dataset
+from model.training import loss, optim
+from model.training.train import train
 from tests.factories import make_plan, make_receipt, make_spec
 from tests.integration.worker_service import corpus
 
@@ -50,7 +51,7 @@ def judged(spec: AblationSpec, plant: Plant, folder: Path) -> VariantVerdict:
     """Train every trial of the spec's plan, the variant's with `plant`, and return the variant's verdict."""
     plan = make_plan(spec)
     config = read_config({**plan.baseline.config, "seed": 1})
-    dataset = data.prepare(config.data, config.model.vocab_size, cache_dir=folder, report=lambda _: None)
+    dataset = prepared_data.prepare(config.data, config.model.vocab_size, cache_dir=folder, report=lambda _: None)
     receipts = [
         trial(plan, block.index, arm, dataset, plant if arm != plan.baseline.name else nullcontext)
         for block in plan.blocks

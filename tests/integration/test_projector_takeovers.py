@@ -21,11 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Connection, update
 from sqlalchemy.exc import OperationalError
 
-from experiments.reporting import mlflow_runs, mlflow_sink
-from experiments.reporting.mlflow_content import ID_TAG, RUN_TAG
-from experiments.reporting.mlflow_sink import Projection, Sink
+from experiments.reporting.mlflow import runs, sink
+from experiments.reporting.mlflow.content import ID_TAG, RUN_TAG
+from experiments.reporting.mlflow.sink import Projection, Sink
 from experiments.reporting.view import AblationView
-from service import ablation_lease
+from service.background import ablation_lease
 from service.store import leaders
 from service.store.columns import db_now
 from service.store.projections import PROJECTOR
@@ -50,7 +50,7 @@ def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
 
 WRITER = """
 import sys, threading, time
-from service.lease_alarm import LeaseAlarm, now_s
+from service.background.lease_alarm import LeaseAlarm, now_s
 alarm, out = LeaseAlarm(), open(sys.argv[1], "a", buffering=1)
 def write():
     while True:
@@ -110,7 +110,7 @@ def background(home: Path, url: str, mlflow_port: int) -> Iterator["subprocess.P
     settings["ABLATE_MLFLOW_URL"] = f"http://127.0.0.1:{mlflow_port}"
     with (home / "background.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service.background"], env={**os.environ, **settings}, stderr=log
+            [sys.executable, "-m", "service.background.main"], env={**os.environ, **settings}, stderr=log
         )
     try:
         yield process
@@ -174,8 +174,8 @@ def told_lags(api: Api) -> dict[str, float]:
 
 def test_a_call_that_came_late_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     view, server = views.cpu_view(), Server()
-    monkeypatch.setattr(mlflow_sink, "connect", lambda *_args, **_options: server.client(lambda: None))
-    monkeypatch.setattr(mlflow_runs, "plots", lambda _view: {})
+    monkeypatch.setattr(sink, "connect", lambda *_args, **_options: server.client(lambda: None))
+    monkeypatch.setattr(runs, "plots", lambda _view: {})
     done = Sink("memory").project(view, "<p>")
     clean = copy.deepcopy(server.shown(view.ablation_id))
     late = server.client(lambda: None)
@@ -193,8 +193,8 @@ def test_a_run_that_somebody_else_creates_meanwhile_is_deleted(monkeypatch: pyte
         if next(calls) == 20:
             server.create(tags, "of a projector that died", 0)
 
-    monkeypatch.setattr(mlflow_sink, "connect", lambda *_args, **_options: server.client(late))
-    monkeypatch.setattr(mlflow_runs, "plots", lambda _view: {})
+    monkeypatch.setattr(sink, "connect", lambda *_args, **_options: server.client(late))
+    monkeypatch.setattr(runs, "plots", lambda _view: {})
     done = Sink("memory").project(view, "<p>")
     parents = [run for name, run in server.shown(view.ablation_id) if name == "parent"]
     assert next(calls) > 20
@@ -281,14 +281,14 @@ def test_no_call_is_begun_when_the_database_could_not_be_reached_for_half_of_the
                 one.renew()
 
         with monkeypatch.context() as patch:
-            patch.setattr(mlflow_sink, "connect", lambda *_args, **_options: server.client(before))  # noqa: B023
+            patch.setattr(sink, "connect", lambda *_args, **_options: server.client(before))  # noqa: B023
             with suppress(OperationalError):
                 one.run_due()
             store.is_away = False
             ends.append(len(silent_s))
             assert max(silent_s) <= LEASE_S / 2
             rob(api, one.holder)
-            patch.setattr(mlflow_sink, "connect", lambda *_args, **_options: server.client(lambda: None))  # noqa: B023
+            patch.setattr(sink, "connect", lambda *_args, **_options: server.client(lambda: None))  # noqa: B023
             projector(api.store, Sink("memory"), lease_s=LEASE_S).run_due()
             shown = server.shown(name)
             assert shown == alone(World(api.store), [name], patch).shown(name)

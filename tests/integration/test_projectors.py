@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, select, update
 
-from experiments.reporting import mlflow_sink
-from experiments.reporting.mlflow_runs import is_open
-from experiments.reporting.mlflow_sink import Sink
-from service import ablation_lease
-from service import projector as projector_module
+from experiments.reporting.mlflow import sink
+from experiments.reporting.mlflow.runs import is_open
+from experiments.reporting.mlflow.sink import Sink
+from service.background import ablation_lease
+from service.background import projector as projector_module
 from service.lifecycle import OutboxKind
-from service.store import outbox, results
+from service.store import outbox
+from service.store.ablations import results
 from service.store.columns import db_now
 from service.store.tables import ablations, blocks, trials
 from service.store.tables import leaders as leaders_table
@@ -180,7 +181,7 @@ def _renew(one: Steps) -> None:
 def alone(world: World, names: list[str], patch: pytest.MonkeyPatch) -> Server:
     """Return what one sink writes that was never disturbed."""
     server = Server()
-    patch.setattr(mlflow_sink, "connect", lambda *_args, **_options: server.client(lambda: None))
+    patch.setattr(sink, "connect", lambda *_args, **_options: server.client(lambda: None))
     for name in names:
         with world.store.read() as connection:
             view = results.ablation_view(connection, name)
@@ -199,7 +200,7 @@ def test_drawn_interleavings_end_as_one_projector_alone_would(api: Api, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(ablation_lease, "now_s", lambda world=world: world.now)
             patch.setattr(projector_module, "SLICE_S", random.Random(seed).choice([60.0, 0.0]))  # noqa: S311
-            patch.setattr(mlflow_sink, "connect", lambda *_args, **_options: HERE.client)
+            patch.setattr(sink, "connect", lambda *_args, **_options: HERE.client)
             draw = Draw(world, server, seed, template)
             try:
                 for name in draw.names:

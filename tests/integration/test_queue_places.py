@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select, update
 
-from service.store import queue
+from service.store.ablations import queue
 from service.store.tables import ablations
 from tests.api_stack import Api, running_api
 

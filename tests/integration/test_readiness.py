@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import make_url
 
-from service.background import threads
+from service.background.main import threads
 from service.store import leaders
 from tests.api_stack import Api, running_api, served_api, settings_for
 from tests.factories import spec_values

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client, Refused
+from service.background.outbox_handlers import OutboxHandlers
+from service.client.api import Client, Refused
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from tests.answering import EXACT
 from tests.api_stack import ADMIN, Api, served_api
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select, update
 
-from service.store import retention
+from service.store.ablations import retention
+from service.store.ablations.retention import Retention
 from service.store.columns import db_now
-from service.store.retention import Retention
 from service.store.tables import ablations, events, log_chunks, receipts
 from tests.api_stack import Api, running_api
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from service.store import queue
+from service.store.ablations import queue
 from tests.api_stack import Api, running_api
 
 RUNNING = 30

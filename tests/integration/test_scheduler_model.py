@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from experiments.retries import retry_wait_s
-from service.reconciler import Reconciler
+from service.background.reconciler import Reconciler
 from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, events, nodes, receipts
 from tests.api_stack import Api, receipts_of, running_api
@@ -24,8 +24,8 @@ FINAL = ("completed", "failed", "cancelled")
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses last until the model lets time pass, however slow this machine is."""
-    monkeypatch.setattr("service.store.attempts.retry_wait_s", lambda *why: 10_000 * retry_wait_s(*why))
-    monkeypatch.setattr("service.store.attempts.ELSEWHERE_S", 1e7)
+    monkeypatch.setattr("service.store.blocks.attempts.retry_wait_s", lambda *why: 10_000 * retry_wait_s(*why))
+    monkeypatch.setattr("service.store.blocks.attempts.ELSEWHERE_S", 1e7)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

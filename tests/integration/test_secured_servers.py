@@ -60,7 +60,9 @@ def test_every_connection_is_encrypted_and_an_ablation_goes_from_submission_to_v
     postgres: Postgres, tmp_path: Path
 ) -> None:
     url = postgres.new_database()
-    background = process("service.background", tmp_path / "log", ABLATE_HOME=str(tmp_path), ABLATE_DATABASE_URL=url)
+    background = process(
+        "service.background.main", tmp_path / "log", ABLATE_HOME=str(tmp_path), ABLATE_DATABASE_URL=url
+    )
     with running_api("sqlite", tmp_path, database_url=url) as api, background:
         made = api.submit()
         api.finish(api.register())
@@ -210,7 +212,7 @@ def test_the_background_process_runs_on_both(postgres: Postgres, redis: RedisSer
     environment = {"ABLATE_HOME": str(tmp_path), "ABLATE_DATABASE_URL": url, "ABLATE_BROKER_URL": redis.url()}
     with (
         running_api("sqlite", tmp_path, database_url=url, broker_url="memory://") as api,
-        process("service.background", log, **environment),
+        process("service.background.main", log, **environment),
     ):
         ear = Ear(redis.url())
         ear.listen(0.5)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from experiments.design.calibration import CONTENT_TYPE
+from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import parse_spec
 from experiments.records.calibration import AABlock
-from service.sentinels import submit_due
-from service.store.calibrations import read_calibrations
+from service.background.sentinels import submit_due
+from service.store.nodes.calibrations import read_calibrations
 from service.store.tables import aa_blocks, ablations
 from tests.api_stack import SIGNER, Api, running_api
 from tests.calibrations import aa_spec

@@ -16,9 +16,9 @@ import httpx_sse
 import pytest
 from sqlalchemy import Connection, event
 
+from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import EventKind, OutboxKind
-from service.outbox_handlers import OutboxHandlers
-from service.store.changes import Mark, ablation_marks
+from service.store.ablations.changes import Mark, ablation_marks
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.ports import free_port
@@ -177,8 +177,8 @@ def test_stream_that_its_reader_left_asks_the_database_no_more(tmp_path: Path, m
         looks.append(len(ids))
         return ablation_marks(connection, ids)
 
-    monkeypatch.setattr("service.sse.ablation_marks", counted)
-    monkeypatch.setattr("service.change_feed.POLL_S", 0.02)
+    monkeypatch.setattr("service.http.event_streams.ablation_marks", counted)
+    monkeypatch.setattr("service.http.change_feed.POLL_S", 0.02)
     with served_api("sqlite", tmp_path) as api:
         made = api.submit()
         with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
@@ -225,12 +225,12 @@ def test_a_stream_hears_all_of_what_is_more_than_one_look_finds(
         api.cancel(made["id"])
         expected = api.events(made["id"])
         for most in (1, 2, len(expected) - 1, len(expected)):
-            monkeypatch.setattr("service.sse._EVENTS_AT_ONCE", most)
+            monkeypatch.setattr("service.http.event_streams._EVENTS_AT_ONCE", most)
             assert api.events(made["id"]) == expected
 
 
 def test_quiet_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.sse.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("service.http.event_streams.KEEP_ALIVE_S", 0.3)
     with served_api("sqlite", tmp_path) as api:
         made = api.submit()
         with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
@@ -308,7 +308,7 @@ class _Follower:
 def test_pages_of_a_log_cut_no_character_in_two(
     page_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.sse._LOG_BYTES_AT_ONCE", page_bytes)
+    monkeypatch.setattr("service.http.event_streams._LOG_BYTES_AT_ONCE", page_bytes)
     text = "größer ≤ 4 MiB, 𝛥 = ½"
     with running_api("sqlite", tmp_path) as api:
         api.submit()

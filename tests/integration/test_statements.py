@@ -15,11 +15,11 @@ from sqlalchemy import Connection, create_engine, event, select, text
 from sqlalchemy.engine import make_url
 
 from service import threads
+from service.http.block_wire import plan_of
+from service.store.blocks.transitions import Transitions
 from service.store.inserts import Target, insert_all
 from service.store.session import Store
 from service.store.tables import turns
-from service.store.transitions import Transitions
-from service.verification import plan_of
 from tests.api_stack import Api, running_api
 
 MOST = {"claim": 7, "heartbeat": 3, "release": 8}

@@ -13,9 +13,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, MetaData, Table, insert, select, text
 from sqlalchemy.types import BigInteger, Boolean, Double, Float, Integer, LargeBinary, Numeric
 
+from service.background.outbox_handlers import OutboxHandlers
 from service.errors import ConfigurationError
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
 from service.store import migrate
 from service.store.session import Store
 from tests.api_stack import Api, database_url, running_api

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from experiments.analysis.verdicts import Verdict
 from experiments.reporting.short_answer import short_answer
-from service.cli.client import app
+from service.cli.command_group import app
 from service.cli.commands import open as open_command
-from service.client import Client
+from service.client.api import Client
 from service.principals import SERVICE
-from service.store.results import store_projection
+from service.store.ablations.results import store_projection
 from service.store.tables import ablations
 from service.web.answers import read_answer
 from tests import web_world

@@ -15,14 +15,14 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, update
 
+from service.background.outbox_handlers import OutboxHandlers
+from service.background.reconciler import HOOK_AGE_S, Reconciler
+from service.background.webhooks import Webhook, key_of, signed_headers, webhook_of
 from service.errors import ConfigurationError, WebhookRefused
 from service.lifecycle import OutboxKind
-from service.outbox_handlers import OutboxHandlers
-from service.reconciler import HOOK_AGE_S, Reconciler
 from service.settings import ServiceSettings
 from service.store.columns import db_now
 from service.store.tables import outbox
-from service.webhooks import Webhook, key_of, signed_headers, webhook_of
 from tests.api_stack import Api, nobody_url, running_api
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -11,8 +11,8 @@ import pytest
 from model.config import StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
 from tests.waiting import until
-from workers.serve import ENDED
-from workers.wake_event import ASKED_TO_END
+from workers.leases.serve import ENDED
+from workers.processes.wake_event import ASKED_TO_END
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 _SOME = StepsConfig(warmup=1, timed=40, val_rows=0)

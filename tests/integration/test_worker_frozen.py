@@ -55,7 +55,7 @@ class Rig:
         return self._children("multiprocessing.forkserver")
 
     def guardians(self) -> list[int]:
-        return self._children("workers.guardian_process")
+        return self._children("workers.processes.guardian_process")
 
     def _children(self, word: str) -> list[int]:
         return [pid for pid, command in processes_of(self.home).items() if word in command and not _is_forked(pid)]

@@ -10,9 +10,9 @@ import torch
 from kernels.backends import NODE_CLASSES, Lane
 from tests.integration.worker_service import Service, worker
 from tests.waiting import until
-from workers import lanes
-from workers.forkserver import ForkServer
-from workers.node import Node, find_node
+from workers.identity.node import Node, find_node
+from workers.processes import lanes
+from workers.processes.forkserver import ForkServer
 
 
 @pytest.fixture(scope="module")

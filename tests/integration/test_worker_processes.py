@@ -17,10 +17,10 @@ from tests.architecture.pages import ROOT
 from tests.integration.worker_family import order, server
 from tests.waiting import until
 from workers.environment_variables import trial_mark
-from workers.guardian import Guardian, end_trial
 from workers.lease import Lease, StopReason, boot_time_s
-from workers.runner import TrialRunner
-from workers.wake_event import WakeEvent
+from workers.processes.guardian import Guardian, end_trial
+from workers.processes.runner import TrialRunner
+from workers.processes.wake_event import WakeEvent
 
 
 def _is_alive(pid: int) -> bool:
@@ -54,7 +54,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("workers.runner.time", made)
+    monkeypatch.setattr("workers.processes.runner.time", made)
     return made
 
 
@@ -149,19 +149,19 @@ def test_check_passes_where_the_worker_is_process_1_of_its_container() -> None:
     container = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*container, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this system does not let us make a process namespace")
-    code = "import os; from workers.forkserver import ForkServer; ForkServer().check(); print(os.getpid())"
+    code = "import os; from workers.processes.forkserver import ForkServer; ForkServer().check(); print(os.getpid())"
     done = subprocess.run([*container, sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
 def test_check_names_the_import_that_failed() -> None:
-    code = "from workers.forkserver import ForkServer; ForkServer(preload='workers.absent').check()"
+    code = "from workers.processes.forkserver import ForkServer; ForkServer(preload='workers.absent').check()"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert "PreloadError" in answer.stderr
     assert "No module named 'workers.absent'" in answer.stderr
 
 
 def test_check_passes_with_the_real_preload() -> None:
-    code = "from workers.forkserver import ForkServer; ForkServer().check()"
+    code = "from workers.processes.forkserver import ForkServer; ForkServer().check()"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (answer.returncode, answer.stderr) == (0, "")

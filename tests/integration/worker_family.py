@@ -6,13 +6,13 @@ from pathlib import Path
 
 from experiments.runtime.processes import die_with_parent
 from workers.environment_variables import mark_process
-from workers.forkserver import ForkServer
-from workers.guardian import Guardian
 from workers.lease import Lease
 from workers.paths import TrialPaths
-from workers.result import TrialOrder
-from workers.runner import TrialRunner
-from workers.wake_event import WakeEvent
+from workers.processes.forkserver import ForkServer
+from workers.processes.guardian import Guardian
+from workers.processes.result import TrialOrder
+from workers.processes.runner import TrialRunner
+from workers.processes.wake_event import WakeEvent
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 

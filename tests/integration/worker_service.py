@@ -20,8 +20,8 @@ from experiments.design import gates
 from experiments.design.arms import arm_digest
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
-from workers.lanes import FILE as LANES
 from workers.lease import boot_time_s
+from workers.processes.lanes import FILE as LANES
 
 TOKEN = "test-worker-key-of-a-worker"
 IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}

@@ -19,7 +19,7 @@ from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 
 Run = Callable[[], object]
 CASE = Case(B=1, S=64, H=1)

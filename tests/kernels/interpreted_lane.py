@@ -12,7 +12,7 @@ from kernels import facts, mamba3_mimo
 from kernels.mamba3_mimo import support
 from kernels.mamba3_mimo.cuda.host import op, scan
 from kernels.mamba3_mimo.cuda.host.compiled import program
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 from tests.kernels import tile_rounding
 
 

@@ -25,7 +25,8 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import support
 from kernels.mamba3_mimo.cuda.host import compiled, op, scan
 from kernels.mamba3_mimo.fuzz import criterion, planning
-from model import attention, train
+from model.layers import attention
+from model.training import train
 from tests.kernels import compile_first, kernel_tasks
 
 launched: set[kernel_tasks.Key] = set()

@@ -17,7 +17,7 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from kernels.mamba3_mimo.fuzz import problems
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from tests.architecture.pages import ROOT
 from tests.console_blocks import commands_of
 from tests.kernels import fuzz_on_cpu

@@ -12,7 +12,7 @@ import pytest
 from experiments.records.receipts import read_gates
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.cuda.host import attest, generated
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from model.facts import ModelFact
 
 DISASSEMBLY = """

@@ -14,7 +14,7 @@ from kernels.mamba3_mimo.cuda.host import piece, scan
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import CHUNK_ROWS, RANKS, Variant, refusal
-from kernels.mamba3_mimo.cuda.pieces.places import EDGE
+from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from tests.kernels import scan_cases
 

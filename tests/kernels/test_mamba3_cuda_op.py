@@ -23,7 +23,7 @@ from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.host.watched import is_watched
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched
 from tests.kernels.scan_cases import each, scan_problem

@@ -17,7 +17,7 @@ from kernels.mamba3_mimo.cuda.host import piece
 from kernels.mamba3_mimo.cuda.host.lengths import at_once
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from tests.kernels.interpreted_lane import interpreted_lane
 from tests.kernels.states import random_state
 

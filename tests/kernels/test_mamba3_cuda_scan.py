@@ -12,7 +12,7 @@ from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs, outputs
 from kernels.mamba3_mimo.cuda.host.compiled import kernels_made
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz import criterion
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours, wrong
 from tests.kernels.scan_cases import CASES, COMPARED, SCHEDULE_ONLY, each, scan_problem, switched
 from tests.kernels.states import chained

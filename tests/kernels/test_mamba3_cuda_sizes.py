@@ -14,7 +14,7 @@ from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, chosen, walked
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.sizes import settled, sizes_of
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.mamba3_mimo.cuda.host.compiled import program
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.places import EDGE
+from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from tests.kernels import tile_interpreter
 

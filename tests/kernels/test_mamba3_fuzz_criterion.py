@@ -11,11 +11,11 @@ pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo import mamba3_mimo, reference
 from kernels.mamba3_mimo.accuracy import outputs, scanned
-from kernels.mamba3_mimo.cuda.pieces.places import EDGE
+from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
 from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.mamba3_mimo.fuzz.tensors import made
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 
 DECAYS = ("initial", "benchmark", "weak", "strong", "mixed")
 LENGTHS = (5, 64, 97)

@@ -16,7 +16,7 @@ from tests.xla_environment import DEVICE  # isort: skip - it decides about the d
 from kernels import facts, xla_device
 from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, ScanResult, ScanState, mamba3_mimo
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 from tests.kernels.oracle import NAMES, Oracle
 from tests.kernels.states import chained, random_state, results
 from tests.kernels.test_mamba3_mimo import BASE, assert_rows_close, document_ids

@@ -9,7 +9,7 @@ import torch
 
 from kernels import facts
 from kernels.mamba3_mimo import mamba3_mimo
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from tests.scan_inputs import ScanSizes, random_inputs
 
 SHAPE = ScanSizes(batch=2, length=40, heads=4, groups=1, state=16, width=16, ranks=4)
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 import torch
 from kernels.mamba3_mimo import mamba3_mimo
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from tests.scan_inputs import ScanSizes, random_inputs
 
 torch.set_num_threads(1)

@@ -18,12 +18,12 @@ from experiments.records.receipts import read_gates
 from kernels import xla_attention, xla_device, xla_partition
 from kernels.backends import Lane
 from kernels.mamba3_mimo.xla import scan
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from kernels.xla_partition import Partition
-from model import layer_loops
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from model.facts import ModelFact
-from model.traced_step import trace_step
+from model.layers import layer_loops
+from model.training.traced_step import trace_step
 
 pytestmark = pytest.mark.timeout(900)
 Plant = Callable[[pytest.MonkeyPatch], None]

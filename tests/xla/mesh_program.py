@@ -17,15 +17,15 @@ from experiments.records.receipts import read_gates
 from kernels import xla_device, xla_mesh
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.errors import KernelUnsupported
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from kernels.xla_compiler import Order
 from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data import prepare
-from model.traced_step import trace_step
-from model.train import train
+from model.data.dataset import prepare
+from model.training.traced_step import trace_step
+from model.training.train import train
 from tests.corpora import small_config
-from workers.trial import _xla_device
-from workers.xla_compilation import ask_compiler
+from workers.devices.xla_compilation import ask_compiler
+from workers.processes.trial import _xla_device
 
 
 def config_of(asked: dict[str, Any], home: Path, devices: int) -> TrainConfig:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernels.backends import NODE_CLASSES
-from workers.release import ReleaseProof
-from workers.tpu_probes import TpuProbe
+from workers.devices.release import ReleaseProof
+from workers.devices.tpu_probes import TpuProbe
 
 PROBE = TpuProbe()
 TPU = NODE_CLASSES["tpu-v6e"]
@@ -54,7 +54,7 @@ def test_the_module_that_a_chip_compiles_is_the_one_that_was_traced_without_it()
     program = """
 from tests.xla.test_compile_step import config_of
 from kernels import xla_graph
-from model.traced_step import trace_step
+from model.training.traced_step import trace_step
 
 print(xla_graph.read_graph(trace_step(config_of()).module).digest)
 """

@@ -16,14 +16,14 @@ from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from kernels import xla_compiler, xla_graph
 from kernels.backends import NODE_CLASSES, Lane
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
-from model.traced_step import trace_step
-from workers import compile_trial
-from workers.compile_trial import compile_step
+from model.training.traced_step import trace_step
+from workers.devices.xla_compilation import ask_compiler
 from workers.paths import WorkPaths
-from workers.result import TrialOrder, TrialResult
-from workers.xla_compilation import ask_compiler
+from workers.processes import compile_trial
+from workers.processes.compile_trial import compile_step
+from workers.processes.result import TrialOrder, TrialResult
 
 COMPILE = NODE_CLASSES["tpu-v6e-compile"]
 pytestmark = pytest.mark.skipif(xla_compiler.refusal() is not None, reason=str(xla_compiler.refusal()))
@@ -163,7 +163,7 @@ def test_products_in_a_loop_of_jax_are_counted_with_every_trip(seed: int) -> Non
 ALONE = """
 from tests.xla.test_compile_step import config_of
 from kernels import xla_device, xla_graph
-from model.traced_step import trace_step
+from model.training.traced_step import trace_step
 
 graph = xla_graph.read_graph(trace_step(config_of()).module)
 print(graph.digest, tuple(xla_device.compile_counts()))

@@ -13,13 +13,14 @@ from tests.xla_environment import DEVICE  # isort: skip - it decides about the d
 from kernels import facts, xla_device
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from kernels.scan import ScanFact, ScanSwitches
-from model import hybrid, optim
+from kernels.scan_switches import ScanFact, ScanSwitches
+from model import hybrid
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data import Dataset
+from model.data.dataset import Dataset
 from model.facts import ModelFact
-from model.train import TrainResult, train
-from model.update import DeviceBatch, batch_loss, update
+from model.training import optim
+from model.training.train import TrainResult, train
+from model.training.update import DeviceBatch, batch_loss, update
 from tests.corpora import small_config, small_dataset
 
 pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine

@@ -32,7 +32,7 @@ from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer, manifest_statement, signature_problem, signing_problem
 from workers.errors import ExecRefused
 from workers.paths import TrialPaths, WorkPaths, write_whole
-from workers.trial_output import LogTail
+from workers.processes.trial_output import LogTail
 
 _HALF_WRITTEN = "*.part"
 _Attempt = TypeVar("_Attempt", bound=Attempt)

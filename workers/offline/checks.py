@@ -8,7 +8,7 @@ from experiments.digest import code_digest
 from experiments.records.plan_file import PlanFile, differences
 from model.errors import ConfigError
 from workers.errors import ExecRefused
-from workers.node import Node
+from workers.identity.node import Node
 
 
 def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:

@@ -27,20 +27,20 @@ from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.signing import Signer
 from workers.blocks import BlockRunner, NodeContext
-from workers.device_lock import DeviceLock
-from workers.devices import only_when_asked
+from workers.devices.device_lock import DeviceLock
+from workers.devices.inventory import only_when_asked
 from workers.environment_variables import keep_logs_plain, state_folder, wait_passively
 from workers.errors import ExecRefused, WorkerError
-from workers.forkserver import ForkServer
-from workers.guardian import Guardian
-from workers.node import Node, find_node
-from workers.node_key import KEY_FILE, node_signer
+from workers.identity.node import Node, find_node
+from workers.identity.node_key import KEY_FILE, node_signer
 from workers.offline import checks
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
-from workers.runner import TrialRunner
-from workers.wake_event import StopFlag, WakeEvent
+from workers.processes.forkserver import ForkServer
+from workers.processes.guardian import Guardian
+from workers.processes.runner import TrialRunner
+from workers.processes.wake_event import StopFlag, WakeEvent
 
 app = typer.Typer()
 """The command as a part of `ablate`."""

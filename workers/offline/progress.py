@@ -15,7 +15,7 @@ from rich.text import Text
 
 from experiments.records.messages import ClaimedBlock, TrialProgress
 from experiments.records.receipts import Receipt
-from workers.trial_output import BlockOutput
+from workers.processes.trial_output import BlockOutput
 
 _LINE_EVERY_S = 10.0
 """How often a running trial gets a line when the output is no terminal."""

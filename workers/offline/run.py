@@ -20,7 +20,7 @@ from workers.errors import BlockBroken, BlockStopped, ExecRefused
 from workers.lease import Lease, boot_time_s
 from workers.offline.bundle_folder import BundleFolder, now
 from workers.offline.progress import ProgressDisplay
-from workers.trial_output import BlockOutput
+from workers.processes.trial_output import BlockOutput
 
 _MESSAGE_LIMIT = 2000  # characters
 

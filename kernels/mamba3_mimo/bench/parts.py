@@ -18,7 +18,7 @@ from kernels.mamba3_mimo.bench.runs import PASSES, Passes
 from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 PROFILER_SUFFIX = "_kernel"
 

@@ -13,7 +13,7 @@ from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo import mamba3_mimo, peer
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 
 Passes: TypeAlias = Literal["forward", "both"]
 Run: TypeAlias = Callable[[], tuple[Tensor, ...]]

@@ -31,7 +31,7 @@ from kernels.mamba3_mimo.exact import reference, yardstick
 from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.fuzz.criterion import Results, Yardstick
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 
 WARM_UP = 3
 SAMPLES = (2, criterion.SAMPLES, criterion.SAMPLES_IN_DOUBT)

@@ -16,7 +16,7 @@ from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
-from kernels.scan import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
+from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
 HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33)
 SWITCHES = {field.name: field.default for field in fields(ScanSwitches) if field.name != "lane"}

@@ -4,7 +4,7 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo import supports
-from kernels.mamba3_mimo.cuda.backward.lifted_places import lifts
+from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, for_any_size, needed
 from kernels.mamba3_mimo.cuda.host.op import dtype_refusal
 from kernels.mamba3_mimo.cuda.host.scan import Scan
@@ -12,7 +12,7 @@ from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from kernels.mamba3_mimo.fuzz.tensors import shapes_only
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 
 
 def switches(problem: ScanProblem) -> ScanSwitches:

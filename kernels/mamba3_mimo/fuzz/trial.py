@@ -20,7 +20,7 @@ from kernels.mamba3_mimo.fuzz.criterion import Results
 from kernels.mamba3_mimo.fuzz.outcomes import Ending, FuzzOutcome, failed
 from kernels.mamba3_mimo.fuzz.problems import ScanProblem, must_be_refused
 from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 
 Scan: TypeAlias = Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
 """(inputs, options) -> (o, final state), differentiable."""

@@ -21,7 +21,7 @@ from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from kernels.mamba3_mimo.operands import handed_on
 from kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, pass_states_from, step_state
 from kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, split, timeline
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 from kernels.xla_partition import Partition, differentiable
 
 Tensors: TypeAlias = tuple[Tensor, ...]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.design.calibration import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec
+from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.problems import nearest
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
@@ -17,8 +17,8 @@ from service.cli.names import ablation_id, names_an_ablation
 from service.cli.output import JsonOption, guarded, out
 from service.cli.spec_argument import names_a_spec, no_spec, read_spec
 from service.cli.submitting import run_spec
-from service.client import Client
-from service.connection import ClientError
+from service.client.api import Client
+from service.client.connection import ClientError
 from service.schemas.submissions import SpecBody
 
 app = typer.Typer()

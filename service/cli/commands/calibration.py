@@ -7,7 +7,7 @@ import typer
 
 from service.cli import show
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

@@ -6,7 +6,7 @@ from rich.markup import escape
 from service.cli import show
 from service.cli.names import AblationArgument, ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

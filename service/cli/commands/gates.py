@@ -12,13 +12,13 @@ from experiments.design.gates import catalogue
 from experiments.design.problems import nearest
 from experiments.design.recipe_values import RecipePublic, recipe_values
 from experiments.errors import SpecError, SpecProblem
-from experiments.reporting.terminal_table import TerminalTable, texts
-from experiments.reporting.terminal_table import names as named
+from experiments.reporting.terminal.terminal_table import TerminalTable, texts
+from experiments.reporting.terminal.terminal_table import names as named
 from service.cli import completion, gates_page
 from service.cli.commands.recipes import chosen_recipes
 from service.cli.names import chosen
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

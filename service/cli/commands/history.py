@@ -8,10 +8,10 @@ from rich.markup import escape
 from experiments.analysis.history_series import MIN_POINTS, HistorySeries, LevelChange
 from experiments.design.metrics import METRICS
 from experiments.reporting import wording
-from experiments.reporting.terminal_table import TerminalTable, ids, names, numbers, texts
+from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
 from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from experiments.records.bundle import join_bundles
 from service.cli.bundles import read_bundle
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

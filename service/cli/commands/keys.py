@@ -6,10 +6,10 @@ import typer
 from rich.markup import escape
 
 from experiments.reporting import wording
-from experiments.reporting.terminal_table import TerminalTable, names, texts
+from experiments.reporting.terminal.terminal_table import TerminalTable, names, texts
 from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
+from service.client.api import Client
 from service.schemas.nodes import KeyList
 
 app = typer.Typer(name="keys", help="Keys that nodes sign their blocks with.", no_args_is_help=True)

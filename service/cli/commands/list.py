@@ -8,7 +8,7 @@ from experiments.design.problems import nearest
 from experiments.outcomes import AblationState
 from service.cli import show
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

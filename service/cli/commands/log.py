@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from service.cli.names import TrialArgument, trial_at
 from service.cli.output import JsonOption, err, guarded, print_json, print_text
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

@@ -41,7 +41,7 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
 
     Raises StackError when the background process did not get through in time.
     """
-    from service.store.results import ask_for_projections
+    from service.store.ablations.results import ask_for_projections
     from service.store.session import Store
 
     store = Store(database_url)

@@ -10,7 +10,7 @@ from service.cli import completion, node_states, show
 from service.cli.names import NodeArgument
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
-from service.client import Client
+from service.client.api import Client
 
 _NOT_REMOVED = (
     "A node stays listed, because receipts name it. To take it down: ablate nodes drain NODE, stop its worker when its "

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from service.cli import show
-from service.cli.judged import only_offline
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec
-from service.client import Client
+from service.cli.verdict_source import only_offline
+from service.client.api import Client
 
 app = typer.Typer()
 

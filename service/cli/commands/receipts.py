@@ -12,7 +12,7 @@ from experiments.reporting import wording
 from service.cli import completion
 from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.cli.receipt_checks import Examined, examine, receipts_of
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer(name="receipts", help="Fetch receipts and verify them here.", no_args_is_help=True)
 

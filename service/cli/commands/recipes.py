@@ -9,8 +9,8 @@ from rich.markup import escape
 
 from experiments.design.gate import show
 from experiments.design.recipe_values import RecipePublic, recipe_values
-from experiments.reporting.terminal_table import TerminalTable, numbers, texts
-from experiments.reporting.terminal_table import names as named
+from experiments.reporting.terminal.terminal_table import TerminalTable, numbers, texts
+from experiments.reporting.terminal.terminal_table import names as named
 from kernels.backends import NODE_CLASSES, Lane
 from service.cli import completion
 from service.cli.names import chosen

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from service.cli.judged import CalibrationOption, report_of
 from service.cli.names import JudgedArgument
 from service.cli.output import JsonOption, guarded, out, print_json, print_text
+from service.cli.verdict_source import CalibrationOption, report_of
 from service.stack.layout import home_files
 
 app = typer.Typer()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.reporting.pull_request import pull_request_markdown
+from experiments.reporting.terminal.pull_request import pull_request_markdown
 from service.cli.decisions import RequireOption, exit_code
 from service.cli.output import StreamOption, guarded
 from service.cli.spec_argument import SpecArgument, read_spec

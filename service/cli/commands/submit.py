@@ -5,7 +5,7 @@ import typer
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.spec_argument import SpecArgument, read_spec
 from service.cli.submitting import KeyOption, announce
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

@@ -7,11 +7,11 @@ import typer
 from rich.markup import escape
 
 from experiments.reporting import wording
-from experiments.reporting.terminal_table import TerminalTable, names, texts
+from experiments.reporting.terminal.terminal_table import TerminalTable, names, texts
 from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
-from service.client import Client
+from service.client.api import Client
 from service.schemas.tokens import Identity, TokenList, TokenPublic
 
 app = typer.Typer(name="tokens", help="Tokens of people and programs.", no_args_is_help=True)

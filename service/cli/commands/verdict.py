@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from experiments.reporting.pull_request import pull_request_markdown
+from experiments.reporting.terminal.pull_request import pull_request_markdown
 from service.cli import show_verdict
 from service.cli.decisions import RequireOption, exit_code
-from service.cli.judged import CalibrationOption, verdict_of
 from service.cli.names import JudgedArgument
 from service.cli.output import JsonOption, guarded, out, print_json, print_text
+from service.cli.verdict_source import CalibrationOption, verdict_of
 
 app = typer.Typer()
 

@@ -5,7 +5,7 @@ import typer
 from service.cli.names import AblationArgument, ablation_id
 from service.cli.output import StreamOption, guarded
 from service.cli.submitting import follow_to_end
-from service.client import Client
+from service.client.api import Client
 
 app = typer.Typer()
 

@@ -36,7 +36,7 @@ from kernels.mamba3_mimo.bench.report import (
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.fuzz.criterion import Yardstick
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 REFERENCE = ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16, C=16, L=256)
 CEILINGS = {"bytes_per_s": 4.28e12, "flops_per_s": 790e12}

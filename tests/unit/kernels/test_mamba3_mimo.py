@@ -11,7 +11,7 @@ from kernels.backends import NODE_CLASSES, Lane, device_refusal
 from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo, supports
 from kernels.mamba3_mimo.support import LANES
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from tests.scan_inputs import ScanSizes, random_inputs
 
 SHAPE = ScanSizes(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=2)

@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 import pytest
 
 from kernels.backends import Lane
-from kernels.scan import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, SCHEDULES, ScanFact, ScanSwitches
+from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, SCHEDULES, ScanFact, ScanSwitches
 
 
 @pytest.mark.parametrize("field", fields(ScanSwitches), ids=lambda field: field.name)

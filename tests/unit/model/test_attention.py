@@ -7,10 +7,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from kernels import facts
 from kernels.errors import KernelUnsupported
-from model.attention import ATTEND, block_mask, document_mask, rotate_positions
 from model.config import AttentionConfig, HybridConfig, TrainConfig
 from model.facts import ModelFact
 from model.hybrid import build
+from model.layers.attention import ATTEND, block_mask, document_mask, rotate_positions
 
 CONFIG = HybridConfig(vocab_size=512, d_model=32, pattern="A", attention=AttentionConfig(num_heads=4))
 

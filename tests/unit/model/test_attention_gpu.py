@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.attention import ATTEND
+from model.layers.attention import ATTEND
 
 pytestmark = pytest.mark.gpu
 

@@ -7,10 +7,10 @@ import pytest
 
 from kernels import facts
 from kernels.backends import Lane
-from kernels.scan import ScanFact, ScanSwitches
-from model.compilation import record_compilation
+from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import AttentionConfig, TrainConfig
 from model.generated_code import generates_code
+from model.training.compilation import record_compilation
 
 EAGER = TrainConfig()
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, TrainConfig
 from model.errors import ConfigError
 
@@ -48,7 +48,11 @@ def scan(**switches):
         (lambda: HybridConfig(pattern=""), "model.pattern", "is 0; allowed: 1 to 256"),
         (lambda: HybridConfig(mamba=MambaConfig(headdim=48)), "model.mamba.headdim", "256 must be a multiple"),
         (lambda: HybridConfig(mamba=MambaConfig(ngroups=3)), "model.mamba.ngroups", "the 4 heads"),
-        (lambda: HybridConfig(attention=AttentionConfig(num_heads=3)), "model.attention.num_heads", "twice that"),
+        (
+            lambda: HybridConfig(attention=AttentionConfig(num_heads=3)),
+            "model.attention.num_heads",
+            "twice that",
+        ),
         (lambda: replace(TrainConfig(), seed=-1), "seed", "is -1"),
         (lambda: replace(TrainConfig(), loss_chunk_tokens=8), "loss_chunk_tokens", "is 8"),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model.config import DataConfig
-from model.data import Dataset, prepare
+from model.data.dataset import Dataset, prepare
 from model.errors import DataError
 from tests.corpora import copy_headers, small_config, small_dataset
 
@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 from model.config import DataConfig
-from model.data import prepare
+from model.data.dataset import prepare
 config = DataConfig(corpus=sys.argv[1], seq_len=64, val_fraction=0.1)
 def report(line):
     print(line, flush=True)

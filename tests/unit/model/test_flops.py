@@ -7,11 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.mamba3_mimo import mamba3_mimo
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from model import flops
 from model.config import BLOCK_KINDS, AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from model.hybrid import build
-from model.loss import cross_entropy
+from model.training.loss import cross_entropy
 from tests.scan_inputs import ScanSizes, random_inputs
 
 MODEL = HybridConfig(

@@ -16,9 +16,11 @@ from experiments.records.receipts import read_gates
 from kernels import mamba3_mimo as operation
 from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs
-from model import attention, hybrid, loss
+from model import hybrid
 from model.config import StepsConfig, TrainConfig
-from model.data import Dataset
+from model.data.dataset import Dataset
+from model.layers import attention
+from model.training import loss
 from tests.corpora import small_dataset
 from tests.unit.model.test_train import config_for, run
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from model import host_load
-from model.host_load import HostLoad, core_times
+from model.training import host_load
+from model.training.host_load import HostLoad, core_times
 
 SPIN = "import time; end = time.perf_counter() + 30\nwhile time.perf_counter() < end: pass"
 

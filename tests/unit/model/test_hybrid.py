@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from kernels import facts
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, TrainConfig
 from model.facts import ModelFact
 from model.hybrid import build
-from model.loss import cross_entropy
+from model.training.loss import cross_entropy
 
 VOCAB = 512
 PATTERNS = [*BLOCK_KINDS, "MFAF", "".join(BLOCK_KINDS)]

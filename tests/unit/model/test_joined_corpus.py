@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from model.config import DataConfig
-from model.corpus import read_documents, split_corpus
+from model.data.corpus import read_documents, split_corpus
+from model.data.joined_corpus import FILES, MAX_MIB, join, main
 from model.errors import DataError
-from model.joined_corpus import FILES, MAX_MIB, join, main
 
 
 def test_a_side_is_one_document_and_holds_the_text_of_that_side(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import torch
 from kernels import facts
 from model.errors import ConfigError
 from model.facts import ModelFact
-from model.loss import cross_entropy
+from model.training.loss import cross_entropy
 
 VOCAB, WIDTH = 96, 16
 

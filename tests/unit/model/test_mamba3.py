@@ -9,10 +9,10 @@ import torch
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo import peer
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 from model.config import HybridConfig, MambaConfig, TrainConfig
 from model.hybrid import build
-from model.mamba3 import decay_rate, use_lane
+from model.layers.mamba3 import decay_rate, use_lane
 from tests.kernels.oracle import Oracle
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from kernels.backends import NODE_CLASSES
-from model import measurement
 from model.errors import MeasurementError
-from model.measurement import MEASURED_DEVICES, PeakMeter
+from model.training import measurement
+from model.training.measurement import MEASURED_DEVICES, PeakMeter
 
 CPU = torch.device("cpu")
 MIB = 2**20

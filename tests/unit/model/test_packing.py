@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model.data.packing import PackedRows, epoch_order, rows_at, segment_ids, write_rows
 from model.errors import DataError
-from model.packing import PackedRows, epoch_order, rows_at, segment_ids, write_rows
 
 
 def documents(*lengths: int) -> list[np.ndarray]:

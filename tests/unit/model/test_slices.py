@@ -9,7 +9,7 @@ import pytest
 
 from model.config import StepsConfig
 from model.errors import ConfigError
-from model.train import StepRecord, train
+from model.training.train import StepRecord, train
 from tests.corpora import small_dataset
 from tests.unit.model.test_train import TINY, config_for
 

@@ -16,14 +16,14 @@ from experiments.design.gate import Gate, GateValue, show
 from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
 from kernels.backends import NODE_CLASSES, Lane
-from kernels.scan import ScanFact, ScanSwitches
-from model import train as training
+from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data import Dataset
+from model.data.dataset import Dataset
+from model.data.packing import Batch
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
-from model.packing import Batch
-from model.train import StepRecord, TrainResult, train
+from model.training import train as training
+from model.training.train import StepRecord, TrainResult, train
 from tests.corpora import small_config, small_dataset
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tiny_losses.json"
@@ -49,8 +49,8 @@ TINY = TrainConfig(
 TRAIN_ELSEWHERE = """
 import json, sys
 from pathlib import Path
-from model.data import prepare
-from model.train import train
+from model.data.dataset import prepare
+from model.training.train import train
 from tests.unit.model.test_train import config_for
 config = config_for(Path(sys.argv[1]))
 dataset = prepare(config.data, 512, cache_dir=Path(sys.argv[1]) / "cache", report=print)

@@ -12,10 +12,10 @@ from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data import Dataset
-from model.train import TrainResult, train
+from model.data.dataset import Dataset
+from model.training.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
 from tests.kernels import scan_cases
 

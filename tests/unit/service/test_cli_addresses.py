@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from service import mlflow_links
 from service.cli import stack
+from service.http import mlflow_links
 from service.stack.layout import StackFiles
 from tests.unit.service.test_stack_layout import STATE
 

@@ -15,7 +15,7 @@ from experiments.design.plan import make_plan
 from experiments.design.spec import ablation_json_schema
 from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
-from service.cli.client import app
+from service.cli.command_group import app
 from service.cli.output import problem_lines
 from service.errors import title_of
 from service.schemas.problems import Problem, ProblemDetail

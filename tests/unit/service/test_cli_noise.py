@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.analysis.calibration import calibrate, key_of
+from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.analysis.sizing import size_of
 from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration, Ledger

@@ -6,7 +6,7 @@ import typer
 from experiments.errors import SpecError, SpecProblem
 from service.cli.output import guarded, problem_lines
 from service.cli.watch import history_line, steps_text
-from service.client import Refused
+from service.client.api import Refused
 from service.schemas.events import Event
 from service.schemas.problems import Problem, ProblemDetail
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from experiments.design.load import parse_spec
 from experiments.design.spec_files import CONTENT_TYPE_OF_SUFFIX
 from experiments.errors import SpecError
-from service.cli.client import app
+from service.cli.command_group import app
 from service.cli.spec_argument import read_spec
 
 

@@ -2,7 +2,7 @@ import asyncio
 import random
 from typing import Any, cast
 
-from service.joined_writes import JoinedWrites
+from service.http.joined_writes import JoinedWrites
 
 
 class Sent:

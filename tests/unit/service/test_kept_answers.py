@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from service import kept_answers
-from service.kept_answers import KeptAnswers
+from service.http import kept_answers
+from service.http.kept_answers import KeptAnswers
 
 
 class Clock:

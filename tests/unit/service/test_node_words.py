@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.analysis.calibration import calibrate, key_of
+from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.design.plan import make_plan
 from experiments.records.messages import DeviceInfo
 from service.cli import show

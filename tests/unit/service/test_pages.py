@@ -4,7 +4,7 @@ import re
 import pytest
 
 from experiments.ids import id_pattern, new_id
-from service.pages import PLACE, decode_cursor, encode_cursor
+from service.http.pagination import PLACE, decode_cursor, encode_cursor
 
 
 @pytest.mark.parametrize("seed", range(200))

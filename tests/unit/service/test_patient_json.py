@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
-from service.patient_json import parse
+from service.http.patient_json import parse
 
 MIB = 2**20
 SAMPLES = [

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from service.client_settings import ClientSettings
+from service.client.settings import ClientSettings
 from service.errors import ConfigurationError
 from service.settings import ServiceSettings
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from service.shared_answer import SharedAnswer
+from service.http.shared_answer import SharedAnswer
 
 
 class Made:

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from service.shared_looks import SharedLooks
+from service.http.shared_looks import SharedLooks
 
 
 class Look:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from service import time_left, waiting
-from service.store.placement import Needs
-from service.store.queue import Pace, QueuePlace
-from service.waiting import Waiting, _Surroundings
+from service.queue import time_left, waiting
+from service.queue.waiting import Waiting, _Surroundings
+from service.store.ablations.queue import Pace, QueuePlace
+from service.store.nodes.placement import Needs
 
 NOTHING_HEARD = {"trials_starting": 0, "starting_s": 0.0, "steps_s": 0.0, "trials_over": 0, "trials_over_s": None}
 

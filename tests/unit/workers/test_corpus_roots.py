@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from model.corpus import TORCH_HEADERS
+from model.data.corpus import TORCH_HEADERS
 from model.errors import DataError
-from workers.corpus_roots import check_corpus
+from workers.processes.corpus_roots import check_corpus
 
 
 def test_check_corpus_without_a_list_allows_any_folder() -> None:

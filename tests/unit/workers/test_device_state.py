@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from experiments.records.receipts import DeviceEvents
-from workers.device_state import DeviceState, changes
+from workers.devices.device_state import DeviceState, changes
 
 
 def test_changes_are_seconds_new_errors_and_other_processes() -> None:

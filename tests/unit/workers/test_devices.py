@@ -4,10 +4,10 @@ import pytest
 
 from kernels.backends import NODE_CLASSES
 from tests.nvidia_smi import put_gpus, put_smi
-from workers import probes
-from workers.devices import find_devices
+from workers.devices import probes
+from workers.devices.inventory import find_devices
+from workers.devices.probes import PROBES
 from workers.errors import DeviceMissing
-from workers.probes import PROBES
 
 
 def test_find_devices_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from workers import doctor
-from workers.node_health import free_gib_at
+from workers.devices.node_health import free_gib_at
 from workers.settings import Settings
 
 

@@ -9,7 +9,7 @@ from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported, ShapeError
 from model.errors import ConfigError, DataError, NonFiniteLoss
 from workers.errors import DeviceBusy
-from workers.failures import (
+from workers.processes.failures import (
     CANNOT_WRITE,
     FORKSERVER_LOST,
     TOO_LATE,

@@ -6,7 +6,7 @@ import time
 import psutil
 
 from experiments.records.receipts import ForeignProcess
-from workers.foreign_processes import MOST, busiest, process_times
+from workers.processes.foreign_processes import MOST, busiest, process_times
 
 
 def test_a_process_that_is_busy_meanwhile_is_named() -> None:

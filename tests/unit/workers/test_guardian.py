@@ -1,7 +1,7 @@
 import math
 
-from workers.guardian_process import Watch
 from workers.lease import boot_time_s
+from workers.processes.guardian_process import Watch
 
 
 def test_watch_knows_the_trials_that_were_not_forgotten() -> None:

@@ -2,7 +2,7 @@ import subprocess
 from pathlib import Path
 
 from experiments.digest import CODE_PACKAGES, code_digest
-from workers.node import read_code
+from workers.identity.node import read_code
 
 
 def _checkout(root: Path) -> Path:

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from tests.nvidia_smi import TWO_GPUS, put_gpus, put_smi
-from workers.device_state import DeviceState, changes
-from workers.nvidia_probe import NvidiaProbe, parse_state
+from workers.devices.device_state import DeviceState, changes
+from workers.devices.nvidia_probe import NvidiaProbe, parse_state
 
 
 def test_nvidia_find_reads_columns_and_missing_serials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

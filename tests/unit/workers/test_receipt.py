@@ -15,8 +15,8 @@ from tests.bundles import make_file
 from tests.factories import make_steps
 from tests.trial_files import left_behind
 from workers.errors import BlockBroken
+from workers.identity.node import Node, find_node
 from workers.lease import StopReason
-from workers.node import Node, find_node
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.nvidia_smi import put_smi
-from workers import release
+from workers.devices import release
+from workers.devices.nvidia_probe import NvidiaProbe
+from workers.devices.probes import HostProbe
+from workers.devices.release import ReleaseProof
 from workers.errors import DeviceUnknown
-from workers.nvidia_probe import NvidiaProbe
-from workers.probes import HostProbe
-from workers.release import ReleaseProof
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ from pydantic import TypeAdapter
 from experiments.design.fields import read_config
 from model.config import DataConfig, TrainConfig
 from model.errors import ConfigError
-from workers.result import TrialResult, read_result, read_steps
+from workers.processes.result import TrialResult, read_result, read_steps
 
 _CONFIG = TrainConfig(micro_batch=2, data=DataConfig(seq_len=64), seed=7)
 _JSON = TypeAdapter(TrainConfig).dump_python(_CONFIG, mode="json")

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from kernels.backends import NODE_CLASSES
-from workers.device_state import changes
-from workers.devices import find_devices
+from workers.devices.device_state import changes
+from workers.devices.inventory import find_devices
+from workers.devices.probes import PROBES
+from workers.devices.release import ReleaseProof
+from workers.devices.tpu_probes import TpuProbe
 from workers.errors import DeviceMissing
-from workers.probes import PROBES
-from workers.release import ReleaseProof
-from workers.tpu_probes import TpuProbe
 
 V6E, V5E, V4 = "0x006f", "0x0063", "0x005e"
 

@@ -6,11 +6,11 @@ import torch
 from experiments.outcomes import FailureClass
 from model.facts import ModelFact
 from tests.integration.worker_service import config_json, corpus
-from workers import trial
 from workers.errors import DeviceMissing
-from workers.failures import classify
 from workers.paths import WorkPaths
-from workers.result import TrialOrder
+from workers.processes import trial
+from workers.processes.failures import classify
+from workers.processes.result import TrialOrder
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from workers import trial_output
 from workers.lease import StopReason
 from workers.paths import TrialPaths
-from workers.trial_output import BlockOutput, LogTail, TrialOutput, say_stopped
+from workers.processes import trial_output
+from workers.processes.trial_output import BlockOutput, LogTail, TrialOutput, say_stopped
 
 
 def _read_all(tail: LogTail) -> tuple[str, list[int]]:

@@ -7,10 +7,10 @@ import pytest
 
 from kernels.backends import NODE_CLASSES
 from tests.nvidia_smi import UUIDS, put_busy_gpus
-from workers.devices import find_devices
+from workers.devices.inventory import find_devices
+from workers.devices.nvidia_probe import NvidiaProbe
+from workers.devices.release import ReleaseProof
 from workers.errors import DeviceMissing
-from workers.nvidia_probe import NvidiaProbe
-from workers.release import ReleaseProof
 
 MIB = 2**20
 A, B = UUIDS

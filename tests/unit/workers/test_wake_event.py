@@ -1,8 +1,8 @@
 import os
 import time
 
-from workers import wake_event
-from workers.wake_event import WakeEvent
+from workers.processes import wake_event
+from workers.processes.wake_event import WakeEvent
 
 
 def old(path):

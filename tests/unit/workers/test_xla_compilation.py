@@ -6,10 +6,10 @@ import pytest
 from experiments.outcomes import FailureClass
 from kernels import xla_compiler
 from kernels.xla_compiler import Order, libtpu_refusal
-from workers import xla_compilation
+from workers.devices import xla_compilation
+from workers.devices.xla_compilation import ask_compiler, find_overflow
 from workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
-from workers.failures import classify
-from workers.xla_compilation import ask_compiler, find_overflow
+from workers.processes.failures import classify
 
 GIB, MIB = 2**30, 2**20
 

@@ -15,7 +15,7 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Products, Sums, WalkStaging
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.pieces.places import EDGE
+from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
 from kernels.mamba3_mimo.cuda.pieces.tiles import f32
 
 

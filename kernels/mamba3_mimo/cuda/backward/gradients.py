@@ -18,7 +18,7 @@ from kernels.mamba3_mimo.cuda.backward import gradients_lifted, groups
 from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
 from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
 from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, place_of_d
-from kernels.mamba3_mimo.cuda.backward.lifted_places import lifts
+from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
 from kernels.mamba3_mimo.cuda.host.machine import SHARED_LIMIT
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant

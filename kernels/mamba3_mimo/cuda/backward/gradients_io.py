@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Given, Sums, WalkStaging, Written
-from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkTiles
+from kernels.mamba3_mimo.cuda.backward.lifted_layout import WalkTiles
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels

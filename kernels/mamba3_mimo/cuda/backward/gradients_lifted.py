@@ -12,19 +12,19 @@ from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import groups, lifted_io
 from kernels.mamba3_mimo.cuda.backward.head_sums import make_settled
 from kernels.mamba3_mimo.cuda.backward.lifted_chunk import make_chunk
-from kernels.mamba3_mimo.cuda.backward.lifted_pace import (
-    COPYING_REGISTERS,
-    computing,
-    computing_registers,
-    make_pace,
-    threads_of,
-)
-from kernels.mamba3_mimo.cuda.backward.lifted_places import (
+from kernels.mamba3_mimo.cuda.backward.lifted_layout import (
     WalkTiles,
     annotate_tiles,
     groups_of,
     make_operands,
     make_registers,
+)
+from kernels.mamba3_mimo.cuda.backward.lifted_steps import (
+    COPYING_REGISTERS,
+    computing,
+    computing_registers,
+    make_pace,
+    threads_of,
 )
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape

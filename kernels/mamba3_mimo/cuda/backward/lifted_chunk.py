@@ -15,14 +15,14 @@ from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
 from kernels.mamba3_mimo.cuda.backward.groups import Written
 from kernels.mamba3_mimo.cuda.backward.head_sums import make_keep
-from kernels.mamba3_mimo.cuda.backward.lifted_pace import CopyPace, computing
-from kernels.mamba3_mimo.cuda.backward.lifted_places import (
+from kernels.mamba3_mimo.cuda.backward.lifted_layout import (
     WalkOperands,
     WalkRegisters,
     WalkTiles,
     panel_column,
     split_of,
 )
+from kernels.mamba3_mimo.cuda.backward.lifted_steps import CopyPace, computing
 from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant

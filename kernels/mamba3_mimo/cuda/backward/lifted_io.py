@@ -11,7 +11,7 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Written
 from kernels.mamba3_mimo.cuda.backward.head_sums import place_of_d
-from kernels.mamba3_mimo.cuda.backward.lifted_places import WalkRegisters, WalkTiles, ranks_together, split_of
+from kernels.mamba3_mimo.cuda.backward.lifted_layout import WalkRegisters, WalkTiles, ranks_together, split_of
 from kernels.mamba3_mimo.cuda.host.machine import GROUP
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, row, scatter_sums

@@ -16,7 +16,7 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.forward.prefix import Lanes
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.pieces.places import EDGE, inside, token
+from kernels.mamba3_mimo.cuda.pieces.positions import EDGE, inside, token
 from kernels.mamba3_mimo.cuda.pieces.tiles import F32, f32
 
 

@@ -15,7 +15,7 @@ from kernels.mamba3_mimo.cuda.backward.spans import make_spans, make_sums, spans
 from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.places import (
+from kernels.mamba3_mimo.cuda.pieces.positions import (
     EDGE,
     edge_place,
     inside,

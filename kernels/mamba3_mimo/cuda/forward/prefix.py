@@ -16,7 +16,7 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.pieces.places import BLOCK, EDGE, blocks_of
+from kernels.mamba3_mimo.cuda.pieces.positions import BLOCK, EDGE, blocks_of
 from kernels.mamba3_mimo.cuda.pieces.scalar import LOG2E, tanh, wrapped
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32

@@ -25,7 +25,7 @@ from kernels.errors import KernelError
 from kernels.facts import Fact
 from kernels.mamba3_mimo.cuda.host import generated
 from kernels.mamba3_mimo.cuda.host.generated import CALLS, chunks_ahead, chunks_walked, normalised, roles
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 Row = dict[str, Fact]
 """One line of the kernel table. Counts are of instructions in the program, not of executions."""

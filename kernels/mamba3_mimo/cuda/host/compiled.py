@@ -17,7 +17,7 @@ from kernels.mamba3_mimo.cuda.backward import gradients, local_gradients, reduct
 from kernels.mamba3_mimo.cuda.forward import outputs, prefix
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 
 Direction: TypeAlias = Literal["forward", "backward"]
 

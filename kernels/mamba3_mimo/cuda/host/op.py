@@ -21,18 +21,18 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
-from kernels.mamba3_mimo.cuda.host.beyond import beyond_of
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
+from kernels.mamba3_mimo.cuda.host.final_state import beyond_of
+from kernels.mamba3_mimo.cuda.host.heads_in_turn import in_turn
 from kernels.mamba3_mimo.cuda.host.lengths import chosen
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, settled
-from kernels.mamba3_mimo.cuda.host.turns import in_turn
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.host.watched import is_watched
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
 from kernels.mamba3_mimo.support import supports
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 
 SWITCHES = {field.name: type(field.default).__name__ for field in fields(ScanSwitches) if field.name != "lane"}
 """Switch -> its type in the operators' schema; their lane is cuda."""

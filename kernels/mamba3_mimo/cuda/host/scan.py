@@ -16,8 +16,8 @@ from torch.nn import functional
 from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import halves
-from kernels.mamba3_mimo.cuda.host.beyond import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
+from kernels.mamba3_mimo.cuda.host.final_state import Beyond, add_beyond, edge
 from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.host.piece import Piece, pieces, whole
 from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, settled, sizes_of

@@ -13,7 +13,7 @@ are the size of their grid.
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.scan import ScanSwitches
+from kernels.scan_switches import ScanSwitches
 
 MOST_BLOCKS = 2**16 - 1
 """Blocks that a grid can have along any axis but its first."""

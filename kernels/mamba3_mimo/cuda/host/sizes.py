@@ -6,9 +6,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kernels.mamba3_mimo.cuda.host import halves
+from kernels.mamba3_mimo.cuda.host.heads_in_turn import in_turn
 from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
-from kernels.mamba3_mimo.cuda.host.turns import in_turn
 from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from kernels.mamba3_mimo.inputs import ScanInputs

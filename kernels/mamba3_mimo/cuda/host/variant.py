@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 
-from kernels import scan
+from kernels import scan_switches
 from kernels.backends import Lane
 from kernels.mamba3_mimo.cuda.host.shape import MOST_BLOCKS, ScanShape
-from kernels.scan import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
+from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
 
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
-CHUNK_SIZES = tuple(size for size in scan.CHUNK_SIZES if size <= 64)
+CHUNK_SIZES = tuple(size for size in scan_switches.CHUNK_SIZES if size <= 64)
 KERNEL_FILES = ("backward.gradients", "backward.lifted_places")
 """Files of the kernels with refusals(variant, shape): what their kernels cannot do."""
 

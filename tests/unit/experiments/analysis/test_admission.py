@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from experiments.analysis.admission import admission_of
-from experiments.analysis.calibration import calibrate, calibrations_of, key_of
+from experiments.analysis.noise.admission import admission_of
+from experiments.analysis.noise.calibrate import calibrate, calibrations_of, key_of
 from experiments.design.plan import make_plan
 from experiments.outcomes import Outcome
 from experiments.records.calibration import Ledger

@@ -13,7 +13,9 @@ from experiments.analysis.verdicts import ArmSummary
 from experiments.outcomes import Outcome
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Receipt
-from experiments.reporting import evidence_tables, pictures_memory, wording
+from experiments.reporting import wording
+from experiments.reporting.pages import evidence_tables
+from experiments.reporting.pictures import memory
 from experiments.reporting.view import AblationView
 from tests import views
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
@@ -112,7 +114,7 @@ def test_compile_time_of_the_table_is_that_of_measured_trials() -> None:
 
 def test_memory_picture_shows_the_peaks_of_the_summary() -> None:
     view = views.view()
-    picture = pictures_memory.memory(view)
+    picture = memory.memory(view)
     assert picture is not None
     peaks = [(arm.peak_allocated_bytes, arm.peak_reserved_bytes) for arm in view.arms.values()]
     assert (None, None) in peaks, "one arm neither measured nor ran out of memory"

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from experiments.analysis.auto_blocks import with_number
-from experiments.analysis.calibration import calibrate, key_of
+from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.analysis.sizing import size_of, sizing_problems
-from experiments.design.calibration import CONTENT_TYPE, calibration_spec
+from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.spec import AblationSpec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.calibration import (
+from experiments.analysis.noise.calibrate import (
     aa_blocks_of,
     calibrate,
     calibrate_all,

@@ -13,7 +13,7 @@ from experiments.errors import ReceiptError
 from experiments.outcomes import Decision, Outcome, VerdictWord
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Receipt
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 from model.facts import ModelFact
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec, observed_facts
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.calibration import calibrate, key_of
 from experiments.analysis.dependence import strength, widening
+from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.analysis.sizing import budget_problems, size_of, sizing_problems
 from experiments.design.plan import make_plan
 from experiments.design.power import PLANNED_POWER, alpha_of

@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.design.aa_spec import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec
 from experiments.design.arms import resolve
-from experiments.design.calibration import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.recipes import RECIPES

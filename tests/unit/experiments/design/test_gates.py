@@ -9,7 +9,7 @@ from experiments.design.gate import Claim, Gate, GateValue, show
 from experiments.design.gates import GATES, catalogue
 from experiments.design.recipes import RECIPES
 from kernels.backends import NODE_CLASSES, Lane
-from kernels.scan import ScanFact, ScanSwitches
+from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import MeshConfig, TrainConfig
 from model.facts import ModelFact
 

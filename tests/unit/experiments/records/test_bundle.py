@@ -10,7 +10,7 @@ from experiments.records.bundle import join_bundles, used_up_by
 from experiments.records.bundle_files import read_bundle_files, write_tar
 from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, is_bundle
 from experiments.records.bundle_reader import open_bundle
-from experiments.reporting.report import render
+from experiments.reporting.pages.report import render
 from experiments.reporting.view import bundle_view, judge_bundle
 from tests.bundles import broken_attempt, make_bundle, make_file, sealed, write_folder
 

@@ -5,7 +5,7 @@ from pydantic import BaseModel
 
 from experiments.design.metrics import GIB, METRICS
 from experiments.records.receipts import Receipt, read_metric
-from experiments.reporting.evidence_tables import KERNEL_NUMBERS
+from experiments.reporting.pages.evidence_tables import KERNEL_NUMBERS
 from tests import factories
 
 

@@ -11,7 +11,7 @@ from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.receipt_check import verify
 from experiments.records.receipts import Receipt, Step, read_gates, summarise
-from kernels.scan import ScanFact
+from kernels.scan_switches import ScanFact
 from model.facts import ModelFact
 from tests.factories import make_plan, make_receipt, make_receipts, observed_facts
 

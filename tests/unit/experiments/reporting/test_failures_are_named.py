@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from experiments.outcomes import BASELINE, Decision, Outcome, VerdictWord
-from experiments.reporting import evidence_tables
-from experiments.reporting.markdown import verdict_markdown
-from experiments.reporting.mlflow_content import NOTE_TAG, RunContent
-from experiments.reporting.mlflow_runs import children
+from experiments.reporting.mlflow.content import NOTE_TAG, RunContent
+from experiments.reporting.mlflow.runs import children
+from experiments.reporting.pages import evidence_tables
 from experiments.reporting.sentences import sentence
 from experiments.reporting.short_answer import short_answer
+from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.view import AblationView
 from service.cli import show_verdict
 from tests import views

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from experiments.analysis.calibration import calibrate
+from experiments.analysis.noise.calibrate import calibrate
 from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import AblationState, Outcome, TrialState, VerdictWord
 from experiments.records.circumstances import Admission, Circumstances
-from experiments.reporting.mlflow_arms import DIFFERENCE
-from experiments.reporting.mlflow_content import NOTE_TAG, RunContent
-from experiments.reporting.mlflow_parent import parent
-from experiments.reporting.mlflow_runs import children
-from experiments.reporting.mlflow_trials import trial_runs
+from experiments.reporting.mlflow.arms import DIFFERENCE
+from experiments.reporting.mlflow.content import NOTE_TAG, RunContent
+from experiments.reporting.mlflow.parent import parent
+from experiments.reporting.mlflow.runs import children
+from experiments.reporting.mlflow.trials import trial_runs
 from experiments.reporting.view import AblationView
 from tests import views
 from tests.calibrations import KEY, noisy_blocks

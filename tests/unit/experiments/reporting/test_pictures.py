@@ -11,16 +11,9 @@ import pytest
 from matplotlib.markers import MarkerStyle
 
 from experiments.outcomes import AblationState
-from experiments.reporting import (
-    drawing,
-    pictures,
-    pictures_differences,
-    pictures_forest,
-    pictures_memory,
-    pictures_trials,
-)
-from experiments.reporting.drawing import ArmStyle
-from experiments.reporting.theme import SHADES
+from experiments.reporting.pictures import differences, drawing, forest, memory, registry, trials
+from experiments.reporting.pictures.drawing import ArmStyle
+from experiments.reporting.pictures.theme import SHADES
 from experiments.reporting.view import AblationView
 from tests import views
 
@@ -56,8 +49,8 @@ def test_every_colour_can_be_told_from_the_paper(theme: str) -> None:
 
 
 def test_draw_all_draws_each_picture_once_with_theme_colours_only() -> None:
-    drawn = pictures.draw_all(views.view())
-    assert len({picture.name for picture in drawn}) == len(drawn) == len(pictures.DRAWN)
+    drawn = registry.draw_all(views.view())
+    assert len({picture.name for picture in drawn}) == len(drawn) == len(registry.DRAWN)
     for picture in drawn:
         colours = set(re.findall(r"(?:fill|stroke|background): ?([^;\"]+)", picture.svg))
         assert colours <= {f"var(--{role})" for role in SHADES} | {"none"} | _clip_only(picture.svg), picture.name
@@ -70,7 +63,7 @@ def _clip_only(text: str) -> set[str]:
 
 
 def test_standalone_is_well_formed_and_carries_its_colours() -> None:
-    for picture in pictures.draw_all(views.view()):
+    for picture in registry.draw_all(views.view()):
         root = ElementTree.fromstring(picture.standalone())  # noqa: S314  # our own output
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "--arm-1" in picture.standalone()
@@ -84,7 +77,7 @@ def test_every_marker_can_be_seen_as_well_as_a_circle() -> None:
 
     def seen(style: ArmStyle) -> float:
         drawn = MarkerStyle(style.marker)
-        size = pictures_forest.MARKER_PT * style.grown
+        size = forest.MARKER_PT * style.grown
         (outline,) = drawn.get_path().transformed(drawn.get_transform()).to_polygons()
         ends = list(pairwise((size * float(x), size * float(y)) for x, y in np.asarray(outline)))
         area = abs(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in ends)) / 2
@@ -99,9 +92,9 @@ def test_every_marker_can_be_seen_as_well_as_a_circle() -> None:
 def test_differences_are_drawn_of_the_variants_with_the_largest_improvements() -> None:
     view = views.view(arms=views.many(12), node_class="cpu", num_blocks=6, timed=4, noise=0.0001)
     assert view.answer is not None
-    best = [variant.arm for variant in view.answer.variants][: pictures_differences.MOST_PANELS]
+    best = [variant.arm for variant in view.answer.variants][: differences.MOST_PANELS]
     assert set(best).isdisjoint({"v00", "v01"}), "the best are not the first of the spec"
-    picture = pictures_differences.differences(view)
+    picture = differences.differences(view)
     assert picture is not None
     panels = re.findall(r">(v\d\d)</text>", picture.svg)
     assert panels[: len(best)] == best
@@ -109,7 +102,7 @@ def test_differences_are_drawn_of_the_variants_with_the_largest_improvements() -
 
 def test_forest_states_effect_interval_margin_and_adoption() -> None:
     view = views.view()
-    picture = pictures_forest.forest(view)
+    picture = forest.forest(view)
     assert picture is not None
     assert view.verdict is not None
     shown = picture.svg
@@ -124,7 +117,7 @@ def test_forest_states_effect_interval_margin_and_adoption() -> None:
 
 
 def test_differences_show_the_clock_or_the_load_or_neither() -> None:
-    clocked, loaded = pictures_differences.differences(views.view()), pictures_differences.differences(views.cpu_view())
+    clocked, loaded = differences.differences(views.view()), differences.differences(views.cpu_view())
     assert clocked is not None
     assert "median device clock" in clocked.caption
     assert loaded is not None
@@ -133,22 +126,22 @@ def test_differences_show_the_clock_or_the_load_or_neither() -> None:
     trial = blind.trials[0]
     assert trial.receipt is not None
     environment = trial.receipt.environment.model_copy(update={"load_average_before": None})
-    neither = pictures_differences.differences(without(blind, environment=environment))
+    neither = differences.differences(without(blind, environment=environment))
     assert neither is not None
     assert "Bottom" not in neither.caption
 
 
 def test_pictures_are_left_out_where_their_data_is_missing() -> None:
-    assert pictures.draw_all(views.unfinished(AblationState.QUEUED)) == ()
-    running = {picture.name for picture in pictures.draw_all(views.unfinished(AblationState.RUNNING, done_blocks=1))}
+    assert registry.draw_all(views.unfinished(AblationState.QUEUED)) == ()
+    running = {picture.name for picture in registry.draw_all(views.unfinished(AblationState.RUNNING, done_blocks=1))}
     assert {"differences", "steps", "losses", "memory"} <= running
     assert "forest" not in running
-    assert pictures_memory.memory(without(views.cpu_view(), memory=None)) is None
-    assert pictures_trials.step_times(without(views.cpu_view(), steps=())) is None
+    assert memory.memory(without(views.cpu_view(), memory=None)) is None
+    assert trials.step_times(without(views.cpu_view(), steps=())) is None
 
 
 def test_memory_draws_the_limit_only_where_it_fits_the_scale() -> None:
-    near, far = pictures_memory.memory(views.view()), pictures_memory.memory(views.cpu_view())
+    near, far = memory.memory(views.view()), memory.memory(views.cpu_view())
     assert near is not None
     assert "device limit" in near.svg
     assert "out of memory" in near.svg
@@ -165,15 +158,15 @@ def test_non_finite_samples_are_skipped() -> None:
         broken = trial.receipt.steps[5].model_copy(update={"loss": math.nan, "seconds": math.inf})
         steps = (*trial.receipt.steps[:5], broken, *trial.receipt.steps[6:])
         trials.append(dataclasses.replace(trial, receipt=trial.receipt.model_copy(update={"steps": steps})))
-    drawn = pictures.draw_all(dataclasses.replace(view, trials=tuple(trials)))
-    assert len(drawn) == len(pictures.DRAWN)
+    drawn = registry.draw_all(dataclasses.replace(view, trials=tuple(trials)))
+    assert len(drawn) == len(registry.DRAWN)
     assert not any(re.search(r"\bnan\b|\binf\b", picture.svg) for picture in drawn)
 
 
 def test_many_variants_are_capped_and_counted() -> None:
     view = views.view(arms=views.many(33), node_class="cpu", num_blocks=6, timed=3)
-    forest, differences = pictures_forest.forest(view), pictures_differences.differences(view)
-    assert forest is not None
-    assert "3 more variants are in the table only" in forest.caption
-    assert differences is not None
-    assert "25 more variants" in differences.caption
+    drawn, blocks = forest.forest(view), differences.differences(view)
+    assert drawn is not None
+    assert "3 more variants are in the table only" in drawn.caption
+    assert blocks is not None
+    assert "25 more variants" in blocks.caption

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from experiments.analysis.verdicts import Comparison
-from experiments.reporting import pictures_differences, pictures_forest, pictures_trials
+from experiments.reporting.pictures import differences, forest, trials
 from experiments.reporting.view import AblationView
 from tests import views
 
@@ -72,7 +72,7 @@ def panels(svg: str) -> list[Panel]:
 
 
 def difference_panels(view: AblationView) -> list[Panel]:
-    picture = pictures_differences.differences(view)
+    picture = differences.differences(view)
     assert picture is not None
     return panels(picture.svg)
 
@@ -118,7 +118,7 @@ def test_differences_of_an_unfinished_ablation_have_the_same_unit() -> None:
 
 
 def forest_panel(view: AblationView) -> Panel:
-    picture = pictures_forest.forest(view)
+    picture = forest.forest(view)
     assert picture is not None
     return panels(picture.svg)[0]
 
@@ -140,14 +140,14 @@ def test_the_adoption_line_stands_where_the_metric_improves(primary: str, bound:
     view = views.cpu_view(primary=primary)
     (corners,) = forest_panel(view).paths("stroke-dasharray", "x")
     assert corners[0] == pytest.approx(bound, abs=1e-3)
-    picture = pictures_forest.forest(view)
+    picture = forest.forest(view)
     assert picture is not None
     assert f"adopt from {shown}\N{NO-BREAK SPACE}%" in picture.caption
 
 
 def test_pictures_name_blocks_as_people_count_them() -> None:
     view = views.view(num_blocks=6)
-    steps = pictures_trials.step_times(view)
+    steps = trials.step_times(view)
     assert steps is not None
     for last in (difference_panels(view)[-1], panels(steps.svg)[-1]):
         assert [label for label in last.labels("x") if label.isdigit()] == ["1", "2", "3", "4", "5", "6"]

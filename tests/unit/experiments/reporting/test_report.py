@@ -18,7 +18,8 @@ from experiments.records.circumstances import (
     EarlierAblation,
     Family,
 )
-from experiments.reporting import evidence_tables, report, wording
+from experiments.reporting import wording
+from experiments.reporting.pages import evidence_tables, report
 from experiments.reporting.view import AblationView
 from tests import views
 

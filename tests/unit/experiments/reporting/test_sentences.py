@@ -8,7 +8,7 @@ from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, 
 from experiments.outcomes import Decision, FailureClass, VerdictWord
 from experiments.records.circumstances import Admission, AttemptRecord, Circumstances
 from experiments.reporting import sentences
-from experiments.reporting.markdown import verdict_markdown
+from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import interval_heading, lay_out
 from tests import views
 

@@ -6,13 +6,14 @@ from collections import defaultdict
 
 import pytest
 
-from experiments.reporting import evidence_tables, wording
-from experiments.reporting.first_screen import first_screen
-from experiments.reporting.markdown import verdict_markdown
-from experiments.reporting.mlflow_arms import arm_runs
-from experiments.reporting.mlflow_parent import parent
+from experiments.reporting import wording
+from experiments.reporting.mlflow.arms import arm_runs
+from experiments.reporting.mlflow.parent import parent
 from experiments.reporting.node_words import MOST_NODES
-from experiments.reporting.report import render
+from experiments.reporting.pages import evidence_tables
+from experiments.reporting.pages.first_screen import first_screen
+from experiments.reporting.pages.report import render
+from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import lay_out
 from experiments.reporting.view import AblationView
 from tests import views

@@ -9,7 +9,15 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from experiments.ids import new_ids
-from experiments.reporting.terminal_table import SHORTEST_ID, TerminalTable, beginnings, ids, names, numbers, texts
+from experiments.reporting.terminal.terminal_table import (
+    SHORTEST_ID,
+    TerminalTable,
+    beginnings,
+    ids,
+    names,
+    numbers,
+    texts,
+)
 from service.cli import show, show_verdict
 from tests import views
 from tests.public_rows import ablation_row, trial_row

@@ -17,11 +17,11 @@ from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import AttemptRecord, Circumstances
 from experiments.records.receipts import Receipt
-from experiments.reporting import report
-from experiments.reporting.first_screen import headline
-from experiments.reporting.pictures_forest import forest
-from experiments.reporting.pull_request import pull_request_markdown
+from experiments.reporting.pages import report
+from experiments.reporting.pages.first_screen import headline
+from experiments.reporting.pictures.forest import forest
 from experiments.reporting.short_answer import short_answer
+from experiments.reporting.terminal.pull_request import pull_request_markdown
 from experiments.reporting.verdict_layout import lay_out
 from experiments.reporting.view import AblationView
 from experiments.retries import budget_spent

@@ -15,15 +15,16 @@ from experiments.analysis.verdicts import Verdict
 from experiments.analysis.words import gain_pct
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED, Admission
-from experiments.reporting import report, wording
-from experiments.reporting.first_screen import first_screen, headline
-from experiments.reporting.markdown import verdict_markdown
-from experiments.reporting.mlflow_arms import arm_runs
-from experiments.reporting.mlflow_parent import parent
-from experiments.reporting.pull_request import pull_request_markdown
+from experiments.reporting import wording
+from experiments.reporting.mlflow.arms import arm_runs
+from experiments.reporting.mlflow.parent import parent
+from experiments.reporting.pages import report
+from experiments.reporting.pages.first_screen import first_screen, headline
 from experiments.reporting.sentences import lead
 from experiments.reporting.short_answer import short_answer
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
+from experiments.reporting.terminal.markdown import verdict_markdown
+from experiments.reporting.terminal.pull_request import pull_request_markdown
 from experiments.reporting.verdict_cells import WORDS
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
 from experiments.reporting.view import AblationView

@@ -5,7 +5,7 @@ import pytest
 from kernels.backends import NODE_CLASSES
 from tests.bundles import make_file
 from workers.errors import ExecRefused
-from workers.node import Node, find_node
+from workers.identity.node import Node, find_node
 from workers.offline.checks import parse_numbers, refusals, remarks
 
 

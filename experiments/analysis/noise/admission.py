@@ -1,0 +1,122 @@
+"""Admission: whether A/A blocks allow words about what ran, and if not, why and which command mends it."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+import scipy
+
+from experiments.analysis.noise.calibrate import key_of, seconds
+from experiments.design.aa_spec import ADMITTING_BLOCKS
+from experiments.design.spec import AblationSpec
+from experiments.outcomes import BASELINE, Outcome
+from experiments.records.calibration import Calibration, CalibrationKey, Ledger
+from experiments.records.circumstances import Admission
+from experiments.records.receipts import Receipt
+
+STALE_DAYS = 30
+VARIANCE_LEVEL = 0.01
+"""Level of the test that finds sentinel and hidden blocks noisier than the calibration."""
+MEAN_LEVEL = 0.01
+"""Level of the test that finds equal arms different: then something else than noise is measured."""
+MAX_CLOCK_SHIFT = 0.01
+"""Relative shift of the median device clock since the calibration."""
+
+_FIELDS = {
+    "device_serial": "another device",
+    "recipe": "another recipe",
+    "shape_digest": "another shape",
+    "estimator_digest": "another estimator or window",
+    "software_digest": "other code or versions",
+}
+"""What a changed field of a key means, the most telling first."""
+_DAY_S = 86_400.0
+
+
+def admission_of(
+    spec: AblationSpec, receipts: Sequence[Receipt], known: Sequence[Calibration], *, ledger: Ledger, mended_by: str
+) -> Admission:
+    """Return whether the calibrations `known` allow words about `receipts`.
+
+    Every device that measured a baseline needs one of its own; an exact metric has no noise and needs none.
+    `mended_by` is the command that would make it.
+    """
+    if spec.verdict.primary.exact:
+        return Admission(refused_because=None, ledger=ledger)
+    measured = [one for one in receipts if one.arm == BASELINE and one.outcome is Outcome.MEASURED]
+    by_key: dict[CalibrationKey, list[Receipt]] = {}
+    for receipt in measured:
+        by_key.setdefault(key_of(spec, receipt), []).append(receipt)
+    own = {one.key: one for one in known}
+    refused = [reason for key, ran in by_key.items() if (reason := _refusal(key, ran, own)) is not None]
+    reason = "no baseline was measured" if not measured else next(iter(refused), None)
+    return Admission(
+        calibrations=tuple(own[key] for key in by_key if key in own),
+        refused_because=reason,
+        mended_by=None if reason is None else mended_by,
+        ledger=ledger,
+    )
+
+
+def _refusal(key: CalibrationKey, receipts: Sequence[Receipt], known: dict[CalibrationKey, Calibration]) -> str | None:
+    calibration = known.get(key)
+    if calibration is None:
+        return _unknown(key, list(known))
+    return next(_problems(calibration, receipts), None)
+
+
+def _unknown(key: CalibrationKey, known: Sequence[CalibrationKey]) -> str:
+    """Say that nothing is known, or what changed since it was."""
+    like = [other for other in known if other.node_class == key.node_class]
+    if not like:
+        return f"no A/A blocks are known for {key.node_class} {key.device_serial}"
+    nearest = min(like, key=lambda other: len(_changed(key, other)))
+    return f"no A/A blocks are known for {key.node_class} {key.device_serial}; those that are have " + " and ".join(
+        _FIELDS[name] for name in _changed(key, nearest)
+    )
+
+
+def _changed(one: CalibrationKey, other: CalibrationKey) -> list[str]:
+    return [name for name in _FIELDS if getattr(one, name) != getattr(other, name)]
+
+
+def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator[str]:
+    yield from standing_problems(calibration, max(seconds(receipt.started_at) for receipt in receipts))
+    clock = _clock(receipts)
+    if clock is not None and calibration.clock_mhz is not None:
+        shift = clock / calibration.clock_mhz - 1
+        if abs(shift) > MAX_CLOCK_SHIFT:
+            yield f"the device clock moved by {100 * shift:+.1f} % since the calibration; allowed: 1 %"
+
+
+def standing_problems(calibration: Calibration, at: float) -> Iterator[str]:
+    """Yield why a calibration admits nothing that runs at the moment `at`, in seconds since 1970."""
+    if calibration.blocks < ADMITTING_BLOCKS:
+        yield f"{calibration.blocks} A/A blocks are known for this device; {ADMITTING_BLOCKS} admit it"
+    if calibration.sd_pct == 0:
+        yield "the A/A blocks show no noise at all, which is no measurement"
+        return
+    if mean_p(calibration) < MEAN_LEVEL:
+        yield f"the A/A blocks differ from zero by {calibration.mean_pct:+.2f} % (t test, p {mean_p(calibration):.2g})"
+    days = min(abs(seconds(block.started_at) - at) for block in calibration.samples) / _DAY_S
+    if days > STALE_DAYS:
+        yield f"the nearest A/A block is {days:.0f} days away; allowed: {STALE_DAYS}"
+    if calibration.variance_p is not None and calibration.variance_p < VARIANCE_LEVEL:
+        yield f"sentinel blocks are noisier than the calibration (F test, p {calibration.variance_p:.2g})"
+
+
+def mean_p(calibration: Calibration) -> float:
+    """Return the two-sided p value of a t test whether the mean of d is zero, as it has to be."""
+    error = calibration.sd_pct / math.sqrt(calibration.blocks)
+    return float(2 * scipy.special.stdtr(calibration.blocks - 1, -abs(calibration.mean_pct) / error))
+
+
+def _clock(receipts: Sequence[Receipt]) -> float | None:
+    clocks = [step.clock_mhz for one in receipts for step in one.steps if step.phase == "timed"]
+    known = [clock for clock in clocks if clock is not None]
+    return statistics.median(known) if known and len(known) == len(clocks) else None
+
+
+def mending_command(node_class: str, like: str) -> str:
+    """Return the command that measures the noise of what ran; `like` names a spec or an ablation of the service."""
+    return f"ablate aa {node_class} --like {like}"

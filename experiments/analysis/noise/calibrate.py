@@ -1,0 +1,243 @@
+"""From the receipts of A/A blocks to a calibration. Every number follows from the receipts alone."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import scipy
+
+from experiments.analysis.guards import block_problems, receipt_problems
+from experiments.design.aa_spec import REPEAT, SENTINEL
+from experiments.design.gates import GATES
+from experiments.design.metrics import METRICS
+from experiments.design.plan import Plan
+from experiments.design.rule import COMPILE_TIME, window_estimator
+from experiments.design.spec import AblationSpec
+from experiments.digest import digest
+from experiments.documents import seal, seal_problem
+from experiments.outcomes import BASELINE, Outcome
+from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Source
+from experiments.records.receipts import Receipt, read_metric
+
+METRIC = "tokens_per_s"
+"""All metrics of the window follow from its throughput: one number calibrates them all."""
+COMPILE_METRIC = "compile_s"
+_COMPILE_TIME = digest({"estimator": COMPILE_TIME})
+CONFIDENCE = 0.95
+_TOLERANCE = 1e-9
+
+
+def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
+    """Return what A/A blocks have to agree with to hold for the trial of `receipt`."""
+    environment = receipt.environment
+    return CalibrationKey(
+        device_serial=device_serial(environment.device_serial, environment.node_name, environment.device_name),
+        node_class=environment.node_class,
+        recipe=spec.workload.recipe,
+        shape_digest=shape_digest(receipt.config),
+        estimator_digest=estimator_digest(receipt.config, spec.verdict.primary.metric),
+        software_digest=software_digest(receipt.digests.code, environment.versions),
+    )
+
+
+def device_serial(serial: str | None, node_name: str, device_name: str) -> str:
+    """Return what tells a device from every other: its serial number, or the names of node and device."""
+    return serial or f"{node_name}, {device_name}"
+
+
+def software_digest(code_digest: str, versions: Mapping[str, str]) -> str:
+    """Return the digest of the code that ran and of everything that it ran with."""
+    return digest({"code": code_digest, "versions": dict(versions)})
+
+
+def shape_digest(config: Mapping[str, Any]) -> str:
+    """Return the digest of a TrainConfig without its gates, seed and steps."""
+    return digest(_without_gates({name: value for name, value in config.items() if name not in {"seed", "steps"}}))
+
+
+def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
+    """Return the digest of the estimator of `metric` and, where it is one of the window, of a TrainConfig's window."""
+    if METRICS[metric].cold:
+        return _COMPILE_TIME
+    steps = {name: value for name, value in config["steps"].items() if name not in {"val_rows", "slice"}}
+    return digest({"estimator": window_estimator(config["steps"].get("slice", 0)), "steps": steps})
+
+
+def _measured_by(spec: AblationSpec) -> str:
+    return COMPILE_METRIC if METRICS[spec.verdict.primary.metric].cold else METRIC
+
+
+def metric_of(key: CalibrationKey) -> str:
+    """Return the metric whose noise A/A blocks of `key` measure."""
+    return COMPILE_METRIC if key.estimator_digest == _COMPILE_TIME else METRIC
+
+
+_ALSO_SHAPE = {"micro_batch"}
+"""Gates whose value is a size: it is part of the shape, because the noise of a step depends on how long it takes."""
+_GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
+
+
+def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    return {
+        name: _without_gates(value, f"{where}{name}.") if isinstance(value, dict) else value  # plain JSON
+        for name, value in config.items()
+        if f"{where}{name}" not in _GATE_PATHS
+    }
+
+
+def aa_blocks_of(
+    plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]
+) -> Iterator[tuple[CalibrationKey, AABlock]]:
+    """Yield the A/A blocks among `receipts`: baseline and its repeat were both measured, and no guard was hit.
+
+    The repeat is the variant of a calibration, or the control of an ordinary ablation.
+    """
+    repeat, source = _repeat_of(plan, spec)
+    if repeat is None:
+        return
+    by_block: dict[int, dict[str, Receipt]] = {}
+    for receipt in receipts:
+        known = read_metric(METRICS[_measured_by(spec)], receipt)
+        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat} and known:
+            by_block.setdefault(receipt.ids.block_index, {})[receipt.arm] = receipt
+    for index in sorted(by_block):
+        pair = by_block[index]
+        if len(pair) == 2 and not _guards_hit(plan, tuple(pair.values())):
+            yield key_of(spec, pair[BASELINE]), _block(spec, pair[BASELINE], pair[repeat], source)
+
+
+def _repeat_of(plan: Plan, spec: AblationSpec) -> tuple[str | None, Source]:
+    """Return the arm that repeats the baseline, and why it is there."""
+    if spec.purpose == "calibration":
+        return REPEAT, "sentinel" if SENTINEL in spec.labels else "calibration"
+    return None if plan.control is None else plan.control.name, "hidden"
+
+
+def _guards_hit(plan: Plan, pair: Sequence[Receipt]) -> bool:
+    return bool(block_problems(pair)) or any(receipt_problems(receipt, plan) for receipt in pair)
+
+
+def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Source) -> AABlock:
+    metric = _measured_by(spec)
+    own, other = (read_metric(METRICS[metric], receipt) or math.nan for receipt in (repeat, baseline))
+    clocks = [step.clock_mhz for one in (baseline, repeat) for step in one.steps if step.phase == "timed"]
+    known = [clock for clock in clocks if clock is not None]
+    return AABlock(
+        ablation=baseline.ids.ablation,
+        block_index=baseline.ids.block_index,
+        source=source,
+        started_at=min(baseline.started_at, repeat.started_at),
+        difference=math.log(own / other),
+        place=repeat.ids.position - baseline.ids.position,
+        log_rate=(math.log(own) + math.log(other)) / 2,
+        clock_mhz=statistics.median(known) if known and len(known) == len(clocks) else None,
+        margin_pct=spec.verdict.primary.margin,
+        receipts=(baseline.digest, repeat.digest),
+    )
+
+
+def calibrations_of(plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]) -> tuple[Calibration, ...]:
+    """Return what the A/A blocks among `receipts` say, key by key; nothing of a key with fewer than two."""
+    return calibrate_all(aa_blocks_of(plan, spec, receipts))
+
+
+def join_calibrations(known: Iterable[Calibration]) -> tuple[Calibration, ...]:
+    """Return one calibration for each key, made of all of its A/A blocks."""
+    return calibrate_all((one.key, block) for one in known for block in one.samples)
+
+
+def calibrate_all(found: Iterable[tuple[CalibrationKey, AABlock]]) -> tuple[Calibration, ...]:
+    """Return a calibration for every key with at least two A/A blocks, the newest last; a block counts once."""
+    by_key: dict[CalibrationKey, dict[tuple[str, int], AABlock]] = {}
+    for key, block in found:
+        by_key.setdefault(key, {})[block.ablation, block.block_index] = block
+    made = (calibrate(key, list(blocks.values())) for key, blocks in by_key.items() if len(blocks) > 1)
+    return tuple(sorted(made, key=lambda one: one.measured_at))
+
+
+def calibrate(key: CalibrationKey, blocks: Sequence[AABlock]) -> Calibration:
+    """Return what at least two A/A blocks of `key` say, sealed."""
+    samples = tuple(sorted(blocks, key=lambda block: (block.started_at, block.ablation, block.block_index)))
+    return seal(Calibration(key=key, metric=metric_of(key), samples=samples, **_numbers(samples), digest=""))
+
+
+def _numbers(samples: Sequence[AABlock]) -> dict[str, Any]:
+    d = np.array([block.difference for block in samples])
+    away = d - d.mean()
+    sd = float(d.std(ddof=1))
+    clocks = [block.clock_mhz for block in samples if block.clock_mhz is not None]
+    return {
+        "blocks": len(samples),
+        "sd_pct": 100 * sd,
+        "sd_upper_pct": 100 * sd * upper_factor(len(samples)),
+        "mean_pct": 100 * float(d.mean()),
+        "autocorrelation": float(away[1:] @ away[:-1] / (away @ away)) if sd else 0.0,
+        "position_effect_pct": 100 * float(np.mean(d * np.sign([block.place for block in samples]))),
+        "drift_pct_per_hour": 100 * _drift_per_hour(samples),
+        "largest_z": float(np.abs(away).max()) / sd if sd else 0.0,
+        "clock_mhz": statistics.median(clocks) if len(clocks) == len(samples) else None,
+        "variance_p": _variance_p(samples),
+        "ablations": tuple(dict.fromkeys(block.ablation for block in samples)),
+        "measured_at": samples[-1].started_at,
+    }
+
+
+def upper_factor(blocks: int) -> float:
+    """Return the upper 95 % bound of a standard deviation over its estimate from `blocks` normal differences."""
+    return math.sqrt((blocks - 1) / float(scipy.special.chdtri(blocks - 1, CONFIDENCE)))
+
+
+def _drift_per_hour(samples: Sequence[AABlock]) -> float:
+    """Return the slope of ln(throughput), times and rates taken from the means of their ablation."""
+    hours, rates = [], []
+    for ablation in dict.fromkeys(block.ablation for block in samples):
+        own = [block for block in samples if block.ablation == ablation]
+        at = np.array([seconds(block.started_at) for block in own]) / 3600
+        rate = np.array([block.log_rate for block in own])
+        hours.append(at - at.mean())
+        rates.append(rate - rate.mean())
+    at, rate = np.concatenate(hours), np.concatenate(rates)
+    return float(at @ rate / (at @ at)) if at @ at else 0.0
+
+
+def _variance_p(samples: Sequence[AABlock]) -> float | None:
+    """Return the p value of an F test whether blocks that came later are noisier than those of the calibration."""
+    groups: dict[bool, list[float]] = {True: [], False: []}
+    for block in samples:
+        groups[block.source == "calibration"].append(block.difference)
+    base, later = groups[True], groups[False]
+    if len(base) < 2 or len(later) < 2:
+        return None
+    noise = statistics.variance(base)
+    if noise == 0:
+        return None
+    return float(scipy.special.fdtrc(len(later) - 1, len(base) - 1, statistics.variance(later) / noise))
+
+
+def seconds(moment: str) -> float:
+    """Return an RFC 3339 moment as seconds since 1970."""
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def calibration_problems(given: Calibration) -> list[str]:
+    """Return what is wrong with a calibration that came from elsewhere: its seal, or numbers that do not follow."""
+    altered = seal_problem(given)
+    if altered is not None:
+        return [altered]
+    if len(given.samples) < 2:
+        return [f"{len(given.samples)} A/A blocks say nothing about noise; needed: at least 2"]
+    again = calibrate(given.key, given.samples)
+    return [
+        f"{name} is {getattr(given, name)}; the samples give {getattr(again, name)}"
+        for name in Calibration.model_fields
+        if name != "digest" and not _agree(getattr(given, name), getattr(again, name))
+    ]
+
+
+def _agree(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    return one == other

@@ -1,0 +1,154 @@
+"""A run for every arm over all blocks: a variant's answer under metric names that are the same in every ablation.
+
+`difference_pct` over the blocks is a variant's paired difference, and the baseline's against its repeat, the A/A
+evidence: in one chart, effects stand beside the noise that they have to be told from.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from experiments.analysis.statistics import percent
+from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
+from experiments.block_numbers import block_number
+from experiments.design.arms import Arm
+from experiments.design.metrics import GIB
+from experiments.reporting import node_words, wording
+from experiments.reporting.gate_words import changed_gates
+from experiments.reporting.mlflow import names, views
+from experiments.reporting.mlflow.content import (
+    LONGEST_TAG,
+    NOTE_TAG,
+    Point,
+    RunContent,
+    common_tags,
+    datasets,
+    ended_ms,
+    finite,
+    milliseconds,
+    params,
+    receipt_ended_ms,
+    source_tags,
+)
+from experiments.reporting.mlflow.kinds import RunKind
+from experiments.reporting.sentences import WITHOUT_STATISTICS
+from experiments.reporting.verdict_layout import VariantLayout, improvement_pct
+from experiments.reporting.view import AblationView
+
+DIFFERENCE = "difference_pct"
+"""Of every block, in percent, over the blocks."""
+
+
+def arm_runs(view: AblationView) -> Iterator[RunContent]:
+    """Describe the baseline's run and one for every variant, once there is a verdict."""
+    if view.verdict is None or view.answer is None:
+        return
+    variants = {variant.arm: variant for variant in view.verdict.variants}
+    for place, layout in enumerate(view.answer.variants):
+        yield _variant(view, variants[layout.arm], layout, metric=view.answer.rule.metric, place=place)
+    yield _baseline(view, view.verdict, place=len(variants))
+
+
+def _variant(
+    view: AblationView, variant: VariantVerdict, layout: VariantLayout, *, metric: str, place: int
+) -> RunContent:
+    arm, broken = view.plan.arm_by_name[variant.arm], variant.verdict in WITHOUT_STATISTICS
+    tags = {
+        "ablation.verdict": variant.verdict.value,
+        "ablation.decision": variant.decision.value,
+        "ablation.cause": "" if variant.cause is None else variant.cause.value,
+        "ablation.gates": changed_gates(arm, view.plan.baseline),
+        "ablation.metric": metric,
+        NOTE_TAG: _note(layout),
+    }
+    points = (*_numbers(view, layout.numbers | _improvement(variant)), *_differences(view, variant.arm))
+    name = names.of_variant(layout)
+    return _run(view, arm, name, tags, points, place=place, status="FAILED" if broken else "FINISHED")
+
+
+def _improvement(variant: VariantVerdict) -> dict[str, float]:
+    """Return by how much a variant is better, if that can be said; variants of all metrics are sorted by it."""
+    found = improvement_pct(variant)
+    return {views.IMPROVEMENT: found} if variant.other_work is None and math.isfinite(found) else {}
+
+
+def _note(layout: VariantLayout) -> str:
+    """Return the sentence, which holds the numbers; where it does not say why, the reason; then what would help."""
+    said = (layout.sentence, layout.why, *layout.remarks)
+    return wording.shorten("\n\n".join(text for text in said if text), LONGEST_TAG)
+
+
+def _baseline(view: AblationView, verdict: Verdict, *, place: int) -> RunContent:
+    arm = view.plan.baseline
+    tags = {NOTE_TAG: "What the variants are compared with. " + _noise_words(verdict)}
+    return _run(view, arm, names.ending_in(arm.name), tags, tuple(_noise(view, verdict)), place=place)
+
+
+def _noise_words(verdict: Verdict) -> str:
+    if not verdict.circumstances.admission.calibrations:
+        return "No A/A block is known for the devices that ran, so there is no noise to show."
+    return f"`{DIFFERENCE}` is its difference from itself in A/A blocks of the same devices, in time order."
+
+
+def _run(
+    view: AblationView,
+    arm: Arm,
+    name: str,
+    tags: dict[str, str],
+    points: tuple[Point, ...],
+    *,
+    place: int,
+    status: str = "FINISHED",
+) -> RunContent:
+    """Describe an arm's run; MLflow lists the newest first, so the best begins a little later than the others."""
+    identity = f"arm/{arm.name}"
+    receipts = view.whole_blocks.of(arm.name)
+    at_ms = ended_ms(view)
+    own = {"ablation.arm": arm.name, "ablation.role": arm.role, "ablation.arm_digest": arm.digest}
+    own["ablation.nodes"] = wording.shorten(node_words.of_arm(view.arms[arm.name], receipts), LONGEST_TAG)
+    return finite(
+        RunContent(
+            identity=identity,
+            name=name,
+            status=status,
+            started_ms=at_ms - place,
+            ended_ms=at_ms,
+            tags=common_tags(view, RunKind.ARM, identity) | own | source_tags(receipts) | tags,
+            params=params(arm),
+            points=(*_numbers(view, _means(view.arms[arm.name])), *points),
+            datasets=datasets(receipts),
+        )
+    )
+
+
+def _numbers(view: AblationView, values: Mapping[str, float]) -> Iterator[Point]:
+    """Yield values that stand for the whole ablation, at the number of blocks that count."""
+    at_ms, step = ended_ms(view), len(view.whole_blocks.blocks)
+    return (Point(name, value, at_ms, step) for name, value in values.items())
+
+
+def _means(summary: ArmSummary) -> dict[str, float]:
+    """Return an arm's own means and peaks under the names that its trials have."""
+    names = ("tokens_per_s", "step_s", "model_tflops_per_s", "mfu", "compile_s", "loss_step1", "loss_final", "loss_val")
+    found = {name: getattr(summary, name) for name in names}
+    for name in ("peak_allocated", "peak_reserved"):
+        peak = getattr(summary, f"{name}_bytes")
+        found[f"{name}_gib"] = None if peak is None else peak / GIB
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _differences(view: AblationView, arm: str) -> Iterator[Point]:
+    if view.answer is None:
+        return
+    ended = {pair.block_index: receipt_ended_ms(pair.variant) for pair in view.whole_blocks.pairs(arm)}
+    for block_index, change in view.changes(arm, view.answer.rule.metric).items():
+        yield Point(DIFFERENCE, change, ended[block_index], block_number(block_index))
+
+
+def _noise(view: AblationView, verdict: Verdict) -> Iterator[Point]:
+    """Yield the A/A blocks of all devices that ran, in time order, and the noise that they show."""
+    known = verdict.circumstances.admission.calibrations
+    samples = sorted((sample for one in known for sample in one.samples), key=lambda sample: sample.started_at)
+    for number, sample in enumerate(samples, start=1):
+        yield Point(DIFFERENCE, percent(sample.difference), milliseconds(sample.started_at), number)
+    if known:
+        yield from _numbers(view, {"sd_pct": max(one.sd_pct for one in known)})

@@ -1,0 +1,154 @@
+"""The parent run of an ablation: its answer in name, note and columns, and all that it was made from as files."""
+
+from collections.abc import Callable, Sequence
+
+from experiments.analysis.verdicts import Verdict
+from experiments.design.load import load_values
+from experiments.digest import canonical_json
+from experiments.outcomes import AblationState
+from experiments.records.circumstances import Circumstances
+from experiments.reporting import node_words, wording
+from experiments.reporting.gate_words import changed_gates, gate_values
+from experiments.reporting.mlflow import names
+from experiments.reporting.mlflow.content import (
+    LONGEST_TAG,
+    NOTE_TAG,
+    RunContent,
+    allowed_key,
+    common_tags,
+    datasets,
+    ended_ms,
+    finite,
+    milliseconds,
+    params,
+    source_tags,
+)
+from experiments.reporting.mlflow.kinds import RunKind
+from experiments.reporting.sentences import broken_attempts
+from experiments.reporting.terminal.markdown import verdict_markdown
+from experiments.reporting.verdict_layout import VariantLayout
+from experiments.reporting.view import AblationView
+
+PARENT = "parent"
+LONGEST_COLUMN = 500
+"""Of a tag that is shown as a column."""
+STATUS: dict[AblationState, str] = {
+    AblationState.QUEUED: "SCHEDULED",
+    AblationState.RUNNING: "RUNNING",
+    AblationState.CANCELLING: "RUNNING",
+    AblationState.CANCELLED: "KILLED",
+    AblationState.COMPLETED: "FINISHED",
+    AblationState.FAILED: "FAILED",
+}
+"""MLflow's status: it waits, runs, was stopped by somebody, ended with an answer, ended without one."""
+OPEN = frozenset({"SCHEDULED", "RUNNING"})
+
+
+def parent(view: AblationView, report_html: str | None) -> RunContent:
+    """Describe the parent run; there is no report before the ablation is over."""
+    status = STATUS[view.state]
+    return finite(
+        RunContent(
+            identity=PARENT,
+            name=names.of_ablation(view),
+            status=status,
+            started_ms=milliseconds(view.created_at),
+            ended_ms=None if status in OPEN else ended_ms(view),
+            tags=_tags(view),
+            params=_params(view),
+            texts=_texts(view, report_html),
+            datasets=datasets(view.receipts),
+        )
+    )
+
+
+def _tags(view: AblationView) -> dict[str, str]:
+    tags = common_tags(view, RunKind.ABLATION, PARENT) | source_tags(view.receipts)
+    tags |= {
+        "ablation.state": view.state,
+        "ablation.rule_digest": view.plan.rule_digest,
+        "ablation.gates": _by_arm(
+            {arm.name: changed_gates(arm, view.plan.baseline) for arm in view.plan.variants},
+        ),
+        "ablation.nodes": wording.shorten(_nodes(view), LONGEST_COLUMN),
+        NOTE_TAG: _note(view),
+    }
+    if view.verdict is None or view.answer is None:
+        return tags
+    decides = {"ablation.metric": view.answer.rule.metric}
+    return tags | decides | _answer_columns(view.answer.variants) | _circumstances(view.verdict)
+
+
+def _nodes(view: AblationView) -> str:
+    baseline = view.plan.baseline.name
+    return node_words.of_arm(view.arms[baseline], view.whole_blocks.of(baseline))
+
+
+def _answer_columns(variants: Sequence[VariantLayout]) -> dict[str, str]:
+    """Return what the list of ablations shows as columns, every variant by name, the largest improvement first."""
+    cells: dict[str, Callable[[VariantLayout], str]] = {
+        "verdict": lambda variant: str(variant.word),
+        "effect": lambda variant: variant.effect.text,
+        "interval": lambda variant: variant.interval.text,
+    }
+    return {f"ablation.{name}": _by_arm({v.arm: cell(v) for v in variants}) for name, cell in cells.items()}
+
+
+def _by_arm(cells: dict[str, str]) -> str:
+    return wording.shorten("; ".join(f"{arm}: {text}" for arm, text in cells.items()), LONGEST_COLUMN)
+
+
+def _circumstances(verdict: Verdict) -> dict[str, str]:
+    """Say what the verdict took into account: A/A evidence, attempts that did not count, earlier askings."""
+    known: Circumstances = verdict.circumstances
+    return {
+        "ablation.verdict_digest": verdict.digest,
+        "ablation.admission": known.admission.refused_because or "admitted",
+        "ablation.broken_attempts": str(len(known.attempts)),
+        "ablation.asking": str(known.family.number),
+        "ablation.calibrations": ", ".join(found.digest for found in known.admission.calibrations),
+    }
+
+
+def _params(view: AblationView) -> dict[str, str]:
+    """Return recipe and design, every gate over all arms, and the rest of the configuration, which all arms share."""
+    plan = view.plan
+    workload = load_values(view.spec_text.encode(), view.content_type)["workload"]
+    shared = [params(arm) for arm in plan.arms]
+    same = {name: value for name, value in shared[0].items() if all(own.get(name) == value for own in shared)}
+    gates = {allowed_key(f"gate.{name}"): gate_values(name, plan.arms, LONGEST_COLUMN) for name in plan.baseline.gates}
+    return (
+        same
+        | gates
+        | {
+            "recipe": str(workload["recipe"]),
+            "design.blocks": str(len(plan.blocks)),
+            "design.arms": str(len(plan.arms)),
+            "placement.devices": str(plan.devices),
+        }
+    )
+
+
+def _texts(view: AblationView, report_html: str | None) -> dict[str, str]:
+    kind = view.content_type.partition(";")[0].rpartition("/")[2].removeprefix("x-")
+    texts = {f"spec.{kind}": view.spec_text, "plan.json": canonical_json(view.plan.model_dump(mode="json"))}
+    if report_html is not None:
+        texts["report.html"] = report_html
+    if view.verdict is not None:
+        texts["verdict.json"] = canonical_json(view.verdict.model_dump(mode="json"))
+    return texts
+
+
+def _note(view: AblationView) -> str:
+    """Return the answer, then the table behind it, then the question."""
+    table = "" if view.verdict is None else f"\n\n{verdict_markdown(view.verdict)}"
+    rest = f"\n\nAsked: {view.question}"
+    broken = () if view.verdict is None else broken_attempts(view.verdict)
+    table += "".join(f"\n- {line}" for line in broken)
+    if view.verdict is not None:
+        rest += "\n\nThe whole answer, with pictures, is the artefact `report.html`."
+    text = f"**{view.lead}**{table}{rest}"
+    if len(text) <= LONGEST_TAG:
+        return text
+    cut = f"\n\nCut here: MLflow holds no more.{rest}"
+    return text[: LONGEST_TAG - len(cut)].rsplit("\n", 1)[0] + cut

@@ -1,0 +1,137 @@
+"""A run for every trial: its receipt, its step series, and, where it did not measure, why."""
+
+import math
+from collections.abc import Iterator
+
+from experiments.block_numbers import block_number, place_number
+from experiments.design.arms import Arm
+from experiments.design.metrics import METRICS
+from experiments.outcomes import Outcome, TrialState
+from experiments.records.receipts import Receipt, Step, read_metric
+from experiments.reporting import wording
+from experiments.reporting.mlflow import names
+from experiments.reporting.mlflow.content import (
+    NOTE_TAG,
+    Point,
+    RunContent,
+    common_tags,
+    datasets,
+    finite,
+    milliseconds,
+    params,
+    receipt_ended_ms,
+    source_tags,
+)
+from experiments.reporting.mlflow.kinds import RunKind
+from experiments.reporting.pictures import drawing
+from experiments.reporting.view import AblationView, TrialView
+
+MOST_POINTS = 2500
+"""Per series: what MLflow's own pages read. Every step is in receipt.json."""
+LONGEST_REASON = 500
+WITHOUT_RECEIPT: dict[str, str] = {TrialState.CANCELLED: "KILLED", TrialState.FAILED: "FAILED"}
+"""Status of a trial that was begun and left no receipt."""
+
+
+def trial_runs(view: AblationView) -> Iterator[RunContent]:
+    """Describe a run for every trial that left a receipt or ended without one; trials that wait have none."""
+    arms = view.plan.arm_by_name
+    for trial in view.trials:
+        if trial.receipt is not None:
+            yield _measured(view, trial, trial.receipt, arms[trial.arm])
+        elif trial.attempt_id is not None and trial.state in WITHOUT_RECEIPT:
+            yield _lost(view, trial, arms[trial.arm])
+
+
+def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) -> RunContent:
+    started = milliseconds(receipt.started_at)
+    measured = receipt.outcome is Outcome.MEASURED
+    tags = _tags(view, trial, arm) | source_tags([receipt])
+    tags |= {
+        "ablation.seed": str(receipt.seed),
+        "ablation.outcome": receipt.outcome.value,
+        "ablation.receipt_digest": receipt.digest,
+        "ablation.code_digest": receipt.digests.code,
+        "ablation.data_digest": receipt.digests.data,
+        "ablation.node": receipt.environment.node_name,
+        "ablation.device": receipt.environment.device_name,
+        "ablation.failure_class": receipt.failure_class.value if receipt.failure_class else "",
+        NOTE_TAG: wording.shorten(receipt.message or "", LONGEST_REASON),
+    }
+    place = f" s{receipt.seed} b{block_number(trial.block_index):02}"
+    return finite(
+        RunContent(
+            identity=_identity(trial),
+            name=names.ending_in(trial.arm, place if measured else f"{place}: {receipt.outcome}"),
+            status="FINISHED" if measured else "FAILED",
+            started_ms=started,
+            ended_ms=receipt_ended_ms(receipt),
+            tags=tags,
+            params=params(arm),
+            points=(*_summary_points(receipt), *_step_points(receipt, started)),
+            texts={"receipt.json": receipt.model_dump_json()},
+            datasets=datasets([receipt]),
+        )
+    )
+
+
+def _lost(view: AblationView, trial: TrialView, arm: Arm) -> RunContent:
+    created = milliseconds(view.created_at)
+    return finite(
+        RunContent(
+            identity=_identity(trial),
+            name=names.ending_in(trial.arm, f" b{block_number(trial.block_index):02}: {trial.state}"),
+            status=WITHOUT_RECEIPT[trial.state],
+            started_ms=created,
+            ended_ms=created,
+            tags=_tags(view, trial, arm)
+            | {"ablation.outcome": trial.state, NOTE_TAG: wording.shorten(trial.reason or "", LONGEST_REASON)},
+            params=params(arm),
+        )
+    )
+
+
+def _identity(trial: TrialView) -> str:
+    return f"{trial.trial_id}/{trial.attempt_id}"
+
+
+def _tags(view: AblationView, trial: TrialView, arm: Arm) -> dict[str, str]:
+    return common_tags(view, RunKind.TRIAL, _identity(trial)) | {
+        "ablation.trial": trial.trial_id,
+        "ablation.attempt": trial.attempt_id or "",
+        "ablation.arm": trial.arm,
+        "ablation.role": arm.role,
+        "ablation.block": str(block_number(trial.block_index)),
+        "ablation.order": str(place_number(trial.position)),
+        "ablation.arm_digest": arm.digest,
+    }
+
+
+def _summary_points(receipt: Receipt) -> list[Point]:
+    values = {name: read_metric(metric, receipt) for name, metric in METRICS.items()}
+    values |= {"training_s": receipt.training_s, "wall_s": receipt.wall_s}
+    if receipt.summary is not None:
+        values |= {"mfu": receipt.summary.mfu, "step_s_median": receipt.summary.step_s_median}
+    ended = receipt_ended_ms(receipt)
+    return [Point(name, value, ended, 0) for name, value in values.items() if value is not None]
+
+
+def _step_points(receipt: Receipt, started_ms: int) -> list[Point]:
+    points: list[Point] = []
+    seconds = 0.0
+    kept = {step.index for step in drawing.thin(receipt.steps, MOST_POINTS)}
+    for step in receipt.steps:
+        seconds += step.seconds if math.isfinite(step.seconds) else 0.0
+        if step.index in kept:
+            at_ms = started_ms + round(1000 * seconds)
+            points += [Point(f"steps/{name}", value, at_ms, step.index) for name, value in _step_values(step).items()]
+    return points
+
+
+def _step_values(step: Step) -> dict[str, float]:
+    values = {"loss": step.loss, "grad_norm": step.grad_norm, "seconds": step.seconds}
+    if step.seconds > 0:
+        values["tokens_per_s"] = step.tokens / step.seconds
+    if step.clock_mhz is not None:
+        values["clock_mhz"] = step.clock_mhz
+    return values

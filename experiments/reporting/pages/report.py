@@ -1,0 +1,125 @@
+"""One self-contained HTML page for an ablation: the answer first; no script, nothing external."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from experiments.analysis.arm_summary import measured_trials
+from experiments.analysis.verdicts import Verdict
+from experiments.records.circumstances import Circumstances
+from experiments.reporting import wording
+from experiments.reporting.ledger_words import false_words
+from experiments.reporting.pages import circumstance_tables, evidence_tables
+from experiments.reporting.pages.compilation_table import compilation_table
+from experiments.reporting.pages.first_screen import first_screen
+from experiments.reporting.pages.page_templates import make_environment
+from experiments.reporting.pages.rule_words import rule_in_words
+from experiments.reporting.pictures import registry
+from experiments.reporting.pictures.theme import theme_css
+from experiments.reporting.table import Table
+from experiments.reporting.verdict_layout import is_exact
+from experiments.reporting.view import AblationView
+
+
+def render(view: AblationView) -> str:
+    """Render the report of `view`; equal views give equal pages, in every state of the ablation."""
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            view=view,
+            answer=view.answer,
+            first=first_screen(view),
+            glance=_glance(view),
+            pictures=registry.draw_all(view),
+            detail_tables=_filled(
+                evidence_tables.arms_table(view),
+                evidence_tables.unmeasured_table(view),
+                evidence_tables.gates_table(view),
+                compilation_table(view),
+                evidence_tables.kernels_table(view),
+                evidence_tables.blocks_table(view),
+            ),
+            evidence=None if view.verdict is None else _evidence(view.verdict),
+            ledger=None if view.verdict is None else false_words(view.verdict.circumstances.admission.ledger),
+            provenance=evidence_tables.provenance_table(view),
+            rule=evidence_tables.rule_table(view.verdict.rule) if view.verdict else None,
+            rule_in_words=rule_in_words(view.verdict.rule) if view.verdict else "",
+            receipts=evidence_tables.receipts_table(view),
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = make_environment()
+    environment.globals["theme_css"] = Markup(theme_css())  # noqa: S704  # made from our own table
+    return environment
+
+
+class Fact(NamedTuple):
+    """One fact beside the question."""
+
+    label: str
+    value: str
+    link: str = ""
+    """Id of the section that shows more; empty where none does."""
+
+
+CALIBRATIONS, ATTEMPTS, FAMILY = "calibrations", "attempts", "family"
+"""Ids of the sections on what a verdict took into account besides its receipts."""
+
+
+def _glance(view: AblationView) -> tuple[Fact, ...]:
+    counted = view.verdict.blocks_counted if view.verdict else len(view.whole_blocks.blocks)
+    return (
+        Fact("State", view.state),
+        Fact("Node class", f"{view.plan.node_class}, {wording.counted(view.plan.devices, 'device')}"),
+        Fact(
+            "Blocks counted" if view.verdict else "Blocks with receipts", wording.share(counted, len(view.plan.blocks))
+        ),
+        Fact("Trials measured", wording.share(len(measured_trials(view.receipts)), len(view.trials))),
+        *(_circumstances(view.verdict) if view.verdict else (Fact("Calibrated", "unknown until the verdict"),)),
+        Fact("Submitted", wording.moment(view.created_at)),
+    )
+
+
+def _circumstances(verdict: Verdict) -> Iterator[Fact]:
+    known = verdict.circumstances
+    blocks = sum(found.blocks for found in known.admission.calibrations)
+    measured = f"yes, {wording.counted(blocks, 'A/A block')}" if blocks else "yes"
+    exact = "not needed, the metric is exact"
+    yield Fact("Calibrated", exact if is_exact(verdict) else measured if verdict.calibrated else "no", CALIBRATIONS)
+    if known.attempts:
+        yield Fact("Reruns", "which and why", ATTEMPTS)
+    if known.family.earlier:
+        yield Fact("Asked", f"{known.family.number} times", FAMILY)
+
+
+def _evidence(verdict: Verdict) -> tuple[tuple[str, Table, str], ...]:
+    """Return (id, table, what is said where it has no rows) of what the verdict took into account."""
+    known = verdict.circumstances
+    mended = f" To change that: {known.admission.mended_by}." if known.admission.mended_by else ""
+    lacking = _capital(f"{known.admission.refused_because or 'words may be published'}.{mended}")
+    exact = "The metric that decides is exact: values decide, not statistics, so nothing had to be calibrated."
+    calibrations = circumstance_tables.calibrations_table(known), exact if is_exact(verdict) else lacking
+    attempts = circumstance_tables.attempts_table(known), "Every attempt at a block counted."
+    family = circumstance_tables.family_table(known), _first_asking(known)
+    return (CALIBRATIONS, *calibrations), (ATTEMPTS, *attempts), (FAMILY, *family)
+
+
+def _first_asking(known: Circumstances) -> str:
+    if known.family.question_digest is None:
+        return "Nobody keeps count of askings here: a service does."
+    return "The service has not been asked this question before."
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _filled(*tables: Table) -> tuple[Table, ...]:
+    return tuple(table for table in tables if table.rows)

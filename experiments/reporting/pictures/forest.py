@@ -1,0 +1,100 @@
+"""The picture of the answer: every variant's effect with its interval, the margin band and the adoption line."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis.exact_values import ExactComparison
+from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.reporting import wording
+from experiments.reporting.pictures import answer_drawing, drawing
+from experiments.reporting.pictures.answer_drawing import INK, PAPER
+from experiments.reporting.pictures.drawing import ArmStyle
+from experiments.reporting.verdict_layout import PrimaryRule, VariantLayout, interval_heading, is_exact
+from experiments.reporting.view import AblationView
+
+NARROW_IN = 5.6
+"""Narrow enough to be read on a phone without scrolling."""
+MOST_VARIANTS = 30
+MARKER_PT = 7.0
+
+_MARKER = "Marker: mean over blocks. Thin line: its {} interval. Thick line: the interval of the tests for sameness."
+_EXACT_MARKER = "Marker: the value of one seed, the same at every repeat: there is no noise, hence no interval."
+
+
+def forest(view: AblationView) -> drawing.Picture | None:
+    """Draw every variant's effect with its interval, the margin band and the adoption line; None without a verdict."""
+    if view.verdict is None or view.answer is None or not any(map(_has_marker, view.verdict.variants)):
+        return None
+    rule, comparisons = view.answer.rule, answer_drawing.comparisons(view.verdict)
+    exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
+    shown = view.answer.variants[:MOST_VARIANTS]
+    left_out = len(view.answer.variants) - len(shown)
+
+    def paint(figure: Figure) -> None:
+        figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
+        axes = figure.add_subplot()
+        answer_drawing.rule_lines(axes, rule, vertical=True)
+        styles = answer_drawing.styles(view)
+        for place, variant in enumerate(shown):
+            if variant.arm in comparisons:
+                _forest_row(axes, place, comparisons[variant.arm], styles[variant.arm])
+            if variant.arm in exact:
+                _exact_row(axes, place, exact[variant.arm], styles[variant.arm])
+        _forest_frame(axes, shown, styles, wording.metric(rule.metric))
+
+    return drawing.draw(
+        "forest", "Effect of every variant", _forest_caption(view.verdict, view.answer.rule, left_out), paint
+    )
+
+
+def _has_marker(variant: VariantVerdict) -> bool:
+    return variant.primary is not None or (variant.exact is not None and bool(variant.exact.seeds))
+
+
+def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:
+    sentences = [
+        f"Change of {wording.metric(rule.metric)} against {verdict.baseline}, in percent.",
+        _EXACT_MARKER if is_exact(verdict) else _MARKER.format(interval_heading(verdict).removesuffix(" interval")),
+    ]
+    if rule.margin_pct:
+        sentences.append(f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way.")
+    if rule.adopt_from_pct:
+        sentences.append(f"Dashed: adopt from {wording.percent(rule.adopt_from_pct)}.")
+    apart = [variant.arm for variant in verdict.variants if variant.cause is Cause.OTHER_WORK]
+    if apart:
+        sentences.append(f"Not comparable, by other work: {wording.listed(apart)}.")
+    if left_out:
+        sentences.append(wording.left_to_the_table(left_out))
+    return " ".join(sentences)
+
+
+def _forest_row(axes: Axes, place: int, found: Comparison, style: ArmStyle) -> None:
+    colour, rows = style.colour, [place, place]
+    axes.plot([found.ci_low_pct, found.ci_high_pct], rows, color=colour, linewidth=1.3, zorder=2)
+    axes.plot([found.tost_low_pct, found.tost_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
+    axes.plot(found.delta_pct, place, style.marker, **_marker(style))  # type: ignore[arg-type]
+
+
+def _exact_row(axes: Axes, place: int, found: ExactComparison, style: ArmStyle) -> None:
+    xs = [pair.change_pct for pair in found.seeds if pair.change_pct is not None]
+    axes.plot(xs, [place] * len(xs), style.marker, zorder=3, **_marker(style))  # type: ignore[arg-type]
+
+
+def _marker(style: ArmStyle) -> dict[str, str | float]:
+    size = MARKER_PT * style.grown
+    return {"color": style.colour, "markersize": size, "markeredgecolor": PAPER, "markeredgewidth": 1}
+
+
+def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str) -> None:
+    places = range(len(shown))
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_yticks(places, [styles[v.arm].shown for v in shown])
+    axes.margins(x=0.08)
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_xlabel(f"change of {metric} against the baseline, %")
+    axes.xaxis.set_major_formatter(lambda value, _: wording.signed(value))

@@ -1,0 +1,134 @@
+"""The picture of peak memory: one pair of bars per arm against the device's limit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis.verdicts import ArmSummary
+from experiments.outcomes import Outcome
+from experiments.reporting import wording
+from experiments.reporting.pictures import drawing
+from experiments.reporting.pictures.drawing import ArmStyle
+from experiments.reporting.view import AblationView
+from kernels.backends import NODE_CLASSES
+
+WIDTH_IN = 5.6
+MOST_BARS = 30
+INK, LIMIT = drawing.SENTINELS["ink"], drawing.SENTINELS["limit"]
+
+
+class PeakMemory(NamedTuple):
+    """The largest memory of an arm's trials, in GiB."""
+
+    allocated: float
+    reserved: float
+    out_of_memory: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bars:
+    peaks: Sequence[tuple[str, PeakMemory]]
+    """By arm, in the plan's order."""
+    not_drawn: int
+    limit_gib: float | None
+    on_cpu: bool
+
+    @property
+    def top(self) -> float:
+        return max(peak.reserved for _, peak in self.peaks)
+
+    @property
+    def limit_in_view(self) -> float | None:
+        """The limit where it lies on the same scale as the bars."""
+        near = self.limit_gib is not None and self.limit_gib < 3 * self.top
+        return self.limit_gib if near else None
+
+
+def memory(view: AblationView) -> drawing.Picture | None:
+    """Draw peak memory of every arm against the device's limit; None where none was recorded."""
+    found = {name: _peak(arm) for name, arm in view.arms.items()}
+    peaks = [(arm, peak) for arm, peak in found.items() if peak is not None][:MOST_BARS]
+    if not peaks:
+        return None
+    limits = [r.memory.limit_bytes for r in view.receipts if r.memory and r.memory.limit_bytes]
+    bars = _Bars(
+        peaks=peaks,
+        not_drawn=len(found) - len(peaks),
+        limit_gib=min(limits) / 2**30 if limits else None,
+        on_cpu=NODE_CLASSES[view.plan.node_class].on_host,
+    )
+    styles = drawing.arm_styles(list(view.arms))
+    return drawing.draw("memory", "Peak memory", _caption(bars), lambda figure: _paint(figure, bars, styles))
+
+
+def _caption(bars: _Bars) -> str:
+    sentences = ["Largest peak over all trials of each arm."]
+    shades = (
+        "in tensors; light: resident set of the process"
+        if bars.on_cpu
+        else "in tensors; light: reserved by the allocator"
+    )
+    sentences.append(f"Dark: {shades}.")
+    if any(peak.out_of_memory for _, peak in bars.peaks):
+        sentences.append("Hatched: out of memory, the peak that was reached.")
+    if bars.limit_gib is not None:
+        where = "far beyond this scale" if bars.limit_in_view is None else "the line"
+        sentences.append(f"The device has {wording.gib(bars.limit_gib * 2**30)}, {where}.")
+    if bars.not_drawn:
+        sentences.append(f"{bars.not_drawn} arms without a reading or beyond the first {MOST_BARS} are not drawn.")
+    return " ".join(sentences)
+
+
+def _paint(figure: Figure, bars: _Bars, styles: dict[str, ArmStyle]) -> None:
+    figure.set_size_inches(WIDTH_IN, 0.85 + 0.3 * len(bars.peaks))
+    axes = figure.add_subplot()
+    for row, (arm, peak) in enumerate(bars.peaks):
+        _bar(axes, row, peak, styles[arm].colour)
+    axes.set_xlim(0, max(bars.top, bars.limit_in_view or 0) * 1.04)
+    if bars.limit_in_view is not None:
+        _mark_limit(axes, bars.limit_in_view)
+    axes.set_ylim(len(bars.peaks) - 0.4, -0.85)
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("peak memory, GiB")
+    _label_rows(axes, [styles[arm].shown for arm, _ in bars.peaks])
+    numbers = axes.twinx()
+    numbers.set_ylim(axes.get_ylim())
+    _label_rows(numbers, [_numbers(peak) for _, peak in bars.peaks])
+
+
+def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.spines["left"].set_visible(False)
+
+
+def _mark_limit(axes: Axes, limit_gib: float) -> None:
+    axes.axvline(limit_gib, color=LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
+    beside = (limit_gib, -0.72)
+    axes.annotate("device limit", beside, (-4, 0), textcoords="offset points", color=LIMIT, ha="right", va="top")
+
+
+def _peak(arm: ArmSummary) -> PeakMemory | None:
+    if arm.peak_allocated_bytes is None or arm.peak_reserved_bytes is None:
+        return None
+    return PeakMemory(
+        allocated=arm.peak_allocated_bytes / 2**30,
+        reserved=arm.peak_reserved_bytes / 2**30,
+        out_of_memory=Outcome.OOM in arm.outcomes,
+    )
+
+
+def _bar(axes: Axes, row: int, peak: PeakMemory, colour: str) -> None:
+    hatch = "////" if peak.out_of_memory else None
+    axes.barh(row, peak.reserved, height=0.56, color=colour, alpha=0.35, linewidth=0)
+    axes.barh(row, peak.allocated, height=0.56, color=colour, linewidth=0, hatch=hatch)
+
+
+def _numbers(peak: PeakMemory) -> str:
+    digits = 1 if peak.reserved >= 10 else 2 if peak.reserved >= 1 else 3
+    text = f"{peak.allocated:.{digits}f} / {peak.reserved:.{digits}f} GiB"
+    return text + (", out of memory" if peak.out_of_memory else "")

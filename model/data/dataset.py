@@ -1,0 +1,230 @@
+"""The prepared dataset: tokenizer, packed rows and split, cached on disk and digested. Torch-free.
+
+A cache folder is named after everything that decides its content, built under a file lock in a temporary folder and
+renamed into place, so that a folder with that name is whole. Opening checks it again: sizes always, contents as well
+up to VERIFY_BYTES. A damaged folder is reported and built again; the same corpus gives the same digest.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from model.config import DataConfig
+from model.data.corpus import SourceFile, Split, read_documents, split_corpus
+from model.data.packing import Batch, PackedRows, rows_at, write_rows
+from model.data.tokenizer import VERSION as TOKENIZER_VERSION
+from model.data.tokenizer import BpeTokenizer
+from model.errors import DataError
+
+FORMAT_VERSION = 1
+"""Raise when the same tokens would be stored differently; it enters the cache key."""
+
+VERIFY_BYTES = 2**30
+"""Datasets up to this size are hashed whole on every opening (about a second per GiB); larger ones only when built."""
+
+_ENCODE_CHARS = 4 * 2**20
+_MANIFEST = "manifest.json"
+_TOKENIZER = "tokenizer.json"
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Packed rows of both sides of the split, ready to train on."""
+
+    digest: str
+    """SHA-256 over tokenizer, rows and document ids: equal digests mean equal data."""
+    seq_len: int
+    vocab_size: int
+    """Tokens that the tokenizer knows; every token id is below it."""
+    train: PackedRows
+    val: PackedRows
+    skipped_not_utf8: int
+    """Files of the corpus that were left out because they are not UTF-8."""
+    folder: Path
+
+    def batch(self, step: int, micro_batch: int, seed: int) -> Batch:
+        """Return the training batch of `step`, the same for the same seed; rows repeat only after a whole epoch."""
+        return self.train.batch(rows_at(step, micro_batch=micro_batch, num_rows=len(self.train), seed=seed))
+
+    def val_batches(self, num_rows: int, micro_batch: int) -> Iterator[Batch]:
+        """Yield the first `num_rows` validation rows; raises DataError when there are fewer."""
+        if num_rows > len(self.val):
+            raise DataError(f"steps.val_rows is {num_rows}; allowed: 0 to {len(self.val)}, the rows held out")
+        for start in range(0, num_rows, micro_batch):
+            yield self.val.batch(np.arange(start, min(start + micro_batch, num_rows)))
+
+    def tokenizer(self) -> BpeTokenizer:
+        """Load the tokenizer that made the rows."""
+        return BpeTokenizer.load(self.folder / _TOKENIZER)
+
+
+def prepare(config: DataConfig, vocab_size: int, *, cache_dir: Path, report: Report) -> Dataset:
+    """Open the dataset of `config` from `cache_dir`, building it first when it is absent or damaged.
+
+    Safe to call from several processes at once: one builds, the others wait. `report` receives sentences on the
+    progress. Raises DataError when the corpus or the vocabulary size cannot give a dataset.
+    """
+    split = split_corpus(config)
+    folder = cache_dir / f"rows-{_key(split, config.seq_len, vocab_size)}"
+    if _damage(folder) is not None:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(folder, report):
+            damage = _damage(folder)
+            if damage is not None:
+                report(f"building {folder.name}: {damage}")
+                _build(split, config.seq_len, vocab_size, folder=folder, report=report)
+    return _open(folder)
+
+
+def open_prepared(folder: Path) -> Dataset | None:
+    """Open what `prepare` left in `folder` without walking the corpus again; None when it is not whole any more."""
+    return _open(folder) if _damage(folder) is None else None
+
+
+def _key(split: Split, seq_len: int, vocab_size: int) -> str:
+    parts = (split.listing_digest, seq_len, vocab_size, TOKENIZER_VERSION, tokenizers.__version__, FORMAT_VERSION)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+@contextmanager
+def _locked(folder: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of a cache folder; says so when another process has it."""
+    lock = FileLock(folder.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        report(f"waiting for another process that builds {folder.name}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _open(folder: Path) -> Dataset:
+    manifest = _read_manifest(folder)
+    return Dataset(
+        digest=manifest["digest"],
+        seq_len=manifest["seq_len"],
+        vocab_size=manifest["vocab_size"],
+        train=PackedRows.open(folder, "train"),
+        val=PackedRows.open(folder, "val"),
+        skipped_not_utf8=manifest["skipped_not_utf8"],
+        folder=folder,
+    )
+
+
+def _damage(folder: Path) -> str | None:
+    """Say what keeps a cache folder from being used, or None when it is whole."""
+    if not folder.is_dir():
+        return "not in the cache yet"
+    try:
+        manifest = _read_manifest(folder)
+        if manifest["digest"] != _digest(manifest):
+            return f"{_MANIFEST} is damaged: its digest does not match"
+        files: dict[str, dict[str, Any]] = manifest["files"]
+        for name, entry in files.items():
+            size_bytes = (folder / name).stat().st_size
+            if size_bytes != entry["bytes"]:
+                return f"{name} is damaged: {size_bytes} bytes, expected {entry['bytes']}"
+        if sum(entry["bytes"] for entry in files.values()) <= VERIFY_BYTES:
+            return _changed_content(folder, files)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"unreadable: {error}"
+    return None
+
+
+def _changed_content(folder: Path, files: dict[str, dict[str, Any]]) -> str | None:
+    for name, entry in files.items():
+        if _sha256(folder / name) != entry["sha256"]:
+            return f"{name} is damaged: its SHA-256 does not match"
+    return None
+
+
+def _build(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report: Report) -> None:
+    """Build a dataset beside `folder` and move it into place; the caller holds the lock."""
+    building = folder.with_suffix(".building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir()
+    try:
+        _write(split, seq_len, vocab_size, folder=building, report=report)
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _write(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report: Report) -> None:
+    files = len(split.train) + len(split.val)
+    mib = sum(file.size_bytes for file in (*split.train, *split.val)) / 2**20
+    report(f"training a tokenizer of {vocab_size} tokens on {files} files, {mib:.1f} MiB")
+    texts = (text for text in read_documents(split.train) if text is not None)
+    tokenizer = BpeTokenizer.train(texts, vocab_size=vocab_size)
+    tokenizer.save(folder / _TOKENIZER)
+    encoder = _Encoder(tokenizer)
+    rows = {}
+    for side, side_files in (("train", split.train), ("val", split.val)):
+        report(f"encoding {len(side_files)} files of the {side} split")
+        rows[side] = write_rows(encoder.encode(side_files), folder, side, seq_len=seq_len, vocab_size=vocab_size)
+    described = {"seq_len": seq_len, "vocab_size": tokenizer.vocab_size, "skipped_not_utf8": encoder.skipped}
+    _write_manifest(folder, described)
+    report(f"packed {rows['train']} training rows, {rows['val']} validation rows; skipped {encoder.skipped} not UTF-8")
+
+
+class _Encoder:
+    """Encodes files in batches of a few MiB and counts those that are not UTF-8."""
+
+    def __init__(self, tokenizer: BpeTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.skipped = 0
+
+    def encode(self, files: tuple[SourceFile, ...]) -> Iterator[NDArray[np.uint32]]:
+        """Yield the tokens of each UTF-8 file in order."""
+        batch: list[str] = []
+        chars = 0
+        for text in read_documents(files):
+            if text is None:
+                self.skipped += 1
+                continue
+            batch.append(text)
+            chars += len(text)
+            if chars >= _ENCODE_CHARS:
+                yield from self._tokenizer.encode(batch)
+                batch, chars = [], 0
+        yield from self._tokenizer.encode(batch)
+
+
+def _write_manifest(folder: Path, described: dict[str, int]) -> None:
+    """Describe and digest the files written; the manifest comes last, so a folder with one was finished."""
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(folder.iterdir())}
+    manifest: dict[str, Any] = {"files": files, **described}
+    manifest["digest"] = _digest(manifest)
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    return manifest
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """Return "sha256:<hex>" of everything in a manifest but the digest itself."""
+    described = {name: value for name, value in manifest.items() if name != "digest"}
+    return "sha256:" + hashlib.sha256(json.dumps(described, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,96 @@
+"""Mamba-3 MIMO mixer: one input projection, the scan, one output projection. There is no short convolution.
+
+Legend: B batch, S sequence, D d_model, I d_inner = H * P, H value heads, P head width, N state size, G groups,
+R MIMO rank, A rotary angles. The mixer expects a normalised input; the residual block provides it.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels.backends import Lane
+from kernels.mamba3_mimo import ScanInputs, mamba3_mimo, peer
+from kernels.mamba3_mimo.small_run import small_run_problem
+from model.config import HybridConfig
+from model.layers.linear import Linear, RMSNorm
+
+
+class Mamba3(nn.Module):
+    """Token mixer with a rank-R state space recurrence. All parameters are float32, whatever the compute dtype."""
+
+    def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self._switches = config.scan
+        mamba, heads = config.mamba, config.num_value_heads
+        per_state = (heads, mamba.mimo_rank, mamba.d_state)
+        per_value = (heads, mamba.mimo_rank, mamba.headdim)
+        self.in_proj = Linear(config.d_model, sum(config.mixer_widths), compute_dtype=compute_dtype)
+        self.out_proj = Linear(config.d_inner, config.d_model, compute_dtype=compute_dtype)
+        self.k_norm, self.q_norm = RMSNorm(mamba.d_state), RMSNorm(mamba.d_state)
+        self.k_bias, self.q_bias = _parameter(*per_state), _parameter(*per_state)
+        self.psi, self.zeta, self.phi = (_parameter(*per_value) for _ in range(3))
+        self.dt_bias, self.D = _parameter(heads), _parameter(heads)
+
+    def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
+        """Return the mixed tokens [B,S,D]; nothing passes from one document of a row to the next."""
+        result = mamba3_mimo(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), self._switches)
+        mixed: Tensor = self.out_proj(result.out.flatten(2))
+        return mixed
+
+    def _scan_inputs(self, projected_BSX: Tensor, segment_ids_BS: Tensor) -> ScanInputs:
+        mamba, heads = self.config.mamba, self.config.num_value_heads
+        z, v, b, c, dd_dt, dd_a, trap, angles = torch.split(projected_BSX, list(self.config.mixer_widths), dim=-1)
+        directions = (*z.shape[:2], mamba.mimo_rank, mamba.ngroups, mamba.d_state)
+        values = (*z.shape[:2], heads, mamba.headdim)
+        dt_BSH = functional.softplus(dd_dt.float() + self.dt_bias)
+        adt_BSH = decay_rate(dd_a.float(), mamba.a_activation, floor=mamba.a_floor) * dt_BSH
+        return ScanInputs(
+            q=self.q_norm(c.reshape(directions)).to(v.dtype),
+            k=self.k_norm(b.reshape(directions)).to(v.dtype),
+            v=v.reshape(values),
+            z=z.reshape(values),
+            q_bias=self.q_bias,
+            k_bias=self.k_bias,
+            psi=self.psi,
+            zeta=self.zeta,
+            phi=self.phi,
+            D=self.D,
+            adt=adt_BSH.transpose(1, 2),
+            dt=dt_BSH.transpose(1, 2),
+            trap=trap.transpose(1, 2),
+            angles=angles.float().unsqueeze(2),
+            segment_ids=segment_ids_BS,
+        )
+
+
+def use_lane(lane: Lane, peer_site: Path | None) -> None:
+    """Make the lane's kernels importable: those of lane peer need another TileLang, from the folder `peer_site`.
+
+    Without a folder they are expected on the import path. Raises KernelUnsupported when the folder lacks them.
+    """
+    if lane is Lane.PEER and peer_site is not None:
+        peer.use_site(peer_site)
+
+
+def lane_problem(lane: Lane, device: torch.device) -> str | None:
+    """Run a small scan with its gradients; return why `lane` does not work on `device`, None when it was right."""
+    return small_run_problem(lane, device)
+
+
+def decay_rate(dd_a: Tensor, activation: str, *, floor: float) -> Tensor:
+    """Return A = -f(dd_a), at most -floor.
+
+    f is softplus or the heavy tail 1 + x for x >= 0 and 1 / (1 - x) below, which falls slower than an exponential.
+    """
+    if activation == "softplus":
+        rate = functional.softplus(dd_a)
+    else:
+        rate = torch.where(dd_a >= 0, 1 + dd_a, 1 / (1 - dd_a.clamp(max=0)))
+    return -rate.clamp_min(floor)
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, dtype=torch.float32))

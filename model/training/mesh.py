@@ -1,0 +1,61 @@
+"""How the tensors of one training step lie on the devices of a mesh (lane xla); the partitioner does the rest.
+
+Every device takes an equal share of a batch's rows, and of the residual stream between blocks. With `fsdp` weight
+matrices and their two moments are divided along their longest axis that the number of devices divides, and gathered
+where they are used; everything smaller is whole on every device. With `replicated` all of it is whole.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from kernels import facts, xla_mesh
+from kernels.errors import KernelUnsupported
+from model.config import TrainConfig, check_mesh
+from model.facts import ModelFact
+from model.hybrid import Hybrid
+from model.training.update import DeviceBatch
+
+
+class Mesh:
+    """The layout of one model's tensors."""
+
+    def __init__(self, config: TrainConfig, model: Hybrid, optimizer: torch.optim.Optimizer) -> None:
+        """Lay everything out. Raises ConfigError for gates, KernelUnsupported for a matrix that cannot be divided."""
+        check_mesh(config)
+        self._config = config.mesh
+        self._matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+        for name, parameter in model.named_parameters():
+            axis = self._axis(name, parameter)
+            state = (value for value in optimizer.state[parameter].values() if value.shape == parameter.shape)
+            for tensor in (parameter, *state):
+                xla_mesh.divide(tensor, axis)
+        for block in model.blocks:
+            block.register_forward_hook(_divide_output)
+
+    def lay_out(self, batch: DeviceBatch) -> DeviceBatch:
+        """Divide the rows of `batch`."""
+        for tensor in batch:
+            xla_mesh.divide(tensor, 0)
+        return batch
+
+    def record(self) -> None:
+        """Record how the weight matrices lie on the devices now, as the runtime tells it."""
+        divided = {xla_mesh.is_divided(parameter) for parameter in self._matrices}
+        for answer in divided:
+            facts.record(ModelFact.SHARDING, "fsdp" if answer else "replicated")
+        facts.record(ModelFact.MESH_DEVICES, xla_mesh.num_devices())
+
+    def _axis(self, name: str, parameter: nn.Parameter) -> int | None:
+        if self._config.sharding == "replicated" or parameter.dim() != 2:
+            return None
+        able = [axis for axis in (0, 1) if parameter.shape[axis] % self._config.devices == 0]
+        if not able:
+            raise KernelUnsupported(
+                f"parameter '{name}' has the shape {list(parameter.shape)}, and {self._config.devices} devices divide "
+                f"neither axis; allowed with sharding fsdp: matrices with an axis that is a multiple of it"
+            )
+        return max(able, key=lambda axis: parameter.shape[axis])
+
+
+def _divide_output(_block: nn.Module, _inputs: object, x_BSD: Tensor) -> Tensor:
+    return xla_mesh.divide_rows(x_BSD)

@@ -1,0 +1,79 @@
+"""What heals by itself: expired leases, cancellations that nobody finishes, keys nobody needs.
+
+It talks to the database alone: whatever broker and MLflow do, a lease that ran out is seen at the next tick.
+"""
+
+import logging
+import time
+
+from service.background import sentinels
+from service.lifecycle import OutboxKind
+from service.store import leaders, outbox
+from service.store.ablations import submissions
+from service.store.blocks import attempts, completion
+from service.store.nodes import node_states
+from service.store.session import Store
+
+log = logging.getLogger(__name__)
+
+STALE_WAKE_S = 10.0
+CLEAN_EVERY_S = 600.0
+KEY_AGE_S = 48 * 3600.0
+
+HOOK_AGE_S = 86_400.0
+"""A webhook that nobody took for so long is given up."""
+
+
+class Reconciler:
+    """Compares what is with what should be, a little at every tick."""
+
+    def __init__(
+        self, store: Store, *, sentinel_days: float = 0.0, silent_s: float = 30.0, node_breaks: int = 0
+    ) -> None:
+        self._store = store
+        self._cleaned_at = float("-inf")
+        self._watched_at = float("-inf")
+        self._sentinel_s = sentinel_days * 86_400
+        self._silent_s = silent_s
+        self._node_breaks = node_breaks
+
+    def tick(self) -> None:
+        """Do what is due."""
+        self.expire_leases()
+        with self._store.write() as connection:
+            completion.complete_cancelling(connection)
+            outbox.drop_older(connection, OutboxKind.WAKE, age_s=STALE_WAKE_S)
+        now = time.monotonic()
+        if now - self._cleaned_at >= CLEAN_EVERY_S:
+            self._cleaned_at = now
+            self._clean()
+        if self._sentinel_s and now - self._watched_at >= min(CLEAN_EVERY_S, self._sentinel_s / 10):
+            self._watched_at = now
+            sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
+
+    def _clean(self) -> None:
+        with self._store.write() as connection:
+            submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
+            leaders.forget_lapsed(connection)
+            given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
+        if given_up:
+            log.warning("%d webhooks were given up: nobody took them for a day", given_up)
+
+    def expire_leases(self) -> int:
+        """Requeue every block whose lease ran out, each in its own transaction; return how many."""
+        count = 0
+        while True:
+            with self._store.write() as connection:
+                expired = attempts.expire_lease(connection)
+            if expired is None:
+                return count
+            block_id, node_id = expired
+            log.warning("block %s went back to the queue: its lease ran out on node %s", block_id, node_id)
+            self._judge_node(node_id)
+            count += 1
+
+    def _judge_node(self, node_id: str) -> None:
+        with self._store.write() as connection:
+            reason = node_states.judge_node(connection, node_id, limit=self._node_breaks)
+        if reason is not None:
+            log.error("node %s is quarantined: %s", node_id, reason)

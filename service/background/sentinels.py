@@ -1,0 +1,96 @@
+"""Sentinels: A/A blocks that the service asks for itself, so that what is known about noise stays true."""
+
+import json
+import logging
+import time
+from typing import Any
+
+from sqlalchemy import Connection, Row, or_, select
+
+from experiments.analysis.noise.admission import standing_problems
+from experiments.analysis.noise.calibrate import device_serial, seconds, software_digest
+from experiments.design.aa_spec import CONTENT_TYPE, SENTINEL, calibration_spec
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.design.spec import MIN_BLOCKS
+from experiments.digest import digest, digest_bytes
+from experiments.ids import new_id
+from experiments.records.calibration import Calibration, CalibrationKey
+from experiments.records.messages import NodeRegistration
+from service.lifecycle import OVER
+from service.principals import SERVICE
+from service.store.ablations import results
+from service.store.ablations.submissions import GivenAnswer, IdempotencyKey, Submission, store_submission
+from service.store.columns import db_now
+from service.store.nodes import nodes
+from service.store.nodes.calibrations import read_calibrations
+from service.store.session import Store
+from service.store.tables import ablations, labels
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 86_400.0
+"""A sentinel that brought nothing is followed by another one after this long, or the time between sentinels if that
+is less."""
+
+
+def submit_due(store: Store, *, every_s: float, silent_s: float) -> int:
+    """Submit a small A/A ablation for every calibration in force whose last block is older than `every_s`.
+
+    Only where a node that was heard within `silent_s` would run it with the same device and software. Returns how many.
+    """
+    with store.write() as connection:
+        live = [row for row in nodes.list_nodes(connection) if row.silent_s <= silent_s]
+        due = [one for one in read_calibrations(connection) if _is_due(connection, one, live, every_s)]
+        for calibration in due:
+            ablation_id = _submit(connection, calibration)
+            log.info("sentinel %s watches the noise of %s", ablation_id, calibration.key.device_serial)
+    return len(due)
+
+
+def _is_due(connection: Connection, calibration: Calibration, live: list[Row[Any]], every_s: float) -> bool:
+    now = time.time()
+    if now - seconds(calibration.measured_at) < every_s or next(standing_problems(calibration, now), None) is not None:
+        return False
+    return any(_fits(row, calibration.key) for row in live) and not _was_asked(connection, calibration.key, every_s)
+
+
+def _fits(row: Row[Any], key: CalibrationKey) -> bool:
+    """Tell whether a trial on this node would have the device and the software of `key`."""
+    found = NodeRegistration.model_validate_json(row.registration)
+    serials = {device_serial(device.serial, row.name, device.name) for device in found.devices}
+    software = software_digest(found.code_digest, found.versions)
+    return row.node_class == key.node_class and key.device_serial in serials and software == key.software_digest
+
+
+def _was_asked(connection: Connection, key: CalibrationKey, every_s: float) -> bool:
+    """Tell whether a sentinel of this key runs, or was submitted lately."""
+    query = select(ablations.c.id).join(labels, labels.c.ablation_id == ablations.c.id)
+    query = query.where(labels.c.key == SENTINEL, labels.c.value == _name(key))
+    recent = or_(ablations.c.created_at > db_now() - min(AGAIN_S, every_s), ablations.c.state.not_in(OVER))
+    return connection.execute(query.where(recent).limit(1)).first() is not None
+
+
+def _name(key: CalibrationKey) -> str:
+    return digest(key.model_dump(mode="json"))[:23]
+
+
+def _submit(connection: Connection, calibration: Calibration) -> str:
+    body = results.read_spec(connection, calibration.ablations[-1])
+    like = parse_spec(body.content, body.content_type)
+    node_class, order_seed = calibration.key.node_class, int(time.time())
+    watched = _name(calibration.key)
+    text = calibration_spec(like, node_class=node_class, blocks=MIN_BLOCKS, order_seed=order_seed, sentinel=watched)
+    spec = parse_spec(text, CONTENT_TYPE)
+    ablation_id = new_id("abl")
+    submission = Submission(
+        ablation_id=ablation_id,
+        spec=spec,
+        plan=make_plan(spec),
+        spec_text=text.decode(),
+        content_type=CONTENT_TYPE,
+        submitted_by=SERVICE,
+    )
+    key = IdempotencyKey(token_id=SERVICE, key=ablation_id, body_digest=digest_bytes(text))
+    store_submission(connection, submission, key, GivenAnswer(ablation_id=ablation_id, text=json.dumps(None)))
+    return ablation_id

@@ -1,0 +1,233 @@
+"""The parts of the Python client that submit ablations, follow them and read what they and their trials left."""
+
+import math
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from experiments.ids import id_pattern
+from experiments.outcomes import AblationState
+from service.client.connection import PAUSE_S, ClientError, Connection, Refused, Unreachable, checked
+from service.lifecycle import OVER, EventKind
+from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
+from service.schemas.events import Event
+from service.schemas.problems import Problem
+
+if TYPE_CHECKING:
+    from experiments.analysis.verdicts import Verdict
+    from experiments.records.signed_receipt import SignedReceipt
+    from service.schemas.imports import ImportPublic
+    from service.schemas.submissions import AblationAccepted, PlanPublic, SpecBody
+
+_STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
+_WATCH_PATIENCE_S = 60.0
+"""How long a watcher tries to reach a service that went away."""
+_LOOK_EVERY_S = 2.0
+"""How often `wait` looks; a look costs the service less than a stream."""
+_REPORT_PATIENCE_S = 60.0
+_ID = re.compile(id_pattern("abl"))
+
+
+class StillRunning(ClientError):
+    """An ablation was not over when somebody had waited as long as they wanted; it goes on."""
+
+
+class Ablations:
+    """Calls about ablations."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def plan(self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "PlanPublic":
+        """Say what a spec would run, without running it: a mapping, or the path of a file."""
+        from service.schemas.submissions import PlanPublic, SpecBody
+
+        body = SpecBody.of(spec)
+        answer = self._connection.call(
+            "POST", "/v1/ablations:plan", content=body.content, headers={"Content-Type": body.content_type}
+        )
+        return PlanPublic.model_validate(answer.json())
+
+    def submit(
+        self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]", *, idempotency_key: str | None = None
+    ) -> "AblationAccepted":
+        """Submit a spec: a mapping, or the path of a file. The same key with the same spec gives the same ablation."""
+        from service.schemas.submissions import AblationAccepted, SpecBody
+
+        body = SpecBody.of(spec)
+        headers = {"Content-Type": body.content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
+        return AblationAccepted.model_validate(answer.json())
+
+    def import_bundles(
+        self, bundles: Sequence[Mapping[str, str]], *, trust: Sequence[str] = (), unsigned: bool = False
+    ) -> "ImportPublic":
+        """Take in bundles of one plan, each as the text of its files by path; again changes nothing.
+
+        Keys in `trust` are trusted from now on; `unsigned` takes files that nobody signed.
+        """
+        from service.schemas.imports import ImportPublic
+
+        body = {"bundles": [{"files": dict(files)} for files in bundles], "trust": list(trust), "unsigned": unsigned}
+        answer = self._connection.call("POST", "/v1/ablations:import", json=body)
+        return ImportPublic.model_validate(answer.json())
+
+    def find(self, name: str) -> AblationPublic:
+        """Return the ablation of a name or an id, of a beginning that only one has, or the newest for `latest`."""
+        return self._connection.get("/v1/ablations:find", AblationPublic, params={"name": name})
+
+    def id_of(self, name: str) -> str:
+        """Return the id of what `find` finds; a whole id is taken as it is."""
+        return name if _ID.fullmatch(name) else self.find(name).id
+
+    def wait(self, name: str, *, timeout_s: float | None = None) -> AblationPublic:
+        """Return an ablation once it is over and, where it ends with a verdict, judged.
+
+        Raises StillRunning after `timeout_s`, and Unreachable when the service stays away for a minute.
+        """
+        ablation_id, began, heard_at = self.id_of(name), time.monotonic(), time.monotonic()
+        while True:
+            try:
+                row, heard_at = self.get(ablation_id), time.monotonic()
+                if self._is_judged(row):
+                    return row
+            except Unreachable:
+                if time.monotonic() - heard_at > _WATCH_PATIENCE_S:
+                    raise
+            left_s = math.inf if timeout_s is None else began + timeout_s - time.monotonic()
+            if left_s <= 0:
+                raise _still_running(ablation_id, timeout_s)
+            time.sleep(min(_LOOK_EVERY_S, left_s))
+
+    def _is_judged(self, row: AblationPublic) -> bool:
+        """Say whether nothing more comes: the verdict follows the end by a moment."""
+        if row.state not in OVER or row.state == AblationState.CANCELLED:
+            return row.state in OVER
+        return self._has_verdict(row.id)
+
+    def _has_verdict(self, ablation_id: str) -> bool:
+        try:
+            self.verdict(ablation_id)
+        except Refused as refusal:
+            if refusal.problem.status == HTTPStatus.CONFLICT:
+                return False
+            raise
+        return True
+
+    def get(self, ablation_id: str) -> AblationPublic:
+        """Return one ablation."""
+        return self._connection.get(f"/v1/ablations/{ablation_id}", AblationPublic)
+
+    def list(self, *, state: str | None = None, label: str | None = None) -> Iterator[AblationPublic]:
+        """Yield ablations, newest first."""
+        return self._connection.pages("/v1/ablations", AblationPublic, {"state": state, "label": label})
+
+    def blocks(self, ablation_id: str) -> Iterator[BlockPublic]:
+        """Yield the blocks of one ablation."""
+        return self._connection.pages(f"/v1/ablations/{ablation_id}/blocks", BlockPublic, {})
+
+    def trials(self, ablation_id: str) -> Iterator[TrialPublic]:
+        """Yield the trials of one ablation."""
+        return self._connection.pages(f"/v1/ablations/{ablation_id}/trials", TrialPublic, {})
+
+    def cancel(self, ablation_id: str) -> AblationPublic:
+        """Ask for the end of an ablation; it is `cancelling` until its worker has stopped."""
+        return AblationPublic.model_validate(
+            self._connection.call("POST", f"/v1/ablations/{ablation_id}:cancel").json()
+        )
+
+    def set_priority(self, ablation_id: str, priority: int) -> AblationPublic:
+        """Change the priority of what is not over; higher runs first."""
+        answer = self._connection.call("PATCH", f"/v1/ablations/{ablation_id}", json={"priority": priority})
+        return AblationPublic.model_validate(answer.json())
+
+    def verdict(self, ablation_id: str) -> "Verdict":
+        """Return the verdict; raises Refused (409) before there is one."""
+        from experiments.analysis.verdicts import Verdict
+
+        return self._connection.get(f"/v1/ablations/{ablation_id}/verdict", Verdict)
+
+    def spec(self, ablation_id: str) -> "SpecBody":
+        """Return the spec as it was submitted."""
+        from service.schemas.submissions import SpecBody, SpecText
+
+        found = self._connection.get(f"/v1/ablations/{ablation_id}/spec", SpecText)
+        return SpecBody(content=found.text.encode(), content_type=found.content_type)
+
+    def report(self, ablation_id: str, *, patience_s: float = _REPORT_PATIENCE_S) -> str:
+        """Return the report as one HTML page; raises Refused (409) while the ablation goes on, or has none.
+
+        The page follows the verdict by some seconds, for which this waits, at most `patience_s`.
+        """
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._connection.call("GET", f"/v1/ablations/{ablation_id}/report").text
+            except Refused as refusal:
+                comes = refusal.problem.status == HTTPStatus.CONFLICT and self._has_verdict(ablation_id)
+                if not comes or time.monotonic() > until:
+                    raise
+            time.sleep(PAUSE_S)
+
+    def watch(self, ablation_id: str, *, after: int = 0) -> Iterator[Event]:
+        """Yield events from the one after sequence number `after` to `end`; reconnects where it was cut off.
+
+        Raises Unreachable when the service stays away.
+        """
+        lost_at: float | None = None
+        while True:
+            try:
+                for event in self._stream(ablation_id, after):
+                    lost_at, after = None, max(after, event.seq)
+                    yield event
+                    if event.kind == EventKind.END:
+                        return
+            except httpx.TransportError as error:
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() - lost_at > _WATCH_PATIENCE_S:
+                    raise self._connection.unreachable(error) from error
+            time.sleep(PAUSE_S)
+
+    def _stream(self, ablation_id: str, after: int) -> Iterator[Event]:
+        import httpx_sse
+
+        path, headers = f"/v1/ablations/{ablation_id}/events", {"Last-Event-ID": str(after)}
+        with httpx_sse.connect_sse(
+            self._connection.http, "GET", path, headers=headers, timeout=_STREAM_TIMEOUT
+        ) as source:
+            if not source.response.is_success:
+                source.response.read()
+                checked(source.response)
+            for message in source.iter_sse():
+                if not message.data:  # a keep-alive comment
+                    continue
+                yield Event.of(message.event, message.id, message.json())
+
+
+def _still_running(ablation_id: str, timeout_s: float | None) -> StillRunning:
+    detail = f"{ablation_id} is not over after {timeout_s:g} s; it goes on: ablate watch {ablation_id}"
+    return StillRunning(Problem(title="Still running", detail=detail))
+
+
+class Trials:
+    """Calls about trials."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def receipt(self, trial_id: str) -> "SignedReceipt":
+        """Return the receipt of a trial with its block's signature; raises Refused before there is one."""
+        from experiments.records.signed_receipt import SignedReceipt
+
+        return self._connection.get(f"/v1/trials/{trial_id}/receipt", SignedReceipt)
+
+    def log(self, trial_id: str, *, offset: int = 0) -> tuple[str, int]:
+        """Return the log from a byte offset, and the offset where it ends."""
+        answer = self._connection.call("GET", f"/v1/trials/{trial_id}/log", params={"offset": offset})
+        return answer.text, int(answer.headers["X-Log-End-Offset"])

@@ -1,0 +1,138 @@
+"""The HTTP connection of the Python client, and what it raises when the service does not give what was asked for."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel
+
+from service.client.settings import get_client_settings
+from service.schemas.problems import Problem
+
+PAUSE_S = 0.5
+_TIMEOUT = httpx.Timeout(30.0, connect=3.0)
+_TRIES = 3
+_PAGE = 200
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
+class ClientError(Exception):
+    """The service did not give what was asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem_text(problem))
+        self.problem = problem
+
+
+def problem_text(problem: Problem) -> str:
+    """Return a problem document as text: what it says, and every single problem with its hint on a line of its own."""
+    lines = [problem.detail or problem.title]
+    for entry in problem.errors:
+        hint = f" ({entry.hint})" if entry.hint else ""
+        lines.append(f"  {entry.pointer or '#'}: {entry.detail}{hint}")
+    return "\n".join(lines)
+
+
+def named(route: str, name: str) -> str:
+    """Return the path of `route` about what is called `name`, whatever signs that has."""
+    return route.format(name=quote(name, safe=""))
+
+
+class Refused(ClientError):
+    """The service answered with a problem document (4xx)."""
+
+
+class ServiceFailed(ClientError):
+    """The service answered that it failed (5xx), or with something that is no answer of ours."""
+
+
+class Unreachable(ClientError):
+    """No answer came from the service's address."""
+
+
+class Connection:
+    """One HTTP connection pool with the token in it; turns every failure into a ClientError."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url
+        self.has_token = bool(token)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send one request; the caller makes sure that repeating it is harmless."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return checked(self.http.request(method, path, **options))
+            except httpx.ConnectError as error:
+                raise self.unreachable(error) from error
+            except httpx.TransportError as error:
+                if not left:
+                    raise self.unreachable(error) from error
+                time.sleep(PAUSE_S)
+        raise AssertionError("the loop ends by return or raise")
+
+    def get(self, path: str, answer: type[_Answer], **options: Any) -> _Answer:
+        """Return the JSON answer of a GET."""
+        return answer.model_validate(self.call("GET", path, **options).json())
+
+    def post(self, path: str, answer: type[_Answer], body: Mapping[str, Any] | None = None) -> _Answer:
+        """Return the JSON answer of a POST that may be repeated."""
+        return answer.model_validate(self.call("POST", path, json=body).json())
+
+    def post_once(self, path: str, answer: type[_Answer], body: Mapping[str, Any]) -> _Answer:
+        """Return the JSON answer of a POST that is never repeated: each one makes something new."""
+        try:
+            return answer.model_validate(checked(self.http.request("POST", path, json=body)).json())
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error
+
+    def pages(self, path: str, answer: type[_Answer], params: Mapping[str, Any]) -> Iterator[_Answer]:
+        """Yield the items of all pages of a list."""
+        cursor: str | None = None
+        while True:
+            given = {"limit": _PAGE, **params, "cursor": cursor}
+            page = self.call("GET", path, params={k: v for k, v in given.items() if v is not None}).json()
+            yield from (answer.model_validate(item) for item in page["items"])
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+    def unreachable(self, error: httpx.TransportError) -> Unreachable:
+        """Return the error for an address that does not answer, with what to do."""
+        refused = isinstance(error, httpx.ConnectError)
+        here = "start a stack here with `ablate up`" if self.has_token else f"{_nothing_here()}; start it: ablate up"
+        hint = f"{here}, or set ABLATE_URL and ABLATE_TOKEN to reach another one"
+        what = "nothing listens there" if refused else f"the connection failed ({type(error).__name__})"
+        return Unreachable(Problem(title="Service unreachable", detail=f"no answer from {self.url}: {what}; {hint}"))
+
+
+def checked(response: httpx.Response) -> httpx.Response:
+    """Return a good response; raise Refused or ServiceFailed for another."""
+    if response.is_success:
+        return response
+    if response.headers.get("Content-Type", "").startswith("application/problem+json"):
+        problem = Problem.model_validate(response.json())
+    else:
+        detail = f"{response.request.url} answered {response.status_code} without a problem document"
+        problem = Problem(
+            title=response.reason_phrase or "Unexpected answer", status=response.status_code, detail=detail
+        )
+    if response.status_code == httpx.codes.UNAUTHORIZED and "Authorization" not in response.request.headers:
+        problem = problem.model_copy(update={"detail": _no_token(response.request.url)})
+    raise (Refused if response.is_client_error else ServiceFailed)(problem)
+
+
+def _no_token(url: httpx.URL) -> str:
+    """Say why there was no token to send; usually the stack was started in another folder."""
+    return (
+        f"{_nothing_here()}; a service answers at {url.join('/')}, but this folder has no token: "
+        "run the command where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN"
+    )
+
+
+def _nothing_here() -> str:
+    return f"nothing runs in {get_client_settings().home}"

@@ -1,0 +1,137 @@
+"""Between wire and store for workers: what a claimed block looks like, and whether a report is what was asked for.
+
+Nothing here runs inside a transaction.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cachetools import LRUCache, cached
+from sqlalchemy import bindparam, select
+
+from experiments.design.plan import Plan
+from experiments.digest import canonical_json, digest
+from experiments.errors import SpecProblem
+from experiments.records import identity
+from experiments.records.identity import (
+    UNFENCED,
+    UNLIMITED_S,
+    AttemptLease,
+    BlockIds,
+    PlannedWork,
+    claimed_fields,
+    mismatches,
+)
+from experiments.records.messages import BlockReport, ClaimedBlock
+from experiments.records.receipt_check import verify
+from service.errors import Invalid
+from service.store.blocks.attempts import find_attempt
+from service.store.blocks.breaks import breaks_of
+from service.store.blocks.reports import VerifiedReceipt
+from service.store.session import Store
+from service.store.tables import ablations, attempts, blocks, trials
+
+_CLAIMED = (
+    select(
+        trials.c.id.label("trial_id"),
+        attempts.c.id,
+        attempts.c.number,
+        attempts.c.token,
+        blocks.c.id.label("block_id"),
+        blocks.c["index"].label("block_index"),
+        ablations.c.id.label("ablation_id"),
+        ablations.c.trial_timeout_s,
+        ablations.c.request_id,
+    )
+    .join_from(attempts, blocks, blocks.c.id == attempts.c.block_id)
+    .join(ablations, ablations.c.id == blocks.c.ablation_id)
+    .join(trials, trials.c.block_id == blocks.c.id)
+    .where(attempts.c.id == bindparam("attempt"))
+    .order_by(trials.c.position)
+)
+_KEPT_PLANS = 64
+
+
+@cached(LRUCache(_KEPT_PLANS), condition=threading.Condition())
+def plan_of(store: Store, ablation_id: str) -> Plan:
+    """Return the plan of an ablation, which never changes; a large one takes longer to read than the rest of a claim.
+
+    A fleet that begins at once reads it once: who asks for a plan that is being read waits for it, nobody else does.
+    """
+    with store.read() as connection:
+        text = connection.execute(select(ablations.c.plan).where(ablations.c.id == ablation_id)).scalar_one()
+    return Plan.model_validate_json(text)
+
+
+def claimed_block(
+    store: Store, attempt_id: str, *, lease_s: float = UNLIMITED_S, heartbeat_s: float = UNLIMITED_S
+) -> ClaimedBlock:
+    """Return the block that an attempt was given, as its worker receives it."""
+    with store.read() as connection:
+        rows = connection.execute(_CLAIMED, {"attempt": attempt_id}).all()
+        row = rows[0]
+        broken = breaks_of(connection, row.ablation_id)
+    ids = BlockIds(block_id=row.block_id, trial_ids=tuple(one.trial_id for one in rows))
+    lease = AttemptLease(
+        attempt_id=row.id,
+        attempt_no=row.number,
+        token=row.token or UNFENCED,
+        lease_s=lease_s,
+        heartbeat_s=heartbeat_s,
+    )
+    work = PlannedWork(
+        ablation_id=row.ablation_id,
+        block_index=row.block_index,
+        timeout_s=row.trial_timeout_s,
+        broken=broken,
+        request_id=row.request_id,
+    )
+    return identity.claimed_block(plan_of(store, row.ablation_id), ids, work, lease)
+
+
+def report_digest(report: BlockReport) -> str:
+    """Return the digest by which a repeated report is recognised; log text does not count."""
+    return digest(report.model_dump(mode="json", exclude={"logs"}))
+
+
+def verify_report(store: Store, attempt_id: str, report: BlockReport) -> list[VerifiedReceipt]:
+    """Check every receipt against its own digest and against the attempt. Raises Invalid with every problem found."""
+    with store.read() as connection:
+        node_id = find_attempt(connection, attempt_id).node_id
+    claimed = claimed_block(store, attempt_id)
+    expected = {trial.trial_id: claimed_fields(claimed, trial, node_id=node_id) for trial in claimed.trials}
+    problems = list(_problems(report, expected))
+    if problems:
+        raise Invalid("the report does not fit the block that was claimed", problems=problems)
+    return [verified(dict(receipt)) for receipt in report.receipts]
+
+
+def _problems(report: BlockReport, expected: dict[str, dict[str, Any]]) -> Iterator[SpecProblem]:
+    seen: set[str] = set()
+    for number, receipt in enumerate(report.receipts):
+        where = f"#/receipts/{number}"
+        ids = receipt.get("ids")
+        trial_id = str(ids.get("trial")) if isinstance(ids, Mapping) else ""
+        if trial_id not in expected or trial_id in seen:
+            yield SpecProblem(pointer=f"{where}/ids/trial", detail=f"{trial_id!r} is not an open trial of this block")
+            continue
+        seen.add(trial_id)
+        for path, detail in mismatches(receipt, expected[trial_id]):
+            yield SpecProblem(pointer=f"{where}/{path}", detail=detail)
+        for fault in verify(receipt):
+            yield SpecProblem(pointer=where, detail=fault)
+    for trial_id in sorted(set(expected) - seen):
+        yield SpecProblem(pointer="#/receipts", detail=f"no receipt for trial {trial_id}", hint="report a block whole")
+
+
+def verified(receipt: dict[str, Any]) -> VerifiedReceipt:
+    """Return a receipt, which the caller has checked, as the store takes it."""
+    return VerifiedReceipt(
+        trial_id=receipt["ids"]["trial"],
+        outcome=receipt["outcome"],
+        arm_digest=receipt["digests"]["arm"],
+        wall_s=float(receipt["wall_s"]),
+        digest=receipt["digest"],
+        payload=canonical_json(receipt),
+    )

@@ -1,0 +1,187 @@
+"""Rows to wire types: how ablations, blocks, trials and nodes look from outside."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Row
+
+from experiments.analysis.noise.admission import mending_command
+from experiments.design.plan import Plan
+from experiments.design.spec import AblationSpec
+from experiments.outcomes import AblationState, TrialState
+from experiments.records.messages import NodeRegistration
+from experiments.records.sizing import Sizing
+from service.http import mlflow_links
+from service.queue.plan_cost import warnings_of
+from service.queue.waiting import Waiting
+from service.schemas.ablations import (
+    AblationPublic,
+    BlockCounts,
+    BlockPublic,
+    Links,
+    Progress,
+    TrialCounts,
+    TrialPublic,
+)
+from service.schemas.events import Event
+from service.schemas.nodes import KeyPublic, NodePublic
+from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
+from service.schemas.tokens import SecretPublic, TokenPublic
+from service.settings import ServiceSettings
+from service.store.ablations.quotas import Minutes
+from service.store.columns import rfc3339
+
+
+def links_of(ablation_id: str) -> Links:
+    """Return where to go from an ablation."""
+    own = f"/v1/ablations/{ablation_id}"
+    return Links(
+        self=own, events=f"{own}/events", verdict=f"{own}/verdict", report=f"{own}/report", cancel=f"{own}:cancel"
+    )
+
+
+def plan_public(
+    spec: AblationSpec,
+    plan: Plan,
+    *,
+    expected_device_minutes: float | None,
+    node_classes: list[NodeClassAnswer],
+    sizing: Sizing | None,
+) -> PlanPublic:
+    """Build the wire type."""
+    arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
+    answers = {
+        "expected_device_minutes": expected_device_minutes,
+        "node_classes": node_classes,
+        "sizing": sizing,
+        "mended_by": _mended_by(spec, sizing),
+    }
+    asked = {"window_steps": spec.workload.steps.timed, "device_minutes_allowed": spec.limits.device_minutes}
+    return PlanPublic.model_validate(
+        {
+            **_plan_fields(plan),
+            "arms": arms,
+            "blocks": [block.model_dump() for block in plan.blocks],
+            **answers,
+            **asked,
+            "warnings": warnings_of(spec, expected_device_minutes),
+        }
+    )
+
+
+def _mended_by(spec: AblationSpec, sizing: Sizing | None) -> str | None:
+    needless = spec.verdict.primary.exact or spec.purpose == "calibration"
+    return None if needless or sizing is not None else mending_command(spec.placement.node_class, "SPEC")
+
+
+def accepted_public(
+    ablation_id: str, plan: Plan, *, expected_device_minutes: float | None, warnings: list[str]
+) -> AblationAccepted:
+    """Build the answer to a submission."""
+    fields = _plan_fields(plan) | {"expected_device_minutes": expected_device_minutes}
+    summary = {**fields, "arms": [arm.name for arm in plan.arms], "blocks": len(plan.blocks)}
+    own = {"id": ablation_id, "name": plan.ablation, "state": AblationState.QUEUED, "links": links_of(ablation_id)}
+    return AblationAccepted.model_validate({**fields, **own, "plan": summary, "warnings": warnings})
+
+
+def _plan_fields(plan: Plan) -> dict[str, Any]:
+    return {**plan.model_dump(exclude={"arms", "blocks"}), "trials": len(plan.blocks) * len(plan.arms)}
+
+
+def silent_limit_s(settings: ServiceSettings) -> float:
+    """Return the silence after which a node no longer counts as live."""
+    return max(settings.lease_s, 3 * settings.claim_poll_s)
+
+
+def _fields(row: Row[Any], **changes: Any) -> dict[str, Any]:
+    """Return a row by its columns' names, which are the wire types' fields, with moments as RFC 3339 UTC."""
+    values = row._asdict()
+    moments = {name: rfc3339(at) for name, at in values.items() if name.endswith("_at") and at is not None}
+    return {**values, **moments, **changes}
+
+
+def ablation_public(
+    row: Row[Any], labels: Mapping[str, str], *, waiting: Waiting | None, mlflow: str
+) -> AblationPublic:
+    """Build the wire type; `mlflow` is MLflow's base URL."""
+    values = _fields(
+        row,
+        blocks=BlockCounts(planned=row.blocks_planned, done=row.blocks_done, failed=row.blocks_failed),
+        trials=TrialCounts(planned=row.trials_planned, done=row.trials_done),
+        waiting_for=None if waiting is None else waiting.waiting_for,
+        blocks_ahead=None if waiting is None else waiting.blocks_ahead,
+        starts_in_s=None if waiting is None else waiting.starts_in_s,
+        time_left_s=None if waiting is None else waiting.time_left_s,
+        labels=labels,
+        mlflow_url=_mlflow_url(row, mlflow),
+        bundles=json.loads(row.bundles or "[]"),
+        links=links_of(row.id),
+    )
+    return AblationPublic.model_validate(values)
+
+
+def _mlflow_url(row: Row[Any], base: str) -> str | None:
+    if row.mlflow_run_id is None:
+        return None
+    return mlflow_links.of_run(base, row.mlflow_experiment_id, row.mlflow_run_id)
+
+
+def block_public(row: Row[Any]) -> BlockPublic:
+    """Build the wire type."""
+    return BlockPublic.model_validate(_fields(row, order=json.loads(row._mapping["order"])))
+
+
+def trial_public(row: Row[Any]) -> TrialPublic:
+    """Build the wire type."""
+    values = _fields(row)
+    progress = None if row.steps_done is None else Progress.model_validate(values)
+    return TrialPublic.model_validate({**values, "progress": progress, "reason": _reason(row)})
+
+
+def _reason(row: Row[Any]) -> str | None:
+    """Return why a trial did not measure: its receipt says so, or its block that ended without one."""
+    if row.unmeasured is not None:
+        message: str | None = json.loads(row.unmeasured)["message"]
+        return message
+    return row.block_message if row.state in (TrialState.FAILED, TrialState.CANCELLED) else None
+
+
+def event_public(row: Row[Any]) -> Event:
+    """Build the wire type."""
+    values = _fields(row, at=rfc3339(row.at), came_from=row.old, went_to=row.new, data=json.loads(row.data))
+    return Event.model_validate(values)
+
+
+def key_public(row: Row[Any]) -> KeyPublic:
+    """Build the wire type."""
+    return KeyPublic.model_validate(_fields(row))
+
+
+def node_public(row: Row[Any], runs: list[dict[str, Any]], settings: ServiceSettings) -> NodePublic:
+    """Build the wire type; `runs` are the node's blocks that run."""
+    found = NodeRegistration.model_validate_json(row.registration)
+    health = "live" if row.silent_s <= silent_limit_s(settings) else "silent"
+    own = {"health": health, "state": _node_state(row, is_busy=bool(runs)), "lanes": found.lanes, "runs": runs}
+    return NodePublic.model_validate({**found.model_dump(), **_fields(row, **own)})
+
+
+def _node_state(row: Row[Any], *, is_busy: bool) -> str:
+    if row.revoked:
+        return "revoked"
+    if row.quarantined_reason is not None:
+        return "quarantined"
+    if row.draining:
+        return "draining" if is_busy else "drained"
+    return "works"
+
+
+def token_public(row: Row[Any], *, secrets: list[SecretPublic], minutes: Minutes) -> TokenPublic:
+    """Build the wire type; `secrets` are those that count, `minutes` those of its ablations."""
+    quota = {"device_minutes_used": minutes.used, "device_minutes_reserved": minutes.reserved}
+    return TokenPublic.model_validate(_fields(row, secrets=secrets, **quota))
+
+
+def secret_public(row: Row[Any]) -> SecretPublic:
+    """Build the wire type."""
+    return SecretPublic.model_validate(_fields(row))

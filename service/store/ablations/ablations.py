@@ -1,0 +1,193 @@
+"""Reading, listing and cancelling ablations, their blocks and trials. Pages go by key, never by number of rows."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    select,
+    tuple_,
+    union_all,
+)
+
+from experiments.outcomes import AblationState, BlockState, Outcome
+from service.errors import AblationOver, NotFound
+from service.lifecycle import OVER
+from service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
+from service.store.blocks.transitions import Transitions, lock_ablation
+from service.store.nodes.running import runs_now
+from service.store.tables import ablations, attempts, blocks, labels, nodes, receipts, trials
+
+_BULKY = {"spec_text", "plan", "verdict", "report_html"}
+_PUBLIC = [column for column in ablations.c if column.name not in _BULKY]
+_WALLS_SEEN = 50
+"""Trials of an arm that tell how long one takes; a submission does not wait for the mean of 100,000."""
+
+
+def get_ablation(connection: Connection, ablation_id: str) -> Row[Any]:
+    """Return the ablation without its bulky columns. Raises NotFound."""
+    return _get(connection, ablation_id, *_PUBLIC)
+
+
+def get_document(connection: Connection, ablation_id: str, column: str) -> Row[Any]:
+    """Return (state, document) with one bulky column of an ablation. Raises NotFound."""
+    return _get(connection, ablation_id, ablations.c.state, ablations.c[column].label("document"))
+
+
+def get_whole(connection: Connection, ablation_id: str) -> Row[Any]:
+    """Return the ablation with every column. Raises NotFound."""
+    return _get(connection, ablation_id, *ablations.c)
+
+
+def check_exists(connection: Connection, ablation_id: str) -> None:
+    """Raise NotFound unless there is this ablation."""
+    _get(connection, ablation_id, ablations.c.id)
+
+
+def _get(connection: Connection, ablation_id: str, *columns: ColumnElement[Any]) -> Row[Any]:
+    row = connection.execute(select(*columns).where(ablations.c.id == ablation_id)).first()
+    if row is None:
+        raise NotFound(f"there is no ablation {ablation_id!r}")
+    return row
+
+
+def list_ablations(
+    connection: Connection,
+    *,
+    before: str | None,
+    limit: int,
+    states: Sequence[str],
+    label: tuple[str, str | None] | None,
+    digest: str | None,
+) -> list[Row[Any]]:
+    """Return up to `limit` ablations older than the id `before`, newest first."""
+    query: Select[Any] = select(*_PUBLIC).order_by(ablations.c.id.desc()).limit(limit)
+    if before is not None:
+        query = query.where(ablations.c.id < before)
+    if states:
+        query = query.where(ablations.c.state.in_(states))
+    if digest is not None:
+        query = query.where((ablations.c.spec_digest == digest) | (ablations.c.rule_digest == digest))
+    if label is not None:
+        key, value = label
+        having = select(labels.c.ablation_id).where(labels.c.key == key)
+        query = query.where(ablations.c.id.in_(having if value is None else having.where(labels.c.value == value)))
+    return list(connection.execute(query))
+
+
+def labels_of(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the labels of several ablations."""
+    found: dict[str, dict[str, str]] = {ablation_id: {} for ablation_id in ids}
+    for row in connection.execute(select(labels).where(labels.c.ablation_id.in_(ids)).order_by(labels.c.key)):
+        found[row.ablation_id][row.key] = row.value
+    return found
+
+
+def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
+    """Return up to `limit` blocks after (index,), in order. Raises NotFound."""
+    check_exists(connection, ablation_id)
+    index = blocks.c["index"]
+    query = select(blocks).where(blocks.c.ablation_id == ablation_id, index > after[0], index <= after[0] + limit)
+    return list(connection.execute(query.order_by(index)))
+
+
+_RUNS_NOW = runs_now().label("runs_now")
+_NEWEST_BREAK = (
+    select(attempts.c.message)
+    .where(attempts.c.block_id == blocks.c.id, attempts.c.message.is_not(None))
+    .order_by(attempts.c.number.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_RUNS_AGAIN = blocks.c.state.in_([BlockState.QUEUED, BlockState.RUNNING]) & (blocks.c.attempt_no > 0)
+_BROKE = case((_RUNS_AGAIN, _NEWEST_BREAK)).label("broke")
+
+
+def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
+    """Return up to `limit` trials after (block index, position), in running order, with why they did not measure.
+
+    Only the blocks that hold them are looked at, even by a database that knows nothing of its tables yet. Raises
+    NotFound.
+    """
+    planned = _get(connection, ablation_id, ablations.c.trials_planned, ablations.c.blocks_planned)
+    arms = max(1, planned.trials_planned // planned.blocks_planned)
+    place = (trials.c.block_index, trials.c.position)
+    of_page = (tuple_(*place) > after, trials.c.block_index <= after[0] + 1 + limit // arms)
+    query = (
+        select(trials, receipts.c.payload.label("unmeasured"), blocks.c.message.label("block_message"), _RUNS_NOW)
+        .add_columns(nodes.c.name.label("node"), _BROKE)
+        .join(blocks, blocks.c.id == trials.c.block_id)
+        .outerjoin(nodes, nodes.c.id == blocks.c.node_id)
+        .outerjoin(receipts, and_(receipts.c.trial_id == trials.c.id, trials.c.outcome != Outcome.MEASURED))
+        .where(trials.c.ablation_id == ablation_id, *of_page)
+    )
+    return list(connection.execute(query.order_by(*place).limit(limit)))
+
+
+def get_receipt(connection: Connection, trial_id: str) -> Row[Any]:
+    """Return (trial state, payload, digest); payload is None before the trial is done. Raises NotFound."""
+    query: Select[Any] = select(trials.c.state, receipts.c.payload, receipts.c.digest).outerjoin(
+        receipts, receipts.c.trial_id == trials.c.id
+    )
+    row = connection.execute(query.where(trials.c.id == trial_id)).first()
+    if row is None:
+        raise NotFound(f"there is no trial {trial_id!r}")
+    return row
+
+
+def count_by_state(connection: Connection, table: Table) -> dict[str, int]:
+    """Return the number of rows of `table` in each state."""
+    query = select(table.c.state, func.count()).group_by(table.c.state)
+    return {row[0]: row[1] for row in connection.execute(query)}
+
+
+def mean_trial_s(connection: Connection, arm_digests: Sequence[str], node_class: str) -> dict[str, float]:
+    """Return the mean wall seconds of earlier trials on `node_class` by arm digest, as far as there are any.
+
+    Of so many that have run more often only some are looked at, whichever the database finds first.
+    """
+    digests = dict(enumerate(dict.fromkeys(arm_digests)))
+    given = {"node_class": node_class, **{f"arm_{place}": digest for place, digest in digests.items()}}
+    rows = connection.execute(_mean_walls(len(digests)), given)
+    return {digests[place]: float(mean) for place, mean in rows if mean is not None}
+
+
+@cache
+def _mean_walls(arms: int) -> CompoundSelect[Any]:
+    """Return the query for the means of so many arms; every submission asks, so it is built once."""
+
+    def mean(place: int) -> Select[Any]:
+        ran = (receipts.c.arm_digest == bindparam(f"arm_{place}"), ablations.c.node_class == bindparam("node_class"))
+        found = select(receipts.c.wall_s).join(ablations, ablations.c.id == receipts.c.ablation_id).where(*ran)
+        return select(literal_column(str(place)), func.avg(found.limit(_WALLS_SEEN).subquery().c.wall_s))
+
+    return union_all(*map(mean, range(arms)))
+
+
+def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
+    """Cancel an ablation: waiting blocks at once, running ones through their workers. Again changes nothing.
+
+    Raises NotFound, and AblationOver with the final state when there is nothing left to cancel.
+    """
+    waiting = lock_waiting(connection, ablation_id, wait=True)
+    row = get_ablation(connection, ablation_id)
+    state = lock_ablation(connection, ablation_id)
+    if state == AblationState.CANCELLING:
+        return
+    if state in OVER:
+        raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
+    transitions = Transitions(connection, ablation_id, actor=actor, locked=state)
+    transitions.move([ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
+    cancel_blocks(connection, transitions, ablation_id, waiting, reason="the ablation is being cancelled")
+    complete_if_done(connection, ablation_id, transitions.flush())

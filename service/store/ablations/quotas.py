@@ -1,0 +1,66 @@
+"""Device minutes of a token: what its ablations have used, and what those that are not over may still use."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select
+
+from service.errors import QuotaUsedUp
+from service.lifecycle import OVER
+from service.principals import Principal
+from service.store.columns import db_now
+from service.store.nodes.placement import BUSY_DEVICES
+from service.store.tables import ablations, attempts, blocks, tokens
+
+_USED_S: ColumnElement[float] = func.sum(
+    (func.coalesce(attempts.c.ended_at, db_now()) - attempts.c.started_at) * BUSY_DEVICES
+)
+_S_PER_MINUTE = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minutes:
+    """Device minutes of one token."""
+
+    used: float = 0.0
+    """Of finished, broken and running attempts."""
+    reserved: float = 0.0
+    """What ablations that are not over may still use, each up to its own limit."""
+
+
+def minutes_of(connection: Connection, token_ids: Sequence[str]) -> Mapping[str, Minutes]:
+    """Return the device minutes of tokens, by token id; nothing for one that never submitted."""
+    own = _by_ablation(token_ids).subquery()
+    left = case((and_(own.c.state.not_in(OVER), own.c.allowed > own.c.used), own.c.allowed - own.c.used), else_=0.0)
+    query = select(own.c.token_id, func.sum(own.c.used), func.sum(left)).group_by(own.c.token_id)
+    return {row[0]: Minutes(used=float(row[1]), reserved=float(row[2])) for row in connection.execute(query)}
+
+
+def _by_ablation(token_ids: Sequence[str]) -> Select[tuple[str, str, float, float]]:
+    used = func.coalesce(_USED_S, 0.0) / _S_PER_MINUTE
+    return (
+        select(ablations.c.token_id, ablations.c.state, ablations.c.device_minutes.label("allowed"), used.label("used"))
+        .outerjoin(blocks, blocks.c.ablation_id == ablations.c.id)
+        .outerjoin(attempts, attempts.c.block_id == blocks.c.id)
+        .where(ablations.c.token_id.in_(token_ids))
+        .group_by(ablations.c.id)
+    )
+
+
+def check_quota(connection: Connection, principal: Principal) -> None:
+    """Raise QuotaUsedUp when the token's ablations, the one just stored among them, may use more than it has.
+
+    Submissions of one token wait for each other here: two that fit alone do not both pass if they do not fit together.
+    """
+    if principal.device_minutes is None:
+        return
+    connection.execute(select(tokens.c.id).where(tokens.c.id == principal.token_id).with_for_update())
+    found = minutes_of(connection, [principal.token_id]).get(principal.token_id, Minutes())
+    if found.used + found.reserved > principal.device_minutes:
+        raise QuotaUsedUp(
+            f"the ablations of token '{principal.name}' have used {found.used:.1f} device minutes, and those that are "
+            f"not over, this one among them, may use {found.reserved:.1f} more; it has {principal.device_minutes:g}. "
+            "Ask for fewer limits.device_minutes, or an administrator may change the quota: "
+            f"ablate tokens quota {principal.name} --device-minutes {math.ceil(found.used + found.reserved)}"
+        )

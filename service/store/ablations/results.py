@@ -1,0 +1,132 @@
+"""What the background process reads of an ended ablation, and what it makes of it: verdict, report, place in MLflow."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
+
+from experiments.analysis.verdicts import Verdict
+from experiments.design.plan import Plan
+from experiments.outcomes import AblationState, TrialState
+from experiments.records.receipts import Receipt
+from experiments.reporting.short_answer import short_answer
+from experiments.reporting.view import AblationView, TrialView
+from service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
+from service.schemas.submissions import SpecBody
+from service.store import outbox
+from service.store.ablations.ablations import get_whole
+from service.store.blocks.completion import NOT_SHOWN
+from service.store.blocks.ended_words import failed_words
+from service.store.blocks.transitions import Transitions, lock_ablation
+from service.store.columns import rfc3339
+from service.store.tables import ablations, blocks, receipts, trials
+
+_REPORTED = ablations.c.report_html.is_not(None).label("reported")
+
+
+def read_spec(connection: Connection, ablation_id: str) -> SpecBody:
+    """Return the stored spec."""
+    query = select(ablations.c.spec_text, ablations.c.content_type).where(ablations.c.id == ablation_id)
+    row = connection.execute(query).one()
+    return SpecBody(content=row.spec_text.encode(), content_type=row.content_type)
+
+
+def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) -> None:
+    """Store the verdict once, tell it to watchers, and ask for the report."""
+    words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
+    state = lock_ablation(connection, ablation_id)
+    first = update(ablations).where(ablations.c.id == ablation_id, ablations.c.verdict.is_(None))
+    has_failed = state == AblationState.FAILED
+    answer = failed_words(connection, ablation_id) if has_failed else short_answer(verdict)
+    made = {"verdict": verdict.model_dump_json(), "answer": answer}
+    if connection.execute(first.values(**made)).rowcount:
+        transitions = Transitions(connection, ablation_id, actor="judge", locked=state)
+        transitions.add_event(EventKind.VERDICT, ablation_id, reason="every block ended", data={"variants": words})
+        transitions.flush()
+    outbox.add(connection, OutboxKind.REPORT, ablation_id)
+
+
+def store_report(connection: Connection, ablation_id: str, html: str) -> None:
+    """Store the report and ask for the projection; one without a verdict lets the others go first."""
+    own = ablations.c.id == ablation_id
+    connection.execute(update(ablations).where(own).values(report_html=html))
+    # Not by RETURNING: SQLite 3.40 takes IS NOT NULL there as true where another column must not be null.
+    judged = connection.scalar(select(ablations.c.verdict.is_not(None)).where(own))
+    rank = outbox.Rank.FIRST if judged else outbox.Rank.LATER
+    outbox.add(connection, OutboxKind.PROJECT, ablation_id, rank=rank)
+
+
+def ask_for_projections(connection: Connection) -> int:
+    """Forget where ablations are in MLflow and ask for every projection again; return how many will be made."""
+    rows = connection.execute(select(ablations.c.id, ablations.c.state, _REPORTED).order_by(ablations.c.id)).all()
+    kinds = {row.id: OutboxKind.PROJECT if row.reported else OutboxKind.ANNOUNCE for row in rows if _is_shown(row)}
+    connection.execute(update(ablations).values(**NOT_SHOWN))
+    for ablation_id, kind in kinds.items():
+        outbox.add(connection, kind, ablation_id, rank=outbox.Rank.LATER)
+    return len(kinds)
+
+
+def _is_shown(row: Row[Any]) -> bool:
+    """Tell whether MLflow has to hold an ablation: it is over and has its report, or is not over yet."""
+    return row.reported or row.state not in OVER
+
+
+def read_report(connection: Connection, ablation_id: str) -> str | None:
+    """Return the stored report, None while there is none."""
+    query = select(ablations.c.report_html).where(ablations.c.id == ablation_id)
+    html: str | None = connection.execute(query).scalar_one()
+    return html
+
+
+def store_projection(connection: Connection, ablation_id: str, *, experiment_id: str, run_id: str, whole: bool) -> None:
+    """Remember where the ablation is in MLflow; unless the `whole` of it is there, only if it still goes on."""
+    values = {"mlflow_experiment_id": experiment_id, "mlflow_run_id": run_id}
+    row = update(ablations).where(ablations.c.id == ablation_id)
+    connection.execute((row if whole else row.where(ablations.c.state.not_in(OVER))).values(**values))
+
+
+def latest_experiment(connection: Connection) -> str | None:
+    """Return MLflow's experiment of the newest ablation that it shows; None while it shows none."""
+    shown = select(ablations.c.mlflow_experiment_id).where(ablations.c.mlflow_experiment_id.is_not(None))
+    found: str | None = connection.execute(shown.order_by(ablations.c.id.desc()).limit(1)).scalar()
+    return found
+
+
+def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
+    """Load an ablation whole. Raises NotFound."""
+    row = get_whole(connection, ablation_id)
+    return AblationView(
+        ablation_id=row.id,
+        name=row.name,
+        question=row.question,
+        state=AblationState(row.state),
+        created_at=rfc3339(row.created_at),
+        spec_text=row.spec_text,
+        content_type=row.content_type,
+        spec_digest=row.spec_digest,
+        plan=Plan.model_validate_json(row.plan),
+        verdict=None if row.verdict is None else Verdict.model_validate_json(row.verdict),
+        trials=_trials(connection, ablation_id),
+    )
+
+
+def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
+    query = (
+        select(trials, receipts.c.payload, blocks.c.attempt_id, blocks.c.message)
+        .join(blocks, blocks.c.id == trials.c.block_id)
+        .outerjoin(receipts, receipts.c.trial_id == trials.c.id)
+        .where(trials.c.ablation_id == ablation_id)
+        .order_by(trials.c.block_index, trials.c.position)
+    )
+    return tuple(
+        TrialView(
+            trial_id=row.id,
+            block_index=row.block_index,
+            arm=row.arm,
+            position=row.position,
+            state=TrialState(row.state),
+            attempt_id=row.attempt_id,
+            receipt=None if row.payload is None else Receipt.model_validate_json(row.payload),
+            reason=row.message if row.state in TRIAL_OVER and row.payload is None else None,
+        )
+        for row in connection.execute(query)
+    )

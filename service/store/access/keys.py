@@ -1,0 +1,136 @@
+"""Keys of nodes: which are trusted for whom, which were revoked, and who signed the blocks of an ablation."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from experiments.outcomes import BlockState
+from experiments.records.circumstances import BlockSigner
+from experiments.records.messages import NodeRegistration
+from experiments.records.signed_receipt import BlockSignature
+from experiments.records.signing import Signature
+from service.errors import KeyRefused, NotFound
+from service.store.columns import db_now
+from service.store.tables import attempts, blocks, node_keys, nodes, receipts, trials
+
+
+def block_signature(connection: Connection, trial_id: str) -> BlockSignature | None:
+    """Return the signature of the block in which the receipt of a trial was reported; None where nobody signed."""
+    query = (
+        select(attempts.c.id, attempts.c.signature, nodes.c.id.label("node_id"), nodes.c.name)
+        .join(receipts, receipts.c.attempt_id == attempts.c.id)
+        .join(nodes, nodes.c.id == attempts.c.node_id)
+    )
+    row = connection.execute(query.where(receipts.c.trial_id == trial_id)).first()
+    if row is None or row.signature is None:
+        return None
+    digests = select(receipts.c.digest).join(trials, trials.c.id == receipts.c.trial_id)
+    own = digests.where(receipts.c.attempt_id == row.id).order_by(trials.c.position)
+    return BlockSignature(
+        node=row.name.removesuffix(imported_suffix(row.node_id)),
+        receipts=tuple(connection.execute(own).scalars()),
+        by=Signature.model_validate_json(row.signature),
+    )
+
+
+BY_REGISTRATION = "first registration"
+
+
+def admit(connection: Connection, node: str, key: str) -> None:
+    """Let `node` register with `key`: its first key counts, another one only after an operator trusted it.
+
+    Raises KeyRefused.
+    """
+    known = list(connection.execute(select(node_keys).where((node_keys.c.key == key) | (node_keys.c.node == node))))
+    for row in known:
+        if row.key == key and row.revoked_at is not None:
+            raise KeyRefused(f"key {key} of node '{row.node}' was revoked: {row.reason}")
+    own = {row.key for row in known if row.node == node and row.revoked_at is None}
+    if own and key not in own:
+        raise KeyRefused(
+            f"node '{node}' is known by key {', '.join(sorted(own))} and offers {key}; if it is the same machine with "
+            f"a new key, an operator says so: ablate keys trust {key} --node {node}"
+        )
+    if not own:
+        _insert(connection, node, key, by=BY_REGISTRATION)
+
+
+def trust(connection: Connection, node: str, key: str, *, by: str) -> None:
+    """Trust `key` for `node` from now on, also after it was revoked."""
+    mine = (node_keys.c.key == key) & (node_keys.c.node == node)
+    fresh = {"trusted_by": by, "trusted_at": db_now(), "revoked_at": None, "reason": None}
+    if not connection.execute(update(node_keys).where(mine).values(**fresh)).rowcount:
+        _insert(connection, node, key, by=by)
+
+
+def replace(connection: Connection, node: str, key: str, *, by: str) -> None:
+    """Trust `key` for `node` in place of every other key of it."""
+    others = (node_keys.c.node == node) & (node_keys.c.key != key) & node_keys.c.revoked_at.is_(None)
+    ended = {"revoked_at": db_now(), "reason": f"replaced by {key}"}
+    connection.execute(update(node_keys).where(others).values(**ended))
+    trust(connection, node, key, by=by)
+
+
+def revoke(connection: Connection, key: str, *, reason: str) -> None:
+    """Take nothing more that `key` signs; what was taken stays and can be found by it. Raises NotFound."""
+    gone = {"revoked_at": db_now(), "reason": reason}
+    if not connection.execute(update(node_keys).where(node_keys.c.key == key).values(**gone)).rowcount:
+        raise NotFound(f"no node is known by key {key}")
+
+
+def refusals(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
+    """Return why keys are not trusted, by key."""
+    found = {}
+    for key in sorted(keys):
+        rows = list(connection.execute(select(node_keys).where(node_keys.c.key == key)))
+        if not rows:
+            found[key] = "is not known here"
+        elif all(row.revoked_at is not None for row in rows):
+            found[key] = f"was revoked: {rows[0].reason}"
+    return found
+
+
+def list_keys(connection: Connection) -> list[Row[Any]]:
+    """Return every key, revoked ones too."""
+    return list(connection.execute(select(node_keys).order_by(node_keys.c.node, node_keys.c.trusted_at)))
+
+
+def key_of_attempt(connection: Connection, attempt_id: str) -> str | None:
+    """Return the key that the node of an attempt registered."""
+    query = select(nodes.c.registration).join(attempts, attempts.c.node_id == nodes.c.id)
+    row = connection.execute(query.where(attempts.c.id == attempt_id)).one()
+    return NodeRegistration.model_validate_json(row.registration).public_key
+
+
+def store_signature(connection: Connection, attempt_id: str, signature: Signature) -> None:
+    """Keep what the node signed its report with."""
+    mine = update(attempts).where(attempts.c.id == attempt_id)
+    connection.execute(mine.values(signature=signature.model_dump_json()))
+
+
+def signers(connection: Connection, ablation_id: str) -> tuple[BlockSigner, ...]:
+    """Return who signed the finished blocks of an ablation."""
+    query = (
+        select(nodes.c.id, nodes.c.name, attempts.c.signature, blocks.c["index"])
+        .join(attempts, attempts.c.id == blocks.c.attempt_id)
+        .join(nodes, nodes.c.id == attempts.c.node_id)
+        .where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.DONE)
+        .order_by(blocks.c["index"])
+    )
+    signed: dict[tuple[str, str, str | None], list[int]] = {}
+    for node, name, text, index in connection.execute(query):
+        key = None if text is None else Signature.model_validate_json(text).key
+        signed.setdefault((node, name.removesuffix(imported_suffix(node)), key), []).append(index)
+    return tuple(
+        BlockSigner(node=node, name=name, key=key, blocks=tuple(own)) for (node, name, key), own in signed.items()
+    )
+
+
+def imported_suffix(node_id: str) -> str:
+    """Return what follows the name of an imported node here: names of machines that reach nothing are not unique."""
+    return f" ({node_id})"
+
+
+def _insert(connection: Connection, node: str, key: str, *, by: str) -> None:
+    connection.execute(insert(node_keys).values(key=key, node=node, trusted_by=by, trusted_at=db_now()))

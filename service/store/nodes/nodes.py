@@ -1,0 +1,153 @@
+"""Nodes: what registered, with which key, and who was heard lately."""
+
+import re
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+
+from experiments.ids import id_pattern, new_id
+from experiments.outcomes import BlockState
+from experiments.records.messages import NodeRegistration
+from service.errors import Forbidden, NodeTaken, NotFound
+from service.principals import Principal
+from service.store.access.tokens import has_revoked_key
+from service.store.columns import db_now
+from service.store.nodes.placement import lanes_that_ran
+from service.store.nodes.running import runs_now
+from service.store.tables import ablations, attempts, blocks, nodes, trials
+
+EVER_S = 1e12
+"""A silence that no node reaches: all that ever registered."""
+_ID = re.compile(id_pattern("nod"))
+_WITHOUT_REGISTRATION = [column for column in nodes.c if column.name != "registration"]
+_SEEN = update(nodes).where(nodes.c.id == bindparam("node")).values(seen_at=db_now()).returning(*_WITHOUT_REGISTRATION)
+
+
+def check_key(principal: Principal, name: str, node_class: str) -> None:
+    """Raise Forbidden unless the key is that of node `name` and allows it to be of `node_class`."""
+    if principal.node != name:
+        raise Forbidden(
+            f"this key belongs to node '{principal.node}' and cannot register '{name}'; set ABLATE_NODE_NAME to the "
+            f"key's node, or ask an operator for a key: ablate nodes add {name}"
+        )
+    if principal.node_class not in (None, node_class):
+        raise Forbidden(
+            f"the key of node '{name}' was issued for class '{principal.node_class}'; "
+            f"the node registers as '{node_class}'"
+        )
+
+
+def register(connection: Connection, name: str, registration: NodeRegistration, *, silent_s: float) -> str:
+    """Store what a node found on itself; return the node's id, the same for the same name.
+
+    Raises NodeTaken when a node of this name that was heard within `silent_s` is of another class.
+    """
+    values = {
+        "node_class": registration.node_class,
+        "registration": registration.model_dump_json(),
+        "lanes": lanes_that_ran(registration.lanes),
+        "num_devices": len(registration.devices),
+        "registered_at": db_now(),
+        "seen_at": db_now(),
+    }
+    query = select(nodes.c.id, nodes.c.node_class, (db_now() - nodes.c.seen_at).label("silent_s"))
+    known = connection.execute(query.where(nodes.c.name == name).with_for_update()).first()
+    if known is None:
+        node_id = new_id("nod")
+        connection.execute(insert(nodes).values(id=node_id, name=name, **values))
+        return node_id
+    if known.node_class != registration.node_class and known.silent_s <= silent_s:
+        raise NodeTaken(
+            f"node '{name}' is of class '{known.node_class}' and was heard {known.silent_s:.1f} s ago; it cannot "
+            f"register as '{registration.node_class}' before it was silent for {silent_s:g} s"
+        )
+    connection.execute(update(nodes).where(nodes.c.id == known.id).values(**values))
+    return str(known.id)
+
+
+def mark_seen(connection: Connection, node_id: str, *, owner: str | None) -> Row[Any]:
+    """Note that the node of the key `owner` spoke, and lock it; return it.
+
+    Raises NotFound for an unknown node, Forbidden for one that the key does not belong to.
+    """
+    if not _ID.fullmatch(node_id):
+        raise NotFound(f"{ascii(node_id)[:80]} is not a node id; PUT /v1/nodes/{{name}} returns one")
+    row = connection.execute(_SEEN, {"node": node_id}).first()
+    if row is None:
+        raise NotFound(f"node {node_id!r} is not registered; PUT /v1/nodes/{{name}} first")
+    _check_owner(f"node {node_id} is '{row.name}'", row.name, owner)
+    return row
+
+
+_OF_ATTEMPT = select(attempts.c.node_id).where(attempts.c.id == bindparam("attempt"))
+_ATTEMPT_SEEN = (
+    update(nodes)
+    .where(nodes.c.id == _OF_ATTEMPT.scalar_subquery())
+    .values(seen_at=db_now())
+    .returning(nodes.c.id, nodes.c.name)
+)
+_NODE = select(nodes.c.id, nodes.c.name).where(nodes.c.id == _OF_ATTEMPT.scalar_subquery())
+
+
+def mark_attempt_seen(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
+    """Note that the node to which an attempt was given spoke, and lock it; return the node's id.
+
+    Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
+    """
+    return _node_of(attempt_id, connection.execute(_ATTEMPT_SEEN, {"attempt": attempt_id}).first(), owner)
+
+
+def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
+    """Return the id of the node that an attempt was given to.
+
+    Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
+    """
+    return _node_of(attempt_id, connection.execute(_NODE, {"attempt": attempt_id}).first(), owner)
+
+
+def _node_of(attempt_id: str, row: Row[Any, Any] | None, owner: str | None) -> str:
+    if row is None:
+        raise NotFound(f"there is no attempt {attempt_id!r}")
+    check_owner(attempt_id, row.name, owner)
+    return str(row.id)
+
+
+def check_owner(attempt_id: str, node: str, owner: str | None) -> None:
+    """Raise Forbidden unless the key `owner` is that of the node that an attempt was given to."""
+    _check_owner(f"attempt {attempt_id} was given to node '{node}'", node, owner)
+
+
+def _check_owner(what: str, name: str, owner: str | None) -> None:
+    if name != owner:
+        raise Forbidden(f"{what}, and this key belongs to node '{owner}'")
+
+
+def list_nodes(connection: Connection) -> list[Row[Any]]:
+    """Return every node with the seconds since it spoke, and whether its key is revoked."""
+    query = select(
+        nodes, (db_now() - nodes.c.seen_at).label("silent_s"), has_revoked_key(nodes.c.name).label("revoked")
+    )
+    return list(connection.execute(query.order_by(nodes.c.name)))
+
+
+def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
+    """Return by node's id the blocks that it runs: ablation, its name, block_index, arms of the trials that run."""
+    query = (
+        select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], trials.c.arm)
+        .join(ablations, ablations.c.id == blocks.c.ablation_id)
+        .outerjoin(trials, (trials.c.block_id == blocks.c.id) & runs_now())
+        .where(blocks.c.state == BlockState.RUNNING)
+        .order_by(blocks.c.ablation_id, blocks.c["index"], trials.c.position)
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for (node_id, *block), rows in groupby(connection.execute(query), key=lambda row: row[:4]):
+        told = dict(zip(("ablation", "name", "block_index"), block, strict=True))
+        found.setdefault(node_id, []).append({**told, "arms": [row.arm for row in rows if row.arm is not None]})
+    return found
+
+
+def count_live(connection: Connection, *, silent_s: float) -> dict[str, int]:
+    """Return the number of nodes heard within `silent_s`, by node class."""
+    query = select(nodes.c.node_class, func.count()).where(nodes.c.seen_at > db_now() - silent_s)
+    return {row[0]: row[1] for row in connection.execute(query.group_by(nodes.c.node_class))}

@@ -1,0 +1,181 @@
+"""This node as its receipts, its registration and people see it: code, versions, devices; read once, at the start."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from rich.table import Table
+
+from experiments.digest import SOURCE_ROOT, code_digest, digest_bytes
+from experiments.records.messages import NodeRegistration
+from kernels.backends import NodeClass
+from workers.devices.inventory import Devices, find_devices
+from workers.devices.probes import memory_limit_bytes
+
+_XLA = ("torch_xla", "torchax", "jax", "jaxlib", "libtpu")
+_DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "triton", *_XLA)
+_TOOLS = {"c++": ("g++", "clang++", "c++"), "nvcc": ("nvcc",)}
+"""Compilers outside of Python, by the name under which receipts keep their version: the first that is there."""
+_GIT_TIMEOUT_S = 20.0
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeState:
+    """Which code this worker loaded."""
+
+    digest: str
+    """Of the source files of `experiments.digest.CODE_PACKAGES`."""
+    git_commit: str | None
+    git_dirty_digest: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """Everything about this machine that does not change while the worker runs."""
+
+    name: str
+    devices: Devices
+    code: CodeState
+    versions: dict[str, str]
+    cores: int
+    memory_limit_bytes: int
+    lacks: tuple[str, ...]
+
+    @property
+    def node_class(self) -> NodeClass:
+        """Class under which this node asks for work."""
+        return self.devices.node_class
+
+    @property
+    def trial_memory_limit_bytes(self) -> int:
+        """Memory that a trial can reach: the device's, or on the host what processes may use."""
+        return self.memory_limit_bytes if self.node_class.on_host else self.devices.first.memory_bytes
+
+    def registration(self, public_key: str | None) -> NodeRegistration:
+        """Return what the service is told; `public_key` is the key that this node signs with, None if it cannot."""
+        return NodeRegistration(
+            node_class=self.node_class.name,
+            devices=self.devices.devices,
+            versions=self.versions,
+            code_digest=self.code.digest,
+            lacks=self.lacks,
+            public_key=public_key,
+        )
+
+    def table(self) -> Table:
+        """Return what the probe found and what it lacks, for people."""
+        table = Table(title=f"node {self.name}", show_header=False, title_justify="left")
+        table.add_row("class", self.node_class.name)
+        for device in self.devices.devices:
+            table.add_row(f"device {device.index}", f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB")
+        table.add_row("cores", str(self.cores))
+        table.add_row("versions", ", ".join(f"{name} {version}" for name, version in self.versions.items()))
+        dirty = " with uncommitted changes" if self.code.git_dirty_digest else ""
+        table.add_row("code", f"{self.code.digest[:19]}, commit {(self.code.git_commit or 'unknown')[:12]}{dirty}")
+        for sentence in self.lacks:
+            table.add_row("[yellow]lacks[/yellow]", sentence)
+        return table
+
+
+def find_node(name: str, node_class: str | None = None) -> Node:
+    """Look at this machine; `node_class` overrides what the probes would choose. Raises DeviceMissing."""
+    found = find_devices(node_class)
+    return Node(
+        name=name,
+        devices=found,
+        code=read_code(),
+        versions=_versions(found),
+        cores=cores(),
+        memory_limit_bytes=memory_limit_bytes(),
+        lacks=(*found.lacks, *_lacks()),
+    )
+
+
+def read_code(root: Path = SOURCE_ROOT) -> CodeState:
+    """Digest the source below `root` and ask git about it."""
+    commit = _git(root, "rev-parse", "HEAD") if _is_checkout(root) else None
+    return CodeState(
+        digest=code_digest(root),
+        git_commit=commit.decode().strip() if commit else None,
+        git_dirty_digest=_dirty_digest(root) if commit else None,
+    )
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler that torch.compile would find."""
+    return next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def load_average() -> float:
+    """Return the one-minute load average."""
+    return os.getloadavg()[0]
+
+
+def _versions(found: Devices) -> dict[str, str]:
+    """Return the versions of everything that may change a measurement, as far as present."""
+    versions = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if found.driver is not None:
+        versions["driver"] = found.driver
+    return versions | {name: version for name, tools in _TOOLS.items() if (version := _tool_version(tools))}
+
+
+def _tool_version(tools: Sequence[str]) -> str | None:
+    """Return the number with most dots that the first of `tools` to be found prints, which is its full version."""
+    path = next((path for tool in tools if (path := shutil.which(tool))), None)
+    if path is None:
+        return None
+    try:
+        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    numbers = _VERSION.findall(told.stdout.partition("Copyright (C)")[0])
+    return max(numbers, key=lambda number: number.count("."), default=None)
+
+
+def _lacks() -> tuple[str, ...]:
+    """Return sentences about what this machine does not have and what that means."""
+    missing = []
+    if shutil.which("git") is None:
+        missing.append("git is not installed: receipts carry the code digest, but no commit")
+    if compiler() is None:
+        missing.append("no C++ compiler (g++, clang++): arms with compile: true will fail")
+    return tuple(missing)
+
+
+def _is_checkout(root: Path) -> bool:
+    """Say whether `root` itself is a git work tree, and not merely a folder inside somebody else's."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    return top is not None and Path(os.fsdecode(top.rstrip(b"\n"))).resolve() == root
+
+
+def _dirty_digest(root: Path) -> str | None:
+    patch = _git(root, "diff", "--binary", "HEAD") or b""
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard") or b""
+    return digest_bytes(patch + b"\0" + untracked) if patch or untracked else None
+
+
+def _git(root: Path, *arguments: str) -> bytes | None:
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, timeout=_GIT_TIMEOUT_S, check=True
+        )
+    except (subprocess.SubprocessError, OSError):
+        return None
+    return answer.stdout

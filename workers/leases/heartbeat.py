@@ -1,0 +1,89 @@
+"""Renew a block's lease from a thread, and carry progress and log text on the way."""
+
+import logging
+import threading
+from contextvars import copy_context
+from types import TracebackType
+
+from experiments.records.messages import ClaimedBlock, Heartbeat
+from workers.devices.node_health import device_state
+from workers.devices.release import ReleaseProof
+from workers.errors import ApiRefused, ApiUnreachable, StaleLease
+from workers.lease import Lease, boot_time_s
+from workers.leases.service_api import ServiceApi
+from workers.processes.trial_output import BlockOutput
+from workers.processes.wake_event import WakeEvent
+
+_log = logging.getLogger(__name__)
+
+_SHORTEST_CALL_S = 0.5
+
+
+class LeaseRenewal:
+    """Sends a heartbeat every `heartbeat_s` while the block runs; wakes the main thread when the trial has to stop."""
+
+    def __init__(
+        self,
+        api: ServiceApi,
+        block: ClaimedBlock,
+        lease: Lease,
+        *,
+        output: BlockOutput,
+        wake_event: WakeEvent,
+        proof: ReleaseProof,
+    ) -> None:
+        self._api = api
+        self._block = block
+        self._lease = lease
+        self._output = output
+        self._wake_event = wake_event
+        self._proof = proof
+        self._timeout_s = max(_SHORTEST_CALL_S, block.lease_s / 3)
+        self._over = threading.Event()
+        work = copy_context().run  # the request that the block is for
+        self._thread = threading.Thread(
+            target=work, args=(self._run,), name=f"heartbeat-{block.attempt_id}", daemon=True
+        )
+
+    def __enter__(self) -> "LeaseRenewal":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(self._lease.left_s() + 1.0)
+
+    def send(self) -> bool:
+        """Send one heartbeat; return whether the service took it."""
+        chunks, news = self._output.chunks(), self._output.news()
+        message = Heartbeat(
+            token=self._block.token,
+            progress=news,
+            logs=chunks,
+            device_state=device_state(self._proof.last),
+            device_reason=self._proof.last,
+        )
+        asked_at = boot_time_s()
+        try:
+            reply = self._api.heartbeat(self._block.attempt_id, message, timeout_s=self._timeout_s)
+        except StaleLease as error:
+            _log.warning("attempt %s lost its lease: %s", self._block.attempt_id, error)
+            self._lease.revoke()
+            self._wake_event.set()
+            return False
+        except (ApiUnreachable, ApiRefused) as error:
+            _log.warning("heartbeat of %s: %s; lease left %.1f s", self._block.attempt_id, error, self._lease.left_s())
+            return False
+        self._output.accepted(chunks)
+        self._output.told(news)
+        self._lease.renew(reply.lease_s, asked_at=asked_at)
+        if reply.cancel:
+            self._lease.cancel()
+            self._wake_event.set()
+        return True
+
+    def _run(self) -> None:
+        while not self._over.wait(self._block.heartbeat_s) and self._lease.reason() is None:
+            self.send()

@@ -1,0 +1,179 @@
+"""A worker's life: probe, register, fork server, wake-ups, supervisor, clean end."""
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+from urllib.parse import quote
+
+from rich.console import Console
+
+from experiments.errors import SigningUnavailable
+from experiments.outcomes import ExitCode
+from experiments.records.signing import Signer
+from experiments.runtime.logs import configure_logging
+from workers.blocks import NodeContext
+from workers.devices.device_lock import DeviceLock
+from workers.devices.node_health import NodeHealth
+from workers.environment_variables import keep_logs_plain, wait_passively
+from workers.errors import ApiUnreachable, WorkerError
+from workers.identity.node import Node, find_node
+from workers.identity.node_key import KEY_FILE, node_signer
+from workers.leases.service_api import ServiceApi
+from workers.leases.service_node import ServiceNode
+from workers.leases.spool import FOLDER, Spool
+from workers.leases.supervisor import ServiceLink, Supervisor
+from workers.leases.wake_listener import WakeListener
+from workers.paths import WorkPaths
+from workers.processes.forkserver import ForkServer
+from workers.processes.guardian import Guardian
+from workers.processes.lanes import LaneResults, keep_lanes, known_lanes, run_lanes
+from workers.processes.runner import TrialRunner
+from workers.processes.wake_event import StopFlag, WakeEvent
+from workers.settings import Settings, get_settings
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+ENDED = "the worker has ended; nothing of it runs any more"
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+
+
+class StoppedEarly(Exception):
+    """The worker was asked to end before it had registered."""
+
+
+def serve() -> int:
+    """Run a worker with the settings of the environment; return the exit code."""
+    console = Console(stderr=True)
+    try:
+        settings = get_settings()
+        configure_logging(settings.log_format, quiet=("httpx", "celery.worker.strategy", "celery.app.trace"))
+        with suppress(StoppedEarly):
+            _serve(settings, console)
+    except (WorkerError, SigningUnavailable, ValueError) as error:
+        console.print(f"[red]worker cannot run:[/red] {error}")
+        return ExitCode.ERROR
+    console.print(ENDED)
+    return ExitCode.DONE
+
+
+def _serve(settings: Settings, console: Console) -> None:
+    wake_event = WakeEvent(settings.home_dir / "alive")
+    stopping = StopFlag(wake_event, drain_s=settings.drain_s)
+    stopping.install()
+    node = find_node(settings.node_name, settings.node_class)
+    console.print(node.table())
+    with DeviceLock(node.devices.locks("worker")):
+        signer = node_signer(settings.home_dir / KEY_FILE)
+        console.print(f"signs with {signer.key}")
+        wait_passively()
+        keep_logs_plain()
+        server = ForkServer()
+        with Guardian() as guardian:
+            server.check()
+            runner = TrialRunner(server, guardian, wake_event, grace_s=settings.grace_s, preempted=stopping.now)
+            _work(settings, node, signer, runner, wake_event=wake_event, stopping=stopping)
+
+
+def _work(
+    settings: Settings,
+    node: Node,
+    signer: Signer,
+    runner: TrialRunner,
+    *,
+    wake_event: WakeEvent,
+    stopping: StopFlag,
+) -> None:
+    """Register and serve, with everything started that trials need."""
+    proof = node.devices.proof()
+    health = NodeHealth(
+        proof,
+        node.node_class,
+        lanes=_lanes(node, runner.server, settings),
+        folders=(settings.home_dir, settings.data_path),
+        least_disk_gib=settings.least_disk_gib,
+    )
+    api = ServiceApi(settings.url, _until(lambda: _token(settings), wake_event, stopping))
+    service_node = ServiceNode(api, node, health, public_key=signer.key)
+    registered = _until(service_node.register, wake_event, stopping)
+    context = NodeContext(
+        node=node,
+        node_id=registered.node_id,
+        runner=runner,
+        paths=WorkPaths(home=settings.home_dir),
+        data_dir=settings.data_path,
+        proof=proof,
+        signer=signer,
+        corpus_roots=settings.corpus_roots,
+    )
+    poll_s = min(settings.poll_s, registered.claim_poll_s)
+    link = ServiceLink(
+        api=api,
+        node=service_node,
+        spool=Spool(settings.home_dir / FOLDER / quote(node.name, safe="")),
+        wake_event=wake_event,
+        poll_s=poll_s,
+        keep_attempts=settings.keep_attempts,
+    )
+    listener = WakeListener(settings.broker, node.node_class.name, wake_event, poll_s=poll_s)
+    listener.start()
+    _log.info(
+        "node %s is %s and asks for work of class %s; to end it after its block: kill -TERM %d",
+        *(node.name, registered.node_id, node.node_class, os.getpid()),
+    )
+    try:
+        Supervisor(context, link, stopping=stopping).run()
+    finally:
+        listener.stop()
+        api.close()
+
+
+def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | None:
+    """Return which lanes work here: as it was found before, and by running each of the others now."""
+    known = known_lanes(node, settings.home_dir)
+    if known >= set(node.node_class.lanes):
+        return dict.fromkeys(sorted(known))
+    _log.info("running a small scan on every lane of class %s that is not known to work", node.node_class)
+    results = run_lanes(node, server, data_dir=settings.data_path, known=known)
+    for lane, problem in (results or {}).items():
+        _log.info("lane %s: %s", lane, "works") if problem is None else _log.warning("lane %s: %s", lane, problem)
+    if results is not None:
+        try:
+            keep_lanes(node, results, settings.home_dir)
+        except OSError as error:
+            _log.warning("what ran on which lane cannot be kept, and is asked for again at the next start: %s", error)
+    return results
+
+
+def _until(ask: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:
+    """Ask until there is an answer; the service, or the file with its key, may come up after this worker.
+
+    Raises:
+        ApiRefused: the key is not accepted, or the registration is wrong.
+        StoppedEarly: the worker was asked to end meanwhile.
+
+    """
+    pause_s, said = _FIRST_PAUSE_S, ""
+    while not stopping():
+        try:
+            return ask()
+        except ApiUnreachable as error:
+            if str(error) != said:
+                said = str(error)
+                _log.info("waiting for the service: %s", error)
+        wake_event.wait(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise StoppedEarly
+
+
+def _token(settings: Settings) -> str:
+    token = settings.read_token()
+    if token is None:
+        path = settings.home_dir / "tokens" / "worker"
+        raise ApiUnreachable(f"no worker key yet: ABLATE_WORKER_TOKEN is not set and {path} does not exist")
+    return token

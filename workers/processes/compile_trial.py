@@ -1,0 +1,99 @@
+"""A trial on a node class that compiles and executes nothing: trace the training step, ask the compiler, report.
+
+Imports torch only inside functions, as `workers.processes.trial` does.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+from experiments.design.fields import read_config
+from experiments.outcomes import FailureClass
+from experiments.records.compilation_report import CompilationReport, HbmPlan
+from kernels.xla_compiler import Order
+from workers.devices.xla_compilation import Answer, ask_compiler, find_overflow
+from workers.errors import CompilerFailed
+from workers.processes.result import TrialOrder, TrialResult
+
+if TYPE_CHECKING:
+    from model.training.traced_step import TracedStep
+
+_MODULE = "step.hlo.pb"
+
+
+def compile_step(order: TrialOrder, topology: str) -> TrialResult:
+    """Trace the training step of `order` and compile it for `topology`.
+
+    A gate that is not in the graph shows in the facts. Raises KernelUnsupported for one that cannot run, and
+    CompilerFailed when the compiler's process died or refused for another reason than memory.
+    """
+    from model.training.traced_step import trace_step
+
+    config = read_config(order.config)
+    traced = trace_step(config)
+    _say(f"traced {traced.parameters / 1e6:.1f} M parameters in {traced.seconds:.1f} s")
+    if order.trace_only:
+        return TrialResult(facts=dict(traced.facts), parameters=traced.parameters)
+    module = order.paths.folder / _MODULE
+    module.write_bytes(traced.module)
+    asked = Order(topology=topology, module=str(module), partitions=config.mesh.devices)
+    answer = ask_compiler(asked, folder=order.paths.folder)
+    return _result(answer, traced, _report(answer, traced))
+
+
+def _report(answer: Answer, traced: "TracedStep") -> CompilationReport:
+    graph, memory, cost = answer["graph"], answer.get("memory"), answer.get("cost", {})
+    overflow = find_overflow(answer.get("refusal", ""))
+    if memory is None and overflow is None:
+        raise CompilerFailed(f"the compiler refused the step: {answer['refusal']}")
+    return CompilationReport(
+        topology=answer["topology"],
+        device_kind=answer["device_kind"],
+        chips=answer["partitions"],
+        versions=answer["versions"],
+        hlo_digest=graph["digest"],
+        instructions=graph["instructions"],
+        custom_calls=sum(graph["custom_calls"].values()),
+        kernels=graph["custom_calls"],
+        matmul_flops=graph["matmul_flops"],
+        hbm=None if memory is None else _plan(memory),
+        overflow=overflow,
+        collectives=answer.get("collectives"),
+        compiled_calls=answer.get("compiled_calls"),
+        compiler_flops=cost.get("flops"),
+        compiler_bytes=cost.get("bytes_accessed"),
+        trace_s=traced.seconds,
+    )
+
+
+def _plan(memory: dict[str, int]) -> HbmPlan:
+    peak = memory["argument_bytes"] + memory["output_bytes"] - memory["alias_bytes"] + memory["temp_bytes"]
+    return HbmPlan(**memory, peak_bytes=peak)
+
+
+def _result(answer: Answer, traced: "TracedStep", report: CompilationReport) -> TrialResult:
+    overflow = report.overflow
+    peak = report.hbm.peak_bytes if report.hbm else overflow.needed_bytes if overflow else None
+    return TrialResult(
+        failure_class=None if overflow is None else FailureClass.OOM,
+        message=None if overflow is None else _sentence(report),
+        compile_s=answer["compile_s"],
+        compile_cache_hit=False,
+        facts=dict(traced.facts),
+        parameters=traced.parameters,
+        flops_per_step=traced.flops_per_step,
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=peak,
+        compilation=report,
+    )
+
+
+def _sentence(report: CompilationReport) -> str:
+    overflow = report.overflow
+    assert overflow is not None  # noqa: S101  # only asked for then
+    where = {"hbm": f"the HBM of one {report.device_kind}", "vmem": "a kernel's on-chip memory (VMEM)"}
+    needed, there = (f"{size / 2**30:.2f} GiB" for size in (overflow.needed_bytes, overflow.available_bytes))
+    return f"the step does not fit into {where[overflow.memory]}: it needs {needed} of {there}"
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")

@@ -1,0 +1,114 @@
+"""Starts trials from a fork server that has torch imported: a fresh process without paying the import each time.
+
+The server must be started from the main thread: the kernel ties a child's death signal to the thread that made it.
+"""
+
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any, TypeVar
+
+from experiments.runtime.processes import end_all, group_members
+from workers.errors import PreloadError
+from workers.processes import trial
+from workers.processes.result import TrialOrder
+
+PRELOAD = "workers.processes.preload"
+_START_PATIENCE_S = 120.0
+_DEATH_PATIENCE_S = 10.0
+"""How long a killed fork server may take to end; only then does multiprocessing start another one."""
+_LOOK_EVERY_S = 0.05
+_ANSWERED_PATIENCE_S = 2.0
+
+_T = TypeVar("_T")
+
+
+class ForkServer:
+    """The one fork server of this worker; its processes run `target`."""
+
+    def __init__(self, *, preload: str = PRELOAD, target: Callable[[TrialOrder], None] = trial.main) -> None:
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._preload = preload
+        self._target = target
+        self._context.set_forkserver_preload([preload])
+
+    def check(self) -> None:
+        """Start the server and make sure that the preload really happened.
+
+        multiprocessing ignores an ImportError of a preloaded module, and every trial would silently pay the import.
+
+        Raises:
+            PreloadError: the import failed, or the server did not come up.
+
+        """
+        problem = self.ask(_preload_problem, self._preload, patience_s=_START_PATIENCE_S)
+        if problem is not None:
+            raise PreloadError(f"the fork server could not import {self._preload}: {problem}")
+
+    def ask(self, target: Callable[..., _T], *arguments: Any, patience_s: float) -> _T:
+        """Return what `target` returns in a process of its own; nothing of it is left then.
+
+        Raises:
+            PreloadError: it died, or gave no answer within `patience_s`.
+
+        """
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_answer, args=(theirs, target, arguments))
+        try:
+            process.start()
+            theirs.close()  # the end of the process is then the end of the pipe
+            if not ours.poll(patience_s):
+                raise PreloadError(f"the fork server gave no answer within {patience_s:.0f} s")
+            answer: _T = ours.recv()
+        except (EOFError, ConnectionError) as error:
+            raise PreloadError("the fork server or its process died before it answered; see the log") from error
+        finally:
+            ours.close()
+            theirs.close()
+            _end(process)
+        return answer
+
+    def start(self, order: TrialOrder) -> ForkServerProcess:
+        """Start a trial; its process group has the number of its process.
+
+        A server that was killed is replaced, once it has ended.
+        """
+        deadline = time.monotonic() + _DEATH_PATIENCE_S
+        while True:
+            process = self._context.Process(target=self._target, args=(order,), name=f"trial-{order.trial_id}")
+            try:
+                process.start()
+            except (EOFError, ConnectionError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_EVERY_S)
+            else:
+                return process
+
+
+def _answer(pipe: Connection, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.setsid()
+    pipe.send(target(*arguments))
+
+
+def _end(process: ForkServerProcess) -> None:
+    pid = process.pid
+    if pid is None:  # it was never started
+        return
+    process.join(_ANSWERED_PATIENCE_S)
+    end_all(lambda: sorted({*([pid] if process.is_alive() else []), *group_members(pid)}), grace_s=0)
+
+
+def _preload_problem(module: str) -> str | None:
+    if module in sys.modules:
+        return None
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    return "it was not imported before the fork"

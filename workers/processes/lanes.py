@@ -1,0 +1,116 @@
+"""Which lanes of this node's class really work here: each runs a small scan with its gradients in a fresh process.
+
+The answer is kept in the state folder. It is asked for again when code, versions or devices changed, and for every lane
+that failed: a node that has no official kernels (lane peer) shall not run all the others at each start for that.
+"""
+
+import json
+import traceback
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.digest import digest
+from experiments.runtime.processes import die_with_parent
+from kernels.backends import Lane
+from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
+from workers.environment_variables import keep_kernels, peer_site, use_environment
+from workers.errors import PreloadError
+from workers.identity.node import Node
+from workers.paths import write_whole
+from workers.processes.forkserver import ForkServer
+
+FILE = "lanes.json"
+"""Below the state folder."""
+
+_PATIENCE_S = 600.0
+"""Kernels are compiled on the way."""
+_MESSAGE_LIMIT = 500  # characters
+
+LaneResults = Mapping[str, str | None]
+"""By lane: None when it ran and was right, else why not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneOrder:
+    """What one process has to find out."""
+
+    lane: Lane
+    device_type: str
+    environment: Mapping[str, str]
+    locks: tuple[str, ...]
+    kernels: Path
+    """Where generated kernels are kept."""
+
+
+def known_lanes(node: Node, home: Path) -> frozenset[str]:
+    """Return the lanes that worked here before, if nothing has changed since."""
+    try:
+        stored = json.loads((home / FILE).read_bytes())
+        worked = frozenset(lane for lane, problem in stored["lanes"].items() if problem is None)
+        same = stored["of"] == _digest(node)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return frozenset()  # nothing was kept, or not by this code
+    return worked if same else frozenset()
+
+
+def run_lanes(
+    node: Node, server: ForkServer, *, data_dir: Path, known: Collection[str] = frozenset()
+) -> LaneResults | None:
+    """Run every lane of the node's class but those `known` to work; None where nothing can be executed."""
+    node_class = node.node_class
+    if node_class.compiles_only:
+        return None
+    orders = [
+        LaneOrder(
+            lane=lane,
+            device_type=node_class.device_type,
+            environment=node_class.environment,
+            locks=node.devices.locks("trainer"),
+            kernels=data_dir / "kernels",
+        )
+        for lane in node_class.lanes
+    ]
+    return {str(order.lane): None if order.lane in known else _ask(server, order) for order in orders}
+
+
+def keep_lanes(node: Node, results: LaneResults, home: Path) -> None:
+    """Keep the answer for the next start."""
+    home.mkdir(parents=True, exist_ok=True)
+    write_whole(home / FILE, json.dumps({"of": _digest(node), "lanes": dict(results)}, indent=1))
+
+
+def _digest(node: Node) -> str:
+    """Return what the answer depends on."""
+    devices = [device.model_dump(mode="json") for device in node.devices.devices]
+    return digest([node.code.digest, node.versions, devices, str(peer_site())])
+
+
+def _ask(server: ForkServer, order: LaneOrder) -> str | None:
+    try:
+        answer = server.ask(_answer, order, patience_s=_PATIENCE_S)
+    except PreloadError as error:
+        return f"it gave no answer: {error}"
+    return None if answer is None else str(answer)[:_MESSAGE_LIMIT]
+
+
+def _answer(order: LaneOrder) -> str | None:
+    """In a process of its own: run the lane."""
+    die_with_parent()
+    held = DeviceLock(order.locks)  # given back by the end of this process
+    try:
+        held.take(patience_s=TRAINER_PATIENCE_S)
+        return _run(order)
+    except Exception as error:  # the boundary of a process that answers with a sentence
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+
+
+def _run(order: LaneOrder) -> str | None:
+    from model.layers import mamba3
+    from workers.processes.trial import find_device
+
+    use_environment(order.environment)
+    keep_kernels(order.kernels)
+    mamba3.use_lane(order.lane, peer_site())
+    return mamba3.lane_problem(order.lane, find_device(order.device_type))

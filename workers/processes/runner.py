@@ -1,0 +1,202 @@
+"""Run trainer processes to their ends, whatever ends those are, and prove that nothing of them is left."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from workers.errors import WorkerError
+from workers.lease import Lease, StopReason
+from workers.processes.failures import TOO_LATE, kernel_oom_kills
+from workers.processes.forkserver import ForkServer
+from workers.processes.guardian import Guardian, end_trial
+from workers.processes.result import TrialOrder
+from workers.processes.wake_event import WakeEvent
+
+_log = logging.getLogger(__name__)
+
+_SAMPLE_S = 0.5
+"""Between looks at the trial's peak resident set, in case the kernel kills it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a trainer process ended."""
+
+    stopped: StopReason | None
+    """Set when we stopped it."""
+    exit_code: int
+    wall_s: float
+    """From the order to the end of the process, but for the time in which it waited for others."""
+    oom_kills: int
+    """Kernel out-of-memory kills meanwhile, of any process."""
+    peak_rss_bytes: int | None
+    """Highest resident set that was seen, sampled."""
+    survivors: tuple[int, ...]
+    """Processes that even SIGKILL did not end."""
+
+
+class RunningTrial:
+    """A trainer process between its start and its end."""
+
+    def __init__(
+        self, process: ForkServerProcess, trial_id: str, *, timeout_s: float, began: float, oom_before: int
+    ) -> None:
+        self.process = process
+        self.trial_id = trial_id
+        self.pid = _pid(process)
+        self.timeout_s = timeout_s
+        self.spent_s = 0.0
+        """Of its time limit: whenever it was let go on, until it was seen to wait or to have ended."""
+        self._began = began
+        """Moment by time.monotonic() since when it has been let go on."""
+        self.oom_before = oom_before
+        """The kernel's count of out-of-memory kills before it was started."""
+        self.peak_rss_bytes: int | None = None
+        self.stopped: StopReason | None = None
+        """Why it has to stop, if it has to."""
+        self.over = False
+        """Whether it was ended: its process number may be another one's by now."""
+
+    @property
+    def now_spent_s(self) -> float:
+        """What it has spent of its time limit if it runs now."""
+        return self.spent_s + time.monotonic() - self._began
+
+    def let_go_on(self) -> None:
+        """Note that it may run from now on: before it is told so, since it may run before the next line does."""
+        self._began = time.monotonic()
+
+    def waits(self) -> None:
+        """Note that it was seen to wait, or to have ended; who follows it on counts from here."""
+        now = time.monotonic()
+        self.spent_s, self._began = self.spent_s + now - self._began, now
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process has not ended."""
+        return not _is_readable(self.process.sentinel)
+
+
+class TrialRunner:
+    """Starts trials on this node's fork server and ends them."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        guardian: Guardian,
+        wake_event: WakeEvent,
+        *,
+        grace_s: float,
+        preempted: Callable[[], bool],
+    ) -> None:
+        self.server = server
+        self._guardian = guardian
+        self._wake_event = wake_event
+        self._grace_s = grace_s
+        self._preempted = preempted
+
+    def guard_until(self, boot_time_s: float) -> None:
+        """Tell the guardian until when trials may run; infinity when none runs."""
+        self._guardian.until(boot_time_s)
+
+    def check_guardian(self) -> None:
+        """Make sure that a guardian is there. Raises OSError when none can be started."""
+        self._guardian.check()
+
+    def run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
+        """Run `order` until it ends, its time is up, or the lease, the service or our own end stops it."""
+        with self.started(order, lease, timeout_s=timeout_s) as trial:
+            self.follow(trial, lease)
+            return self.end(trial, lease)
+
+    @contextmanager
+    def started(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Iterator[RunningTrial]:
+        """Start a trial; whatever happens, it has ended when the caller is done with it."""
+        start, oom_before = time.monotonic(), kernel_oom_kills()
+        process = self.server.start(replace(order, start_by=lease.until))
+        trial = RunningTrial(process, order.trial_id, timeout_s=timeout_s, began=start, oom_before=oom_before)
+        self._guardian.watch(trial.pid, order.trial_id)
+        try:
+            yield trial
+        finally:
+            if not trial.over:
+                end_trial(trial.pid, trial_id=order.trial_id, grace_s=0, leader=lambda: trial.lives)
+                self._guardian.forget(trial.pid, order.trial_id)
+
+    def follow(self, trial: RunningTrial, lease: Lease, *, until: Connection | None = None) -> None:
+        """Wait until the trial ends, has to stop, or says something by the pipe `until`; this is the time it has."""
+        deadline = time.monotonic() + trial.timeout_s - trial.now_spent_s
+        also = [trial.process.sentinel, *([] if until is None else [until.fileno()])]
+        while (reason := self._reason(lease, deadline)) is None:
+            patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
+            self._wake_event.wait(patience, also=also)
+            with suppress(OSError):  # without a guardian the kernel's death signal remains, and no block is claimed
+                self._guardian.check()
+            if any(_is_readable(descriptor) for descriptor in also):
+                break
+            trial.peak_rss_bytes = _peak_rss(trial.pid) or trial.peak_rss_bytes
+        trial.stopped = reason
+        trial.waits()
+
+    def end(self, trial: RunningTrial, lease: Lease) -> Ending:
+        """End a trial that has to stop, or what one that ended by itself has left; return how it ended."""
+        start = time.monotonic()
+        survivors = self._end(trial)
+        trial.process.join(0 if survivors else None)
+        trial.over = True
+        self._guardian.forget(trial.pid, trial.trial_id)
+        exit_code = trial.process.exitcode if trial.process.exitcode is not None else -signal.SIGKILL
+        return Ending(
+            stopped=trial.stopped or _fenced(exit_code, lease),
+            exit_code=exit_code,
+            wall_s=trial.spent_s + time.monotonic() - start,
+            oom_kills=kernel_oom_kills() - trial.oom_before,
+            peak_rss_bytes=trial.peak_rss_bytes,
+            survivors=survivors,
+        )
+
+    def _reason(self, lease: Lease, deadline: float) -> StopReason | None:
+        reason = lease.reason()
+        if reason is not None:
+            return reason
+        if self._preempted():
+            return StopReason.PREEMPTED
+        return StopReason.TIMEOUT if time.monotonic() >= deadline else None
+
+    def _end(self, trial: RunningTrial) -> tuple[int, ...]:
+        """Stop what is left of a trial: all of it, or only children that outlived a trial that ended by itself."""
+        grace_s = 0.0 if trial.stopped in (None, StopReason.FENCED) else self._grace_s
+        survivors = end_trial(trial.pid, trial_id=trial.trial_id, grace_s=grace_s, leader=lambda: trial.lives)
+        if survivors:
+            _log.error("trial %s: processes %s survived SIGKILL", trial.trial_id, list(survivors))
+        return survivors
+
+
+def _fenced(exit_code: int, lease: Lease) -> StopReason | None:
+    """Tell whether a trial that we did not stop was ended because the lease is over: by the guardian, or by itself."""
+    over = lease.reason() is StopReason.FENCED
+    return StopReason.FENCED if over and exit_code in (-signal.SIGKILL, TOO_LATE) else None
+
+
+def _is_readable(descriptor: int) -> bool:
+    return bool(wait([descriptor], 0))
+
+
+def _peak_rss(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+
+
+def _pid(process: ForkServerProcess) -> int:
+    if process.pid is None:
+        raise WorkerError("the fork server gave a trial no process id")
+    return process.pid

@@ -1,0 +1,121 @@
+"""Run the trials of one block in slices: every trainer stays in memory, and one of them runs at any moment.
+
+A trainer starts and warms up while those before it wait. When the last one waits, slices of timed steps follow each
+other (experiments.design.slices); then each trainer ends while the rest wait. Who waits is blocked on a pipe. A trainer
+that ends before its time leaves its slices out, and the others go on.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+
+from experiments.design.slices import running_order
+from experiments.outcomes import FailureClass
+from experiments.runtime.processes import send
+from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
+from workers.errors import BlockBroken, DeviceBusy
+from workers.lease import Lease
+from workers.processes.result import TrialOrder
+from workers.processes.runner import Ending, RunningTrial, TrialRunner
+from workers.processes.slice_pipe import let_go_on, waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicedTrial:
+    """One trial of a block that runs in slices."""
+
+    order: TrialOrder
+    timeout_s: float
+    """Of its own running; waiting for the others does not count."""
+    began: Callable[[], None]
+    """Called just before its process is started."""
+    goes_on: Callable[[], None]
+    """Called whenever it is the one that runs from now on."""
+    ended: Callable[[Ending], None]
+    """Called once; what it raises ends every trainer."""
+
+
+@dataclass(kw_only=True)
+class _Resident:
+    """A trainer in memory."""
+
+    trial: SlicedTrial
+    running: RunningTrial
+    pipe: Connection
+
+
+class SlicedBlock:
+    """Runs the trainers of one block."""
+
+    def __init__(self, runner: TrialRunner, lease: Lease) -> None:
+        self._runner = runner
+        self._lease = lease
+        self._residents: list[_Resident] = []
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The trainers that were started."""
+        return frozenset(resident.running.pid for resident in self._residents)
+
+    def run(self, trials: Sequence[SlicedTrial], *, slices: int) -> None:
+        """Run `trials` to their ends. Raises BlockBroken when another trainer of this machine has the device."""
+        with _locked(trials[0].order.locks) as lock, ExitStack() as stack:
+            try:
+                for trial in trials:
+                    self._residents.append(stack.enter_context(self._resident(trial, lock)))
+                    self._advance(self._residents[-1])
+                for _number, resident in running_order(self._residents, slices):
+                    self._let_run(resident)
+                for resident in self._residents:
+                    self._let_run(resident)
+            except BaseException:
+                self._kill()
+                raise
+
+    @contextmanager
+    def _resident(self, trial: SlicedTrial, lock: DeviceLock) -> Iterator[_Resident]:
+        ours, theirs = multiprocessing.Pipe()
+        with ours, theirs:
+            order = replace(trial.order, locks=(), held=lock.sockets, others=theirs)
+            trial.began()
+            with self._runner.started(order, self._lease, timeout_s=trial.timeout_s) as running:
+                theirs.close()  # the end of the process is then the end of the pipe
+                yield _Resident(trial=trial, running=running, pipe=ours)
+
+    def _let_run(self, resident: _Resident) -> None:
+        if not resident.running.over:
+            resident.running.let_go_on()
+            let_go_on(resident.pipe)
+            self._advance(resident)
+
+    def _advance(self, resident: _Resident) -> None:
+        """Follow a trainer until it waits or has ended."""
+        running = resident.running
+        resident.trial.goes_on()
+        self._runner.follow(running, self._lease, until=resident.pipe)
+        if running.stopped is None and waits(resident.pipe):
+            return
+        if running.stopped is None:  # its pipe has ended, and so does the process
+            self._runner.follow(running, self._lease)
+        resident.trial.ended(self._runner.end(running, self._lease))
+
+    def _kill(self) -> None:
+        """End all at once, before each is looked after by itself: the lease may be over."""
+        left = [resident.running for resident in self._residents]
+        send([running.pid for running in left if not running.over and running.lives], signal.SIGKILL)
+
+
+@contextmanager
+def _locked(addresses: Sequence[str]) -> Iterator[DeviceLock]:
+    """Hold the trainers' device locks for all trainers of the block, which hold them too."""
+    lock = DeviceLock(addresses)
+    try:
+        lock.take(patience_s=TRAINER_PATIENCE_S)
+        yield lock
+    except DeviceBusy as error:
+        raise BlockBroken(FailureClass.INFRA_NODE, str(error)) from error
+    finally:
+        lock.release()
