@@ -86,7 +86,7 @@ fuzz-tpu: $(TPU_STAMP)  ## random specs through the compiler of a TPU that is no
 	$(TPU_VENV)/bin/python -m tests.xla.random_specs $(FUZZ)
 
 simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge, into docs/statistics.md; minutes
-	$(BIN)/python -m experiments.simulation
+	$(BIN)/python -m tests.simulation
 
 bench-api: $(STAMP)  ## POST /v1/ablations against a bare endpoint that inserts the same rows
 	$(BIN)/python -m tests.bench.api
@@ -117,16 +117,16 @@ bench-paint: $(STAMP) browser  ## when a browser first paints each page, on a ma
 	$(BIN)/python -m tests.bench.paint
 
 bench-kernels: $(STAMP)  ## on an H200: accuracy and speed of the kernels beside the official ones, stored as a receipt
-	$(BIN)/python -m kernels.mamba3_mimo.bench $(if $(ABLATE_PEER_SITE),--peer-site '$(ABLATE_PEER_SITE)') $(BENCH)
+	$(BIN)/python -m tests.kernels.bench $(if $(ABLATE_PEER_SITE),--peer-site '$(ABLATE_PEER_SITE)') $(BENCH)
 
 fuzz: $(STAMP)  ## random problems through the CUDA kernels, interpreted on this CPU; FUZZ="--count 100 --seed 0"
 	$(BIN)/python -m tests.kernels.fuzz_on_cpu $(FUZZ)
 
 fuzz-gpu: $(STAMP)  ## on an H200: 1,000 random problems, each right or refused; FUZZ="--count 1000 --seed 0"
-	$(BIN)/python -m kernels.mamba3_mimo.fuzz $(FUZZ)
+	$(BIN)/python -m tests.kernels.fuzz $(FUZZ)
 
 fuzz-compile: $(STAMP)  ## compile every shape and switch that the kernels allow, without a GPU, hours; FUZZ="--count 50"
-	$(BIN)/python -m kernels.mamba3_mimo.fuzz.compiling $(FUZZ)
+	$(BIN)/python -m tests.kernels.fuzz.compiling $(FUZZ)
 
 # The official kernels, in a folder of their own: their TileLang and ours cannot share one. setup.py needs wheel.
 PEER_PINS := tilelang==0.1.8 apache-tvm-ffi==0.1.9 z3-solver==4.15.4.0 einops==0.8.2

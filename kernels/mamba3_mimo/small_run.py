@@ -4,8 +4,8 @@ import torch
 
 from kernels.backends import GENERATED_LANES, Lane
 from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo import criterion
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs, outputs, scanned
-from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.support import supports
 from kernels.scan_switches import ScanSwitches
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:  # loads torch, which most tests do without
-    from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+    from tests.kernels.fuzz.problems import ScanProblem
 
 NOT_COMPILED = pytest.StashKey[dict[str, str]]()
 """Line of a problem -> why it cannot run."""

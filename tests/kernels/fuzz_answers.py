@@ -4,8 +4,8 @@ import os
 import time
 from unittest import mock
 
-from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
-from kernels.mamba3_mimo.fuzz.workers import Compiled
+from tests.kernels.fuzz.outcomes import FuzzOutcome
+from tests.kernels.fuzz.workers import Compiled
 
 REFUSED, HANGS, ENDS, NO_TARGET = 2, 3, 4, 5
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from kernels.mamba3_mimo.fuzz import command, results, trial
-from kernels.mamba3_mimo.fuzz.draws import DrawLimits
-from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+from tests.kernels.fuzz import command, results, trial
+from tests.kernels.fuzz.draws import DrawLimits
+from tests.kernels.fuzz.outcomes import FuzzOutcome
+from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels.interpreted_lane import interpreted_lane
 
 SMALL = DrawLimits(length=150, elements=2**16, chunks=12, share=4)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable
 from kernels.mamba3_mimo.cuda.host import compiled
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.fuzz import planning
-from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem
-from kernels.mamba3_mimo.fuzz.workers import Answer, Compiled, FuzzPool
+from tests.kernels.fuzz import planning
+from tests.kernels.fuzz.outcomes import FuzzOutcome
+from tests.kernels.fuzz.problems import ScanProblem
+from tests.kernels.fuzz.workers import Answer, Compiled, FuzzPool
 
 Key = tuple[str, ScanShape, Variant]
 """What names a kernel: equal keys are one kernel."""

@@ -22,12 +22,12 @@ from torch.overrides import TorchFunctionMode
 
 import kernels.mamba3_mimo
 from kernels.backends import Lane
-from kernels.mamba3_mimo import support
+from kernels.mamba3_mimo import criterion, support
 from kernels.mamba3_mimo.cuda.host import compiled, op, scan
-from kernels.mamba3_mimo.fuzz import criterion, planning
 from model.layers import attention
 from model.training import train
 from tests.kernels import compile_first, kernel_tasks
+from tests.kernels.fuzz import planning
 
 launched: set[kernel_tasks.Key] = set()
 """By the test that runs."""

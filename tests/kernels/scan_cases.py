@@ -15,7 +15,7 @@ from experiments.design.gate import Claim
 from experiments.design.gates import GATES
 from kernels.mamba3_mimo.accuracy import Case
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+from tests.kernels.fuzz.problems import ScanProblem
 
 Problem = tuple[Case, Variant]
 

@@ -12,9 +12,9 @@ pytest.importorskip("tilelang")
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, OF_SIZES, pass_configs, program
 from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.fuzz import planning
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem
 from tests.kernels import kernel_tasks
+from tests.kernels.fuzz import planning
+from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels.resources import nvcc_release
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_planted():
 SMALL = {"N": 16, "P": 32, "R": 2, "cumulated": True, "wanted": (), "switches": {"schedule": "sequential"}}
 PLANTED = f"""
 import pytest
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem
+from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels import kernel_tasks
 from tests.kernels.fuzz_answers import NO_TARGET, compiled_decays
 

@@ -12,10 +12,10 @@ import torch
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo.accuracy import scanned
-from kernels.mamba3_mimo.fuzz import compiling, planning, tensors, trial
-from kernels.mamba3_mimo.fuzz.draws import SWITCHES, DrawLimits, one_set, sets
-from kernels.mamba3_mimo.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem, must_be_refused, parsed
 from kernels.scan_switches import ScanSwitches
+from tests.kernels.fuzz import compiling, planning, tensors, trial
+from tests.kernels.fuzz.draws import SWITCHES, DrawLimits, one_set, sets
+from tests.kernels.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem, must_be_refused, parsed
 from tests.kernels.fuzz_on_cpu import SMALL, answer
 from tests.kernels.interpreted_lane import interpreted_lane
 

@@ -9,13 +9,12 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo import mamba3_mimo, reference
+from kernels.mamba3_mimo import criterion, mamba3_mimo, reference
 from kernels.mamba3_mimo.accuracy import outputs, scanned
 from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
-from kernels.mamba3_mimo.fuzz import criterion
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem
-from kernels.mamba3_mimo.fuzz.tensors import made
 from kernels.scan_switches import ScanSwitches
+from tests.kernels.fuzz.problems import ScanProblem
+from tests.kernels.fuzz.tensors import made
 
 DECAYS = ("initial", "benchmark", "weak", "strong", "mixed")
 LENGTHS = (5, 64, 97)

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo.fuzz import command, draws, results, workers
-from kernels.mamba3_mimo.fuzz.outcomes import FuzzOutcome
-from kernels.mamba3_mimo.fuzz.problems import ScanProblem
-from kernels.mamba3_mimo.fuzz.results import FuzzSetting, OutcomeStore
-from kernels.mamba3_mimo.fuzz.workers import Compiled, FuzzPool
+from tests.kernels.fuzz import command, draws, results, workers
+from tests.kernels.fuzz.outcomes import FuzzOutcome
+from tests.kernels.fuzz.problems import ScanProblem
+from tests.kernels.fuzz.results import FuzzSetting, OutcomeStore
+from tests.kernels.fuzz.workers import Compiled, FuzzPool
 from tests.kernels.fuzz_answers import ENDS, HANGS, REFUSED, answer
 
 FINE = 1

@@ -13,15 +13,19 @@ import torch
 
 from kernels.backends import Lane
 from kernels.errors import KernelError, KernelUnsupported
+from kernels.mamba3_mimo import criterion
 from kernels.mamba3_mimo.accuracy import make_grad, make_inputs
-from kernels.mamba3_mimo.bench import cases, parts, render, work
-from kernels.mamba3_mimo.bench.__main__ import main
-from kernels.mamba3_mimo.bench.cases import BenchCase
-from kernels.mamba3_mimo.bench.compiling import needed
-from kernels.mamba3_mimo.bench.floors import MOVED, PRODUCTS, floors, sizes, whole_pass
-from kernels.mamba3_mimo.bench.lane_process import lane_process
-from kernels.mamba3_mimo.bench.parts import BenchRun
-from kernels.mamba3_mimo.bench.report import (
+from kernels.mamba3_mimo.criterion import Yardstick
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.scan_switches import ScanFact
+from tests.kernels.bench import cases, parts, render, work
+from tests.kernels.bench.__main__ import main
+from tests.kernels.bench.cases import BenchCase
+from tests.kernels.bench.compiling import needed
+from tests.kernels.bench.floors import MOVED, PRODUCTS, floors, sizes, whole_pass
+from tests.kernels.bench.lane_process import lane_process
+from tests.kernels.bench.parts import BenchRun
+from tests.kernels.bench.report import (
     AccuracyRow,
     KernelRow,
     Machine,
@@ -33,10 +37,6 @@ from kernels.mamba3_mimo.bench.report import (
     store,
     stored,
 )
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.fuzz import criterion
-from kernels.mamba3_mimo.fuzz.criterion import Yardstick
-from kernels.scan_switches import ScanFact
 
 REFERENCE = ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16, C=16, L=256)
 CEILINGS = {"bytes_per_s": 4.28e12, "flops_per_s": 790e12}
@@ -161,7 +161,7 @@ def test_floors_are_of_the_heads_in_turn_that_ran() -> None:
 
 
 def test_the_bench_imports_no_tilelang_since_the_official_kernels_process_needs_another() -> None:
-    code = "import sys, kernels.mamba3_mimo.bench.__main__; sys.exit('tilelang' in sys.modules)"
+    code = "import sys, tests.kernels.bench.__main__; sys.exit('tilelang' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -386,7 +386,7 @@ def test_a_run_that_is_ended_keeps_what_it_found(tmp_path: Path, monkeypatch: py
             return super().ask(function, *arguments)
 
     monkeypatch.setattr("sys.argv", ["bench-kernels", "--out", str(tmp_path), "--only", "accuracy", "--jobs", "0"])
-    monkeypatch.setattr("kernels.mamba3_mimo.bench.__main__.lane_process", lambda lane: nullcontext(Ended(lane)))
+    monkeypatch.setattr("tests.kernels.bench.__main__.lane_process", lambda lane: nullcontext(Ended(lane)))
     monkeypatch.setattr(parts, "gpu", lambda _query: "told")
     with pytest.raises(KeyboardInterrupt):
         main()
@@ -399,7 +399,7 @@ def test_a_run_that_is_ended_keeps_what_it_found(tmp_path: Path, monkeypatch: py
 def test_main_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("sys.argv", ["bench-kernels", "--out", str(tmp_path)])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("kernels.mamba3_mimo.bench.__main__.lane_process", _no_gpu)
+    monkeypatch.setattr("tests.kernels.bench.__main__.lane_process", _no_gpu)
     assert main() == 1
     assert "bench-kernels: this machine has no GPU" in capsys.readouterr().err
 

@@ -9,8 +9,8 @@ import torch
 
 from kernels.backends import Lane
 from kernels.mamba3_mimo.accuracy import Case, make_inputs
-from kernels.mamba3_mimo.bench import runs
-from kernels.mamba3_mimo.bench.work import Worker
+from tests.kernels.bench import runs
+from tests.kernels.bench.work import Worker
 
 CASE = Case(B=2, S=40, H=2, N=16, P=32, R=2)
 

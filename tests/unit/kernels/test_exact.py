@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from kernels.mamba3_mimo import ScanInputs
+from kernels.mamba3_mimo import ScanInputs, criterion
 from kernels.mamba3_mimo.accuracy import Case, compare, compare_rows, make_grad, make_inputs, outputs
-from kernels.mamba3_mimo.exact import SLICE_SIZE, reference, yardstick
-from kernels.mamba3_mimo.fuzz import criterion
 from kernels.mamba3_mimo.operands import psiv
 from kernels.mamba3_mimo.reference import chunk_parallel
+from tests.kernels.exact import SLICE_SIZE, reference, yardstick
 
 CASES = {
     "plain": Case(B=3, S=40, H=4, N=16, P=32, R=2),

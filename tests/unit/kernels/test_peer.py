@@ -17,8 +17,8 @@ from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo import peer
 from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs
-from kernels.mamba3_mimo.bench import runs
-from kernels.mamba3_mimo.exact import reference
+from tests.kernels.bench import runs
+from tests.kernels.exact import reference
 
 STAND_IN = """
 import torch

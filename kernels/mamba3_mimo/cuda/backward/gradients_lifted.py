@@ -106,7 +106,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             T.import_source(UNPACKED)
             if roles:
-                T.annotate_min_blocks_per_sm(2 // groups_of(s))  # what fits: see lifted_places.lifts
+                T.annotate_min_blocks_per_sm(2 // groups_of(s))  # what fits: see lifted_layout.lifts
             # the compiler lays them out by name: those that need alignment should not stand between others
             q_raw, k_raw, bar = loads.tile(), loads.tile(), loads.barriers(GROUP if roles else threads)
             free = T.alloc_barrier([threads] * loads.slots) if roles else None

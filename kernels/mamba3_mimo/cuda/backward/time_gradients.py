@@ -39,7 +39,7 @@ def time_gradients(s: ScanShape) -> Any:
     length. The gradients of a decay and of an angle are sums of per-token values from the token to the end of its
     document, held exact at every edge: see spans.py. The edge of the row's first token is read only where a state
     enters it; without, the sums from there on are zero. So are those behind the last token: what a final state adds
-    there is in the last token's own value already, see host/beyond.py.
+    there is in the last token's own value already, see host/final_state.py.
     Cumulated angles are no concern of this kernel: their gradient is dtheta.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated

@@ -12,7 +12,7 @@ from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, Sca
 
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
 CHUNK_SIZES = tuple(size for size in scan_switches.CHUNK_SIZES if size <= 64)
-KERNEL_FILES = ("backward.gradients", "backward.lifted_places")
+KERNEL_FILES = ("backward.gradients", "backward.lifted_layout")
 """Files of the kernels with refusals(variant, shape): what their kernels cannot do."""
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.analysis.prediction import ENOUGH, SIZES, Asked, Known, chance_with_more, chances
 from experiments.analysis.statistics import Array, fit, log_ratio
-from experiments.simulation.draws import places_of
+from tests.simulation.draws import places_of
 
 DRAWS = 3000
 CLOSE = 0.035

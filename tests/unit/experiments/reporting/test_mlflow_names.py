@@ -106,4 +106,4 @@ def test_every_run_of_an_ablation_with_the_longest_names_is_short() -> None:
     whole = dataclasses.replace(views.view(arms=arms, num_blocks=6, timed=4), name=LONGEST)
     shown = [run.name for run in (parent(whole, ""), *children(whole))]
     assert max(map(len, shown)) == names.LONGEST_NAME
-    assert len(set(names)) == len(names)
+    assert len(set(shown)) == len(shown)

@@ -1,0 +1,124 @@
+"""Compare the cuda lane with the official kernels on this GPU: accuracy, speed, attention beside it, a sweep of gates.
+
+Usage: python -m tests.kernels.bench [--only PART] [--quick] [--out DIR] [--peer-site DIR] [--jobs N]
+[--compile-only]
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kernels.backends import Lane
+from kernels.errors import KernelError, KernelUnsupported
+from tests.kernels.bench import cases, parts
+from tests.kernels.bench.cases import BenchCase
+from tests.kernels.bench.compiling import compile_first, needed
+from tests.kernels.bench.lane_process import LaneProcess, lane_process
+from tests.kernels.bench.render import page
+from tests.kernels.bench.report import Machine, Row, TablePart, sorted_rows, store, stored
+from tests.kernels.bench.runs import ATTENTION_BACKENDS
+
+PARTS = ("accuracy", "speed", "attention", "sweep")
+PAGE = "README.md"
+
+
+def main() -> int:
+    """Run the parts, store each, print the page."""
+    arguments = _arguments()
+    chosen = PARTS if arguments.only is None else (arguments.only,)
+    try:
+        for part in chosen:
+            _run(part, arguments)
+    except KernelUnsupported as error:
+        sys.stderr.write(f"bench-kernels: {error}\n")
+        return 1
+    if arguments.compile_only:
+        return 0
+    text = page(stored(arguments.out, PARTS))
+    (arguments.out / PAGE).write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench-kernels", description=__doc__.splitlines()[0] if __doc__ else None)
+    day = datetime.now(UTC).date().isoformat()
+    parser.add_argument("--only", choices=PARTS, help="run this part; the page shows all that are stored")
+    parser.add_argument("--quick", action="store_true", help="three problems for accuracy, one for speed, ten samples")
+    parser.add_argument("--out", type=Path, default=Path("docs/receipts") / f"{day}-bench-kernels")
+    parser.add_argument("--peer-site", type=Path, help="folder with mamba-ssm and its TileLang, see `make peer`")
+    parser.add_argument("--jobs", type=int, default=6, help="processes that compile at a time; 0: compile when needed")
+    parser.add_argument("--compile-only", action="store_true", help="compile, measure nothing")
+    return parser.parse_args()
+
+
+def _problems(part: str, quick: bool) -> tuple[BenchCase, ...]:
+    if part == "accuracy":
+        return tuple(case for case in cases.ACCURACY if not quick or case.name in ("N64 P64 R4", "S8191", "G4"))
+    if part == "attention":
+        return cases.ATTENTION
+    return cases.SPEED[: 1 if quick or part == "sweep" else None]
+
+
+def _run(part: str, arguments: argparse.Namespace) -> None:
+    problems = _problems(part, arguments.quick)
+    wanted = (Lane.CUDA, Lane.PEER) if part in ("accuracy", "speed") else (Lane.CUDA,)
+    with _lanes(wanted, arguments.peer_site) as (lanes, absent):
+        if arguments.jobs > 0:
+            missing = needed(part, problems, [lane.lane for lane in lanes])
+            compile_first(missing, arguments.peer_site, arguments.jobs)
+        if arguments.compile_only:
+            return
+        rounds, repeats = (2, 5) if arguments.quick else (5, 5)
+        ceilings = lanes[0].ask("ceilings") if part == "speed" else {}
+        bench = parts.BenchRun(lanes=lanes, rounds=rounds, repeats=repeats, ceilings=ceilings)
+        machine = Machine(
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            device=parts.gpu("name"),
+            driver=parts.gpu("driver_version"),
+            clocks_before=parts.gpu("clocks.sm,clocks.mem"),
+            clocks_after="not reached",
+            versions={lane.lane: lane.ask("versions") for lane in lanes},
+            absent=absent,
+            ceilings=ceilings,
+        )
+        rows: list[Row] = []
+        for row in _rows(part, bench, problems):
+            rows.append(row)
+            store(TablePart(part=part, machine=machine, complete=False, **sorted_rows(rows)), arguments.out)
+        machine = machine.model_copy(update={"clocks_after": parts.gpu("clocks.sm,clocks.mem")})
+    store(TablePart(part=part, machine=machine, **sorted_rows(rows)), arguments.out)
+
+
+def _rows(part: str, bench: parts.BenchRun, problems: tuple[BenchCase, ...]) -> Iterable[Row]:
+    if part == "accuracy":
+        return parts.accuracy(bench, problems)
+    if part == "speed":
+        return parts.speed(bench, problems)
+    if part == "attention":
+        return parts.attention(bench, problems, ATTENTION_BACKENDS)
+    return parts.sweep(bench, problems[0], cases.SWEEP)
+
+
+@contextmanager
+def _lanes(wanted: tuple[Lane, ...], site: Path | None) -> Iterator[tuple[tuple[LaneProcess, ...], dict[str, str]]]:
+    """Start the lanes; yield those that run, and why others do not. Without ours there is nothing to compare."""
+    with lane_process(wanted[0]) as ours:
+        ours.ask("ready")
+        if Lane.PEER not in wanted:
+            yield (ours,), {}
+            return
+        with lane_process(Lane.PEER) as peer:
+            try:
+                peer.ask("ready", site)
+            except KernelError as error:
+                yield (ours,), {Lane.PEER: str(error)}
+            else:
+                yield (ours, peer), {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""The parts of the table. Every speed comes after a check of what is timed; ours is not timed where it fails."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kernels.backends import Lane
+from kernels.errors import KernelError
+from kernels.mamba3_mimo.accuracy import Errors
+from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.scan_switches import ScanFact
+from tests.kernels.bench.cases import BenchCase
+from tests.kernels.bench.floors import floors, whole_pass
+from tests.kernels.bench.lane_process import LaneProcess
+from tests.kernels.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow, Times
+from tests.kernels.bench.runs import PASSES, Passes
+
+PROFILER_SUFFIX = "_kernel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRun:
+    """The lanes that run, ours first, and how many samples are taken."""
+
+    lanes: tuple[LaneProcess, ...]
+    rounds: int
+    repeats: int
+    ceilings: dict[str, float]
+    """Bytes and FLOPs per second of this GPU."""
+
+    @property
+    def ours(self) -> LaneProcess:
+        """The cuda lane."""
+        return self.lanes[0]
+
+
+def say(line: str) -> None:
+    """Tell on stderr what is being done."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def accuracy(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[AccuracyRow]:
+    """Yield the errors of every lane on every problem."""
+    for problem in problems:
+        for lane in bench.lanes:
+            say(f"accuracy {problem.name}, {lane.lane}")
+            row: dict[str, Any] = {"name": problem.name, "lane": lane.lane}
+            try:
+                yield AccuracyRow(**row, **lane.ask("errors", problem.case, problem.options(lane.lane)))
+            except KernelError as error:
+                yield AccuracyRow(**row, refused=str(error))
+
+
+def speed(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[SpeedRow | KernelRow]:
+    """Yield, problem by problem, times of every lane, taken in turn, and those of its kernels."""
+    for problem in problems:
+        jobs = [Job(lane, problem.name, _prepared(lane, problem)) for lane in bench.lanes]
+        yield from _sampled(bench, [job for job in jobs if job.row.refused is None])
+        yield from (job.row for job in jobs if job.row.refused is not None)
+        for job in jobs:
+            if job.row.refused is None:
+                yield from _kernel_rows(bench, problem, job.row, job.kernels["both"])
+        for lane in bench.lanes:
+            lane.ask("forget")
+
+
+def attention(bench: BenchRun, problems: Iterable[BenchCase], backends: Iterable[str]) -> Iterator[SpeedRow]:
+    """Yield times of causal attention with the heads of each problem, and of the scan beside it."""
+    for problem in problems:
+        jobs = []
+        for backend in backends:
+            row = SpeedRow(name=problem.name, lane=backend)
+            try:
+                say(f"attention {problem.name}, {backend}")
+                bench.ours.ask("prepare_attention", backend, problem.case)
+                jobs.append(Job(bench.ours, backend, row))
+            except KernelError as error:
+                yield row.model_copy(update={"refused": str(error)})
+        scan = _prepared(bench.ours, problem)
+        if scan.refused is None:
+            jobs.append(Job(bench.ours, problem.name, scan))
+        else:
+            yield scan
+        yield from _sampled(bench, jobs)
+        bench.ours.ask("forget")
+
+
+def sweep(bench: BenchRun, problem: BenchCase, changes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SweepRow]:
+    """Yield times of every change beside the default, and what its binaries show."""
+    default = _prepared(bench.ours, problem)
+    yield _swept(bench, problem, "default", {}, default)
+    for change, options in changes if default.refused is None else ():
+        yield _swept(bench, problem, change, options, default)
+    bench.ours.ask("forget")
+
+
+def _swept(bench: BenchRun, problem: BenchCase, change: str, changed: dict[str, Any], default: SpeedRow) -> SweepRow:
+    lane = bench.ours
+    row = _prepared(lane, problem, name=change, changed=changed) if changed else default
+    if row.refused is not None:
+        return SweepRow(change=change, speed=row)
+    jobs = [Job(lane, change if changed else problem.name, row)]
+    jobs += [Job(lane, problem.name, default)] if changed else []
+    timed = _sampled(bench, jobs)
+    try:
+        binaries = lane.ask("binaries", problem.case, {**problem.options(Lane.CUDA), **changed})
+    except KernelError as error:
+        binaries = [{"name": "not read", "why": str(error)}]
+    if changed:
+        lane.ask("forget", change)
+    return SweepRow(change=change, speed=timed[0], default=timed[1].both if changed else Times(), binaries=binaries)
+
+
+def _prepared(
+    lane: LaneProcess, problem: BenchCase, *, name: str | None = None, changed: dict[str, Any] | None = None
+) -> SpeedRow:
+    """Make a problem ready and check it; the row says why it is not.
+
+    With `changed` options its inputs are those of the default, which was checked before.
+    """
+    name, options = name or problem.name, {**problem.options(lane.lane), **(changed or {})}
+    row = SpeedRow(name=name, lane=lane.lane)
+    say(f"prepare and check {name}, {lane.lane}")
+    try:
+        ready = lane.ask("prepare", name, problem.case, options)
+        judged = lane.ask("check_like", name, problem.name) if changed else lane.ask("check", name)
+    except KernelError as error:
+        return row.model_copy(update={"refused": str(error)})
+    bad = judged["wrong"] if lane.lane == Lane.CUDA else _not_finite(judged["errors"])
+    refused = f"the check failed: {', '.join(bad)}; no speed is measured" if bad else None
+    return row.model_copy(update={**judged, **ready, "refused": refused})
+
+
+def _not_finite(errors: Errors) -> list[str]:
+    """Return what is not a number: all that keeps the official kernels, not ours to mend, from being timed."""
+    return [name for name, (overall, _) in errors.items() if not math.isfinite(overall)]
+
+
+@dataclass
+class Job:
+    """Something prepared in a lane's process, to be sampled."""
+
+    lane: LaneProcess
+    name: str
+    row: SpeedRow
+    kernels: dict[Passes, dict[str, float]] = field(default_factory=dict)
+    """Milliseconds of every kernel, filled in."""
+    samples: dict[tuple[Passes, str], list[float]] = field(default_factory=dict)
+    no_graph: dict[Passes, str | None] = field(default_factory=dict)
+
+    def times(self, passes: Passes) -> Times:
+        """Return what was found for one of the two."""
+        return Times(
+            kernels_ms=sum(self.kernels[passes].values()),
+            graph_ms=self.samples.get((passes, "graph"), []),
+            eager_ms=self.samples[passes, "eager"],
+            no_graph=self.no_graph[passes],
+        )
+
+
+def _sampled(bench: BenchRun, jobs: list[Job]) -> list[SpeedRow]:
+    """Sample the jobs in turn, round after round, and return their rows with the samples."""
+    for job in jobs:
+        for passes in PASSES:
+            job.no_graph[passes] = job.lane.ask("capture", job.name, passes)
+            job.samples |= {(passes, "graph"): []} if job.no_graph[passes] is None else {}
+            job.samples[passes, "eager"] = []
+    for _ in range(bench.rounds):
+        for job in jobs:
+            for (passes, way), samples in job.samples.items():
+                samples += job.lane.ask("sample_ms", job.name, passes, way, bench.repeats)
+    for job in jobs:
+        for passes in PASSES:
+            job.kernels[passes] = job.lane.ask("kernels_ms", job.name, passes)
+    return [job.row.model_copy(update={passes: job.times(passes) for passes in PASSES}) for job in jobs]
+
+
+def _kernel_rows(bench: BenchRun, problem: BenchCase, speed: SpeedRow, times: dict[str, float]) -> list[KernelRow]:
+    lane, in_turn = speed.lane, int(speed.facts.get(ScanFact.HEADS_IN_TURN, 1))
+    shape = replace(shape_run(problem), in_turn=in_turn)
+    least = floors(shape) | {TOGETHER: whole_pass(shape, backward=True)}
+    rows = []
+    for kernel, ms in {TOGETHER: sum(times.values()), **times}.items():
+        name = kernel.removesuffix(PROFILER_SUFFIX)
+        floor = least.get(name) if lane == Lane.CUDA else None
+        numbers: dict[str, float] = {}
+        if floor is not None:
+            numbers = {"floor_ms": floor.ms(bench.ceilings), "bytes": floor.bytes, "flops": floor.flops}
+        rows.append(KernelRow(name=problem.name, lane=lane, kernel=name[:60], ms=ms, **numbers))
+    return rows
+
+
+def shape_run(problem: BenchCase) -> ScanShape:
+    """Return the sizes with which our lane runs a problem, of one head in turn: the walk that it chooses for them."""
+    case, asked = problem.case, Variant(**problem.options(Lane.CUDA))
+    variant = chosen(asked, rows=case.B * case.H, tokens=case.S, state=case.N * case.P)
+    walk = walked(variant, case.S)
+    return ScanShape(
+        B=case.B, S=-(-case.S // walk) * walk, H=case.H, G=case.G, N=case.N, P=case.P, R=case.R, C=variant.chunk_size,
+        L=walk, A=padded_angles(int(case.N * case.rope) // 2, case.N),
+    )  # fmt: skip
+
+
+def gpu(query: str) -> str:
+    """Return what nvidia-smi says to a query, as it says it."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

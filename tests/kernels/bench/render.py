@@ -1,0 +1,238 @@
+"""The stored parts as one Markdown page, which is also what is printed."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from kernels.backends import Lane
+from kernels.mamba3_mimo.accuracy import Errors
+from tests.kernels.bench.report import (
+    TOGETHER,
+    WAYS,
+    AccuracyRow,
+    KernelRow,
+    Machine,
+    SpeedRow,
+    SweepRow,
+    TablePart,
+    Times,
+)
+
+SHOWN = ("registers", "shared_bytes", "spill_stores", "instructions", "tma_loads", "cp_async", "wgmma", "mbarrier")
+"""Columns of a binary's row that the page has; the JSON has all."""
+LEGEND = (
+    "kernels: sum of the GPU kernels by the profiler; graph: a CUDA graph replayed; eager: calls by events; medians. "
+    "least: the shortest of their three times over the longest of ours; most: the other way round."
+)
+NOISE = ("whole / noise", "row / noise")
+CRITERIA = (
+    "Errors against the float64 reference, as shares of the largest value and of a time row. Ours may be off by 8 times"
+    " the noise that rounding the operands to bfloat16 makes in a whole result, and by 32 times in a row "
+    "(docs/kernels-correctness.md); the official lane by what its own tests allow, a tenth of the largest value."
+)
+TIMED = (
+    "What is timed is checked itself. Ours is not timed where it is over; the official lane is, and the table says so. "
+)
+SMALL = 0.01
+"""Share of a lane's time under which its kernels are one line of the page."""
+
+
+def page(parts: Iterable[TablePart]) -> str:
+    """Return the whole page."""
+    blocks = ["# Kernels of the Mamba-3 MIMO scan"]
+    for part in parts:
+        blocks += [f"## {part.part.capitalize()}", _machine(part.machine)]
+        blocks += [] if part.complete else ["**This part was ended before it was through.**"]
+        blocks += _accuracy(part.accuracy) if part.accuracy else []
+        blocks += _speeds(part.speed) if part.speed else []
+        blocks += [_kernels(part.kernels)] if part.kernels else []
+        blocks += _checks(part.speed)
+        blocks += _sweep(part.sweep) if part.sweep else []
+    return "\n\n".join(blocks) + "\n"
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table with columns of equal width, numbers to the right."""
+    cells = [list(headings), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    right = [all(row[i][:1].isdigit() or row[i] in ("", "-") for row in cells[1:]) for i in range(len(widths))]
+    lines = [
+        "| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |"
+        for row in cells
+    ]
+    rule = "|" + "|".join("-" * (w + 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _machine(machine: Machine) -> str:
+    versions = "; ".join(
+        f"{lane}: " + ", ".join(f"{name} {version}" for name, version in found.items())
+        for lane, found in machine.versions.items()
+    )
+    lines = [
+        f"{machine.date}, {machine.device}, driver {machine.driver}, clocks {machine.clocks_before} before and "
+        f"{machine.clocks_after} after.",
+        f"Versions: {versions}.",
+    ]
+    if machine.ceilings:
+        moved, done = machine.ceilings["bytes_per_s"] / 1e12, machine.ceilings["flops_per_s"] / 1e12
+        lines.append(f"Ceilings for the floors, measured here: a copy {moved:.2f} TB/s, a product {done:.0f} TFLOP/s.")
+    return "\n".join(lines + [f"Lane {lane} did not run: {why}." for lane, why in machine.absent.items()])
+
+
+def _accuracy(rows: list[AccuracyRow]) -> list[str]:
+    """One table of the largest errors, one of every output where both lanes ran."""
+    headings = ("problem", "lane", "outputs", "worst global error", "worst row error", *NOISE, "verdict")
+    return [CRITERIA, table(headings, [_judged(row) for row in rows]), *_beside(rows)]
+
+
+def _judged(row: AccuracyRow | SpeedRow) -> tuple[object, ...]:
+    if not row.errors:
+        return (row.name, row.lane, *("-" * 5), row.refused or "-")
+    noise = [_largest({name: share[kind] for name, share in row.shares.items()}, 1) for kind in (0, 1)]
+    verdict = "over: " + ", ".join(row.wrong) if row.wrong else "within"
+    return (row.name, row.lane, len(row.errors), _worst(row.errors, 0), _worst(row.errors, 1), *noise, verdict)
+
+
+def _worst(errors: Errors, kind: int) -> str:
+    """Return the largest error of a kind (0 global, 1 row) and whose it is."""
+    return _largest({name: error[kind] for name, error in errors.items()}, 5)
+
+
+def _largest(numbers: Mapping[str, float], digits: int) -> str:
+    """Return the largest number and whose it is; NaN is larger than all."""
+    if not numbers:
+        return "-"
+    name = max(numbers, key=lambda name: (math.isnan(numbers[name]), numbers[name]))
+    return f"{numbers[name]:.{digits}f} {name}"
+
+
+def _beside(rows: list[AccuracyRow]) -> list[str]:
+    """Return ours beside the official errors, output by output."""
+    both = {(row.name, row.lane): row.errors for row in rows if row.errors}
+    lines, worse = [], []
+    for name, lane in both:
+        if lane != Lane.CUDA or (name, str(Lane.PEER)) not in both:
+            continue
+        for output, (ours, ours_row) in both[name, lane].items():
+            if output not in both[name, str(Lane.PEER)]:  # the official function is timed without a final state
+                continue
+            official, official_row = both[name, str(Lane.PEER)][output]
+            lines.append((name, output, *(f"{x:.5f}" for x in (ours, official, ours_row, official_row))))
+            worse += [f"{name} {output}"] if not ours <= official else []
+    if not lines:
+        return ["No output was measured on both lanes."]
+    headings = ("problem", "output", "ours", "official", "ours, row", "official, row")
+    count = f"Ours is at least as accurate on {len(lines) - len(worse)} of {len(lines)} outputs"
+    return [table(headings, lines), count + (f"; less accurate: {', '.join(worse)}." if worse else ".")]
+
+
+def _checks(rows: list[SpeedRow]) -> list[str]:
+    """Return how near what is timed is to the reference, and ours beside the official errors where both were."""
+    checked = [AccuracyRow(**row.model_dump(include=set(AccuracyRow.model_fields))) for row in rows if row.errors]
+    headings = ("problem", "lane", "results", "worst global error", "worst row error", *NOISE, "verdict")
+    said = [TIMED + CRITERIA, table(headings, [_judged(row) for row in checked])] if checked else []
+    if {row.lane for row in checked} < {str(Lane.CUDA), str(Lane.PEER)}:
+        return said
+    return [*said, *_beside(checked)]
+
+
+def ratios(theirs: Times, ours: Times) -> tuple[dict[str, float], float, float]:
+    """Return how many times longer theirs take, way by way, and the least and the most that can be made of it.
+
+    The least compares the shortest of their times with the longest of ours, the most the other way round.
+    """
+    their, our = theirs.medians(), ours.medians()
+    found = {way: their[way] / our[way] for way in WAYS if way in their and way in our}
+    return found, min(their.values()) / max(our.values()), max(their.values()) / min(our.values())
+
+
+def _speeds(rows: list[SpeedRow]) -> list[str]:
+    """Return the times of every way of looking, and how they compare with ours."""
+    ours = {row.name: row for row in rows if row.lane == Lane.CUDA and row.refused is None}
+    lines: list[tuple[str, ...]] = []
+    weakest: list[tuple[float, str]] = []
+    notes: list[str] = []
+    for row in rows:
+        if row.refused is not None:
+            lines.append((row.name, "-", row.lane, *("-" * 9), row.refused))
+            continue
+        for passes, times, mine in _both_passes(row, ours.get(row.name)):
+            compared = ["-"] * 5
+            if mine is not None and row.lane != Lane.CUDA:
+                each, least, most = ratios(times, mine)
+                compared = [_number(each.get(way), 2) for way in WAYS] + [_number(least, 2), _number(most, 2)]
+                weakest.append((least, f"{row.name}, {passes}, {row.lane}"))
+            peak = "-" if times is row.forward else _number(row.peak_gib, 2)
+            spread = f"{min(times.eager_ms):.3f} to {max(times.eager_ms):.3f} of {len(times.eager_ms)}"
+            shown = (_number(times.medians().get(way), 3) for way in WAYS)
+            lines.append((row.name, passes, row.lane, *shown, *compared, peak, spread))
+            notes += [f"No graph of {row.name}, {passes}, {row.lane}: {times.no_graph}."] if times.no_graph else []
+    headings = ("problem", "passes", "lane", *(f"{way} ms" for way in WAYS), *(f"{way} / ours" for way in WAYS))
+    if weakest:
+        notes.insert(0, f"{LEGEND} The weakest ratio here is {min(weakest)[0]:.2f} ({min(weakest)[1]}).")
+    return [table((*headings, "least", "most", "peak GiB", "eager: range of samples"), lines), *notes]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _both_passes(row: SpeedRow, ours: SpeedRow | None) -> list[tuple[str, Times, Times | None]]:
+    """Return (label, times, times of ours) of the forward pass and of both passes."""
+    mine = (None, None) if ours is None else (ours.forward, ours.both)
+    return [("forward", row.forward, mine[0]), ("forward+backward", row.both, mine[1])]
+
+
+def _whole(rows: list[KernelRow]) -> dict[tuple[str, str], float]:
+    """Return (problem, lane) -> milliseconds of all its kernels."""
+    return {(row.name, row.lane): row.ms for row in rows if row.kernel == TOGETHER}
+
+
+def _kernels(rows: list[KernelRow]) -> str:
+    whole = _whole(rows)
+    lines = []
+    small: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row.ms < SMALL * whole.get((row.name, row.lane), 0):
+            small.setdefault((row.name, row.lane), []).append(row.ms)
+            continue
+        if row.floor_ms is None or row.bytes is None or row.flops is None:
+            lines.append((row.name, row.lane, row.kernel, f"{row.ms:.3f}", "-", "-", "-", "-"))
+            continue
+        share = f"{100 * row.floor_ms / row.ms:.0f}"
+        moved, done = f"{row.bytes / 1e9:.3f}", f"{row.flops / 1e9:.1f}"
+        lines.append((row.name, row.lane, row.kernel, f"{row.ms:.3f}", moved, done, f"{row.floor_ms:.3f}", share))
+    lines += [
+        (name, lane, f"{len(times)} more, each under {SMALL:.0%}", f"{sum(times):.3f}", "-", "-", "-", "-")
+        for (name, lane), times in small.items()
+    ]
+    headings = ("problem", "lane", "kernel", "ms", "GB", "GFLOP", "floor ms", "floor / time, %")
+    return table(headings, lines)
+
+
+def _sweep(rows: list[SweepRow]) -> list[str]:
+    times, binaries, unread = [], [], []
+    for row in rows:
+        if row.speed.refused is not None:
+            times.append((row.change, *("-" * 9), row.speed.refused))
+            continue
+        forward, both, beside = row.speed.forward.medians(), row.speed.both.medians(), row.default.medians()
+        shown = (_number(found.get(way), 3) for found in (forward, both) for way in WAYS)
+        change = (
+            f"{100 * (both[way] / beside[way] - 1):+.1f}" if way in both and way in beside else "-"
+            for way in ("kernels", "graph")
+        )  # fmt: skip
+        times.append((row.change, *shown, *change, _number(row.speed.peak_gib, 2), ""))
+        for binary in row.binaries:
+            if "why" in binary:
+                unread.append(f"Binaries of {row.change} could not be read: {binary['why']}")
+            else:
+                binaries.append((row.change, binary["name"], *(binary.get(key, "-") for key in SHOWN)))
+    looked_at = (f"{passes}, {way} ms" for passes in ("forward", "both") for way in WAYS)
+    headings = ("change", *looked_at, "kernels, %", "graph, %", "peak GiB", "refused")
+    return [
+        table(headings, times),
+        "Per cent: both passes against the default, which was measured in turn.",
+        *([table(("change", "kernel", *SHOWN), binaries)] if binaries else []),
+        *unread,
+    ]

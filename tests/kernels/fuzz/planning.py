@@ -1,0 +1,75 @@
+"""What the lane says to a problem before it runs: the reason why it refuses, and what it compiles for it."""
+
+from kernels import facts
+from kernels.backends import Lane
+from kernels.errors import KernelError
+from kernels.mamba3_mimo import supports
+from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
+from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, for_any_size, needed
+from kernels.mamba3_mimo.cuda.host.op import dtype_refusal
+from kernels.mamba3_mimo.cuda.host.scan import Scan
+from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.scan_switches import ScanFact, ScanSwitches
+from tests.kernels.fuzz.problems import ScanProblem
+from tests.kernels.fuzz.tensors import shapes_only
+
+
+def switches(problem: ScanProblem) -> ScanSwitches:
+    """Return how the problem's scan is executed."""
+    return ScanSwitches(lane=Lane.CUDA, **problem.switches)  # type: ignore[arg-type]
+
+
+def refusal(problem: ScanProblem) -> str | None:
+    """Return why the lane does not run the problem, or None; nothing is compiled and no GPU is needed."""
+    reason = supports(switches(problem), "cuda")
+    if reason is not None:
+        return reason
+    try:
+        _scan(problem)
+        return dtype_refusal(shapes_only(problem))
+    except KernelError as error:
+        return str(error)
+
+
+def compiled(problem: ScanProblem) -> tuple[int, int]:
+    """Compile what a problem needs that is not refused; return how many kernels were new, and how many on disk."""
+    scan = _scan(problem)
+    with facts.collect() as seen:
+        for direction in _directions(problem):
+            build(direction, scan.shape, scan.variant)
+    return int(seen.get(ScanFact.KERNELS_COMPILED, 0)), int(seen.get(ScanFact.KERNELS_LOADED, 0))
+
+
+def kernels(problem: ScanProblem) -> frozenset[tuple[str, ScanShape, Variant]]:
+    """Return what names the kernels that a problem needs that is not refused: equal names are one kernel."""
+    scan = _scan(problem)
+    return frozenset(
+        for_any_size(name, scan.shape, scan.variant)
+        for direction in _directions(problem)
+        for name in needed(direction, scan.shape, scan.variant)
+    )
+
+
+def sizes(problem: ScanProblem) -> ScanShape:
+    """Return the sizes of the kernels that a problem needs that is not refused."""
+    return _scan(problem).shape
+
+
+def walk(problem: ScanProblem) -> str:
+    """Return which form the backward walk of a problem takes that is not refused: see docs/kernels.md."""
+    scan = _scan(problem)
+    if "backward" not in _directions(problem):
+        return "none"
+    if scan.variant.warp_specialize:
+        return "lifted, a group copies"
+    return "lifted" if lifts(scan.shape, scan.variant) else "general"
+
+
+def _directions(problem: ScanProblem) -> tuple[Direction, ...]:
+    return ("forward",) if problem.wanted == () else ("forward", "backward")
+
+
+def _scan(problem: ScanProblem) -> Scan:
+    """Return the lane's scan of tensors without data."""
+    return Scan(shapes_only(problem), Variant(**vars(switches(problem))))

@@ -1,0 +1,95 @@
+"""Dependence between blocks: what it does to words, where it comes from, what widening mends."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import signal
+
+from experiments.analysis.dependence import corrected, widening
+from experiments.analysis.statistics import Array, fit
+from experiments.design.aa_spec import ADMITTING_BLOCKS
+from experiments.design.power import alpha_of
+from tests.simulation.draws import places_of
+from tests.simulation.noise import SD, TRIAL_SD
+from tests.simulation.rates import Rate, rate
+
+STRENGTHS = (0.0, 0.2, 0.4, 0.6)
+_LEVEL_S = 1.7
+"""Mean length of a level of the host's speed, in trials: between a short one and one of several blocks."""
+
+
+def following_arms(rng: np.random.Generator, repetitions: int, blocks: int, share: float) -> tuple[Array, Array]:
+    """Return (d, places) whose d follow each other by `share` whatever the running order is: (repetitions, blocks)."""
+    return SD * _autoregressive(rng, (repetitions, blocks), share), _places(repetitions, blocks)
+
+
+def following_time(rng: np.random.Generator, repetitions: int, blocks: int, share: float) -> tuple[Array, Array]:
+    """Return (d, places) of trials that follow each other by `share` in the order in which they ran."""
+    places = places_of(repetitions, blocks, 2)
+    trials = TRIAL_SD * _autoregressive(rng, (repetitions, 2 * blocks), share).reshape(repetitions, blocks, 2)
+    by_arm = np.take_along_axis(trials, places.astype(np.intp), axis=-1)
+    return by_arm[:, :, 1] - by_arm[:, :, 0], places[:, :, 1] - places[:, :, 0]
+
+
+def following_levels(rng: np.random.Generator, repetitions: int, blocks: int, _share: float) -> tuple[Array, Array]:
+    """Return (d, places) of trials on a host that changes its speed by levels of random length."""
+    places = places_of(repetitions, blocks, 2)
+    changes = rng.random((repetitions, 2 * blocks)) < 1 / (1 + _LEVEL_S)
+    level = np.maximum.accumulate(np.where(changes, np.arange(2 * blocks), 0), axis=1)
+    speeds = rng.normal(0, 3 * TRIAL_SD, (repetitions, 2 * blocks))
+    trials = np.take_along_axis(speeds, level, axis=1) + rng.normal(0, TRIAL_SD, (repetitions, 2 * blocks))
+    by_arm = np.take_along_axis(trials.reshape(repetitions, blocks, 2), places.astype(np.intp), axis=-1)
+    return by_arm[:, :, 1] - by_arm[:, :, 0], places[:, :, 1] - places[:, :, 0]
+
+
+Drawing = Callable[[np.random.Generator, int, int, float], tuple[Array, Array]]
+
+SOURCES: Mapping[str, tuple[Drawing, tuple[float, ...]]] = {
+    "trials in the order in which they ran": (following_time, (0.0, 0.6, 0.9, 0.97)),
+    "levels of the host's speed": (following_levels, (0.0,)),
+    "what follows the arms": (following_arms, STRENGTHS),
+}
+"""What resembles its neighbour: how it is drawn, and by how much it does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependent:
+    """What dependence of one strength does."""
+
+    seen: float
+    """Mean autocorrelation of d in A/A blocks, without its bias."""
+    plain: Rate
+    """Wrong words of the t test."""
+    widened: Rate
+    """Wrong words where it is widened by what each ablation's own calibration shows."""
+    factor: float
+    """By how much, on average."""
+
+
+def dependent(drawing: Drawing, share: float, *, blocks: int, repetitions: int, seed: int = 0) -> Dependent:
+    """Draw a calibration and an ablation of null differences each time, and judge at the level of a first asking."""
+    rng = np.random.default_rng([seed, blocks, round(100 * share)])
+    known, _ = drawing(rng, repetitions, ADMITTING_BLOCKS, share)
+    d, places = drawing(rng, repetitions, blocks, share)
+    away = known - known.mean(axis=1, keepdims=True)
+    pairs = np.mean(away[:, 1:] * away[:, :-1], axis=1) / np.mean(away**2, axis=1)
+    factors = np.array([widening(corrected(float(found), ADMITTING_BLOCKS), blocks) for found in pairs])
+    found = fit(d, places)
+    return Dependent(
+        seen=float(np.mean((ADMITTING_BLOCKS * pairs + 1) / (ADMITTING_BLOCKS - 4))),
+        plain=rate(found.p_different() <= alpha_of(1)),
+        widened=rate(found.widened(factors).p_different() <= alpha_of(1)),
+        factor=float(factors.mean()),
+    )
+
+
+def _places(repetitions: int, blocks: int) -> Array:
+    places = places_of(repetitions, blocks, 2)
+    return places[:, :, 1] - places[:, :, 0]
+
+
+def _autoregressive(rng: np.random.Generator, shape: tuple[int, int], share: float) -> Array:
+    """Return stationary first-order autoregressive noise of variance one along the last axis."""
+    fresh = rng.normal(0, 1, shape) * np.where(np.arange(shape[1]) == 0, 1.0, (1 - share**2) ** 0.5)
+    return np.asarray(signal.lfilter([1.0], [1.0, -share], fresh, axis=1), dtype=np.float64)

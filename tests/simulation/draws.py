@@ -1,0 +1,72 @@
+"""Draws: sets of simulated ablations in our own running orders, one function for each thing that can go wrong."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from experiments.analysis.statistics import Array
+from experiments.design.plan import orders
+from tests.simulation.noise import STEPS, Draw, TrialNoise, normal, steps_of
+
+ORDERS = 64
+"""Different running orders, each from its own seed, that the repetitions share."""
+STALL = 3.0
+"""Times that a stalled step takes."""
+
+
+def noisy(noise: TrialNoise, rng: np.random.Generator, repetitions: int, blocks: int, arms: int) -> Draw:
+    """Return ablations without any effect under this noise of trials."""
+    places = places_of(repetitions, blocks, arms)
+    return _clean(steps_of(rng, noise(rng, places)), places)
+
+
+def stalling(
+    rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, stalls: float, faster: float
+) -> Draw:
+    """Return ablations whose variants stall in `stalls` steps of a window on average, other steps `faster` (log)."""
+    places = places_of(repetitions, blocks, arms)
+    seconds = steps_of(rng, normal(rng, places))
+    slow = rng.random(seconds[:, :, 1:].shape) < stalls / STEPS
+    seconds[:, :, 1:] *= np.where(slow, STALL, 1.0) * np.exp(-faster)
+    return _clean(seconds, places)
+
+
+def crashing(rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, chance: float) -> Draw:
+    """Return ablations whose variants have slow trials of this `chance`, all of which crash.
+
+    A crashed trial is run again until one does not crash, so that no slow one is seen; its attempt is on record.
+    """
+    places = places_of(repetitions, blocks, arms)
+    crashed = np.zeros((repetitions, arms), dtype=np.bool_)
+    crashed[:, 1:] = (rng.random((repetitions, blocks, arms - 1)) < chance).any(axis=1)
+    return Draw(seconds=steps_of(rng, normal(rng, places)), places=places, rerun=crashed)
+
+
+def true_effect_of_stalls(*, stalls: float, faster: float) -> float:
+    """Return the mean effect of `stalling` on ln(throughput), by the binomial number of stalled steps."""
+    numbers = np.arange(STEPS + 1)
+    share = stalls / STEPS
+    ways = np.array([_ways(STEPS, int(number)) for number in numbers])
+    weights = ways * share**numbers * (1 - share) ** (STEPS - numbers)
+    return float(faster - weights @ np.log(1 + (STALL - 1) * numbers / STEPS))
+
+
+def _ways(whole: int, part: int) -> float:
+    return float(np.prod(np.arange(whole - part + 1, whole + 1) / np.arange(1, part + 1)))
+
+
+def _clean(seconds: Array, places: Array) -> Draw:
+    return Draw(seconds=seconds, places=places, rerun=np.zeros((places.shape[0], places.shape[2]), dtype=np.bool_))
+
+
+def places_of(repetitions: int, blocks: int, arms: int) -> Array:
+    """Return the places of every arm, (repetitions, blocks, arms), in running orders as plans have them."""
+    known = _places(blocks, arms)
+    return known[np.arange(repetitions) % len(known)]
+
+
+@lru_cache(maxsize=64)
+def _places(blocks: int, arms: int) -> Array:
+    names = [str(arm) for arm in range(arms)]
+    rows = [orders(names, blocks=blocks, seed=seed) for seed in range(ORDERS)]
+    return np.array([[[order.index(name) for name in names] for order in row] for row in rows], dtype=np.float64)

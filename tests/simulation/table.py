@@ -1,0 +1,169 @@
+"""The tables of docs/statistics.md: every case, simulated, with Monte-Carlo intervals."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from experiments.analysis.statistics import percent
+from experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect
+from tests.simulation import draws, losses, traps
+from tests.simulation.cases import (
+    ASKINGS,
+    BLOCKS,
+    LOOKS,
+    NOISES,
+    PLANTED_PCT,
+    VARIANTS,
+    Crashes,
+    Stalls,
+    asked_again,
+    noisy,
+    outcomes,
+    said,
+    with_looks,
+)
+from tests.simulation.dependence import SOURCES, dependent
+from tests.simulation.noise import SD
+from tests.simulation.rates import Rate
+
+_HIDDEN = 0.2
+"""Stalled steps of a window, on average, of stalls so rare that few blocks may hold none."""
+
+
+def tables(repetitions: int) -> Iterator[str]:
+    """Yield the tables as Markdown, each as soon as it is there."""
+    yield from (_noise_table(name, repetitions) for name in NOISES)
+    yield _planned_table(repetitions)
+    yield _looks_table(repetitions)
+    yield _words_table(repetitions)
+    yield _traps_table(repetitions)
+    yield _bootstrap_table(repetitions)
+    yield _losses_table(repetitions)
+    yield _dependence_table(repetitions)
+
+
+def _noise_table(name: str, repetitions: int) -> str:
+    rows = []
+    for blocks in BLOCKS:
+        for variants in VARIANTS:
+            found = outcomes(noisy(name), blocks=blocks, variants=variants, repetitions=repetitions)
+            counted = (found.wrong_difference, found.wrong_same, found.holds, found.found, found.withheld)
+            rows.append((blocks, variants, *counted))
+    heads = ("blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "finds 1 %", "withheld")
+    return _table(f"Noise: {name}", heads, rows)
+
+
+def _planned_table(repetitions: int) -> str:
+    rows = []
+    for variants in VARIANTS:
+        blocks = planned_blocks(variants)
+        found = outcomes(noisy("normal"), blocks=blocks, variants=variants, repetitions=repetitions)
+        rows.append((variants, blocks, found.found, found.withheld))
+    return _table("Planned for 1 % at an sd of 0.5 %", ("variants", "planned blocks", "finds 1 %", "withheld"), rows)
+
+
+def planned_blocks(variants: int) -> int:
+    """Return the blocks that are planned to find 1 % at an sd of 0.5 %."""
+    level = alpha_of(1) / variants
+    found = blocks_to_detect(PLANTED_PCT, 100 * SD, minimum=BLOCKS[0], level=level, power=PLANNED_POWER)
+    if found is None:
+        raise AssertionError("an effect of two standard deviations needs few blocks")
+    return found
+
+
+def _looks_table(repetitions: int) -> str:
+    rows = []
+    for variants in VARIANTS:
+        null = with_looks(noisy("normal"), variants=variants, repetitions=repetitions, effect_pct=0.0)
+        one = with_looks(noisy("normal"), variants=variants, repetitions=repetitions, effect_pct=PLANTED_PCT)
+        rows.append((variants, null.changed, one.better, f"{one.mean_blocks:.1f}"))
+    heads = ("variants", "wrong better or worse", "finds 1 %", "blocks at 1 %")
+    return _table(f"Looks at {', '.join(map(str, LOOKS))} blocks", heads, rows)
+
+
+def _words_table(repetitions: int) -> str:
+    hidden = Stalls(stalls=_HIDDEN, faster=-draws.true_effect_of_stalls(stalls=_HIDDEN, faster=0))
+    cases: dict[str, Stalls | Crashes] = {
+        "2 of 25 steps stall": Stalls(stalls=2, faster=0),
+        "2 of 25 steps stall, the others 1.5 % faster": Stalls(stalls=2, faster=0.015),
+        "1 step in 5 windows stalls, the others faster by as much": hidden,
+        "slow trials (5 %, three in ten) crash and are run again": Crashes(slow=0.05, chance=0.3),
+    }
+    rows = []
+    for name, case in cases.items():
+        for blocks in BLOCKS:
+            found = said(case, blocks=blocks, repetitions=repetitions)
+            words = (found[word] for word in ("better", "same", "worse", "stalls", "withheld"))
+            rows.append((name, f"{case.effect_pct:+.1f} %", blocks, *words))
+    heads = ("variant", "true effect", "blocks", "better", "same", "worse", "stalls differ", "withheld")
+    return _table("Stalls and crashes of one variant", heads, rows)
+
+
+def _traps_table(repetitions: int) -> str:
+    rng = np.random.default_rng(0)
+    again = asked_again(noisy("normal"), blocks=6, repetitions=repetitions)
+    wide = outcomes(noisy("normal"), blocks=8, variants=12, repetitions=repetitions)
+    looks = with_looks(noisy("normal"), variants=1, repetitions=repetitions, effect_pct=0.0)
+    drift, slot = (outcomes(noisy(name), blocks=10, variants=1, repetitions=repetitions) for name in
+                   ("drift of 1 %", "first slot 0.5 % slower"))  # fmt: skip
+    normal = outcomes(noisy("normal"), blocks=6, variants=1, repetitions=repetitions)
+    stalled = draws.stalling(rng, repetitions, 6, 2, stalls=2, faster=0.0)
+    dropped = np.median(traps.outlier_steps_dropped(stalled))
+    truth = Stalls(stalls=2, faster=0).effect_pct
+    rows = [
+        ("steps as samples", traps.steps_as_samples(rng, repetitions), normal.wrong_difference),
+        ("all of one arm, then the other, 1 % drift", traps.one_arm_after_the_other(rng, repetitions),
+         drift.wrong_difference),
+        ("fixed order, first slot 0.5 % slower", traps.fixed_alternation(rng, repetitions), slot.wrong_difference),
+        ("stopping at the first p < 0.05, 4 to 20 blocks",
+         traps.until_significant(noisy("normal"), blocks=20, repetitions=repetitions), looks.changed),
+        ("12 null variants", traps.uncorrected(noisy("normal"), blocks=8, variants=12, repetitions=repetitions),
+         wide.wrong_difference),
+        (f"{ASKINGS} askings of one question", f"{100 * (1 - 0.975**ASKINGS):.0f} % (computed)", again),
+        (f"outlier steps dropped, true effect {truth:.1f} %", f"reads {percent(float(dropped)):+.2f} %",
+         "see stalls above"),
+    ]  # fmt: skip
+    return _table("Traps: wrong better or worse", ("trap", "naive", "ours"), rows)
+
+
+def _bootstrap_table(repetitions: int) -> str:
+    rows = []
+    for name, blocks, studentised in (
+        ("normal", 6, False),
+        ("normal", 20, True),
+        ("5 % of trials ten sd slower", 20, True),
+    ):
+        naive = traps.bootstrap_misses(noisy(name), blocks=blocks, repetitions=repetitions, studentised=studentised)
+        ours = outcomes(noisy(name), blocks=blocks, variants=1, repetitions=repetitions).holds
+        kind = "studentised" if studentised else "percentile"
+        rows.append((kind, name, blocks, naive, Rate(hits=ours.tries - ours.hits, tries=ours.tries)))
+    return _table("Intervals that miss", ("bootstrap", "noise", "blocks", "bootstrap, 95 %", "ours, 96 %"), rows)
+
+
+def _losses_table(repetitions: int) -> str:
+    rows = []
+    for noise in ("normal", "heavy"):
+        for blocks, seeds in ((6, 1), (6, 3), (10, 2), (20, 4)):
+            ours, gap = losses.refused(blocks=blocks, seeds=seeds, repetitions=repetitions, heavy=noise == "heavy")
+            rows.append((noise, blocks, seeds, gap, ours))
+    heads = ("noise", "blocks", "seeds", "largest gap of repeats", "ours")
+    return _table("Losses of a null variant outside the envelope", heads, rows)
+
+
+def _dependence_table(repetitions: int) -> str:
+    rows = []
+    for source, (drawing, shares) in SOURCES.items():
+        for share in shares:
+            for blocks in BLOCKS:
+                found = dependent(drawing, share, blocks=blocks, repetitions=repetitions)
+                seen = f"{found.seen:+.2f}"
+                rows.append((source, f"{share:g}", seen, blocks, found.plain, found.widened, f"{found.factor:.2f}"))
+    heads = ("what resembles its neighbour", "by", "autocorrelation of d", "blocks", "wrong words, t test", "widened",
+             "by a factor of")  # fmt: skip
+    return _table("Dependence between blocks: wrong better or worse", heads, rows)
+
+
+def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    body = "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    return f"### {title}\n\n{body}\n"

@@ -1,0 +1,111 @@
+"""Errors of the judge on simulated ablations: at or under nominal, or detected; a seeded part of `make simulate`."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.design.power import ALPHA, alpha_of
+from tests.simulation import losses
+from tests.simulation.__main__ import END, PAGE, START, write
+from tests.simulation.cases import NOISES, Crashes, Stalls, asked_again, noisy, outcomes, said, with_looks
+from tests.simulation.rates import Rate, rate
+from tests.simulation.table import planned_blocks
+
+REPETITIONS = 750
+SKEWED = "heavy skew in the variants only"
+ALIKE = [name for name in NOISES if name != SKEWED]
+
+
+def is_at_most(found: Rate, nominal: float) -> bool:
+    """Return whether a rate is what a nominal one shows in all but one of a thousand simulations."""
+    return bool(stats.binom.sf(found.hits - 1, found.tries, nominal) > 0.001)
+
+
+def is_at_least(found: Rate, nominal: float) -> bool:
+    return is_at_most(Rate(hits=found.tries - found.hits, tries=found.tries), 1 - nominal)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize(("blocks", "variants"), [(6, 1), (6, 4), (10, 2)])
+def test_errors_stay_at_their_level_under_noise(name: str, blocks: int, variants: int) -> None:
+    found = outcomes(noisy(name), blocks=blocks, variants=variants, repetitions=REPETITIONS)
+    assert is_at_most(found.wrong_difference, alpha_of(1))
+    assert is_at_most(found.wrong_same, alpha_of(1))
+    assert is_at_least(found.holds, 1 - alpha_of(1))
+
+
+@pytest.mark.parametrize("name", ["normal", "5 % of trials ten sd slower"])
+def test_errors_stay_at_their_level_with_twenty_blocks(name: str) -> None:
+    found = outcomes(noisy(name), blocks=20, variants=1, repetitions=REPETITIONS)
+    assert is_at_most(found.wrong_difference, alpha_of(1))
+    assert is_at_most(found.wrong_same, alpha_of(1))
+    assert is_at_least(found.holds, 1 - alpha_of(1))
+
+
+@pytest.mark.parametrize("variants", [1, 2, 4])
+def test_a_planted_one_percent_is_found_in_nine_of_ten_planned_ablations(variants: int) -> None:
+    found = outcomes(noisy("normal"), blocks=planned_blocks(variants), variants=variants, repetitions=REPETITIONS)
+    assert is_at_least(found.found, 0.9)
+
+
+def test_skew_in_one_arm_is_detected_from_ten_blocks_on() -> None:
+    few, ten = (outcomes(noisy(SKEWED), blocks=blocks, variants=1, repetitions=REPETITIONS) for blocks in (6, 10))
+    assert 0.05 < few.wrong_difference.value < 0.2  # no test is right here; without detection it is 25 %
+    assert is_at_most(ten.wrong_difference, ALPHA)
+    assert ten.withheld.value > 0.4
+
+
+@pytest.mark.parametrize("case", [Stalls(stalls=2, faster=0.0), Stalls(stalls=2, faster=0.015)])
+def test_stalls_give_no_word(case: Stalls) -> None:
+    assert case.effect_pct < -12
+    for blocks in (6, 10):
+        found = said(case, blocks=blocks, repetitions=200)
+        assert found["better"].hits == found["same"].hits == 0
+    assert found["stalls"].value > 0.95
+
+
+def test_crashes_that_were_run_again_give_no_word() -> None:
+    found = said(Crashes(slow=0.05, chance=0.3), blocks=10, repetitions=REPETITIONS)
+    never_crashed = 0.7**10
+    assert found["better"].value + found["same"].value + found["worse"].value < 2 * never_crashed
+    assert found["withheld"].value > 0.5
+
+
+def test_twenty_askings_of_a_question_stay_at_one_error() -> None:
+    assert is_at_most(asked_again(noisy("normal"), blocks=6, repetitions=REPETITIONS), ALPHA / 2)
+
+
+def test_looks_cost_no_error_and_save_blocks() -> None:
+    null, planted = (
+        with_looks(noisy("normal"), variants=2, repetitions=REPETITIONS // 3, effect_pct=effect) for effect in (0, 1.0)
+    )
+    assert is_at_most(null.changed, alpha_of(1))
+    assert planted.better.value > 0.95
+    assert planted.mean_blocks < 14
+
+
+@pytest.mark.parametrize(("blocks", "seeds"), [(6, 1), (6, 3), (10, 2)])
+def test_a_null_variant_leaves_the_envelope_in_one_of_twenty_ablations(blocks: int, seeds: int) -> None:
+    ours, by_gap = losses.refused(blocks=blocks, seeds=seeds, repetitions=REPETITIONS)
+    assert is_at_most(ours, 0.05)
+    assert by_gap.value > 0.3
+
+
+def test_rates_have_exact_intervals() -> None:
+    found = rate(np.arange(100) < 4)
+    low, high = stats.binomtest(4, 100).proportion_ci(0.95, method="exact")
+    assert found.interval == pytest.approx((low, high))
+    assert str(found) == "4.0 % (1.1 to 9.9)"
+    assert rate([False] * 59).interval == pytest.approx((0.0, 1 - 0.025 ** (1 / 59)))
+    assert rate([True] * 3).interval[1] == 1.0
+
+
+def test_tables_are_written_between_their_marks(tmp_path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
+    write(page, 4000, ["### One\n", "### Two\n"])
+    text = page.read_text()
+    assert text.startswith(f"before\n{START}\n4,000 ablations")
+    assert text.endswith(f"### Two\n{END}\nafter\n")
+    assert "old" not in text
+    assert START in PAGE.read_text()

@@ -1,0 +1,137 @@
+"""The simulation's words are the judge's: the same times, once as arrays and once as receipts, say the same."""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.analysis.judge import judge
+from experiments.analysis.verdicts import Cause, VariantVerdict
+from experiments.design.plan import Plan
+from experiments.design.power import alpha_of
+from experiments.design.spec import AblationSpec
+from experiments.outcomes import FailureClass, VerdictWord
+from experiments.records.circumstances import CALIBRATED, AttemptRecord
+from experiments.records.receipts import Receipt, Step
+from tests.factories import clocked, make_plan, make_receipt, make_spec
+from tests.simulation import draws
+from tests.simulation.cases import NOISES, Crashes, Drawing, Stalls, noisy
+from tests.simulation.noise import STEPS, Draw
+from tests.simulation.words import Words, windows_of, words_of
+
+GATES = [{"chunk_size": size} for size in (8, 32, 64, 128)]
+STEP_S = 0.04
+CASES: dict[str, Drawing] = {
+    **{name: noisy(name) for name in NOISES},
+    "stalls": Stalls(stalls=1.0, faster=0.02),
+    "crashes": Crashes(slow=0.05, chance=0.1),
+}
+
+
+@lru_cache
+def planned(blocks: int, variants: int, seed: int) -> tuple[AblationSpec, Plan]:
+    spec = make_spec(
+        variants={f"v{index}": {"gates": GATES[index]} for index in range(variants)},
+        workload__steps={"warmup": 1, "timed": STEPS, "val_rows": 2},
+        design={"seeds": [1], "blocks": {"count": blocks}, "order_seed": seed},
+    )
+    return spec, make_plan(spec)
+
+
+def receipts_of(draw: Draw, repetition: int, plan: Plan) -> list[Receipt]:
+    """Return receipts whose timed steps take what the draw says, in the plan's own running orders."""
+    names = [arm.name for arm in plan.arms]
+    found = []
+    for block in plan.blocks:
+        for index, name in enumerate(names):
+            assert block.order.index(name) == draw.places[repetition, block.index, index]
+            found.append(
+                make_receipt(plan, block, name, steps=timed(plan, draw.seconds[repetition, block.index, index]))
+            )
+    return found
+
+
+def timed(plan: Plan, seconds: Any) -> tuple[Step, ...]:
+    config = plan.baseline.config
+    tokens = config["micro_batch"] * config["data"]["seq_len"]
+    first = [("compile", 0.1), ("warmup", STEP_S)]
+    return clocked(
+        [
+            Step(index=i, phase=phase, seconds=float(s), ended_s=0.0, tokens=tokens, loss=8.0, grad_norm=1.0)  # type: ignore[arg-type]
+            for i, (phase, s) in enumerate([*first, *(("timed", STEP_S * s) for s in seconds)])
+        ],
+        load_s=config["steps"]["warmup_s"],
+    )
+
+
+def attempts_of(draw: Draw, repetition: int, plan: Plan) -> tuple[AttemptRecord, ...]:
+    return tuple(
+        AttemptRecord(
+            block_index=0, number=1, failure_class=FailureClass.NO_RECEIPT, arm=arm.name, message="gone", node="n"
+        )
+        for arm, again in zip(plan.arms, draw.rerun[repetition], strict=True)
+        if again
+    )
+
+
+WORDS: dict[VerdictWord, Callable[[Words], Any]] = {
+    VerdictWord.BETTER: lambda words: words.better,
+    VerdictWord.WORSE: lambda words: words.worse,
+    VerdictWord.SAME: lambda words: words.same,
+}
+
+
+def check(found: VariantVerdict, words: Words, at: tuple[int, int]) -> None:
+    said = {word for word, read in WORDS.items() if read(words)[at]}
+    assert said == ({found.verdict} & set(WORDS))
+    assert bool(words.stalls[at]) is (found.cause is Cause.STALLS)
+    if found.cause in (Cause.SPREADS, Cause.RERUNS):
+        assert words.withheld[at]
+    if found.cause is Cause.NOT_PROVED:
+        assert not words.withheld[at]
+    assert found.primary is not None
+    ours = (found.primary.delta_pct, found.primary.ci_low_pct, found.primary.ci_high_pct)
+    theirs = [100 * math.expm1(float(part[at])) for part in (words.estimate, words.low, words.high)]
+    assert ours == pytest.approx(theirs, rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("blocks", "variants"), [(6, 4), (10, 2), (20, 1)])
+def test_arrays_and_receipts_say_the_same(case: str, blocks: int, variants: int) -> None:
+    repetitions, effect = 2, np.log1p(np.linspace(0, 0.012, variants))
+    drawn = CASES[case](np.random.default_rng(blocks), repetitions, blocks, variants + 1)
+    seconds = drawn.seconds.copy()
+    seconds[:, :, 1:] *= np.exp(-effect)[:, None]
+    draw = Draw(seconds=seconds, places=drawn.places, rerun=drawn.rerun)
+    words = words_of(windows_of(draw), alpha=alpha_of(1), margin_pct=0.5, effects=np.zeros(variants))
+    for repetition in range(repetitions):
+        spec, plan = planned(blocks, variants, repetition)
+        known = CALIBRATED.model_copy(update={"attempts": attempts_of(draw, repetition, plan)})
+        verdict = judge(plan, spec, receipts_of(draw, repetition, plan), known)
+        for index, found in enumerate(verdict.variants):
+            check(found, words, (repetition, index))
+
+
+def test_an_effect_on_all_steps_may_be_added_to_d() -> None:
+    draw = noisy("normal")(np.random.default_rng(1), 50, 6, 3)
+    effects = np.log1p(np.array([0.01, -0.02]))
+    seconds = draw.seconds.copy()
+    seconds[:, :, 1:] *= np.exp(-effects)[:, None]
+    levels = {"alpha": 0.04, "margin_pct": 0.5}
+    added = words_of(windows_of(draw), effects=effects, **levels)
+    timed_so = words_of(
+        windows_of(Draw(seconds=seconds, places=draw.places, rerun=draw.rerun)), effects=np.zeros(2), **levels
+    )
+    assert added.estimate == pytest.approx(timed_so.estimate)
+    for name in ("better", "worse", "same", "stalls", "withheld"):
+        assert (getattr(added, name) == getattr(timed_so, name)).all()
+
+
+def test_the_effect_of_stalls_is_that_of_many_draws() -> None:
+    case = Stalls(stalls=2.0, faster=0.015)
+    windows = windows_of(case(np.random.default_rng(0), 400, 10, 2))
+    assert 100 * math.expm1(windows.d.mean()) == pytest.approx(case.effect_pct, abs=0.3)
+    assert draws.true_effect_of_stalls(stalls=0.0, faster=0.015) == pytest.approx(0.015)

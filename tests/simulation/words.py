@@ -1,0 +1,128 @@
+"""The judge's words for whole arrays of ablations: its own fits, corrections and tests, without receipts.
+
+`tests/simulation` holds it to the judge, number by number, on receipts of the same times.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.analysis.spreads import LEVEL as SPREAD_LEVEL
+from experiments.analysis.spreads import is_clear, p_equal_spread
+from experiments.analysis.stalls import LEVEL as STALL_LEVEL
+from experiments.analysis.statistics import Array, count_flip_p, fit, holm, log_ratio
+from experiments.records.receipts import MAD_TO_SIGMA, MIN_SPREAD, OUTLIER_MADS
+from tests.simulation.noise import Draw
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """What the windows of a draw say, arm 0 being the baseline: d and places are (repetitions, variants, blocks)."""
+
+    d: Array
+    """By total, as change of throughput."""
+    sums: Array
+    """Sum of both arms' ln(throughput)."""
+    by_median: Array
+    places: Array
+    more_outliers: NDArray[np.int64]
+    """Outlier steps of the variant minus those of the baseline."""
+    uneven: Flags
+    """Whether the arms' spreads differ."""
+    rerun: Flags
+    """(repetitions, variants)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """What is said of every variant: (repetitions, variants)."""
+
+    better: Flags
+    worse: Flags
+    same: Flags
+    stalls: Flags
+    """Whether the word is `inconclusive: stalls differ`."""
+    withheld: Flags
+    """Whether there would have been a word but for stalls, spreads or reruns."""
+    low: Array
+    high: Array
+    """Simultaneous interval, in natural log units."""
+    estimate: Array
+
+    @property
+    def changed(self) -> Flags:
+        """Return whether a difference is claimed."""
+        return self.better | self.worse
+
+
+def windows_of(draw: Draw) -> Windows:
+    """Summarise every trial as its receipt does."""
+    total, middle = draw.seconds.sum(axis=-1), np.median(draw.seconds, axis=-1)
+    spread = np.median(np.abs(draw.seconds - middle[..., None]), axis=-1)
+    cutoff = middle + OUTLIER_MADS * np.maximum(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
+    outliers = np.count_nonzero(draw.seconds > cutoff[..., None], axis=-1)
+    d, sums = _paired(-np.log(total)), np.swapaxes(-np.log(total[:, :, 1:]) - np.log(total[:, :, :1]), 1, 2)
+    return Windows(
+        d=d,
+        sums=sums,
+        uneven=p_equal_spread(d, sums) <= SPREAD_LEVEL,
+        by_median=_paired(-np.log(middle)),
+        places=_paired(draw.places),
+        more_outliers=_paired(outliers.astype(np.float64)).astype(np.int64),
+        rerun=draw.rerun[:, 1:] | draw.rerun[:, :1],
+    )
+
+
+def _paired(values: Array) -> Array:
+    """Return variant minus baseline, blocks last."""
+    return np.swapaxes(values[:, :, 1:] - values[:, :, :1], 1, 2)
+
+
+def first_blocks(windows: Windows, blocks: int) -> Windows:
+    """Return what is known after so many blocks."""
+    d, sums = windows.d[..., :blocks], windows.sums[..., :blocks]
+    return Windows(
+        d=d,
+        sums=sums,
+        uneven=p_equal_spread(d, sums) <= SPREAD_LEVEL,
+        by_median=windows.by_median[..., :blocks],
+        places=windows.places[..., :blocks],
+        more_outliers=windows.more_outliers[..., :blocks],
+        rerun=windows.rerun,
+    )
+
+
+def words_of(windows: Windows, *, alpha: float, margin_pct: float, effects: Array) -> Words:
+    """Judge every variant at `alpha`, its throughput changed by `effects` (variants,) in natural log units."""
+    found = fit(windows.d + effects[:, None], windows.places)
+    family = found.mean.shape[-1]
+    low, high = log_ratio(-margin_pct), log_ratio(margin_pct)
+    different = holm(found.p_different(), family) <= alpha
+    beyond = (found.mean < low) | (found.mean > high)
+    stalls = stalls_of(windows, margin_pct)
+    same = ~(different & beyond) & (holm(found.p_same(low, high), family) <= alpha)
+    said = (different & beyond) | same
+    spreads = windows.uneven & ~is_clear(windows.d, windows.sums, found.mean)
+    free = ~stalls & ~spreads & ~windows.rerun
+    ends = found.interval(alpha / family)
+    return Words(
+        better=different & beyond & (found.mean > 0) & free,
+        worse=different & beyond & (found.mean < 0) & free,
+        same=same & free,
+        stalls=stalls,
+        withheld=said & ~free,
+        low=np.where(different & (found.mean > 0), np.maximum(ends[0], 0), ends[0]),
+        high=np.where(different & (found.mean < 0), np.minimum(ends[1], 0), ends[1]),
+        estimate=found.mean,
+    )
+
+
+def stalls_of(windows: Windows, margin_pct: float) -> Flags:
+    """Return where the arms' stalls differ; an effect of all steps moves total and median alike."""
+    gap = fit(windows.d - windows.by_median, windows.places)
+    apart = (np.abs(100 * np.expm1(gap.mean)) > margin_pct) & (gap.p_different() <= STALL_LEVEL)
+    counts = np.apply_along_axis(count_flip_p, -1, windows.more_outliers) <= STALL_LEVEL
+    return np.asarray(apart | counts, dtype=np.bool_)
