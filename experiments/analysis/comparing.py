@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.analysis.dependence import widening
 from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.statistics import Fit, fit, holm, log_ratio, percent, sign_flip_p
+from experiments.analysis.statistics import Fit, fit, holm, log_ratio, percent, sign_flip_p, widening
 from experiments.analysis.verdicts import Comparison
 from experiments.design.metrics import METRICS
 from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
@@ -49,7 +48,7 @@ class Levels:
     """Two-sided level of each variant's question at this asking and look."""
     margin_pct: float
     dependence: float = 0.0
-    """Autocorrelation of the differences, as A/A blocks show it (`experiments.analysis.dependence`)."""
+    """Autocorrelation of the differences, as A/A blocks show it (`experiments.analysis.statistics`)."""
 
 
 def sample_of(evidence: Evidence, metric: str) -> Sample | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.exact_values import ExactComparison, ExactPair
+from experiments.analysis.verdicts import ExactComparison, ExactPair
 from experiments.block_numbers import block_list
 from experiments.design.metrics import METRICS
 from experiments.design.spec import Primary

@@ -1,34 +1,104 @@
 """From receipts to a verdict per variant, by the rule that was hashed before the first sample."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from experiments.analysis.answer import Answer, capped, decide, granted, open_because, rejected_first, told
+from experiments.analysis.answer import (
+    Answer,
+    beyond_margin,
+    capped,
+    decide,
+    gain_pct,
+    granted,
+    open_because,
+    rejected_first,
+    sentence,
+    told,
+    word_of,
+)
 from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.comparing import Levels, compare, sample_of
-from experiments.analysis.dependence import dependence_of
-from experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
+from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactFinding, judge_exactly, not_exact
 from experiments.analysis.prediction import ENOUGH, chances_of
 from experiments.analysis.requirements import judge_requirement
-from experiments.analysis.reruns import caused_by
-from experiments.analysis.schedule import missing, share_at
-from experiments.analysis.spreads import spreads_differ
-from experiments.analysis.stalls import stalls_differ
+from experiments.analysis.sample_checks import spreads_differ, stalls_differ
+from experiments.analysis.statistics import dependence_of
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
-from experiments.analysis.words import beyond_margin, gain_pct, sentence, word_of
+from experiments.block_numbers import block_list, block_name
 from experiments.design.comparability import other_model, other_work
 from experiments.design.metrics import METRICS, PAIRED_METRICS, WINDOW_METRICS
 from experiments.design.plan import Plan
-from experiments.design.power import MAX_BLOCKS, alpha_of
+from experiments.design.power import MAX_BLOCKS, alpha_of, level_shares
 from experiments.design.rule import rule_digest, rule_of
-from experiments.design.spec import AblationSpec
+from experiments.design.spec import AblationSpec, Blocks
 from experiments.documents import seal
-from experiments.outcomes import Decision, Outcome, VerdictWord
-from experiments.records.circumstances import Circumstances
+from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
+from experiments.records.circumstances import AttemptRecord, Circumstances
 from experiments.records.receipts import Receipt
 from kernels.backends import NODE_CLASSES
+
+
+def share_at(blocks: Blocks, counted: int) -> float:
+    """Return the share of the level that the look reached with `counted` blocks spends; before the first, its share."""
+    looks = blocks.schedule
+    reached = [share for look, share in zip(looks, level_shares(looks), strict=True) if look <= counted]
+    return reached[-1] if reached else level_shares(looks)[0]
+
+
+def missing(spec: AblationSpec, pairs: Sequence[Pair], known: Circumstances) -> str | None:
+    """Return which blocks are missing and why: those that count must be the first ones, up to one of the looks."""
+    looks, counted = spec.design.blocks.schedule, sorted(pair.block_index for pair in pairs)
+    if counted == list(range(len(counted))) and len(counted) in looks:
+        return None
+    due = next((look for look in looks if not counted or look > counted[-1]), looks[-1])
+    why = "; ".join(_why(set(range(due)) - set(counted), known))
+    return f"{len(counted)} of {due} planned blocks counted{f': {why}' if why else '; missing data fails'}"
+
+
+def _why(absent: Set[int], known: Circumstances) -> Iterator[str]:
+    """Say what ended an ablation before all blocks had run, and how absent blocks broke."""
+    if known.not_run is not None:
+        yield known.not_run
+    broken = [attempt for attempt in known.attempts if attempt.block_index in absent]
+    if broken:
+        places, last = sorted({attempt.block_index for attempt in broken}), broken[-1]
+        blocks = "blocks" if len(places) > 1 else "block"
+        yield f"{blocks} {block_list(places)} broke ({last.failure_class}: {last.message})"
+
+
+_BY_THE_ARM = frozenset(
+    {FailureClass.TIMEOUT, FailureClass.NO_RECEIPT, FailureClass.OOM, FailureClass.NUMERICS, FailureClass.USER_ERROR}
+)
+"""What an arm's own run ends by: its slow trials may be those that ended, and the rerun the lucky ones."""
+_FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT, FailureClass.INFRA_NODE})
+"""What comes from outside as a rule: a guard's hit, a device that failed, a process that somebody killed."""
+HITS_BY_CHANCE = 1
+"""More of these in one arm than in the other that are put down to chance."""
+
+
+def caused_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -> str | None:
+    """Return the reruns that one of two compared arms may have caused, or None.
+
+    One trial that ended by itself is enough. What comes from outside counts when one arm has at least two more of it
+    than the other.
+    """
+    own = [attempt for attempt in attempts if attempt.arm in (variant, baseline)]
+    ended = [attempt for attempt in own if attempt.failure_class in _BY_THE_ARM]
+    if ended:
+        return _told(ended)
+    hits = [attempt for attempt in own if attempt.failure_class in _FROM_OUTSIDE]
+    uneven = abs(sum(1 if hit.arm == variant else -1 for hit in hits))
+    return _told(hits) if uneven > HITS_BY_CHANCE else None
+
+
+def _told(attempts: Sequence[AttemptRecord]) -> str:
+    first = attempts[0]
+    what = f"attempt {first.number} at {block_name(first.block_index)} ended with arm '{first.arm}'"
+    more = f", and {len(attempts) - 1} more like it" if len(attempts) > 1 else ""
+    return f"{what} ({first.failure_class}: {first.message}){more}"
+
 
 _NAMED_EARLIER = 3
 """Earlier askings that a note names."""

@@ -9,12 +9,11 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
-from experiments.analysis.answer import decide, granted
+from experiments.analysis.answer import decide, granted, sentence, word_of
 from experiments.analysis.comparing import Levels, Sample, compare
 from experiments.analysis.requirements import envelopes
 from experiments.analysis.statistics import log_ratio, percent
 from experiments.analysis.verdicts import Comparison, RequirementResult
-from experiments.analysis.words import sentence, word_of
 from experiments.design.load import load_values
 from experiments.design.metrics import METRICS, PAIRED_METRICS
 from experiments.design.power import alpha_of

@@ -7,9 +7,10 @@ ablations, blocks or variants along the last axis, so that simulations and verdi
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,50 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from experiments.design.power import FEWEST_BLOCKS
+from experiments.records.calibration import AABlock, Calibration
+
+MAX_STRENGTH = 0.9
+"""Beyond it a few blocks say nothing about their mean."""
+
+
+def dependence_of(calibrations: Iterable[Calibration]) -> float:
+    """Return the strongest dependence that the A/A blocks of any device show; 0 where there are none."""
+    return max((strength(one.samples) for one in calibrations), default=0.0)
+
+
+def strength(samples: Sequence[AABlock]) -> float:
+    """Return the lag-one autocorrelation of the differences of blocks that follow each other in one ablation.
+
+    Corrected for its bias of about -(1 + 4 r) / n, and between 0 and `MAX_STRENGTH`: it only ever widens.
+    """
+    d = [block.difference for block in samples]
+    mean = math.fsum(d) / len(d)
+    squares = math.fsum((value - mean) ** 2 for value in d)
+    products = [
+        (one.difference - mean) * (other.difference - mean)
+        for ablation in dict.fromkeys(block.ablation for block in samples)
+        for one, other in pairwise(block for block in samples if block.ablation == ablation)
+    ]
+    if not products or squares == 0:
+        return 0.0
+    return corrected(math.fsum(products) / len(products) / (squares / len(d)), len(d))
+
+
+def corrected(autocorrelation: float, blocks: int) -> float:
+    """Return an estimated autocorrelation without its bias, between 0 and `MAX_STRENGTH`."""
+    if blocks <= 4:
+        return 0.0
+    return min(MAX_STRENGTH, max(0.0, (blocks * autocorrelation + 1) / (blocks - 4)))
+
+
+def widening(dependence: float, blocks: int) -> float:
+    """Return the factor by which the standard error of a mean of `blocks` differences has to grow.
+
+    Their mean has `more` times the variance of an independent one's, and the variance that they show is too small.
+    """
+    more = 1 + 2 * math.fsum((1 - lag / blocks) * dependence**lag for lag in range(1, blocks))
+    return math.sqrt(more / (1 - (more - 1) / (blocks - 1)))
+
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from experiments.analysis.exact_values import ExactComparison
-from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_list
 from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord

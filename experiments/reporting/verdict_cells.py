@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.analysis.exact_values import ExactComparison
-from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, RequirementResult, VariantVerdict, Verdict
 from experiments.outcomes import VerdictWord
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Tone, row

@@ -1,6 +1,6 @@
 """A verdict laid out once: the words, sentences, tables and numbers that terminal, Markdown, page and MLflow show.
 
-Renderers (`service.cli.show`, `markdown`, `report`, `mlflow_runs`) decide how it looks and nothing of what it says.
+Renderers (`service.cli.tables`, `markdown`, `report`, `mlflow_runs`) decide how it looks and nothing of what it says.
 """
 
 import math
@@ -8,11 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from experiments.analysis.answer import gain_pct
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.analysis.words import gain_pct
 from experiments.design.metrics import METRICS, WINDOW_METRICS
-from experiments.reporting import node_words, sentences, verdict_cells, wording
+from experiments.reporting import sentences, verdict_cells, wording
 from experiments.reporting.table import Cell, Table, numbers, row, texts
+
+
+def short_answer(verdict: Verdict) -> str:
+    """Return for example "chunk-8 better, +12.30 % throughput, and 3 more"; the page and `verdict` say the rest."""
+    layout = lay_out(verdict)
+    first, *others = layout.variants
+    metric = wording.metric(layout.rule.metric)
+    effect = [] if first.effect.text == wording.NOTHING else [f"{first.effect.text} {metric}"]
+    more = [f"and {len(others)} more"] if others else []
+    lacks = f": {first.missing}" if first.missing else ""
+    return ", ".join([f"{first.arm} {first.word.text}", *effect, *more]) + lacks
+
 
 SPEED_UNJUDGED = "speeds are not judged"
 
@@ -94,8 +106,8 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     """Lay out `verdict`."""
     judged = sorted(verdict.variants, key=_place, reverse=True)
     variants = tuple(_lay_out_variant(verdict, variant) for variant in judged)
-    nodes = node_words.of_baseline(verdict)
-    where = verdict.node_class if nodes is None else f"{verdict.node_class} ({node_words.blocks_of(nodes)})"
+    nodes = wording.of_baseline(verdict)
+    where = verdict.node_class if nodes is None else f"{verdict.node_class} ({wording.blocks_of(nodes)})"
     heading = f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {where}, against {verdict.baseline}"
     return VerdictLayout(
         heading=heading,

@@ -2,10 +2,102 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
+from experiments.analysis.noise.ledger import needed
+from experiments.analysis.verdicts import ArmSummary, NodeMeans, Verdict
+from experiments.design.arms import Arm
+from experiments.design.gate import show
 from experiments.design.metrics import METRICS
+from experiments.design.power import ALPHA
+from experiments.records.calibration import Ledger
+
+if TYPE_CHECKING:
+    from experiments.records.receipts import Receipt
+
+MOST_NODES = 3
+"""Nodes whose rates are told one by one."""
+
+
+def rate(arm: ArmSummary) -> str | None:
+    """Write an arm's throughput: by node where it ran on several, or marked as a mean over many; None without one."""
+    if arm.tokens_per_s is None:
+        return None
+    if arm.by_node is None:
+        return f"{number(arm.tokens_per_s, 4)} tokens/s"
+    if len(arm.by_node) > MOST_NODES:
+        return f"{number(arm.tokens_per_s, 4)} tokens/s (mean over {len(arm.by_node)} nodes)"
+    each = [f"{number(found.tokens_per_s, 4)} on {node}" for node, found in arm.by_node.items()]
+    return f"{listed(each)} tokens/s"
+
+
+def blocks_of(by_node: Mapping[str, NodeMeans]) -> str:
+    """Say how many blocks ran where, for example "2 on cpu-1 and 1 on cpu-2"."""
+    return listed([f"{found.blocks:,} on {node}" for node, found in by_node.items()])
+
+
+def of_baseline(verdict: Verdict) -> Mapping[str, NodeMeans] | None:
+    """Return the nodes that the blocks ran on; None where it was one."""
+    return verdict.arms[verdict.baseline].by_node
+
+
+def caveat(verdict: Verdict) -> str | None:
+    """Say that absolute rates are means over several nodes; None where one node ran all."""
+    found = of_baseline(verdict)
+    if found is None:
+        return None
+    return (
+        f"Blocks ran on {len(found)} nodes ({blocks_of(found)}). An effect is taken within blocks, each on one node; "
+        "a mean rate or time is over nodes of unequal speed."
+    )
+
+
+def _rates_by_node(by_node: Mapping[str, NodeMeans]) -> str:
+    """Write blocks and throughput of every node, for example "cpu-1: 2 blocks, 701 tokens/s; cpu-2: 1 block"."""
+    return "; ".join(f"{node}: {counted(found.blocks, 'block')}{_at(found)}" for node, found in by_node.items())
+
+
+def _at(found: NodeMeans) -> str:
+    return "" if found.tokens_per_s is None else f", {number(found.tokens_per_s, 4)} tokens/s"
+
+
+def of_arm(summary: ArmSummary, receipts: Sequence["Receipt"]) -> str:
+    """Say on which nodes an arm ran; where on several, with blocks and throughput of each."""
+    if summary.by_node is not None:
+        return _rates_by_node(summary.by_node)
+    return ", ".join(sorted({receipt.environment.node_name for receipt in receipts}))
+
+
+def false_words(ledger: Ledger) -> str:
+    """Say the service's own rate of false words, and what it can support."""
+    if ledger.ablations == 0:
+        return "No A/A ablation has been judged yet, so the rate of false words of this service is not known."
+    found = f"{ledger.false_words} false {'word' if ledger.false_words == 1 else 'words'} in "
+    judged = counted(ledger.ablations, "A/A ablation")
+    bound = plain_percent(100 * ledger.upper_bound)
+    support = (
+        ""
+        if ledger.upper_bound <= ALPHA
+        else f" It takes {needed(ledger.false_words)} to support at most 5{wording.SPACE}%."
+    )
+    sure = f"with 95{wording.SPACE}% confidence (Clopper and Pearson)"
+    return f"{found}{judged}: at most {bound} false words, {sure}.{support}"
+
+
+def changed_gates(arm: Arm, baseline: Arm) -> str:
+    """Return the gates in which `arm` differs, for example "chunk_size=32, psiv_cache=true"; empty for a repeat."""
+    changed = sorted(name for name, value in arm.gates.items() if value != baseline.gates[name])
+    return ", ".join(f"{name}={show(arm.gates[name])}" for name in changed)
+
+
+def gate_values(name: str, arms: tuple[Arm, ...], longest: int) -> str:
+    """Return one gate over all arms: its value, then who differs, for example "16; chunk-32: 32"."""
+    first, *others = arms
+    differing = [f"{arm.name}: {show(arm.gates[name])}" for arm in others if arm.gates[name] != first.gates[name]]
+    return shorten("; ".join([show(first.gates[name]), *differing]), longest)
+
 
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import signal
 
-from experiments.analysis.dependence import corrected, widening
-from experiments.analysis.statistics import Array, fit
+from experiments.analysis.statistics import Array, corrected, fit, widening
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.power import alpha_of
 from tests.simulation.draws import places_of

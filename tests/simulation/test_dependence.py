@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.analysis.dependence import corrected, strength
+from experiments.analysis.statistics import corrected, strength
 from experiments.design.power import alpha_of
 from tests.calibrations import make_block
 from tests.simulation.dependence import dependent, following_arms, following_levels, following_time

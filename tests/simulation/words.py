@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.analysis.spreads import LEVEL as SPREAD_LEVEL
-from experiments.analysis.spreads import is_clear, p_equal_spread
-from experiments.analysis.stalls import LEVEL as STALL_LEVEL
+from experiments.analysis.sample_checks import SPREAD_LEVEL, STALL_LEVEL, is_clear, p_equal_spread
 from experiments.analysis.statistics import Array, count_flip_p, fit, holm, log_ratio
 from experiments.records.receipts import MAD_TO_SIGMA, MIN_SPREAD, OUTLIER_MADS
 from tests.simulation.noise import Draw

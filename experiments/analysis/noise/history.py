@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 import scipy
 
-from experiments.analysis.history_series import MIN_POINTS, AnchorDrift, HistoryPoint, HistorySeries, LevelChange
+from experiments.analysis.noise.history_series import MIN_POINTS, AnchorDrift, HistoryPoint, HistorySeries, LevelChange
 from experiments.analysis.statistics import percent
 from experiments.design.metrics import METRICS
 from experiments.documents import Frozen

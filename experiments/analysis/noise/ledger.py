@@ -5,9 +5,9 @@ from functools import lru_cache
 
 import scipy
 
+from experiments.analysis.answer import word_of
 from experiments.analysis.comparing import Levels, Sample, compare
 from experiments.analysis.noise.calibrate import CONFIDENCE, METRIC
-from experiments.analysis.words import word_of
 from experiments.design.power import ALPHA, alpha_of
 from experiments.design.spec import MIN_BLOCKS, Primary
 from experiments.outcomes import VerdictWord

@@ -12,14 +12,14 @@ from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import GIB
-from experiments.reporting import node_words, wording
-from experiments.reporting.gate_words import changed_gates
+from experiments.reporting import wording
 from experiments.reporting.mlflow import names, views
 from experiments.reporting.mlflow.content import (
     LONGEST_TAG,
     NOTE_TAG,
     Point,
     RunContent,
+    RunKind,
     common_tags,
     datasets,
     ended_ms,
@@ -29,10 +29,10 @@ from experiments.reporting.mlflow.content import (
     receipt_ended_ms,
     source_tags,
 )
-from experiments.reporting.mlflow.kinds import RunKind
 from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.verdict_layout import VariantLayout, improvement_pct
 from experiments.reporting.view import AblationView
+from experiments.reporting.wording import changed_gates
 
 DIFFERENCE = "difference_pct"
 """Of every block, in percent, over the blocks."""
@@ -104,7 +104,7 @@ def _run(
     receipts = view.whole_blocks.of(arm.name)
     at_ms = ended_ms(view)
     own = {"ablation.arm": arm.name, "ablation.role": arm.role, "ablation.arm_digest": arm.digest}
-    own["ablation.nodes"] = wording.shorten(node_words.of_arm(view.arms[arm.name], receipts), LONGEST_TAG)
+    own["ablation.nodes"] = wording.shorten(wording.of_arm(view.arms[arm.name], receipts), LONGEST_TAG)
     return finite(
         RunContent(
             identity=identity,

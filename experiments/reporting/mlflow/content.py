@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -15,8 +16,20 @@ from experiments.design.arms import Arm
 from experiments.design.gates import GATES
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.records.receipts import Receipt
-from experiments.reporting.mlflow.kinds import KIND_TAG, RunKind
 from experiments.reporting.view import AblationView
+
+KIND_TAG = "ablation.kind"
+
+
+class RunKind(StrEnum):
+    """What a run stands for."""
+
+    ABLATION = "ablation"
+    """The parent: the whole answer."""
+    ARM = "arm"
+    """One arm over all blocks: of a variant its answer, of the baseline the A/A evidence."""
+    TRIAL = "trial"
+
 
 LAYOUT = 5
 """Raise when the same view is written differently: the next projection then rewrites every run."""

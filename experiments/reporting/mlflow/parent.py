@@ -7,13 +7,13 @@ from experiments.design.load import load_values
 from experiments.digest import canonical_json
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import Circumstances
-from experiments.reporting import node_words, wording
-from experiments.reporting.gate_words import changed_gates, gate_values
+from experiments.reporting import wording
 from experiments.reporting.mlflow import names
 from experiments.reporting.mlflow.content import (
     LONGEST_TAG,
     NOTE_TAG,
     RunContent,
+    RunKind,
     allowed_key,
     common_tags,
     datasets,
@@ -23,11 +23,11 @@ from experiments.reporting.mlflow.content import (
     params,
     source_tags,
 )
-from experiments.reporting.mlflow.kinds import RunKind
 from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView
+from experiments.reporting.wording import changed_gates, gate_values
 
 PARENT = "parent"
 LONGEST_COLUMN = 500
@@ -81,7 +81,7 @@ def _tags(view: AblationView) -> dict[str, str]:
 
 def _nodes(view: AblationView) -> str:
     baseline = view.plan.baseline.name
-    return node_words.of_arm(view.arms[baseline], view.whole_blocks.of(baseline))
+    return wording.of_arm(view.arms[baseline], view.whole_blocks.of(baseline))
 
 
 def _answer_columns(variants: Sequence[VariantLayout]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from experiments.reporting.mlflow.content import (
     NOTE_TAG,
     Point,
     RunContent,
+    RunKind,
     common_tags,
     datasets,
     finite,
@@ -22,7 +23,6 @@ from experiments.reporting.mlflow.content import (
     receipt_ended_ms,
     source_tags,
 )
-from experiments.reporting.mlflow.kinds import RunKind
 from experiments.reporting.pictures import drawing
 from experiments.reporting.view import AblationView, TrialView
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.analysis.exact_values import ExactComparison
-from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_name
 from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt
-from experiments.reporting import node_words, verdict_cells, wording
+from experiments.reporting import verdict_cells, wording
 from experiments.reporting.sentences import WITHOUT_STATISTICS, missing
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, words_capped
@@ -85,7 +84,7 @@ def word_of(variant: VariantVerdict, word: Cell) -> Cell:
 
 def _absolute(view: AblationView, verdict: Verdict, arm: str) -> str:
     found = view.arms[arm]
-    speed = node_words.rate(found)
+    speed = wording.rate(found)
     if speed and speed_unjudged(verdict):
         speed = f"{speed} (not judged)"
     peak = None if found.peak_allocated_bytes is None else wording.gib(found.peak_allocated_bytes)
@@ -170,7 +169,7 @@ def _changes(found: ExactComparison) -> Iterator[str]:
 
 def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     known = verdict.circumstances
-    if nodes := node_words.caveat(verdict):
+    if nodes := wording.caveat(verdict):
         yield nodes
     if refused := words_capped(verdict):
         mended = f"; to change that: {known.admission.mended_by}" if known.admission.mended_by else ""

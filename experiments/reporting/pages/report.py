@@ -11,17 +11,17 @@ from experiments.analysis.arm_summary import measured_trials
 from experiments.analysis.verdicts import Verdict
 from experiments.records.circumstances import Circumstances
 from experiments.reporting import wording
-from experiments.reporting.ledger_words import false_words
 from experiments.reporting.pages import circumstance_tables, evidence_tables
-from experiments.reporting.pages.compilation_table import compilation_table
+from experiments.reporting.pages.circumstance_tables import rule_in_words
+from experiments.reporting.pages.evidence_tables import compilation_table
 from experiments.reporting.pages.first_screen import first_screen
 from experiments.reporting.pages.page_templates import make_environment
-from experiments.reporting.pages.rule_words import rule_in_words
 from experiments.reporting.pictures import registry
 from experiments.reporting.pictures.theme import theme_css
 from experiments.reporting.table import Table
 from experiments.reporting.verdict_layout import is_exact
 from experiments.reporting.view import AblationView
+from experiments.reporting.wording import false_words
 
 
 def render(view: AblationView) -> str:

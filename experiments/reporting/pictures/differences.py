@@ -12,9 +12,8 @@ from experiments.analysis.verdicts import Comparison
 from experiments.block_numbers import block_number
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
-from experiments.reporting.pictures import answer_drawing, drawing
-from experiments.reporting.pictures.answer_drawing import INK, PAPER, SOFT
-from experiments.reporting.pictures.drawing import ArmStyle
+from experiments.reporting.pictures import drawing
+from experiments.reporting.pictures.drawing import INK, PAPER, SOFT, ArmStyle
 from experiments.reporting.verdict_layout import interval_heading
 from experiments.reporting.view import AblationView
 
@@ -43,7 +42,7 @@ def differences(view: AblationView) -> drawing.Picture | None:
         num_rows = len(shown) + (below is not None)
         figure.set_size_inches(WIDTH_IN, 0.75 + 1.2 * num_rows)
         panels = list(figure.subplots(num_rows, 1, sharex=True, squeeze=False)[:, 0])
-        styles, compared = answer_drawing.styles(view), answer_drawing.comparisons(view.verdict)
+        styles, compared = drawing.styles(view), drawing.comparisons(view.verdict)
         for axes, (arm, found) in zip(panels, shown.items(), strict=False):
             _difference_panel(axes, found, blocks, styles[arm])
             _difference_answer(axes, view, compared.get(arm))
@@ -77,7 +76,7 @@ def _differences_caption(
         f"Each marker is one block: by how many percent {wording.metric(metric)} differs from "
         f"{view.plan.baseline.name} in the same block."
     ]
-    if view.verdict is not None and answer_drawing.comparisons(view.verdict):
+    if view.verdict is not None and drawing.comparisons(view.verdict):
         sentences.append(
             f"Line and tint: the verdict's mean, without the effect of places, and its "
             f"{interval_heading(view.verdict)}, computed on ln(variant{wording.SPACE}/{wording.SPACE}baseline) and "
@@ -112,7 +111,7 @@ def _difference_answer(axes: Axes, view: AblationView, found: Comparison | None)
     if view.answer is None:
         axes.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
     else:
-        answer_drawing.rule_lines(axes, view.answer.rule, vertical=False)
+        drawing.rule_lines(axes, view.answer.rule, vertical=False)
     if found is not None:
         axes.axhspan(found.ci_low_pct, found.ci_high_pct, color=INK, alpha=0.10, linewidth=0, zorder=1)
         axes.axhline(found.delta_pct, color=INK, linewidth=1.0, zorder=2)

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis.exact_values import ExactComparison
-from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
 from experiments.reporting import wording
-from experiments.reporting.pictures import answer_drawing, drawing
-from experiments.reporting.pictures.answer_drawing import INK, PAPER
-from experiments.reporting.pictures.drawing import ArmStyle
+from experiments.reporting.pictures import drawing
+from experiments.reporting.pictures.drawing import INK, PAPER, ArmStyle
 from experiments.reporting.verdict_layout import PrimaryRule, VariantLayout, interval_heading, is_exact
 from experiments.reporting.view import AblationView
 
@@ -27,7 +25,7 @@ def forest(view: AblationView) -> drawing.Picture | None:
     """Draw every variant's effect with its interval, the margin band and the adoption line; None without a verdict."""
     if view.verdict is None or view.answer is None or not any(map(_has_marker, view.verdict.variants)):
         return None
-    rule, comparisons = view.answer.rule, answer_drawing.comparisons(view.verdict)
+    rule, comparisons = view.answer.rule, drawing.comparisons(view.verdict)
     exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
     shown = view.answer.variants[:MOST_VARIANTS]
     left_out = len(view.answer.variants) - len(shown)
@@ -35,8 +33,8 @@ def forest(view: AblationView) -> drawing.Picture | None:
     def paint(figure: Figure) -> None:
         figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
         axes = figure.add_subplot()
-        answer_drawing.rule_lines(axes, rule, vertical=True)
-        styles = answer_drawing.styles(view)
+        drawing.rule_lines(axes, rule, vertical=True)
+        styles = drawing.styles(view)
         for place, variant in enumerate(shown):
             if variant.arm in comparisons:
                 _forest_row(axes, place, comparisons[variant.arm], styles[variant.arm])

@@ -5,9 +5,8 @@ import json
 import pytest
 import yaml
 
-from experiments.analysis.auto_blocks import with_number
 from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.sizing import size_of, sizing_problems
+from experiments.analysis.sizing import size_of, sizing_problems, with_number
 from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan

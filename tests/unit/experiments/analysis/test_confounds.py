@@ -11,7 +11,7 @@ from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from experiments.design.rule import rule_of
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED
-from experiments.reporting.pages.rule_words import rule_in_words
+from experiments.reporting.pages.circumstance_tables import rule_in_words
 from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import lay_out
 from service.web.answers import read_answer

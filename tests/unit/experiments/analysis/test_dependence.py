@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments.analysis.dependence import MAX_STRENGTH, corrected, dependence_of, strength, widening
 from experiments.analysis.judge import judge
 from experiments.analysis.noise.calibrate import calibrate, key_of
+from experiments.analysis.statistics import MAX_STRENGTH, corrected, dependence_of, strength, widening
 from experiments.design.plan import make_plan
 from experiments.records.circumstances import Admission, Circumstances
 from tests.calibrations import make_block

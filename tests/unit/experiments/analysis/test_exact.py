@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from experiments.analysis.exact import _told_apart
-from experiments.analysis.exact_values import ExactComparison
 from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import VariantVerdict
+from experiments.analysis.verdicts import ExactComparison, VariantVerdict
 from experiments.design.arms import Arm
 from experiments.design.metrics import EXACT_METRICS, METRICS
 from experiments.design.plan import BlockPlan, Plan, is_resident

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from experiments.analysis.history_series import MIN_POINTS
 from experiments.analysis.noise.history import BaselineRun, find_changes, history_of, scatter
+from experiments.analysis.noise.history_series import MIN_POINTS
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt
 from tests.factories import make_plan, make_receipt

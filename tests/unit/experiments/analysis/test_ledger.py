@@ -7,7 +7,7 @@ from scipy import stats
 from experiments.analysis.noise.calibrate import calibrate
 from experiments.analysis.noise.ledger import keep_ledger, needed, upper_bound
 from experiments.records.calibration import Ledger
-from experiments.reporting.ledger_words import false_words
+from experiments.reporting.wording import false_words
 from tests.calibrations import KEY, noisy_blocks
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.dependence import strength, widening
 from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.analysis.sizing import budget_problems, size_of, sizing_problems
+from experiments.analysis.statistics import strength, widening
 from experiments.design.plan import make_plan
 from experiments.design.power import PLANNED_POWER, alpha_of
 from tests.calibrations import aa_spec, make_block, noisy_blocks

@@ -11,10 +11,10 @@ from experiments.reporting.mlflow.content import NOTE_TAG, RunContent
 from experiments.reporting.mlflow.runs import children
 from experiments.reporting.pages import evidence_tables
 from experiments.reporting.sentences import sentence
-from experiments.reporting.short_answer import short_answer
 from experiments.reporting.terminal.markdown import verdict_markdown
+from experiments.reporting.verdict_layout import short_answer
 from experiments.reporting.view import AblationView
-from service.cli import show_verdict
+from service.cli import verdict_tables
 from tests import views
 
 ENDS = (Outcome.REFUSED, Outcome.OOM, Outcome.TIMEOUT, Outcome.FAILED, Outcome.INVALID)
@@ -62,7 +62,7 @@ def test_every_end_is_named_and_costs_nobody_else_anything(sound: AblationView, 
 
 def _named_everywhere(view: AblationView, runs: list[RunContent], arm: str, reason: str) -> None:
     assert view.verdict is not None
-    explained = "\n".join(show_verdict.explanation(view.verdict))
+    explained = "\n".join(verdict_tables.explanation(view.verdict))
     (run,) = [run for run in runs if run.identity == f"arm/{arm}"]
     assert run.status == "FAILED"
     for where in (explained, verdict_markdown(view.verdict), run.tags[NOTE_TAG]):

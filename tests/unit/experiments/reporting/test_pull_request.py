@@ -6,7 +6,7 @@ from experiments.outcomes import AblationState, Decision
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.circumstances import EarlierAblation, Family
 from experiments.records.signing import Signer
-from experiments.reporting.terminal.pull_request import MAX_CHARS, pull_request_markdown
+from experiments.reporting.terminal.markdown import MAX_CHARS, pull_request_markdown
 from experiments.reporting.view import judge_bundle
 from tests.bundles import make_bundle, make_file
 

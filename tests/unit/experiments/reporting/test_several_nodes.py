@@ -9,13 +9,13 @@ import pytest
 from experiments.reporting import wording
 from experiments.reporting.mlflow.arms import arm_runs
 from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.node_words import MOST_NODES
 from experiments.reporting.pages import evidence_tables
 from experiments.reporting.pages.first_screen import first_screen
 from experiments.reporting.pages.report import render
 from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import lay_out
 from experiments.reporting.view import AblationView
+from experiments.reporting.wording import MOST_NODES
 from tests import views
 
 ARMS = {"baseline": views.Effect(), "psiv-on": views.Effect(gates={"psiv_cache": True}, speed_pct=5)}

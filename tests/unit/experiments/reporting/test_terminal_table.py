@@ -18,7 +18,7 @@ from experiments.reporting.terminal.terminal_table import (
     numbers,
     texts,
 )
-from service.cli import show, show_verdict
+from service.cli import tables, verdict_tables
 from tests import views
 from tests.public_rows import ablation_row, trial_row
 
@@ -96,7 +96,7 @@ def test_a_verdict_says_its_answer_in_one_line_at_80_columns(calibrated: bool) -
     found = (views.view() if calibrated else views.cpu_view()).verdict
     assert found is not None
     for width in (80, 100, 140):
-        lines = shown(show_verdict.verdict(found), width)
+        lines = shown(verdict_tables.verdict(found), width)
         for variant in found.variants:
             line = next(line for line in lines if line.startswith(f"{variant.arm} "))
             assert variant.decision in line
@@ -112,8 +112,8 @@ def test_everything_that_is_listed_fits(width: int) -> None:
     rows = [
         ablation_row(id=one, name=draw_name(draw), waiting_for=draw.choice([None, draw_text(draw)])) for one in fresh
     ]
-    words = " ".join(shown(show.ablations(rows), width)).split()
+    words = " ".join(shown(tables.ablations(rows), width)).split()
     assert [row.name for row in rows if len(row.name) <= width and row.name not in words] == []
     trials = [trial_row(id=one, arm=draw_name(draw), block_index=index) for index, one in enumerate(new_ids("trl", 20))]
-    words = " ".join(shown(show.ablation(rows[0], trials), width)).split()
+    words = " ".join(shown(tables.ablation(rows[0], trials), width)).split()
     assert [row.arm for row in trials if len(row.arm) <= width and row.arm not in words] == []

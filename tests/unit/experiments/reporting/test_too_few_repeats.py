@@ -20,12 +20,11 @@ from experiments.records.receipts import Receipt
 from experiments.reporting.pages import report
 from experiments.reporting.pages.first_screen import headline
 from experiments.reporting.pictures.forest import forest
-from experiments.reporting.short_answer import short_answer
-from experiments.reporting.terminal.pull_request import pull_request_markdown
-from experiments.reporting.verdict_layout import lay_out
+from experiments.reporting.terminal.markdown import pull_request_markdown
+from experiments.reporting.verdict_layout import lay_out, short_answer
 from experiments.reporting.view import AblationView
 from experiments.retries import budget_spent
-from service.cli import show_verdict
+from service.cli import verdict_tables
 from tests.factories import GIB, make_plan, make_receipt, make_spec
 
 VARIANT = "psiv-on"
@@ -46,8 +45,8 @@ def exact_spec(blocks: int, seeds: Sequence[int]) -> AblationSpec:
 def texts(verdict: Verdict) -> Iterator[str]:
     """Yield what terminal, explanation, Markdown, page and list say of a verdict on one variant."""
     console = Console(file=io.StringIO(), width=1000)
-    console.print(show_verdict.verdict(verdict))
-    for line in show_verdict.explanation(verdict):
+    console.print(verdict_tables.verdict(verdict))
+    for line in verdict_tables.explanation(verdict):
         console.print(line)
     assert isinstance(console.file, io.StringIO)
     yield console.file.getvalue()

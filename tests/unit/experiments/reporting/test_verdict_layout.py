@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
+from experiments.analysis.answer import gain_pct
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
-from experiments.analysis.words import gain_pct
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED, Admission
 from experiments.reporting import wording
@@ -21,14 +21,12 @@ from experiments.reporting.mlflow.parent import parent
 from experiments.reporting.pages import report
 from experiments.reporting.pages.first_screen import first_screen, headline
 from experiments.reporting.sentences import lead
-from experiments.reporting.short_answer import short_answer
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
-from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.terminal.pull_request import pull_request_markdown
+from experiments.reporting.terminal.markdown import pull_request_markdown, verdict_markdown
 from experiments.reporting.verdict_cells import WORDS
-from experiments.reporting.verdict_layout import VerdictLayout, lay_out
+from experiments.reporting.verdict_layout import VerdictLayout, lay_out, short_answer
 from experiments.reporting.view import AblationView
-from service.cli import show_verdict
+from service.cli import verdict_tables
 from service.web.answers import read_answer
 from tests import views
 from tests.factories import make_plan, make_receipt, make_receipts, make_spec
@@ -86,7 +84,7 @@ def layout(verdict: Verdict) -> VerdictLayout:
 
 def terminal(verdict: Verdict) -> str:
     console = Console(file=io.StringIO(), width=400)
-    console.print(show_verdict.verdict(verdict))
+    console.print(verdict_tables.verdict(verdict))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -149,7 +147,7 @@ def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: Ablation
 
 
 def test_explanation_says_every_sentence_and_requirement(verdict: Verdict, layout: VerdictLayout) -> None:
-    text = "\n".join(show_verdict.explanation(verdict))
+    text = "\n".join(verdict_tables.explanation(verdict))
     for variant in layout.variants:
         for cells in variant.requirements:
             assert all(cell.text.replace("[", r"\[") in text for cell in cells)
@@ -209,7 +207,7 @@ def test_every_medium_has_the_largest_improvement_first(verdict: Verdict, layout
         assert [*dict.fromkeys(str(cells[0]) for cells in table.rows)] == [
             arm for arm in arms if any(str(cells[0]) == arm for cells in table.rows)
         ]
-    said = [line.partition("[/]")[0] for line in show_verdict.explanation(verdict) if line.startswith("[bold]")]
+    said = [line.partition("[/]")[0] for line in verdict_tables.explanation(verdict) if line.startswith("[bold]")]
     assert said == [f"[bold]{arm}" for arm in arms]
 
 
