@@ -80,9 +80,9 @@ def false_words(ledger: Ledger) -> str:
     support = (
         ""
         if ledger.upper_bound <= ALPHA
-        else f" It takes {needed(ledger.false_words)} to support at most 5{wording.SPACE}%."
+        else f" It takes {needed(ledger.false_words)} to support at most 5{SPACE}%."
     )
-    sure = f"with 95{wording.SPACE}% confidence (Clopper and Pearson)"
+    sure = f"with 95{SPACE}% confidence (Clopper and Pearson)"
     return f"{found}{judged}: at most {bound} false words, {sure}.{support}"
 
 
