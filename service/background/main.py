@@ -27,7 +27,7 @@ from service.http.serializers import silent_limit_s
 from service.lifecycle import OutboxKind
 from service.queue.wake_ups import WakeResender
 from service.settings import ServiceSettings, get_settings
-from service.store.ablations.retention import Retention
+from service.store.ablations.logs import Retention
 from service.store.migrate import current_revision, newest_revision
 from service.store.projections import PROJECTOR
 from service.store.session import Store

@@ -26,8 +26,7 @@ from experiments.records.identity import (
 from experiments.records.messages import BlockReport, ClaimedBlock
 from experiments.records.receipt_check import verify
 from service.errors import Invalid
-from service.store.blocks.attempts import find_attempt
-from service.store.blocks.breaks import breaks_of
+from service.store.blocks.attempts import breaks_of, find_attempt
 from service.store.blocks.reports import VerifiedReceipt
 from service.store.session import Store
 from service.store.tables import ablations, attempts, blocks, trials

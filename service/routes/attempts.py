@@ -15,7 +15,7 @@ from service.http.signatures import checked_signature
 from service.schemas.attempts import AttemptClosed
 from service.store.ablations import logs
 from service.store.access import keys
-from service.store.blocks import attempts, claims, late_results, reports
+from service.store.blocks import attempts, claims, reports
 from service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=WorkerRoute)
@@ -76,13 +76,13 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
         if reports.was_reported(connection, attempt_id, report.token, digest):
             return _closed(services, attempt_id)
         if report.failure_class is None:
-            late_results.check_wanted(connection, attempt_id, report.token)
+            reports.check_wanted(connection, attempt_id, report.token)
         else:
             attempts.check_holds(connection, attempt_id, report.token)
     signature = checked_signature(services.store, attempt_id, report)
     verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
     with services.store.write() as connection:
-        lock = attempts.lock_attempt if report.failure_class else late_results.lock_wanted
+        lock = attempts.lock_attempt if report.failure_class else reports.lock_wanted
         locked = lock(connection, attempt_id, report.token)
         logs.append(connection, locked, report.logs)
         if report.failure_class is None:

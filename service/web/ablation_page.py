@@ -20,7 +20,7 @@ from service.schemas.ablations import AblationPublic
 from service.settings import ServiceSettings
 from service.store.ablations import ablations, failures, results
 from service.store.ablations.changes import last_event
-from service.store.nodes import running
+from service.store.nodes import nodes
 from service.web import curve
 from service.web.answers import ShortAnswer, read_answer
 from service.web.curve import Curve
@@ -111,7 +111,7 @@ def live_part(connection: Connection, settings: ServiceSettings, ablation_id: st
     broken = failures.broken_attempts(connection, ablation_id, limit=MOST_FAILURES)
     unmeasured = failures.unmeasured_trials(connection, ablation_id, limit=MOST_UNMEASURED)
     found = (*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured))
-    runs = running.running_trials(connection, ablation_id, limit=MOST_LIVE)
+    runs = nodes.running_trials(connection, ablation_id, limit=MOST_LIVE)
     return LivePart(
         row=row,
         over=row.state in OVER,
@@ -128,7 +128,7 @@ def _plan(connection: Connection, ablation_id: str) -> dict[str, Any]:
 
 
 def _live(connection: Connection, row: Row[Any]) -> LiveTrial:
-    told = running.heartbeats(connection, row.id)
+    told = nodes.heartbeats(connection, row.id)
     steps = [int(one["steps_done"]) for one in told]
     drawn = (
         curve.draw("loss", steps, [one["loss"] for one in told]),

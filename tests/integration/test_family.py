@@ -9,7 +9,7 @@ from sqlalchemy import update
 from experiments.records.circumstances import Family
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.store.ablations.families import family_of
+from service.store.ablations.circumstances import family_of
 from service.store.tables import ablations
 from tests.api_stack import Api, running_api
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from service.background.reconciler import Reconciler
-from service.store.blocks.breaks import broken_attempts
+from service.store.blocks.attempts import broken_attempts
 from service.store.blocks.claims import BESIDE_TRIAL_S
 from service.store.columns import db_now
 from service.store.tables import ablations, attempts, blocks, receipts

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select, update
 
-from service.store.ablations import retention
-from service.store.ablations.retention import Retention
+from service.store.ablations import logs
+from service.store.ablations.logs import Retention
 from service.store.columns import db_now
 from service.store.tables import ablations, events, log_chunks, receipts
 from tests.api_stack import Api, running_api
@@ -87,7 +87,7 @@ def test_a_running_ablation_and_an_age_of_zero_keep_everything(api: Api) -> None
 
 
 def test_many_logs_go_in_small_transactions(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "TRIALS_AT_ONCE", 1)
+    monkeypatch.setattr(logs, "TRIALS_AT_ONCE", 1)
     made = api.submit()
     block = api.claim(api.register())
     assert block is not None

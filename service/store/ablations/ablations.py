@@ -26,7 +26,7 @@ from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
 from service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.blocks.transitions import Transitions, lock_ablation
-from service.store.nodes.running import runs_now
+from service.store.nodes.nodes import runs_now
 from service.store.tables import ablations, attempts, blocks, labels, nodes, receipts, trials
 
 _BULKY = {"spec_text", "plan", "verdict", "report_html"}

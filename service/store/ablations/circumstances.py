@@ -1,13 +1,61 @@
 """What a verdict takes into account besides plan, spec and receipts, as far as the tables know it."""
 
-from sqlalchemy import Connection, select
+import json
+from typing import Any
 
-from experiments.outcomes import BlockState
-from experiments.records.circumstances import Circumstances
-from service.store.ablations.families import family_of
+from sqlalchemy import Connection, Row, Select, and_, or_, select
+
+from experiments.design.questions import question_digest
+from experiments.outcomes import AblationState, BlockState
+from experiments.records.circumstances import Circumstances, EarlierAblation, Family
+from service.lifecycle import OVER
 from service.store.access import keys
-from service.store.blocks.breaks import broken_attempts
-from service.store.tables import blocks
+from service.store.blocks.attempts import broken_attempts
+from service.store.columns import rfc3339
+from service.store.tables import ablations, blocks
+from service.store.tables import questions as asked
+
+_SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.created_at, ablations.c.verdict)
+
+
+def family_of(connection: Connection, ablation_id: str) -> Family:
+    """Return the ablations that asked a question of this one before it was submitted, oldest first.
+
+    One that ended before any of its blocks was claimed has shown nobody anything, and is left out.
+    """
+    own = connection.execute(select(asked.c.digest, asked.c.arm).where(asked.c.ablation_id == ablation_id))
+    arms: dict[str, list[str]] = {}
+    for digest, arm in own:
+        arms.setdefault(digest, []).append(arm)
+    rows: dict[str, Row[Any]] = {}
+    shared: dict[str, list[str]] = {}
+    for row in connection.execute(_earlier(ablation_id, list(arms))):
+        rows[row.id] = row
+        shared.setdefault(row.id, []).extend(arms[row.digest])
+    return Family(
+        question_digest=question_digest(arms),
+        earlier=tuple(_public(row, shared[ablation]) for ablation, row in rows.items()),
+    )
+
+
+def _earlier(ablation_id: str, digests: list[str]) -> Select[Any]:
+    mine = select(ablations.c.created_at).where(ablations.c.id == ablation_id).scalar_subquery()
+    before = or_(ablations.c.created_at < mine, and_(ablations.c.created_at == mine, ablations.c.id < ablation_id))
+    ran = or_(ablations.c.started_at.is_not(None), ablations.c.state.not_in(OVER))
+    query: Select[Any] = select(*_SHOWN, asked.c.digest).join(asked, asked.c.ablation_id == ablations.c.id)
+    return query.where(asked.c.digest.in_(digests), before, ran).order_by(ablations.c.created_at, ablations.c.id)
+
+
+def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:
+    verdict = {"variants": []} if row.verdict is None else json.loads(row.verdict)
+    return EarlierAblation(
+        ablation=row.id,
+        name=row.name,
+        state=AblationState(row.state),
+        created_at=rfc3339(row.created_at),
+        asked=tuple(sorted(set(shared))),
+        words={variant["arm"]: variant["verdict"] for variant in verdict["variants"]},
+    )
 
 
 def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:

@@ -8,14 +8,13 @@ from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.receipts import Receipt
-from experiments.reporting.short_answer import short_answer
+from experiments.reporting.verdict_layout import short_answer
 from experiments.reporting.view import AblationView, TrialView
 from service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
 from service.schemas.submissions import SpecBody
 from service.store import outbox
 from service.store.ablations.ablations import get_whole
-from service.store.blocks.completion import NOT_SHOWN
-from service.store.blocks.ended_words import failed_words
+from service.store.blocks.completion import NOT_SHOWN, failed_words
 from service.store.blocks.transitions import Transitions, lock_ablation
 from service.store.columns import rfc3339
 from service.store.tables import ablations, blocks, receipts, trials

@@ -12,15 +12,15 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, case, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, case, func, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
+from experiments.records.circumstances import AttemptRecord
 from experiments.records.messages import TrialProgress
 from experiments.retries import RETRY_RULES, Break, attempt_words, may_retry, retry_wait_s
 from service.errors import Invalid, NotFound, StaleToken
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
-from service.store.blocks.breaks import breaks_of
 from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import join_queue
@@ -28,6 +28,43 @@ from service.store.columns import db_now, storable
 from service.store.nodes.nodes import check_owner
 from service.store.nodes.placement import ELSEWHERE_S, works_elsewhere
 from service.store.tables import ablations, attempts, blocks, nodes, trials
+
+_BLOCK_INDEX = blocks.c["index"].label("block_index")
+_BROKEN = (AttemptState.BROKEN, AttemptState.RELEASED, AttemptState.EXPIRED)
+
+
+def _broken(*columns: Any) -> Select[Any]:
+    query = select(*columns).select_from(attempts).join(blocks, blocks.c.id == attempts.c.block_id)
+    query = query.where(attempts.c.ablation_id == bindparam("ablation"), attempts.c.state.in_(_BROKEN))
+    return query.order_by(attempts.c.started_at, attempts.c.id)
+
+
+_BREAKS = _broken(_BLOCK_INDEX, attempts.c.failure_class, attempts.c.arm)
+
+
+def breaks_of(connection: Connection, ablation_id: str) -> tuple[Break, ...]:
+    """Return every attempt of the ablation that broke, oldest first, for the rule of retries."""
+    rows = connection.execute(_BREAKS, {"ablation": ablation_id})
+    return tuple(Break(row.block_index, FailureClass(row.failure_class), row.arm) for row in rows)
+
+
+def broken_attempts(connection: Connection, ablation_id: str) -> tuple[AttemptRecord, ...]:
+    """Return every attempt of the ablation that broke, by block and number, for its verdict."""
+    columns = (_BLOCK_INDEX, attempts.c.number, attempts.c.failure_class, attempts.c.arm, attempts.c.message)
+    query = _broken(*columns, nodes.c.name).join(nodes, nodes.c.id == attempts.c.node_id)
+    ordered = query.order_by(None).order_by(blocks.c["index"], attempts.c.number)
+    return tuple(
+        AttemptRecord(
+            block_index=row.block_index,
+            number=row.number,
+            failure_class=FailureClass(row.failure_class),
+            arm=row.arm,
+            message=row.message,
+            node=row.name,
+        )
+        for row in connection.execute(ordered, {"ablation": ablation_id})
+    )
+
 
 MAX_STEPS = 2**31 - 1
 

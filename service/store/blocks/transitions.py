@@ -16,10 +16,22 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
-from service.store.blocks.counters import counters
 from service.store.columns import db_now
 from service.store.inserts import Part, Target, insert_all
+from service.store.nodes.placement import BUSY_DEVICES
 from service.store.tables import ablations, attempts, blocks, events, trials
+
+
+def counters(ablation: ColumnElement[str]) -> tuple[ColumnElement[Any], ...]:
+    """Return columns of the ablation with this id; `devices` are those that one of its blocks keeps busy.
+
+    The id has to be a value: what a change returns names columns without their table on SQLite.
+    """
+    first = select(BUSY_DEVICES).where(blocks.c.ablation_id == ablation, blocks.c["index"] == 0)
+    devices = first.scalar_subquery().label("devices")
+    own = (ablations.c.id, ablations.c.state, ablations.c.device_s, ablations.c.device_minutes)
+    return (*own, devices, *(ablations.c[f"blocks_{state}"] for state in BlockState))
+
 
 _TABLES: dict[type[StrEnum], Table] = {
     AblationState: ablations,

@@ -1,21 +1,53 @@
 """Nodes: what registered, with which key, and who was heard lately."""
 
+import json
 import re
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
-from experiments.outcomes import BlockState
+from experiments.outcomes import BlockState, TrialState
 from experiments.records.messages import NodeRegistration
 from service.errors import Forbidden, NodeTaken, NotFound
+from service.lifecycle import EventKind
 from service.principals import Principal
 from service.store.access.tokens import has_revoked_key
 from service.store.columns import db_now
 from service.store.nodes.placement import lanes_that_ran
-from service.store.nodes.running import runs_now
-from service.store.tables import ablations, attempts, blocks, nodes, trials
+from service.store.tables import ablations, attempts, blocks, events, nodes, trials
+
+MOST_POINTS = 400
+"""Heartbeats of one trial that are read, the newest."""
+
+
+def runs_now() -> ColumnElement[bool]:
+    """Return the condition for the one trial of a block that runs now: the last that was heard to run.
+
+    Trials start in their block's order and one runs at a time; in slices the others wait for their turn.
+    """
+    other = trials.alias("other")
+    since, other_since = func.coalesce(trials.c.runs_since, 0), func.coalesce(other.c.runs_since, 0)
+    later = (other_since > since) | ((other_since == since) & (other.c.position > trials.c.position))
+    beside = (other.c.block_id == trials.c.block_id, other.c.state == TrialState.RUNNING)
+    return (trials.c.state == TrialState.RUNNING) & ~select(other.c.id).where(*beside, later).exists()
+
+
+def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
+    """Return the trials that run, with the node's name."""
+    query = select(trials, nodes.c.name.label("node")).join(blocks, blocks.c.id == trials.c.block_id)
+    query = query.outerjoin(nodes, nodes.c.id == blocks.c.node_id)
+    mine = (trials.c.ablation_id == ablation_id, runs_now())
+    return list(connection.execute(query.where(*mine).order_by(trials.c.block_index, trials.c.position).limit(limit)))
+
+
+def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
+    """Return what a running trial told of itself, oldest first: steps done, tokens per second, loss."""
+    told = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
+    newest = select(events.c.data).where(*told).order_by(events.c.seq.desc()).limit(MOST_POINTS)
+    return [json.loads(data) for data in connection.execute(newest).scalars()][::-1]
+
 
 EVER_S = 1e12
 """A silence that no node reaches: all that ever registered."""
