@@ -1,0 +1,232 @@
+"""The measurements of a trial: each one is declared here once. Torch-free.
+
+The trainer returns them, the worker reads them from the trainer's result file, and the receipt stores them. A field
+with a `Metric` in its annotation is also a metric of verdicts. A new measurement needs one line in `Measurements`. Its
+type is `OmitNone[...]` with default None, because receipts written before it must keep their digests.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+GIB = 2**30
+
+Phase: TypeAlias = Literal["compile", "warmup", "timed"]
+
+_T = TypeVar("_T")
+
+OmitNone: TypeAlias = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
+"""None means not reported, which is not 0. JSON omits the field then, so the digest shows the difference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How a number of a receipt is named, compared and judged."""
+
+    name: str
+    """Its name in specs."""
+    label: str
+    """Its name in reports."""
+    unit: str
+    better: Literal["higher", "lower"] | None
+    """Direction of improvement; None where neither is one (a lower loss after few steps is no benefit)."""
+    kind: Literal["ratio", "absolute", "loss"]
+    """`ratio`: compared by ln(variant / baseline); `absolute`: by the difference; `loss`: by identity or envelope."""
+    field: str = ""
+    """Dotted path in the receipt, for `experiments.records.receipts.read_metric`; default: the annotated field."""
+    per: float = 1.0
+    """Divisor from the receipt's number to `unit`."""
+    source: Literal["training", "compilation", "both"] = "training"
+    """Trials that have it: trials that train, trials of a node class that only compiles, or both."""
+    summed: str | None = None
+    """Where `field` is a table: the key whose values are added up over its rows."""
+    counted: bool = False
+    """Where `field` is a table: whether its rows are counted."""
+    alike: Literal["step", "token", "nothing"] = "step"
+    """What two arms must have in common before their values are compared: the work of a step, the work of a token, or
+    nothing. Nothing is needed where the unit contains the work, or where values only have to be identical."""
+    resident_on: tuple[str, ...] = ()
+    """Torch device types that report the process's resident set instead, where trials run on the host. A resident set
+    also holds libraries and freed pages and differs from run to run, so the metric cannot decide there."""
+    cold: bool = False
+    """Whether trials start with empty compiler caches on disk where this metric decides."""
+    decides: Literal["paired", "exact"] | None = None
+    """How it decides as primary metric. `paired`: by a t test over block differences. `exact`: by its value, which must
+    be bit-identical whenever one arm runs again with one seed. None: it cannot."""
+
+
+class Step(BaseModel):
+    """One optimiser step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: int
+    phase: Phase
+    """Step 0 is `compile`; only `timed` steps enter the measured window."""
+    seconds: float
+    """Wall time of the whole step: reading the batch, forward, backward, update, until the device is done."""
+    tokens: int
+    """B * S, masked targets included."""
+    loss: float
+    """Mean cross entropy in nats over valid tokens, before the update."""
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    began_s: OmitNone[float] = None
+    """Start of the step in seconds since training began, by a clock that is never set; None in receipts of earlier
+    code."""
+    ended_s: float
+    """End of the step by the same clock."""
+    compilations: int = 0
+    """Graphs and kernels compiled or loaded during the step; in a timed step they spoil the window."""
+    clock_mhz: float | None = None
+    """Device clock just after the step; None where it cannot be read."""
+
+
+class Measurements(BaseModel):
+    """Measurements that a receipt stores as fields of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    facts: Mapping[str, Any]
+    """Facts that the code recorded about itself in step 0 (kernels.facts)."""
+    warmup_passes: tuple[float, ...]
+    """Seconds of each forward and backward pass without an update that the warm-up ran besides its steps."""
+    compile_s: Annotated[
+        float,
+        Metric(
+            name="compile_s",
+            label="compile time",
+            unit="s",
+            better="lower",
+            kind="absolute",
+            source="both",
+            decides="paired",
+            cold=True,
+            alike="token",
+        ),
+    ]
+    """Seconds of the pass before step 0 that compiles graphs and kernels, including its one execution. 0 without such a
+    pass, as on XLA, where step 0 contains the compilation."""
+    compile_cache_hit: bool | None
+    """Whether all generated code came from the compilers' caches; None when nothing was compiled, or unknown."""
+    kernels: Annotated[
+        tuple[Mapping[str, Any], ...],
+        Metric(
+            name="kernel_count",
+            label="generated kernels that ran",
+            unit="kernels",
+            better="lower",
+            kind="absolute",
+            counted=True,
+            decides="exact",
+            alike="token",
+        ),
+        Metric(
+            name="kernel_instructions",
+            label="machine instructions of the generated kernels",
+            unit="instructions",
+            better="lower",
+            kind="absolute",
+            summed="instructions",
+            decides="exact",
+            alike="token",
+        ),
+        Metric(
+            name="kernel_stack_bytes",
+            label="stack of the generated kernels",
+            unit="bytes per thread",
+            better="lower",
+            kind="absolute",
+            summed="stack_bytes",
+            decides="exact",
+            alike="token",
+        ),
+    ] = ()
+    """One row per generated kernel that ran in step 0: name, registers, shared memory, instructions."""
+    parameters: int
+    """Trainable parameters."""
+    flops_per_step: int
+    """Model FLOPs of one step, forward and backward, counted from the configuration."""
+    training_began_s: OmitNone[float] = None
+    """Start of training by a clock that is never set and that all processes of the machine share; None in receipts of
+    earlier code, and where nothing was executed."""
+    waited_s: OmitNone[float] = None
+    """Seconds this trial waited while the others of its block ran their slices; None where it ran in one go."""
+    training_s: float
+    """Wall seconds of the trial's own work, without waiting: build, steps, validation, memory reading."""
+
+
+class TrialMeasurements(Measurements):
+    """All measurements of a trial: also those that a receipt stores in its memory, environment and summary."""
+
+    peak_reserved_bytes: Annotated[
+        int | None,
+        Metric(
+            name="peak_reserved_gib",
+            label="peak reserved memory",
+            unit="GiB",
+            better="lower",
+            kind="absolute",
+            field="memory.peak_reserved_bytes",
+            per=GIB,
+            resident_on=("cpu", "xla"),
+            decides="exact",
+        ),
+    ] = None
+    peak_allocated_bytes: Annotated[
+        int | None,
+        Metric(
+            name="peak_allocated_gib",
+            label="peak allocated memory",
+            unit="GiB",
+            better="lower",
+            kind="absolute",
+            field="memory.peak_allocated_bytes",
+            per=GIB,
+            resident_on=("xla",),
+            decides="exact",
+        ),
+    ] = None
+    foreign_load: float | None = None
+    """Share of the cores' time that went to other processes, from the warm-up to the window's end; None where the
+    system does not report it."""
+    stolen_load: float | None = None
+    """Part of `foreign_load` that a hypervisor gave to other machines."""
+    loss_val: Annotated[
+        float | None,
+        Metric(
+            name="loss_val",
+            label="validation loss",
+            unit="nats",
+            better=None,
+            kind="loss",
+            field="summary.loss_val",
+            decides="exact",
+            alike="nothing",
+        ),
+    ] = None
+    """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
+
+
+NOTHING_MEASURED: Mapping[str, Any] = {
+    "facts": {},
+    "warmup_passes": (),
+    "compile_s": 0.0,
+    "compile_cache_hit": None,
+    "parameters": 0,
+    "flops_per_step": 0,
+    "training_s": 0.0,
+}
+"""Values of the required measurements of a trial that ended before it measured them."""
+
+
+def metrics_of(model: type[BaseModel]) -> list[Metric]:
+    """Return the metrics that the annotations of `model` declare, in the order of its fields."""
+    return [
+        note if note.field else replace(note, field=name)
+        for name, field in model.model_fields.items()
+        for note in field.metadata
+        if isinstance(note, Metric)
+    ]
