@@ -30,11 +30,6 @@ def test_links_lead_to_files_that_exist(name: str) -> None:
     assert missing == []
 
 
-def test_every_source_file_says_what_it_is_for() -> None:
-    silent = [line.strip() for line in pages.tree().splitlines() if "." in line and len(line.split(maxsplit=1)) == 1]
-    assert silent == []
-
-
 def test_every_setting_and_every_error_says_what_it_is() -> None:
     rows = [row for name in ("docs/settings.md", "docs/errors.md") for row in pages.PAGES[name]().splitlines()]
     assert [row for row in rows if row.startswith("| `") and row.rstrip(" |").endswith("`")] == []

@@ -1,4 +1,6 @@
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,13 @@ MAY_READ_THE_ENVIRONMENT = {
     *("service/settings.py", "service/client/settings.py", "workers/settings.py", "workers/environment_variables.py"),
     *("kernels/xla_device.py", "kernels/xla_compiler.py"),  # variables of torch_xla and jax, not ours
 }
-MAX_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES = 400, 600, 60
+MAX_LINES, MAX_FUNCTION_LINES = 600, 60
+MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 400, 18, 60
+MANY_FILES = {"service/cli/commands"}  # a command is a file of its name, imported when somebody asks for it
 MAX_KERNEL_LINES = 200  # the reverse walk of the scan is one kernel, and TileLang traces a kernel as one function
 """A TileLang kernel is one function, with its inner one, and reads best in one piece."""
+SMALL_AND_SEPARATE: dict[str, str] = {}
+"""Small files with one importer beside them that stay files, and why."""
 VAGUE_NAMES = {"utils.py", "common.py", "helpers.py", "misc.py"}
 
 
@@ -27,9 +33,56 @@ def _nodes(path: Path) -> Iterator[ast.AST]:
 
 
 def test_files_are_short() -> None:
-    limits = {**dict.fromkeys(SOURCES, MAX_LINES), **dict.fromkeys(TESTS, MAX_TEST_LINES)}
-    long = {_name(path): n for path, most in limits.items() if (n := len(path.read_text().splitlines())) > most}
-    assert long == {}
+    lengths = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in (*SOURCES, *TESTS)}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_packages_have_few_files() -> None:
+    assert len(SOURCES) <= MAX_FILES
+
+
+def test_folders_have_few_files() -> None:
+    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in SOURCES if path.name != "__init__.py")
+    large = {folder: count for folder, count in counts.items() if count > MAX_FILES_OF_A_FOLDER}
+    assert large.keys() - MANY_FILES == set()
+
+
+def test_every_folder_has_a_line_in_the_structure_page() -> None:
+    page = (ROOT / "docs/structure.md").read_text(encoding="utf-8")
+    rows = set(
+        re.findall(r"^\| `([a-z0-9_/]+)/` \|", page.partition("## Rooms")[2].partition("\n## ")[0], re.MULTILINE)
+    )
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in SOURCES}
+    folders = {folder for folder in folders if "migrations" not in folder}
+    assert rows == folders
+
+
+def test_no_small_file_serves_one_neighbour_only() -> None:
+    importers: dict[str, set[str]] = {}
+    for path in SOURCES:
+        for module in _imported(path):
+            importers.setdefault(module, set()).add(_name(path))
+    alone = {
+        _name(path): importers[module]
+        for path in SOURCES
+        if path.stat().st_size
+        and len(path.read_text(encoding="utf-8").splitlines()) < SMALL
+        and len(importers.get(module := _module(path), ())) == 1
+        and _name(path.parent) == _name(ROOT / next(iter(importers[module]))).rpartition("/")[0]
+    }
+    assert alone.keys() - SMALL_AND_SEPARATE.keys() == set()
+
+
+def _module(path: Path) -> str:
+    return _name(path).removesuffix(".py").replace("/", ".")
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports, by either form of an import of a name."""
+    for node in _nodes(path):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_functions_are_short() -> None:
